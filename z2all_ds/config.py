@@ -1,0 +1,303 @@
+"""The run config: one YAML plus dotted overrides; defaults < preset < file < command line.
+
+Plain data only: nothing here touches disk (but for reading the files it is given), network or torch. The DeepSpeed
+keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names which one.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from z2all_ds.errors import ConfigError
+from z2all_ds.resources import find_named_file
+
+PositiveInt = Field(gt=0)
+
+
+class Section(BaseModel):
+    """Common ground: unknown keys fail, values cannot change after the start, docstrings under fields are their help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """The model's shape, under the names Llama configs use."""
+
+    vocab_size: int = Field(64320, gt=0)
+    """Rows of the embedding; at least the tokenizer's ids, padded to a multiple of 64 for speed."""
+    hidden_size: int = Field(2048, gt=0)
+    """Width of the residual stream."""
+    intermediate_size: int = Field(5632, gt=0)
+    """Width inside the SwiGLU feed-forward, near 8/3 of hidden_size."""
+    num_hidden_layers: int = Field(22, gt=0)
+    """Number of decoder layers."""
+    num_attention_heads: int = Field(32, gt=0)
+    """Number of query heads; must divide hidden_size."""
+    num_key_value_heads: int = Field(8, gt=0)
+    """Number of key/value heads (grouped-query attention); must divide num_attention_heads."""
+    max_position_embeddings: int = Field(2048, gt=0)
+    """Longest sequence the model is meant for."""
+    rope_theta: float = Field(10000.0, gt=0)
+    """Base of the rotary position frequencies."""
+    rms_norm_eps: float = Field(1e-5, gt=0)
+    """Added to the mean square inside RMSNorm."""
+    initializer_range: float = Field(0.02, gt=0)
+    """Standard deviation of the initial weights."""
+    tie_word_embeddings: bool = False
+    """Share the embedding with the output head."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "ModelSection":
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}")
+        if (self.hidden_size // self.num_attention_heads) % 2:
+            raise ValueError(
+                f"head size {self.hidden_size // self.num_attention_heads} (hidden_size / num_attention_heads)"
+                " must be even for rotary positions"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide"
+                f" num_attention_heads={self.num_attention_heads}"
+            )
+        return self
+
+
+class OpsSection(Section):
+    """Which implementation of each op runs; `auto` is resolved once at the start, printed and written down."""
+
+    attention: str = "auto"
+    """eager (reference) or sdpa."""
+    rope: str = "auto"
+    """torch (reference) or liger."""
+    rms_norm: str = "auto"
+    """torch (reference) or liger."""
+    swiglu: str = "auto"
+    """torch (reference) or liger."""
+    cross_entropy: str = "auto"
+    """torch (reference)."""
+
+
+class DataSection(Section):
+    """Where the text comes from and how it is mixed."""
+
+    corpus: str = ""
+    """Folder of JSON-lines shards with a MANIFEST.json (made by `z2all corpus build`)."""
+    tokenizer: str = ""
+    """Tokenizer folder (made by `z2all tokenizer train`)."""
+    weights: dict[str, float] | None = None
+    """Share of tokens per domain; default: in proportion to the domains' bytes."""
+    temperature: float = Field(1.0, gt=0)
+    """Without weights, shares are bytes^(1/temperature): above 1 flattens them."""
+    num_lanes: int | None = Field(None, gt=0)
+    """Number of canonical lanes of the data order (default: global_batch). World sizes must divide it."""
+    document_mask: bool = True
+    """Keep attention inside a document where several are packed into one sequence."""
+    allow_change: bool = False
+    """Go on although the corpus or its weights are not those the checkpoint was made with."""
+
+
+class TrainSection(Section):
+    """How long, how much at a time, in which precision."""
+
+    steps: int = Field(1000, gt=0)
+    """Number of optimizer steps of the whole run."""
+    stop_at_step: int | None = Field(None, gt=0)
+    """Save a checkpoint and stop after this step, for a planned break; the schedule still spans `steps`."""
+    sequence_length: int = Field(2048, gt=1)
+    """Tokens per sample."""
+    global_batch: int = Field(32, gt=0)
+    """Samples per optimizer step over all ranks; micro_batch × accumulation × ranks must give it."""
+    micro_batch: int = Field(2, gt=0)
+    """Samples per forward pass and rank."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: as the DeepSpeed JSON says, but fp32 on a CPU, where bf16 products are some 100 times slower."""
+    gradient_clipping: float = Field(1.0, ge=0)
+    """Largest global gradient norm; 0 switches clipping off."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, about a third more work."""
+    seed: int = Field(1234, ge=0)
+    """Of initial weights and of the data order."""
+    log_every: int = Field(1, gt=0)
+    """Steps between two lines on the terminal; metrics.jsonl gets every step."""
+
+
+class OptimizerSection(Section):
+    """AdamW."""
+
+    lr: float = Field(3e-4, gt=0)
+    """Largest learning rate, reached after the warm-up."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the two moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decay of matrices; norms and biases are never decayed."""
+
+
+class ScheduleSection(Section):
+    """Learning rate over the steps."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape after the warm-up."""
+    warmup_steps: int = Field(100, ge=0)
+    """Steps of linear rise from 0."""
+    min_ratio: float = Field(0.1, ge=0, le=1)
+    """Last learning rate as a share of the largest."""
+
+
+class CheckpointSection(Section):
+    """When to save and what to keep."""
+
+    every_steps: int = Field(500, gt=0)
+    """Steps between checkpoints; the last step is always saved."""
+    keep_last: int = Field(2, ge=2)
+    """Complete checkpoints to keep, never fewer than two."""
+    verify_checksums: bool = True
+    """Read every byte of a checkpoint against its checksum before loading it; false compares sizes only."""
+
+
+class TrackSection(Section):
+    """Where curves go besides metrics.jsonl."""
+
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Weights & Biases mode. A failing sink costs a warning, never the run."""
+    project: str = "z2all"
+    """W&B project."""
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    preset: str | None = None
+    """Name of a shipped preset (z2all_tiny, z2all_120m, z2all_1b, z2all_7b) or path of one, as the lowest layer."""
+    run_dir: str = "runs/default"
+    """Folder of everything the run writes."""
+    deepspeed: str = "zero2"
+    """Name of a shipped DeepSpeed JSON (zero0, zero1, zero2, zero3, ...) or the path of your own."""
+    model: ModelSection = ModelSection()
+    """The model's shape."""
+    ops: OpsSection = OpsSection()
+    """Implementations of the ops."""
+    data: DataSection = DataSection()
+    """Corpus, tokenizer, mixture."""
+    train: TrainSection = TrainSection()
+    """Steps, batch, precision."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """AdamW."""
+    schedule: ScheduleSection = ScheduleSection()
+    """Learning rate."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Saving."""
+    track: TrackSection = TrackSection()
+    """Sinks."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "RunConfig":
+        if self.train.global_batch % self.train.micro_batch:
+            raise ValueError(
+                f"train.global_batch={self.train.global_batch} must be a multiple of"
+                f" train.micro_batch={self.train.micro_batch}"
+            )
+        if self.train.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"train.sequence_length={self.train.sequence_length} must not exceed"
+                f" model.max_position_embeddings={self.model.max_position_embeddings}"
+            )
+        return self
+
+    @property
+    def num_lanes(self) -> int:
+        return self.data.num_lanes or self.train.global_batch
+
+
+def load_run_config(path: str | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """Reads the layers and validates the whole: the one way to a RunConfig."""
+    from_file: dict[str, Any] = _read_yaml(find_named_file(path, "run config", "presets", ".yaml")) if path else {}
+    from_line: dict[str, Any] = {}
+    for override in overrides or []:
+        _set_dotted(from_line, override)
+    preset_name = from_line.get("preset", from_file.get("preset"))
+    layers = [from_file, from_line]
+    if preset_name:
+        layers.insert(0, _read_yaml(find_named_file(str(preset_name), "preset", "presets", ".yaml")))
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge_nested(merged, layer)
+    try:
+        return RunConfig(**merged)
+    except ValidationError as error:
+        raise _one_line(error) from None
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """The resolved config, every field written out, as it goes into the run folder."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """`high` over `low`, section by section. `data.weights` is one value, not a section, and is replaced whole."""
+    merged = dict(low)
+    for key, value in high.items():
+        both_sections = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "weights"
+        merged[key] = merge_nested(merged[key], value) if both_sections else value
+    return merged
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Correct the file.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "must hold key: value sections", "See `z2all_ds/presets/` for examples.")
+    return content
+
+
+def _set_dotted(target: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"override {override!r}", "must read section.key=value", "For example train.steps=100.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
+    if isinstance(value, str):
+        # YAML 1.1 reads 3e-4 as text; people write learning rates that way.
+        try:
+            value = float(value) if value[:1].isdigit() else value
+        except ValueError:
+            pass
+    *sections, key = name.strip().split(".")
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override!r}", f"{section} is a value, not a section", "Drop one of the two.")
+    target[key] = value
+
+
+def _one_line(error: ValidationError) -> ConfigError:
+    """The first problem pydantic found, as one line with the nearest key or the rule."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    dotted = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        section: type[BaseModel] = RunConfig
+        for part in location[:-1]:
+            inner = section.model_fields[part].annotation
+            assert isinstance(inner, type)
+            section = inner
+        known = list(section.model_fields)
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        fix = f"Did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"Known here: {', '.join(known)}."
+        return ConfigError(dotted, "no such setting", fix)
+    if first["type"] == "value_error":
+        return ConfigError(dotted or "config", str(first["ctx"]["error"]), "Change one of the two.")
+    return ConfigError(
+        f"{dotted}={first['input']!r}", first["msg"], "See `z2all config` for every setting with its default."
+    )
