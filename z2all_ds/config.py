@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
 
-PositiveInt = Field(gt=0)
-
 
 class Section(BaseModel):
     """Common ground: unknown keys fail, values cannot change after the start, docstrings under fields are their help."""

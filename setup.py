@@ -1,0 +1,61 @@
+"""Packaging of z2all_ds. The card's top-level folder ds_configs/ travels inside the wheel as z2all_ds/ds_configs."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "z2all_ds/__init__.py").read_text(encoding="utf-8"))
+assert VERSION
+
+CORE = [
+    "torch>=2.6",
+    "deepspeed>=0.19,<0.20",
+    "transformers>=5.17,<6",
+    "tokenizers>=0.22",
+    "safetensors>=0.5",
+    "pyarrow>=18",
+    "wandb>=0.19",
+    "pydantic>=2.10",
+    "pyyaml>=6",
+    "numpy>=1.26",
+    "rich>=13",
+    "typer>=0.15",
+    "matplotlib>=3.9",  # the loss curve
+    "ninja>=1.11",  # DeepSpeed builds its ops with it
+    "setuptools>=70",  # torch's extension builder imports it, and new virtual environments lack it
+]
+
+EXTRAS = {
+    # NVIDIA's apex cannot be named here: the package called apex on PyPI is something else (see the README).
+    "gpu": [
+        "flash-attn>=2.8",
+        "xformers>=0.0.30",
+        "liger-kernel>=0.5",
+        "torchao>=0.9",
+        "nvidia-ml-py>=12",
+    ],
+    "corpus": ["orjson>=3.10", "ijson>=3.3", "zstandard>=0.23", "datasketch>=1.6"],
+    "eval": ["lm-eval>=0.4.9"],
+    "board": ["starlette>=0.40", "uvicorn>=0.30"],
+    "dev": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.14", "types-PyYAML", "build>=1.2", "psutil>=5.9"],
+}
+
+setup(
+    name="z2all_ds",
+    version=VERSION.group(1),
+    description="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["z2all_ds", "z2all_ds.*"]), "z2all_ds.ds_configs"],
+    package_dir={"z2all_ds.ds_configs": "ds_configs"},
+    package_data={
+        "z2all_ds": ["presets/*.yaml", "corpus/*.txt", "py.typed"],
+        "z2all_ds.ds_configs": ["*.json", "README.md"],
+    },
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["z2all = z2all_ds.cli:main"]},
+)

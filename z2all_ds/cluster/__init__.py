@@ -1,0 +1,9 @@
+"""The room that starts ranks, on one machine or on many, with the real deepspeed launcher, and that ends them all.
+
+It runs without torch: reading a hostfile, choosing a port and watching processes need none, and a login node may have
+none.
+"""
+
+from z2all_ds.cluster.hostfile import Host, parse_hostfile
+
+__all__ = ["Host", "parse_hostfile"]

@@ -1,0 +1,22 @@
+"""The room that turns raw text into shards of records with a manifest. It needs neither torch nor transformers.
+
+`build_corpus` writes a corpus folder, `load_manifest` opens one, `audit_corpus` looks for damage in one. A source of
+text is a converter: a generator of drafts registered under a name (see converters.py).
+"""
+
+from z2all_ds.corpus.audit import AuditReport, audit_corpus
+from z2all_ds.corpus.build import SourceSpec, build_corpus
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
+from z2all_ds.corpus.schema import Record, parse_record
+
+__all__ = [
+    "AuditReport",
+    "Manifest",
+    "Record",
+    "ShardInfo",
+    "SourceSpec",
+    "audit_corpus",
+    "build_corpus",
+    "load_manifest",
+    "parse_record",
+]

@@ -1,0 +1,59 @@
+"""Files that are there whole or not at all, and a full disk said in one line.
+
+Everything is written under a name ending in .tmp, forced to disk, and only then renamed; the folder is forced too,
+as a rename is not durable before that.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from z2all_ds.errors import MachineError
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def temporary_name(final: Path) -> Path:
+    """`x.jsonl` -> `x.jsonl.tmp`, in the same folder so that the rename never crosses file systems."""
+    return final.with_name(final.name + TEMPORARY_SUFFIX)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Gives a finished, already forced file its name."""
+    os.replace(temporary, final)
+    fsync_folder(final.parent)
+
+
+def write_whole(final: Path, data: bytes) -> None:
+    """Writes a small file in one piece."""
+    temporary = temporary_name(final)
+    with open(temporary, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    publish(temporary, final)
+
+
+@contextmanager
+def machine_limits_named(folder: Path) -> Iterator[None]:
+    """A disk without room, or a folder without permission, becomes a MachineError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "Free some space or choose a folder on another disk, then run the same command: it goes on from there."
+            raise MachineError(f"folder {folder}", "the disk or the quota is full", fix) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise MachineError(f"folder {folder}", "not writable", "Choose another folder or change its owner.") from error
+        raise

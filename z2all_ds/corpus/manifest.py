@@ -1,0 +1,107 @@
+"""The manifest: what a corpus consists of, written after everything else, so that its presence means "complete".
+
+It carries counts, sizes and hashes of the shards, and from these a fingerprint that a run keeps in its data state: a
+corpus that changed under a run is noticed before the first batch.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from z2all_ds.corpus.atomic import write_whole
+from z2all_ds.errors import DataError
+
+MANIFEST_NAME = "MANIFEST.json"
+FORMAT_VERSION = 1
+_HEX_64 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One shard file of records."""
+
+    path: str
+    """Relative to the corpus folder, with forward slashes."""
+    domain: str
+    documents: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All shards of a corpus, in the order in which they are read."""
+
+    format_version: int
+    shards: tuple[ShardInfo, ...]
+    build_key: str = ""
+    """Hash of everything the shards were built from; empty for a corpus that was not built here."""
+
+    @property
+    def domains(self) -> dict[str, tuple[int, int]]:
+        """domain -> (documents, bytes), in the order of first appearance."""
+        totals: dict[str, tuple[int, int]] = {}
+        for shard in self.shards:
+            documents, size = totals.get(shard.domain, (0, 0))
+            totals[shard.domain] = (documents + shard.documents, size + shard.bytes)
+        return totals
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash over the text itself: the same for a corpus that was moved or whose shards were renamed.
+
+        Sorted by domain only: the order of domains means nothing, the order of shards within one does.
+        """
+        parts = sorted(((s.domain, s.sha256, s.documents) for s in self.shards), key=lambda part: part[0])
+        return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+
+
+def write_manifest(corpus_dir: Path, manifest: Manifest, name: str = MANIFEST_NAME) -> None:
+    """Writes the manifest whole or not at all. Call it when every shard has its final name."""
+    text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
+    write_whole(Path(corpus_dir) / name, text.encode())
+
+
+def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest:
+    """Opens the corpus in a folder; whatever is wrong with the manifest is a DataError that says so."""
+    path = Path(corpus_dir) / name
+    rebuild = "Build the corpus again, or restore the manifest that belongs to these shards."
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        rule = "a corpus folder has one, written when its build is complete"
+        raise DataError(str(path), f"no such file; {rule}", "Give the folder of a finished build, or build one.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"not readable as JSON ({error})", rebuild) from None
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
+        fix = "Update the package, or build the corpus again with this one."
+        raise DataError(f"{path}, format_version {version!r}", f"this package reads version {FORMAT_VERSION}", fix)
+    try:
+        shards = tuple(_shard(entry) for entry in values["shards"])
+        build_key = values.get("build_key", "")
+        if not isinstance(build_key, str):
+            raise ValueError("build_key must be text")
+        if len({shard.path for shard in shards}) != len(shards):
+            raise ValueError("a shard is listed twice")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(str(path), f"not a manifest ({error!r})", rebuild) from None
+    return Manifest(version, shards, build_key)
+
+
+def _shard(entry: dict[str, Any]) -> ShardInfo:
+    shard = ShardInfo(**entry)
+    path = PurePosixPath(shard.path)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"path {shard.path!r} must lie inside the corpus folder")
+    if not isinstance(shard.domain, str) or not shard.domain:
+        raise ValueError(f"domain {shard.domain!r} must be a name")
+    for count in (shard.documents, shard.bytes):
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{shard.path}: {count!r} is not a count")
+    if not _HEX_64.fullmatch(shard.sha256):
+        raise ValueError(f"{shard.path}: {shard.sha256!r} is not a SHA-256")
+    return shard

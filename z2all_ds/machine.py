@@ -1,0 +1,373 @@
+"""What this machine has (compiler, disk, GPUs, processes) and the environment that training processes need on it.
+
+Everything is asked of the operating system itself: no torch, so that it can be known before the slow imports and on a
+login node. DeepSpeed compiles some of its ops at first use; most of what is odd here keeps that build from failing late
+or from waiting forever on the lock of a build that was killed.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from z2all_ds.errors import MachineError
+
+INVISIBLE_HOLDER_SECONDS = 15 * 60
+"""A lock whose holder we might not see counts as stale after this; the slowest op we build takes minutes."""
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel (PROC_PID_INIT_INO)
+_NETWORK_FILE_SYSTEM = re.compile(r"(nfs4?|cifs|smb3|smbfs|lustre|gpfs|ceph|beegfs|glusterfs|afs|9p|virtiofs|fuse\..*)")
+
+
+# Compiler and disk
+
+
+def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
+    """Path of the C++ compiler that torch will use for DeepSpeed's ops: $CXX, else c++, else g++."""
+    wanted = environment.get("CXX", "").strip()
+    names = [shlex.split(wanted)[0]] if wanted else ["c++", "g++"]
+    for name in names:
+        found = shutil.which(name, path=environment.get("PATH"))
+        if found:
+            return found
+    fix = "Install one: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (RHEL, Fedora) or `conda install gxx`"
+    if wanted:
+        raise MachineError(f"CXX={wanted}", "no such program on PATH", f"{fix}, or unset CXX.")
+    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use, and PATH has neither c++ nor g++", f"{fix}.")
+
+
+def require_free_disk(path: str | os.PathLike[str], bytes_needed: int, purpose: str) -> int:
+    """Free bytes where `path` is or will be; fails before the work begins when they do not suffice for `purpose`."""
+    folder = Path(path).expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    bytes_free = shutil.disk_usage(folder).free
+    if bytes_free < bytes_needed:
+        raise MachineError(
+            f"{bytes_free / 1e9:.2f} GB free at {folder}",
+            f"{purpose} needs {bytes_needed / 1e9:.2f} GB",
+            "Free some space there, or choose a folder on another disk.",
+        )
+    return bytes_free
+
+
+# Folders and environment
+
+
+def _is_writable_folder(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _make_writable_folder(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return _is_writable_folder(folder)
+
+
+def home_is_writable(environment: Mapping[str, str] = os.environ) -> bool:
+    """False in containers that run under a user without a home, where every cache below ~ would fail late."""
+    home = environment.get("HOME") or os.path.expanduser("~")
+    return os.path.isabs(home) and _is_writable_folder(Path(home))
+
+
+def _private_temp_dir() -> Path:
+    """A folder of this user alone under the temporary folder, where shared libraries may be loaded from."""
+    folder = Path(tempfile.gettempdir()) / f"z2all-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        rule = f"cannot be made ({error.strerror})"
+        raise MachineError(str(folder), rule, "Set TMPDIR to a writable folder.") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise MachineError(str(folder), "belongs to someone else", "Remove it, or set TMPDIR to a folder of your own.")
+    return folder
+
+
+def _torch_build_folder_name() -> str:
+    """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    version_file = Path(places[0]) / "version.py" if places else None
+    text = version_file.read_text(encoding="utf-8") if version_file and version_file.is_file() else ""
+    versions = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    accelerator = "cpu"
+    for key, prefix in (("cuda", "cu"), ("hip", "rocm")):  # hip last: torch prefers it
+        if key in versions:
+            accelerator = prefix + versions[key].replace(".", "")
+    return f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}_{accelerator}"
+
+
+def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where compiled ops are kept (created): $TORCH_EXTENSIONS_DIR, else torch's own default, else a temporary folder.
+
+    The default carries the interpreter and CUDA version in its name. torch leaves that out as soon as the variable is
+    set, so the name is part of what we return: ops of two Pythons never meet, and ops already built are found.
+    """
+    chosen = environment.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        folder = Path(chosen).expanduser().absolute()
+        if not _make_writable_folder(folder):
+            what = f"TORCH_EXTENSIONS_DIR={chosen}"
+            raise MachineError(what, "cannot be made or written to", "Give a writable folder, or unset it.")
+        return folder
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    name = Path("torch_extensions") / _torch_build_folder_name()
+    if cache.is_absolute() and (home_is_writable(environment) or _is_writable_folder(cache)):
+        folder = Path(os.path.realpath(cache)) / name
+        if _make_writable_folder(folder):  # fails in a ~/.cache that root made
+            return folder
+    folder = _private_temp_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, or less where a container has a CPU quota (cgroup v2)."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        return cores
+
+
+def default_environment(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables to set for `ranks` training processes on this one machine, over those the user has.
+
+    What the user has set stays theirs and is not in the result, except PATH and TORCH_EXTENSIONS_DIR, which are always
+    there. Not for several machines: gloo is bound to the loopback interface.
+    """
+    wanted = {
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // max(1, ranks))),
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loader workers
+    }
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # otherwise gloo resolves the host name, which may not resolve
+    if gpu_count(environment) == 0:
+        wanted["DS_ACCELERATOR"] = "cpu"
+    if not home_is_writable(environment):
+        temporary = _private_temp_dir()
+        wanted["HF_HOME"] = str(temporary / "huggingface")
+        wanted["MPLCONFIGDIR"] = str(temporary / "matplotlib")
+        wanted["TRITON_CACHE_DIR"] = str(temporary / "triton")
+    path = environment.get("PATH", os.defpath)
+    gxx = shutil.which("g++", path=path)
+    if gxx and not shutil.which("c++", path=path):
+        wanted["CXX"] = gxx  # torch looks for c++ alone
+    result = {key: value for key, value in wanted.items() if key not in environment}
+    # The interpreter's own ninja first, always: another version first on PATH marks every build dirty.
+    own_bin = str(Path(sys.executable).parent)
+    result["PATH"] = os.pathsep.join([own_bin, *(part for part in path.split(os.pathsep) if part != own_bin)])
+    result["TORCH_EXTENSIONS_DIR"] = str(extensions_dir(environment))
+    return result
+
+
+# Locks of builds that were killed
+
+
+@dataclass(frozen=True)
+class BuildLock:
+    """The `lock` file in an op's build folder. While it exists, every process that wants the op waits, in silence."""
+
+    path: Path
+    state: str
+    """held: a process of this machine builds. stale: nobody does. unknown: someone we cannot see might."""
+    age_seconds: float
+
+
+def find_locks(folder: str | os.PathLike[str]) -> list[BuildLock]:
+    """All build locks under an extension folder, each with our verdict.
+
+    torch creates the file and keeps its descriptor open while it builds, so a lock that no process has open belongs to
+    a build that died. Two exceptions: its ninja may have outlived it and still write there; and the holder may be out
+    of our sight (another host, another container, another user), where only the age of the lock speaks.
+    """
+    found: dict[Path, tuple[os.stat_result, os.stat_result]] = {}
+    for pattern in ("lock", "*/lock", "*/*/lock"):  # an op's own folder, and one or two levels above it
+        for path in sorted(Path(folder).glob(pattern)):
+            try:
+                found[path] = (path.stat(), path.parent.stat())
+            except FileNotFoundError:  # released meanwhile
+                continue
+    if not found:
+        return []
+    # Locks first, holders second: whoever holds one of these locks opened it before we look.
+    open_files, folders_of_ninjas = _open_lock_files(), _working_folders_of_ninjas()
+    locks = []
+    for path, (seen, build_folder) in found.items():
+        age = time.time() - seen.st_mtime
+        state = "stale"
+        if _identity(seen) in open_files or _identity(build_folder) in folders_of_ninjas:
+            state = "held"
+        elif age < INVISIBLE_HOLDER_SECONDS:
+            foreign = os.geteuid() not in (0, seen.st_uid)
+            state = "unknown" if foreign or holder_may_be_out_of_sight(path) else "stale"
+        locks.append(BuildLock(path, state, age))
+    return locks
+
+
+def find_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
+    """Locks under an extension folder that no build holds any more."""
+    return [lock.path for lock in find_locks(folder) if lock.state == "stale"]
+
+
+def remove_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
+    """Removes them and says which."""
+    removed = []
+    for path in find_stale_locks(folder):
+        try:
+            path.unlink()
+        except FileNotFoundError:  # another process cleaned up as well
+            continue
+        removed.append(path)
+    return removed
+
+
+def holder_may_be_out_of_sight(path: Path, mounts: str | None = None, pid_namespace: str | None = None) -> bool:
+    """Whether a process that we do not find in /proc could use this file: on a network file system, or from outside our
+    container (but a container's own root, an overlay, is seen by nobody else)."""
+    try:
+        mounts = Path("/proc/mounts").read_text() if mounts is None else mounts
+        pid_namespace = os.readlink("/proc/self/ns/pid") if pid_namespace is None else pid_namespace
+    except OSError:
+        return True  # no /proc: nothing can be seen
+    file_system = _file_system_type(path, mounts)
+    if _NETWORK_FILE_SYSTEM.fullmatch(file_system):
+        return True
+    return pid_namespace != _INITIAL_PID_NAMESPACE and file_system != "overlay"
+
+
+def _file_system_type(path: Path, mounts: str) -> str:
+    """Type of the mount that `path` is on: the longest mount point above it, the last one where several are stacked."""
+    real = os.path.realpath(path)
+    best_length, best_type = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[1])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best_length:
+            best_length, best_type = len(point), fields[2]
+    return best_type
+
+
+def _identity(seen: os.stat_result) -> tuple[int, int]:
+    return seen.st_dev, seen.st_ino
+
+
+def _open_lock_files() -> set[tuple[int, int]]:
+    """Identities of all files named `lock` that some process we may look into has open."""
+    held = set()
+    for process in _process_folders():
+        try:
+            descriptors = os.listdir(process / "fd")
+        except OSError:  # ended meanwhile, or not ours to see
+            continue
+        for descriptor in descriptors:
+            link = process / "fd" / descriptor
+            try:
+                if os.path.basename(os.readlink(link)) == "lock":  # stat of the others could hang on a dead mount
+                    held.add(_identity(link.stat()))
+            except OSError:
+                continue
+    return held
+
+
+def _working_folders_of_ninjas() -> set[tuple[int, int]]:
+    folders = set()
+    for process in _process_folders():
+        try:
+            if (process / "comm").read_text(errors="replace").strip() == "ninja":
+                folders.add(_identity((process / "cwd").stat()))
+        except OSError:
+            continue
+    return folders
+
+
+def _process_folders() -> list[Path]:
+    return [Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+
+
+# Processes, ports, GPUs
+
+
+def process_start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of a process: with the pid it names one process for good. None if not there."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def process_is_alive(pid: int, start_time: int | None) -> bool:
+    """Whether that very process still runs: not a later one with its number, not a zombie. Without a start time, or
+    where /proc does not show it, any process of this number counts."""
+    fields = _stat_fields(pid) if pid > 0 else []
+    if fields:
+        return fields[0] not in "ZX" and start_time in (None, int(fields[19]))
+    if pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and someone else's
+        return True
+    return True
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from its third field (the state) on; the second, the name, may hold spaces and brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago on all interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
+    """NVIDIA GPUs that a process with this environment can use, without loading CUDA."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return 0
+    present = sum(1 for node in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name))
+    present = present or _gpus_by_nvidia_smi()
+    if visible is None or present == 0:
+        return present
+    usable = 0
+    for entry in visible.split(","):  # CUDA stops at the first entry that it cannot resolve
+        if not re.fullmatch(r"\s*(\d+|GPU-.*|MIG-.*)\s*", entry) or (entry.strip().isdigit() and int(entry) >= present):
+            break
+        usable += 1
+    return usable
+
+
+def _gpus_by_nvidia_smi() -> int:
+    """WSL has GPUs but no device nodes."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return 0
+    try:
+        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0

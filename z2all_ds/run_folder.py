@@ -1,0 +1,82 @@
+"""Names inside a run folder, and the lock that keeps two jobs from writing into one."""
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from z2all_ds.errors import CheckpointError
+
+LOCK_PATIENCE_SECONDS = 20.0
+"""A killed run's last rank needs a second or two to notice that its owner is gone; then its lock is free."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder; every path in it has its name here."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def ds_config(self) -> Path:
+        return self.root / "ds_config.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "exports"
+
+    @property
+    def plots(self) -> Path:
+        return self.root / "plots"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.root / "logs" / f"rank_{rank:04d}.log"
+
+    def acquire_lock(self) -> int:
+        """Holds the folder until the process ends, however it ends (the kernel frees a flock). Returns the descriptor."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(descriptor)
+                    raise CheckpointError(
+                        f"run folder {self.root}", "another job is writing into it", "Stop that job or set another run_dir."
+                    ) from None
+                time.sleep(0.2)
+            else:
+                return descriptor
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the new file or all of the old one, also after a crash: temporary name, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

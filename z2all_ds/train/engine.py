@@ -1,0 +1,79 @@
+"""The only door to DeepSpeed while training: process groups, optimizer, `deepspeed.initialize`."""
+
+import os
+import random
+from typing import Any
+
+import deepspeed
+import numpy
+import torch
+from torch import nn
+
+from z2all_ds.config import RunConfig
+from z2all_ds.errors import MachineError
+from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.world import World
+
+
+def pick_device(world: World) -> torch.device:
+    """This rank's GPU, or the CPU; with a GPU visible, DS_ACCELERATOR=cpu still means the CPU."""
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
+        if world.local_rank >= torch.cuda.device_count():
+            raise MachineError(
+                f"rank {world.local_rank} on this node",
+                f"only {torch.cuda.device_count()} GPUs here",
+                "Start fewer ranks per node.",
+            )
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return torch.device("cpu")
+
+
+def start_process_group(world: World, device: torch.device) -> None:
+    """Joins the other ranks; alone, a group of one on a port the system picks."""
+    if world.world_size == 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.setdefault(name, "0")
+        os.environ.setdefault("WORLD_SIZE", "1")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def seed_everything(seed: int) -> None:
+    """Same initial weights on every rank."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) -> Any:
+    """Wraps the model. The optimizer is ours, so that its settings have one home whatever the JSON."""
+    groups = parameter_groups(model, run.optimizer.weight_decay)
+    settings: dict[str, Any] = {"lr": run.optimizer.lr, "betas": run.optimizer.betas, "eps": run.optimizer.eps}
+    optimizer: torch.optim.Optimizer
+    if resolved.offload_optimizer:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, **settings)
+    else:
+        optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
+    return engine
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; norms and biases (one dimension) do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def set_learning_rate(engine: Any, lr: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = lr
