@@ -11,6 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from z2all_ds.accounting import ModelShape
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
 
@@ -62,6 +63,20 @@ class ModelSection(Section):
                 f" num_attention_heads={self.num_attention_heads}"
             )
         return self
+
+
+    @property
+    def shape(self) -> ModelShape:
+        """For counting parameters and FLOPs."""
+        return ModelShape(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_hidden_layers,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            tie_embeddings=self.tie_word_embeddings,
+        )
 
 
 class OpsSection(Section):

@@ -42,7 +42,7 @@ def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
     fix = "Install one: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (RHEL, Fedora) or `conda install gxx`"
     if wanted:
         raise MachineError(f"CXX={wanted}", "no such program on PATH", f"{fix}, or unset CXX.")
-    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use, and PATH has neither c++ nor g++", f"{fix}.")
+    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use and finds neither c++ nor g++", f"{fix}.")
 
 
 def require_free_disk(path: str | os.PathLike[str], bytes_needed: int, purpose: str) -> int:
@@ -95,7 +95,7 @@ def _private_temp_dir() -> Path:
     return folder
 
 
-def _torch_build_folder_name() -> str:
+def torch_build_name() -> str:
     """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     places = list(spec.submodule_search_locations or []) if spec else []
@@ -124,7 +124,7 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
         return folder
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    name = Path("torch_extensions") / _torch_build_folder_name()
+    name = Path("torch_extensions") / torch_build_name()
     if cache.is_absolute() and (home_is_writable(environment) or _is_writable_folder(cache)):
         folder = Path(os.path.realpath(cache)) / name
         if _make_writable_folder(folder):  # fails in a ~/.cache that root made
@@ -132,6 +132,11 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
     folder = _private_temp_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def op_is_built(extensions: Path, op: str) -> bool:
+    """Whether a compiled op lies in the cache; torch still compares sources and rebuilds what is out of date."""
+    return (extensions / op / f"{op}.so").is_file()
 
 
 def usable_cores() -> int:
@@ -307,7 +312,7 @@ def _process_folders() -> list[Path]:
 
 
 def process_start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of a process: with the pid it names one process for good. None if not there."""
+    """Clock ticks from boot to the start of a process: with the pid it names one process for good. None if gone."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else None
 

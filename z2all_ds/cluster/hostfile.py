@@ -14,7 +14,7 @@ from z2all_ds.errors import ClusterError
 
 EXPECTED_LINE = "node1 slots=8"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
-"""A name, an IPv4 address or an IPv6 address. No `user@`, no `:port`: the launcher's ssh takes these from ~/.ssh/config."""
+"""A name, an IPv4 address or an IPv6 address. No `user@` and no `:port`: ssh takes these from ~/.ssh/config."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def _parse_line(line: str, where: str) -> Host:
     if not rest:
         raise ClusterError(f"{where}: {line!r}", "the number of slots is missing", f"Write `{name} slots=N`.")
     if len(rest) > 1:
-        raise ClusterError(
-            f"{where}: {line!r}", "a line has two words, the host and its slots", f"Write `{name} slots=N`, no blanks in it."
-        )
+        raise ClusterError(f"{where}: {line!r}", "a line is two words: host and slots", f"Write `{name} slots=N`.")
     slots = re.fullmatch(r"slots=([0-9]+)", rest[0])
     if not slots or int(slots[1]) < 1:
         raise ClusterError(

@@ -101,20 +101,20 @@ class Lane:
         """The rest of the document the state stopped in, else the first of the domain most behind its share."""
         if self._resume_at is not None:
             domain_index, global_position, offset = self._resume_at
-            document = _OpenDocument(domain_index, global_position, self._tokenize(domain_index, global_position), offset)
-            if offset >= len(document.tokens):
+            tokens = self._tokenize(domain_index, global_position)
+            if offset >= len(tokens):
                 raise DataError(
                     f"domain {self._sources.domains[domain_index].name!r}, document at position {global_position}",
-                    f"the state stopped after {offset} of its tokens and it has {len(document.tokens)}",
+                    f"the state stopped after {offset} of its tokens and it has {len(tokens)}",
                     "The text or the tokenizer changed under an old fingerprint: restore them.",
                 )
             self._resume_at = None
-            return document
+            return _OpenDocument(domain_index, global_position, tokens, offset)
         domain_index = next_domain(self._sources.shares, self._taken, self._head_start)
         global_position = lane_position(self._lane, self._sources.num_lanes, self._drawn[domain_index])
-        document = _OpenDocument(domain_index, global_position, self._tokenize(domain_index, global_position), 0)
+        tokens = self._tokenize(domain_index, global_position)
         self._drawn[domain_index] += 1
-        return document
+        return _OpenDocument(domain_index, global_position, tokens, 0)
 
     def _tokenize(self, domain_index: int, global_position: int) -> Int64Array:
         # One document at a time: the next domain is known only when this document's length is.

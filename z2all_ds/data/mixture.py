@@ -29,17 +29,15 @@ def resolve_shares(
     """
     known = ", ".join(sorted(bytes_by_domain)) or "none"
     if not temperature > 0:
-        raise ConfigError(f"temperature={temperature}", "the mixture temperature must be above 0", "Use 1 for shares by size.")
+        raise ConfigError(f"temperature={temperature}", "it must be above 0", "Use 1 for shares by size.")
     if weights is None:
         parts = {name: float(size) ** (1.0 / temperature) for name, size in bytes_by_domain.items() if size > 0}
         if not parts:
-            raise ConfigError("weights", "the corpus has no domain with documents to share tokens among", f"Domains: {known}.")
+            raise ConfigError("weights=None", "no domain of the corpus has any text", f"Its domains: {known}.")
     else:
         if temperature != 1.0:
-            raise ConfigError(
-                f"temperature={temperature}", "a temperature shapes shares by size and would be ignored beside weights",
-                "Give weights or a temperature, not both.",
-            )
+            rule = "a temperature shapes shares by size and would be ignored beside weights"
+            raise ConfigError(f"temperature={temperature}", rule, "Give weights or a temperature, not both.")
         parts = _checked_weights(weights, bytes_by_domain, known)
     total = math.fsum(parts.values())
     smallest = 10.0**-SHARE_DIGITS
@@ -48,14 +46,13 @@ def resolve_shares(
 
 def _checked_weights(weights: Mapping[str, float], bytes_by_domain: Mapping[str, int], known: str) -> dict[str, float]:
     if not weights:
-        raise ConfigError("weights={}", "at least one domain needs a weight", f"Name some of: {known}; or leave weights out.")
+        raise ConfigError("weights={}", "at least one domain needs a weight", f"Name some of: {known}; or give none.")
     for name, weight in weights.items():
         if name not in bytes_by_domain:
             raise ConfigError(f"weights: domain {name!r}", "the corpus has no such domain", f"It has: {known}.")
         if not (math.isfinite(weight) and weight > 0):
-            raise ConfigError(
-                f"weights: {name}={weight}", "a weight must be a number above 0", "Leave a domain out to read nothing of it."
-            )
+            fix = "Leave a domain out to read nothing of it."
+            raise ConfigError(f"weights: {name}={weight}", "a weight must be a number above 0", fix)
     return {name: float(weight) for name, weight in weights.items()}
 
 

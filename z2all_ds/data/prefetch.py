@@ -36,7 +36,7 @@ class Prefetcher(Generic[Item]):
         self._thread = threading.Thread(
             target=_fill, args=(items, self._queue, self._stop, at_thread_start), name=THREAD_NAME, daemon=True
         )
-        weakref.finalize(self, self._stop.set)
+        weakref.finalize(self, _end_thread, self._thread, self._stop)  # also runs when the interpreter exits
         self._thread.start()
 
     def __iter__(self) -> "Prefetcher[Item]":
@@ -55,9 +55,15 @@ class Prefetcher(Generic[Item]):
 
     def close(self) -> None:
         """Ends the thread and waits for it; what was made ahead is dropped."""
-        self._stop.set()
-        self._thread.join()
+        _end_thread(self._thread, self._stop)
         self._end = self._end or _End(None)
+
+
+def _end_thread(thread: threading.Thread, stop: threading.Event) -> None:
+    """Waits as well: a thread still inside a tokenizer while the interpreter is taken down can crash the process."""
+    stop.set()
+    if thread is not threading.current_thread():  # the garbage collector may run this in any thread
+        thread.join()
 
 
 def _fill(

@@ -50,9 +50,10 @@ class JsonlShard:
     """One record a line. The file is opened for each read: a domain may have more shards than a process may hold
     open, and opening costs some 10 µs beside the hundreds that tokenizing a document takes."""
 
-    def __init__(self, path: Path, expected_documents: int | None = None) -> None:
+    def __init__(self, path: Path, manifest_entry: ShardInfo | None = None) -> None:
+        """With its entry in the manifest, a shard that was cut or grew since the build is noticed when it is opened."""
         self.path = path
-        self._expected_documents = expected_documents
+        self._manifest_entry = manifest_entry
         self._offsets: Offsets | None = None
 
     @property
@@ -88,10 +89,10 @@ class JsonlShard:
                 offsets = load_or_build_index(self.path)
             except OSError as error:
                 raise DataError(where, f"the shard cannot be read ({error.strerror})", _REBUILD_FIX) from error
-            found = len(offsets) - 1
-            if self._expected_documents not in (None, found):
-                rule = f"the shard has {found} records and the manifest says {self._expected_documents}"
-                raise DataError(where, rule, _REBUILD_FIX)
+            entry, found = self._manifest_entry, (len(offsets) - 1, int(offsets[-1]))
+            if entry is not None and found != (entry.documents, entry.bytes):
+                rule = f"the shard has {found[0]} records in {found[1]} bytes and the manifest says "
+                raise DataError(where, rule + f"{entry.documents} in {entry.bytes}", _REBUILD_FIX)
             self._offsets = offsets
         return self._offsets
 
@@ -144,11 +145,11 @@ def _store_index(cache_path: Path, content: Offsets) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def open_shard(path: Path, expected_documents: int) -> Shard:
+def open_shard(path: Path, manifest_entry: ShardInfo) -> Shard:
     """The reader for a shard's format, by its suffix. Nothing is read yet."""
     if path.suffix != ".jsonl":
         raise DataError(str(path), f"no reader for {path.suffix or 'no suffix'!r}", "Shards are: .jsonl.")
-    return JsonlShard(path, expected_documents)
+    return JsonlShard(path, manifest_entry)
 
 
 class DomainReader:
@@ -161,7 +162,7 @@ class DomainReader:
     def __init__(self, name: str, corpus_dir: Path, shards: Sequence[ShardInfo]) -> None:
         self.name = name
         self.num_bytes = sum(shard.bytes for shard in shards)
-        self._shards = [open_shard(corpus_dir / shard.path, shard.documents) for shard in shards]
+        self._shards = [open_shard(corpus_dir / shard.path, shard) for shard in shards]
         self._first_document = [0, *accumulate(shard.documents for shard in shards)]  # of each shard, and the end
         self._paths = [corpus_dir / shard.path for shard in shards]
 

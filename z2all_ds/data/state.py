@@ -61,21 +61,20 @@ def merge_states(rank_states: Sequence[StreamState]) -> StreamState:
                 )
         twice = sorted(set(lanes) & set(state["lanes"]), key=int)
         if twice:
-            raise DataError(f"data state of rank {rank}", f"lanes {_short(twice)} were given twice", "Merge each rank once.")
+            rule = f"lanes {_short(twice)} were given twice"
+            raise DataError(f"data state of rank {rank}", rule, "Merge each rank once.")
         lanes.update(state["lanes"])
-    missing_lanes(lanes, range(first["num_lanes"]))
+    check_lanes_present(lanes, range(first["num_lanes"]))
     merged = first.copy()
     merged["lanes"] = {lane: lanes[lane] for lane in sorted(lanes, key=int)}
     return merged
 
 
-def missing_lanes(lanes: Mapping[str, LaneState], wanted: Sequence[int]) -> None:
-    """Raises if a wanted lane is not there."""
+def check_lanes_present(lanes: Mapping[str, LaneState], wanted: Sequence[int]) -> None:
     missing = [lane for lane in wanted if str(lane) not in lanes]
     if missing:
-        raise DataError(
-            "data state", f"lanes {_short(missing)} are missing", "Merge the states of all ranks with merge_states first."
-        )
+        fix = "Merge the states of all ranks with merge_states first."
+        raise DataError("data state", f"lanes {_short(missing)} are missing", fix)
 
 
 def adopt_lanes(saved: StreamState, here: StreamState, allow_data_change: bool) -> dict[int, LaneState]:
@@ -86,7 +85,7 @@ def adopt_lanes(saved: StreamState, here: StreamState, allow_data_change: bool) 
     """
     _check_same_data(saved, here, allow_data_change)
     wanted = [int(lane) for lane in here["lanes"]]
-    missing_lanes(saved["lanes"], wanted)
+    check_lanes_present(saved["lanes"], wanted)
     states = {lane: saved["lanes"][str(lane)] for lane in wanted}
     if all(saved[key] == here[key] for key in _MAY_BE_CHANGED):  # type: ignore[literal-required]
         return states

@@ -19,7 +19,7 @@ together, and any other world size deals them out again. A batch made ahead by t
 that hold after it; they count only when the batch is handed out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -63,7 +63,7 @@ class CorpusManifest(Protocol):
     """What the stream needs to know of a manifest."""
 
     @property
-    def shards(self) -> "list[ShardInfo]": ...
+    def shards(self) -> Sequence[ShardInfo]: ...
     @property
     def fingerprint(self) -> str: ...
 
@@ -76,7 +76,7 @@ class Produced(NamedTuple):
     lane_state: LaneState
 
 
-class PackedStream(IterableDataset[Batch]):
+class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
     """The endless samples of rank `rank` of `world_size`, each a dict of int64 [sequence_length].
 
     Iterating goes on where the last iteration stopped: a sample counts as consumed when it is handed out.
@@ -108,7 +108,7 @@ class PackedStream(IterableDataset[Batch]):
         self._samples_consumed_rank = 0
         self._lane_states = {lane: fresh_lane_state(len(shares)) for lane in range(rank, spec.num_lanes, world_size)}
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if get_worker_info() is not None:
             raise ConfigError("DataLoader(num_workers)", "every worker would give the same samples", "Use BatchLoader.")
         for produced in self.produce():
@@ -155,7 +155,8 @@ class PackedStream(IterableDataset[Batch]):
 class BatchLoader:
     """Endless micro-batches of a stream, made ahead by a background thread that starts with the first one asked for.
 
-    The state is the stream's: it moves when a batch is handed out. Use as a context manager, or `close()` it.
+    The state is the stream's: it moves when a batch is handed out. Load a state here rather than into the stream, so
+    that batches made ahead of the old one are dropped. Use as a context manager, or `close()` it.
     """
 
     def __init__(

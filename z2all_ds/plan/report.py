@@ -103,10 +103,12 @@ def _left_over(rows: list[PlanRow], gpu_memory_bytes: int | None) -> str:
         return "No GPU memory was given, so what is left for the uncounted parts is not known."
     fitting = [row for row in rows if row.states_fit]
     given = f"Of the {_gigabytes(gpu_memory_bytes)} GB given per GPU"
+    too_large = ", ".join(row.name for row in rows if not row.states_fit)
     if not fitting:
         return f"{given}, nothing is left for the uncounted parts: the states alone are larger under every choice."
     left = ", ".join(f"{_gigabytes(row.bytes_left or 0)} GB ({row.name})" for row in fitting)
-    return f"{given}, this is left for the uncounted parts: {left}."
+    told = f"{given}, this is left for the uncounted parts: {left}."
+    return f"{told} The states alone do not fit under {too_large}." if too_large else told
 
 
 def _gigabytes(count: int) -> str:
@@ -124,14 +126,15 @@ def to_json(plan: Plan) -> str:
 
 def render(plan: Plan, file: TextIO | None = None) -> None:
     """Prints the table and its assumptions, to stdout unless told otherwise."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     has_memory = plan.gpu_memory_bytes is not None
     title = f"Model states per GPU in GB: {plan.parameters / 1e6:,.1f} M parameters on {plan.num_gpus} GPU(s)"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("JSON", no_wrap=True)
-    columns = ["weights", "grads", "fp32 accum.", "master", "moments", "GPU total", "host"]
+    columns = ["weights", "grads", "accum.", "master", "moments", "GPU", "host"]
     for column in [*columns, *(["left"] if has_memory else [])]:
         table.add_column(column, justify="right")
     for row in plan.rows:
@@ -140,7 +143,7 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         cells = [_gigabytes(count) for count in [*counts, states.gpu, states.host]]
         if has_memory:
             left = _gigabytes(row.bytes_left or 0)
-            cells.append(left if row.states_fit else f"[red]{left} does not fit[/red]")
+            cells.append(left if row.states_fit else f"[red]{left}[/red]")
         table.add_row(row.name, *cells)
     console = Console(file=file, highlight=False)
     console.print(table)

@@ -5,12 +5,11 @@ for memory is how text is cut before merging. A Chinese sentence has no spaces; 
 own and the table of words grows with the corpus. PRE_SPLIT cuts such runs into short pieces, so words repeat.
 """
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 

@@ -1,0 +1,83 @@
+"""Tiny corpora whose tokens tell their document, so that tests can compare exactly and in order."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, write_manifest
+from z2all_ds.data import PackedStream, StreamSpec
+
+TOKENS_PER_DOCUMENT_MAX = 1000
+
+
+class SpanTokenizer:
+    """Reads a text "number length" as the tokens number * 1000 + 1, + 2, ... + length. 0 is <|endoftext|>."""
+
+    eot_id = 0
+
+    def __init__(self, fingerprint: str = "spans") -> None:
+        self.fingerprint = fingerprint
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        number, length = (int(part) for part in text.split())
+        return list(range(number * TOKENS_PER_DOCUMENT_MAX + 1, number * TOKENS_PER_DOCUMENT_MAX + 1 + length))
+
+
+def document_tokens(number: int, length: int) -> list[int]:
+    """What a whole document looks like in a lane."""
+    return [*SpanTokenizer()._encode(f"{number} {length}"), SpanTokenizer.eot_id]
+
+
+def write_corpus(folder: Path, lengths_by_domain: dict[str, list[int]], documents_per_shard: int = 7) -> Path:
+    """A corpus of documents with the given numbers of tokens, numbered through all domains in sorted order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards, number = [], 0
+    for domain in sorted(lengths_by_domain):
+        lengths = lengths_by_domain[domain]
+        for first in range(0, len(lengths), documents_per_shard):
+            texts = []
+            for length in lengths[first : first + documents_per_shard]:
+                texts.append(f"{number} {length}")
+                number += 1
+            shards.append(write_shard(folder, domain, len(shards), texts))
+    write_manifest(folder, Manifest(1, tuple(shards)))
+    return folder
+
+
+def write_shard(folder: Path, domain: str, number: int, texts: list[str]) -> ShardInfo:
+    lines = "".join(
+        json.dumps({"gid": n, "id": n, "data_src": domain, "category": "", "title": "题", "content": text, "desc": "",
+                    "others": {}}, ensure_ascii=False) + "\n"
+        for n, text in enumerate(texts)
+    ).encode()  # fmt: skip
+    path = folder / f"{domain}-{number:05d}.jsonl"
+    path.write_bytes(lines)
+    return ShardInfo(path.name, domain, len(texts), len(lines), hashlib.sha256(lines).hexdigest())
+
+
+def small_corpus(folder: Path) -> Path:
+    """Three domains of uneven size, some documents empty, one domain smaller than most numbers of lanes."""
+    draw = random.Random(5)
+    sizes = {"books": 5, "code": 40, "web": 90}
+    return write_corpus(folder, {name: [draw.randrange(0, 30) for _ in range(n)] for name, n in sizes.items()})
+
+
+def open_stream(corpus_dir: Path, rank: int = 0, world_size: int = 1, **spec: object) -> PackedStream:
+    values: dict[str, object] = {"corpus_dir": corpus_dir, "sequence_length": 16, "seed": 3, "num_lanes": 12}
+    return PackedStream(StreamSpec(**(values | spec)), SpanTokenizer(), rank, world_size)  # type: ignore[arg-type]
+
+
+def as_arrays(sample: dict) -> dict[str, np.ndarray]:
+    return {name: np.asarray(column) for name, column in sample.items()}
+
+
+def assert_same(left: dict, right: dict) -> None:
+    assert list(left) == list(right)
+    for name in left:
+        np.testing.assert_array_equal(np.asarray(left[name]), np.asarray(right[name]), err_msg=name)

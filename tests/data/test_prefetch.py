@@ -1,0 +1,92 @@
+"""The thread works ahead within bounds, passes errors on, and goes."""
+
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from z2all_ds.data.prefetch import THREAD_NAME, Prefetcher
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def test_gives_all_items_in_order_and_ends() -> None:
+    prefetcher = Prefetcher(iter(range(100)), depth=3)
+    assert list(prefetcher) == list(range(100))
+    assert list(prefetcher) == []
+    assert not prefetch_threads()
+
+
+def test_works_ahead_no_further_than_its_depth() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in itertools.count():
+            made.append(number)
+            yield number
+
+    prefetcher = Prefetcher(items(), depth=3)
+    wait_until(lambda: len(made) >= 4)  # three in the queue, one in the hand
+    time.sleep(0.05)
+    assert len(made) == 4
+    assert next(prefetcher) == 0
+    prefetcher.close()
+    assert not prefetch_threads()
+
+
+def test_error_comes_after_the_items_before_it_and_stays() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("disk on fire")
+
+    prefetcher = Prefetcher(items(), depth=2)
+    assert next(prefetcher) == 1
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk on fire"):
+            next(prefetcher)
+    prefetcher.close()
+    assert not prefetch_threads()
+
+
+def test_close_twice_and_next_after_close() -> None:
+    prefetcher = Prefetcher(itertools.count(), depth=1)
+    prefetcher.close()
+    prefetcher.close()
+    with pytest.raises(StopIteration):
+        next(prefetcher)
+
+
+def test_exit_without_close_is_quiet() -> None:
+    """And the room's files without torch stay without it."""
+    code = """
+import itertools, sys
+import z2all_ds.data, z2all_ds.data.lanes
+from z2all_ds.data.prefetch import Prefetcher
+prefetcher = Prefetcher(itertools.count(), depth=1)
+assert next(prefetcher) == 0
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_forgotten_prefetcher_ends_its_thread() -> None:
+    prefetcher = Prefetcher(itertools.count(), depth=1)
+    assert next(prefetcher) == 0
+    del prefetcher
+    gc.collect()
+    wait_until(lambda: not prefetch_threads())

@@ -1,0 +1,262 @@
+"""What the machine has, asked with real processes, real files and real environment variables."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from z2all_ds import machine
+from z2all_ds.errors import MachineError
+
+HOLD_LIKE_TORCH = """
+import os, sys, time
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)
+print("held", flush=True)
+time.sleep(60)
+"""
+BUILD_THAT_SLEEPS = "rule wait\n  command = sleep 60\nbuild out: wait\n"
+WITHOUT_HOME = {"HOME": "/nonexistent", "PATH": os.environ["PATH"]}
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def executable(path: Path) -> Path:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def old(path: Path) -> Path:
+    """So old that it counts as stale even where its holder could be out of sight (tests run in containers, too)."""
+    an_hour_ago = time.time() - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+    return path
+
+
+# Compiler and disk
+
+
+def test_compiler_is_found_in_order(tmp_path: Path) -> None:
+    gxx = executable(tmp_path / "g++")
+    assert machine.require_compiler({"PATH": str(tmp_path)}) == str(gxx)
+    cxx = executable(tmp_path / "c++")
+    assert machine.require_compiler({"PATH": str(tmp_path)}) == str(cxx)
+    clang = executable(tmp_path / "clang++")
+    assert machine.require_compiler({"PATH": str(tmp_path), "CXX": "clang++ -O2"}) == str(clang)
+
+
+def test_missing_compiler_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"apt install g\+\+.*dnf install gcc-c\+\+.*conda install gxx"):
+        machine.require_compiler({"PATH": str(tmp_path)})
+    with pytest.raises(MachineError, match=r"CXX=icpx.*unset CXX"):
+        machine.require_compiler({"PATH": str(tmp_path), "CXX": "icpx"})
+
+
+def test_disk_is_measured_where_a_folder_will_be(tmp_path: Path) -> None:
+    assert machine.require_free_disk(tmp_path / "not" / "yet", 1, "a test") > 0
+    with pytest.raises(MachineError, match=rf"GB free at {tmp_path}: the corpus needs 1000000000.00 GB. Free some"):
+        machine.require_free_disk(tmp_path / "not" / "yet", 10**18, "the corpus")
+
+
+# Folders and environment
+
+
+def test_extension_folder_is_the_one_torch_would_take(tmp_path: Path) -> None:
+    """The same interpreter asks torch itself, without the variable that we would set."""
+    program = "from torch.utils.cpp_extension import _get_build_directory as f; print(f('an_op', False))"
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    answer = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert str(machine.extensions_dir(environment) / "an_op") == answer.strip()
+
+
+def test_extension_folder_follows_the_variable(tmp_path: Path) -> None:
+    wanted = tmp_path / "a" / "b"
+    assert machine.extensions_dir({"TORCH_EXTENSIONS_DIR": str(wanted)}) == wanted
+    assert wanted.is_dir()
+    with pytest.raises(MachineError, match="TORCH_EXTENSIONS_DIR=/dev/null/x"):
+        machine.extensions_dir({"TORCH_EXTENSIONS_DIR": "/dev/null/x"})
+
+
+def test_without_a_home_caches_go_to_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = machine.default_environment(1, WITHOUT_HOME)
+    private = tmp_path / f"z2all-{os.getuid()}"
+    assert private.stat().st_mode & 0o777 == 0o700
+    for name in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
+        assert Path(environment[name]).is_relative_to(private)
+    assert Path(environment["TORCH_EXTENSIONS_DIR"]).is_dir()
+
+
+def test_a_temporary_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"z2all-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MachineError, match="belongs to someone else"):
+        machine.extensions_dir(WITHOUT_HOME)
+
+
+def test_default_environment_on_a_cpu_machine(tmp_path: Path) -> None:
+    before = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
+    result = machine.default_environment(2, before)
+    assert result["DS_ACCELERATOR"] == "cpu"
+    assert result["TOKENIZERS_PARALLELISM"] == "false"
+    assert int(result["OMP_NUM_THREADS"]) == max(1, machine.usable_cores() // 2)
+    assert machine.default_environment(10**6, before)["OMP_NUM_THREADS"] == "1"
+    own_bin = str(Path(sys.executable).parent)
+    assert result["PATH"] == f"{own_bin}:/usr/bin:/bin"
+    assert machine.default_environment(2, before | {"PATH": result["PATH"]})["PATH"] == result["PATH"]
+    assert ("GLOO_SOCKET_IFNAME" in result) == ("lo" in [name for _, name in socket.if_nameindex()])
+    assert not {"HF_HOME", "TRITON_CACHE_DIR"} & result.keys()
+
+
+def test_what_the_user_set_stays(tmp_path: Path) -> None:
+    own = {"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "eth7", "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": "-1"}
+    result = machine.default_environment(2, own | {"HOME": str(tmp_path), "PATH": "/bin"})
+    assert not own.keys() & result.keys()
+
+
+def test_g_plus_plus_alone_is_named_for_torch(tmp_path: Path) -> None:
+    gxx = executable(tmp_path / "g++")
+    assert machine.default_environment(1, {"HOME": str(tmp_path), "PATH": str(tmp_path)})["CXX"] == str(gxx)
+
+
+# Locks
+
+
+def make_lock(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    return folder / "lock"
+
+
+def test_locks_that_nobody_holds_are_removed(tmp_path: Path) -> None:
+    deep = old(make_lock(tmp_path / "py311_cpu" / "cpu_adam"))
+    flat = old(make_lock(tmp_path / "fused_adam"))
+    (tmp_path / "fused_adam" / "fused_adam.so").touch()
+    assert sorted(machine.find_stale_locks(tmp_path)) == sorted([deep, flat])
+    assert sorted(machine.remove_stale_locks(tmp_path)) == sorted([deep, flat])
+    assert not deep.exists()
+    assert not flat.exists()
+    assert (tmp_path / "fused_adam" / "fused_adam.so").exists()
+    assert machine.remove_stale_locks(tmp_path) == []
+    assert machine.find_stale_locks(tmp_path / "missing") == []
+
+
+def test_a_lock_is_held_as_long_as_its_process_lives(tmp_path: Path) -> None:
+    (tmp_path / "cpu_adam").mkdir()
+    lock = tmp_path / "cpu_adam" / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_LIKE_TORCH, str(lock)], stdout=subprocess.PIPE, text=True)
+    with ended(holder):
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        old(lock)  # age must not matter while it is held
+        assert [found.state for found in machine.find_locks(tmp_path)] == ["held"]
+        assert machine.remove_stale_locks(tmp_path) == []
+    assert machine.remove_stale_locks(tmp_path) == [lock]
+
+
+def test_a_lock_is_held_while_an_orphaned_ninja_still_builds(tmp_path: Path) -> None:
+    lock = old(make_lock(tmp_path / "cpu_adam"))
+    (tmp_path / "cpu_adam" / "build.ninja").write_text(BUILD_THAT_SLEEPS)
+    ninja = Path(sys.executable).parent / "ninja"
+    if not ninja.exists():
+        pytest.skip("ninja is not in the interpreter's own folder")
+    with ended(subprocess.Popen([ninja], cwd=lock.parent, stdout=subprocess.DEVNULL, text=True)) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text().strip() != "ninja":
+            time.sleep(0.01)
+        assert [found.state for found in machine.find_locks(tmp_path)] == ["held"]
+        process.terminate()  # on this signal ninja ends its commands, too
+        process.wait()
+    assert machine.find_stale_locks(tmp_path) == [lock]
+
+
+def test_a_young_lock_is_stale_only_where_every_holder_would_be_seen(tmp_path: Path) -> None:
+    make_lock(tmp_path / "cpu_adam")
+    expected = "unknown" if machine.holder_may_be_out_of_sight(tmp_path) else "stale"
+    assert [found.state for found in machine.find_locks(tmp_path)] == [expected]
+
+
+MOUNTS = r"""overlay / overlay rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sda1 /home/local\040disk ext4 rw 0 0
+sshfs /mnt/far fuse.sshfs rw 0 0
+tmpfs /stacked tmpfs rw 0 0
+lustre /stacked lustre rw 0 0
+"""
+INITIAL, CONTAINER = "pid:[4026531836]", "pid:[4026532000]"
+
+
+@pytest.mark.parametrize(
+    ("path", "namespace", "expected"),
+    [
+        ("/home/me/.cache", INITIAL, True),
+        ("/homes", INITIAL, False),
+        ("/home/local disk/x", INITIAL, False),
+        ("/home/local disk/x", CONTAINER, True),  # a volume that other containers may share
+        ("/root/.cache", CONTAINER, False),  # the container's own root
+        ("/mnt/far", INITIAL, True),
+        ("/stacked/x", INITIAL, True),
+    ],
+)
+def test_where_a_holder_may_be_out_of_sight(path: str, namespace: str, expected: bool) -> None:
+    assert machine.holder_may_be_out_of_sight(Path(path), MOUNTS, namespace) is expected
+
+
+# Processes, ports, GPUs
+
+
+def test_a_process_is_known_by_pid_and_start_time() -> None:
+    with ended(subprocess.Popen(["sleep", "60"], text=True)) as process:
+        started = machine.process_start_time(process.pid)
+        assert started is not None
+        assert machine.process_is_alive(process.pid, started)
+        assert machine.process_is_alive(process.pid, None)
+        assert not machine.process_is_alive(process.pid, started - 1)  # a later process with the same number
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped: a zombie
+        assert not machine.process_is_alive(process.pid, started)
+    assert not machine.process_is_alive(process.pid, started)
+    assert machine.process_start_time(process.pid) is None
+    assert not machine.process_is_alive(0, None)
+    assert not machine.process_is_alive(-1, None)
+
+
+def test_odd_process_names_do_not_confuse(tmp_path: Path) -> None:
+    odd = tmp_path / "a) S (b"
+    odd.symlink_to(sys.executable)
+    program = "print(1, flush=True); import time; time.sleep(60)"
+    with ended(subprocess.Popen([odd, "-S", "-c", program], stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout
+        process.stdout.readline()
+        own_start = machine.process_start_time(os.getpid())
+        assert own_start is not None
+        assert (machine.process_start_time(process.pid) or 0) >= own_start
+
+
+def test_free_port_can_be_bound() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", machine.free_port()))
+
+
+def test_hidden_gpus_do_not_count() -> None:
+    assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+    present = machine.gpu_count({})
+    assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "0"}) == min(1, present)
+    assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "9999"}) == 0

@@ -1,0 +1,155 @@
+"""Names and health of checkpoints: temporary folder -> fsync -> rename -> MANIFEST.json last.
+
+    checkpoints/step_00001000/
+        deepspeed/          weights, optimizer: DeepSpeed's own files
+        data_state.json     where the data stream stands
+        trainer.json        step, shape (ranks, ZeRO stage, dtype), tokens seen
+        rng_rank_0000.pt    random generators, one file a rank
+        MANIFEST.json       sizes and checksums of all of the above; without it the folder does not count
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.errors import CheckpointError
+from z2all_ds.run_folder import write_atomically
+
+MANIFEST = "MANIFEST.json"
+DEEPSPEED_TAG = "deepspeed"
+TEMPORARY_PREFIX = ".tmp_"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / "trainer.json").read_text(encoding="utf-8"))
+        return content
+
+    @property
+    def data_state(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / "data_state.json").read_text(encoding="utf-8"))
+        return content
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def temporary_path(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}"
+
+
+def seal(checkpoints: Path, step: int) -> Path:
+    """Makes a fully written temporary folder the checkpoint of `step`. Called by one process, after all have written."""
+    temporary, final = temporary_path(checkpoints, step), checkpoints / step_name(step)
+    files = sorted(p for p in temporary.rglob("*") if p.is_file())
+    entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+    for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
+        _fsync(path)
+    if final.exists():
+        # Only an unsealed or damaged folder of this step can stand here: a healthy one would have been resumed from.
+        shutil.rmtree(final)
+    temporary.replace(final)
+    _fsync(checkpoints)
+    write_atomically(final / MANIFEST, json.dumps({"step": step, "files": entries}, indent=1))
+    _fsync(final)
+    return final
+
+
+def why_damaged(path: Path, verify_checksums: bool) -> str | None:
+    """None for a healthy checkpoint, else what is wrong with it."""
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        return f"no {MANIFEST}: it was never finished"
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError) as error:
+        return f"{MANIFEST} is not readable ({type(error).__name__})"
+    for name, entry in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+        if verify_checksums and _sha256(file) != entry["sha256"]:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
+    """The newest healthy checkpoint and a line for each damaged one passed over.
+
+    Where steps were saved but none is healthy, that is an error: starting again at step 0 must be somebody's decision.
+    """
+    skipped: list[str] = []
+    for path in sorted(_step_folders(checkpoints), reverse=True):
+        problem = why_damaged(path, verify_checksums)
+        if problem is None:
+            return Checkpoint(path, int(path.name.removeprefix("step_"))), skipped
+        skipped.append(f"checkpoint {path.name} skipped: {problem}")
+    sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
+    if sealed:
+        raise CheckpointError(
+            f"{checkpoints}", f"none of {len(sealed)} checkpoints can be loaded ({skipped[0]})",
+            "Restore one from a copy, or use another run_dir to start anew.",
+        )
+    return None, skipped
+
+
+def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
+    """A checkpoint asked for by path: it is healthy or it is an error."""
+    problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
+    match = re.fullmatch(r"step_(\d+)", path.name)
+    if problem or not match:
+        raise CheckpointError(f"checkpoint {path}", problem or "not a step_NNNNNNNN folder", "Give a complete checkpoint.")
+    return Checkpoint(path, int(match.group(1)))
+
+
+def remove_leftovers(checkpoints: Path) -> list[str]:
+    """Deletes temporary folders of saves that were cut off."""
+    leftovers = sorted(checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in leftovers]
+
+
+def prune(checkpoints: Path, keep_last: int) -> list[str]:
+    """Deletes all but the newest sealed checkpoints; the manifest goes first, so that a cut-off deletion is no checkpoint."""
+    sealed = [path for path in sorted(_step_folders(checkpoints)) if (path / MANIFEST).exists()]
+    doomed = sealed[: -max(2, keep_last)]
+    for path in doomed:
+        (path / MANIFEST).unlink()
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in doomed]
+
+
+def _step_folders(checkpoints: Path) -> list[Path]:
+    return [p for p in checkpoints.glob("step_*") if p.is_dir() and re.fullmatch(r"step_\d+", p.name)]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

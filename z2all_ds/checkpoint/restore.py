@@ -1,0 +1,33 @@
+"""Loads a checkpoint into a running engine of the same shape, bit for bit."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from z2all_ds.checkpoint.layout import DEEPSPEED_TAG, Checkpoint
+from z2all_ds.checkpoint.rng import set_rng_state
+from z2all_ds.errors import CheckpointError
+
+SHAPE_KEYS = ("world_size", "zero_stage", "offload_optimizer", "dtype")
+
+
+def check_shape(checkpoint: Checkpoint, shape: dict[str, Any]) -> None:
+    """DeepSpeed's own files load only where they were made: same ranks, stage, offload and dtype."""
+    trainer = checkpoint.trainer
+    for key in SHAPE_KEYS:
+        if trainer[key] != shape[key]:
+            raise CheckpointError(
+                f"{checkpoint.path.name} was saved with {key}={trainer[key]}",
+                f"this run has {key}={shape[key]}, and a checkpoint continues only at its own shape",
+                f"Start with {key}={trainer[key]}, or export the checkpoint and begin a new run.",
+            )
+
+
+def restore(engine: Any, checkpoint: Checkpoint) -> None:
+    """Weights, optimizer and random generators. Collective."""
+    loaded, _ = engine.load_checkpoint(str(checkpoint.path), tag=DEEPSPEED_TAG)
+    if loaded is None:
+        raise CheckpointError(f"{checkpoint.path}", "DeepSpeed could not load it", "See the rank's log for its reason.")
+    state = torch.load(checkpoint.path / f"rng_rank_{dist.get_rank():04d}.pt", weights_only=True)
+    set_rng_state(state)

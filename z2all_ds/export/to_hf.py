@@ -1,0 +1,132 @@
+"""Checkpoint -> Hugging Face folder (Llama format, safetensors, tokenizer), gated by the comparison of logits."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from z2all_ds.checkpoint.layout import DEEPSPEED_TAG, Checkpoint, find_latest, open_checkpoint
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.console import heartbeat, say
+from z2all_ds.errors import CheckpointError, ConfigError
+from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT
+from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Where the folder is and what the comparison said."""
+
+    folder: Path
+    step: int
+    parameters: int
+    verdict: Verdict
+
+
+def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
+    """From a run folder (its newest healthy checkpoint) or from one checkpoint's own folder."""
+    if (path / "checkpoints").is_dir():
+        checkpoint, skipped = find_latest(path / "checkpoints")
+        for line in skipped:
+            say(line)
+        if checkpoint is None:
+            raise CheckpointError(f"run folder {path}", "has no complete checkpoint", "Train it for longer first.")
+        return RunFolder(path), checkpoint
+    return RunFolder(path.parent.parent), open_checkpoint(path)
+
+
+def export_checkpoint(path: Path, out: Path | None = None, dtype: str = "fp32", max_shard_size: str = "4GB") -> ExportReport:
+    """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an export of the same place."""
+    from huggingface_hub import save_torch_state_dict
+    from transformers import GenerationConfig
+
+    from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+    from z2all_ds.model.stock_keys import to_stock
+
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype}", "no such dtype", f"Known: {', '.join(DTYPES)}.")
+    folder, checkpoint = pick_checkpoint(path.expanduser().resolve())
+    run = load_run_config(str(folder.config))
+    out = (out or folder.exports / checkpoint.path.name).expanduser().resolve()
+    if out.exists() and not (out / "config.json").is_file():
+        raise ConfigError(f"--out {out}", "exists and is not an export", "Give a new folder.")
+    tokenizer = load_tokenizer(run.data.tokenizer)
+    token_ids = {
+        "bos_token_id": tokenizer.special_id(BEGIN_OF_TEXT),
+        "eos_token_id": tokenizer.eot_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    config = Z2allConfig.from_section(run.model, **token_ids)
+    with heartbeat(f"reading the weights of {checkpoint.path.name}"):
+        weights = {name: t.to(DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
+    if config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model = Z2allForCausalLM(config).eval()
+    model.load_state_dict(weights)  # into fp32: the reference computes in fp32 with the exported values
+
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        stock = {name: tensor.clone() for name, tensor in to_stock(weights, config).items()}
+        if config.tie_word_embeddings:
+            stock.pop("lm_head.weight")
+        save_torch_state_dict(stock, temporary, max_shard_size=max_shard_size, metadata={"format": "pt"})
+        llama = config.to_llama()
+        llama.dtype = DTYPES[dtype]
+        llama.save_pretrained(temporary)
+        GenerationConfig(**token_ids).save_pretrained(temporary)
+        for name in TOKENIZER_FILES:
+            if (Path(run.data.tokenizer) / name).is_file():
+                shutil.copy2(Path(run.data.tokenizer) / name, temporary / name)
+        (temporary / "README.md").write_text(model_card(run, checkpoint, dtype), encoding="utf-8")
+        with heartbeat("comparing logits in a process without this package"):
+            verdict = compare_with_folder(model, tokenizer, temporary, real_texts(Path(run.data.corpus)))
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.replace(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return ExportReport(out, checkpoint.step, sum(t.numel() for t in stock.values()), verdict)
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Full fp32 weights under our own names, from DeepSpeed's files of any stage."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    weights: dict[str, Tensor]
+    if checkpoint.trainer["zero_stage"] == 0:
+        # weights_only=False: DeepSpeed stores its own objects beside the weights; the checksum has been compared.
+        file = checkpoint.path / DEEPSPEED_TAG / "mp_rank_00_model_states.pt"
+        weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
+    else:
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.path), tag=DEEPSPEED_TAG)
+    return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+
+
+def model_card(run: RunConfig, checkpoint: Checkpoint, dtype: str) -> str:
+    """README.md of the exported folder."""
+    tokens = checkpoint.step * run.train.global_batch * run.train.sequence_length
+    facts: dict[str, Any] = {
+        "step": f"{checkpoint.step} of {run.train.steps}",
+        "tokens seen": f"{tokens:,}",
+        "sequence length": run.train.sequence_length,
+        "dtype": dtype,
+        "domains": ", ".join(checkpoint.data_state["domains"]),
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    shape = json.dumps(run.model.model_dump(), indent=2)
+    return (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        "# A Z2all model in Llama format\n\nLoads with `AutoModelForCausalLM` and `AutoTokenizer`; no remote code.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n```json\n{shape}\n```\n"
+    )

@@ -1,0 +1,38 @@
+"""Curves as PNG or SVG, from metrics.jsonl alone."""
+
+from pathlib import Path
+
+from z2all_ds.errors import DataError
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import read_records
+
+LOSS_PREFIX = "loss_of_"
+"""metrics.jsonl holds the loss of domain X under loss_of_X."""
+
+
+def plot_loss(run_dirs: list[Path], out: Path) -> Path:
+    """Loss over steps, total and per domain, of one run or several side by side. Returns the file's path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    for run_dir in run_dirs:
+        records = list(read_records(RunFolder(run_dir).metrics))
+        if not records:
+            raise DataError(f"{run_dir}", "no metrics.jsonl with a step in it", "Give the folder of a run that has trained.")
+        label = f"{run_dir.name}: " if len(run_dirs) > 1 else ""
+        axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=2, label=f"{label}all")
+        domains = sorted({key for record in records for key in record if key.startswith(LOSS_PREFIX)})
+        for key in domains:
+            points = [(r["step"], r[key]) for r in records if key in r]
+            axes.plot(*zip(*points, strict=True), linewidth=1, alpha=0.8, label=label + key.removeprefix(LOSS_PREFIX))
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out)
+    pyplot.close(figure)
+    return out

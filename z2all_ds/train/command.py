@@ -1,0 +1,56 @@
+"""What `z2all train` does around the ranks: cheap checks first, ops built once, ranks started, the outcome judged."""
+
+from pathlib import Path
+
+from z2all_ds.cluster.launch import check_ranks, run_local_ranks
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.corpus.manifest import load_manifest
+from z2all_ds.errors import ClusterError, ConfigError
+from z2all_ds.machine import gpu_count
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import last_outcome
+from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.op_builds import needed_ops, prebuild
+
+
+class RanksFailed(ClusterError):
+    """The ranks ended badly and have said why themselves; carries their exit code on."""
+
+    def __init__(self, what: str, rule: str, fix: str, code: int) -> None:
+        super().__init__(what, rule, fix)
+        self.exit_code = code
+
+
+def default_ranks() -> int:
+    """All GPUs, or one process on a CPU (which already uses all its cores)."""
+    return gpu_count() or 1
+
+
+def train_on_this_machine(config: str | None, overrides: list[str], ranks: int | None, resume: str = "auto") -> str:
+    """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned."""
+    run = load_run_config(config, overrides)
+    ranks = ranks or default_ranks()
+    check_before_launch(run, ranks)
+    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
+    arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
+    code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log")
+    outcome = last_outcome(folder)
+    if code != 0 or outcome not in ("done", "stopped"):
+        # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
+        raise RanksFailed(
+            f"training in {folder.root}", f"ended with code {code} and without its own word that it is done",
+            f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.", code or ClusterError.exit_code,
+        )
+    return outcome
+
+
+def check_before_launch(run: RunConfig, ranks: int) -> None:
+    """Everything that can be known to fail before torch is loaded; then the ops."""
+    gpus = gpu_count()
+    check_ranks(ranks, gpus)
+    resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
+    for name in ("corpus", "tokenizer"):
+        if not getattr(run.data, name):
+            raise ConfigError(f"data.{name}", "is not set", f"Give its folder: data.{name}=PATH.")
+    load_manifest(run.data.corpus)
+    prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))

@@ -1,0 +1,162 @@
+"""The training loop, to be read from top to bottom."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.restore import check_shape, restore
+from z2all_ds.checkpoint.save import save_checkpoint
+from z2all_ds.config import RunConfig
+from z2all_ds.data import BatchLoader, merge_states
+from z2all_ds.errors import TrainingError
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.plots import LOSS_PREFIX
+from z2all_ds.track.sinks import WandbSink
+from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.train.channel_loss import ChannelLoss
+from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.train.engine import set_learning_rate
+from z2all_ds.train.logs import RankOutput
+from z2all_ds.train.meters import Meters, StepCost, step_line
+from z2all_ds.train.schedules import learning_rate
+from z2all_ds.world import World
+
+
+class Trainer:
+    """One rank's training: steps, checkpoints, records."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: RunFolder,
+        world: World,
+        resolved: ResolvedDeepSpeed,
+        engine: Any,
+        loader: BatchLoader,
+        output: RankOutput,
+    ) -> None:
+        self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
+        self.engine, self.loader, self.output = engine, loader, output
+        self.step = 0
+        self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
+        self.shape = {
+            "world_size": world.world_size,
+            "zero_stage": resolved.stage,
+            "offload_optimizer": resolved.offload_optimizer,
+            "dtype": resolved.dtype,
+        }
+        self.writer: RunWriter | None = None
+        self.wandb: WandbSink | None = None
+
+    def restore(self, resume: str) -> None:
+        """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
+        checkpoints, verify = self.folder.checkpoints, self.run.checkpoint.verify_checksums
+        checkpoint, skipped = None, []
+        if resume == "auto":
+            checkpoint, skipped = layout.find_latest(checkpoints, verify)
+        elif resume != "never":
+            checkpoint = layout.open_checkpoint(Path(resume), verify)
+        for line in skipped:
+            self.output.say(line)
+        if checkpoint:
+            check_shape(checkpoint, self.shape)
+            restore(self.engine, checkpoint)
+            self.loader.load_state_dict(checkpoint.data_state, allow_data_change=self.run.data.allow_change)
+            self.step = checkpoint.step
+            self.output.say(f"resumed from {checkpoint.path.name}")
+        if self.world.is_main:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            layout.remove_leftovers(checkpoints)
+            dropped = drop_metrics_after(self.folder.metrics, self.step)
+            self.writer = RunWriter(self.folder)
+            self.writer.event("started", step=self.step, **self.shape, deepspeed=self.resolved.name)
+            if dropped:
+                self.writer.event("metrics_dropped", records=dropped, after_step=self.step)
+            self.wandb = WandbSink(self.run.track, self.run, self.output.say)
+
+    def run_steps(self) -> None:
+        """Trains up to the last step (or the planned stop), saving on the way."""
+        train = self.run.train
+        last_step = min(train.steps, train.stop_at_step or train.steps)
+        meters = Meters(self.run, self.run.model.shape, self.world.world_size, self.engine.device, self.step)
+        batches = iter(self.loader)
+        while self.step < last_step:
+            lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)
+            set_learning_rate(self.engine, lr)
+            for _ in range(self.resolved.accumulation):
+                self._micro_step(next(batches))
+            self.step += 1
+            self._record(lr, meters.measure())
+            if self.step % self.run.checkpoint.every_steps == 0 or self.step == last_step:
+                self._save()
+        if self.writer:
+            self.writer.event("done" if self.step >= train.steps else "stopped", step=self.step)
+        self.output.say(f"{'done' if self.step >= train.steps else 'planned stop'} at step {self.step}")
+
+    def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
+        batch = {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in batch.items()}
+        losses = self.engine(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            document_ids=batch["document_ids"] if self.run.data.document_mask else None,
+            next_tokens=batch["labels"],
+        ).losses
+        self.channel_loss.add(losses, batch["labels"], batch["domain_ids"])
+        # Divided by all positions, not by the counted ones: a constant, so that the gradient of a step does not
+        # depend on how its samples are dealt out to ranks and micro-batches.
+        self.engine.backward(losses.sum() / losses.numel())
+        self.engine.step()
+
+    def _record(self, lr: float, cost: StepCost) -> None:
+        loss, per_domain = self.channel_loss.take()
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"loss {loss} at step {self.step}", "must be finite",
+                "Lower optimizer.lr or look at the data; the last checkpoint is intact.",
+            )
+        if not self.writer or not self.wandb:
+            return
+        grad_norm = self.engine.get_global_grad_norm()
+        record = {
+            "step": self.step,
+            "tokens_seen": self.step * self.run.train.global_batch * self.run.train.sequence_length,
+            "loss": loss,
+            **{LOSS_PREFIX + name: value for name, value in per_domain.items()},
+            "lr": lr,
+            "grad_norm": None if grad_norm is None else float(grad_norm),
+            "step_seconds": round(cost.step_seconds, 6),
+            "tokens_per_second": round(cost.tokens_per_second, 1),
+            "mfu": cost.mfu,
+            "peak_memory_bytes": cost.peak_memory_bytes,
+            "time_unix": round(time.time(), 3),
+        }
+        self.writer.metric(record)
+        self.wandb.metric(record)
+        if self.step % self.run.train.log_every == 0 or self.step == self.run.train.steps:
+            self.output.say(step_line(self.step, self.run.train.steps, loss, lr, record["grad_norm"], cost))
+
+    def _save(self) -> None:
+        started = time.monotonic()
+        states: list[Any] = [None] * self.world.world_size
+        dist.all_gather_object(states, self.loader.state_dict())
+        trainer = {**self.shape, "deepspeed": self.resolved.name}
+        path = save_checkpoint(
+            self.engine, self.folder.checkpoints, self.step, trainer, merge_states(states), self.run.checkpoint.keep_last
+        )
+        seconds = time.monotonic() - started
+        if self.writer:
+            self.writer.event("checkpoint", step=self.step, path=path.name, seconds=round(seconds, 3))
+        self.output.say(f"saved {path.name} in {seconds:.1f} s")
+
+    def close(self) -> None:
+        """Ends threads and files; also after an error."""
+        self.loader.close()
+        if self.wandb:
+            self.wandb.close()
+        if self.writer:
+            self.writer.close()

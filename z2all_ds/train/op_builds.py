@@ -1,0 +1,59 @@
+"""Builds DeepSpeed's ops once, in one process, before the ranks start, so that no rank sits in silence for a minute.
+
+    python -m z2all_ds.train.op_builds deepspeed_shm_comm
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from z2all_ds import machine
+from z2all_ds.console import heartbeat, say
+from z2all_ds.errors import MachineError
+from z2all_ds.train.ds_config import ResolvedDeepSpeed
+
+BUILDERS = {"deepspeed_shm_comm": "ShareMemCommBuilder", "cpu_adam": "CPUAdamBuilder"}
+"""Op -> DeepSpeed's name of its builder."""
+
+
+def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
+    """What this run will load: shared-memory messages between CPU ranks, Adam on the CPU for offload."""
+    ops = ["deepspeed_shm_comm"] if device_type == "cpu" else []
+    return [*ops, "cpu_adam"] if resolved.offload_optimizer else ops
+
+
+def prebuild(ops: list[str]) -> None:
+    """Builds what is not built, showing the time; a no-op on the second call."""
+    environment = {**os.environ, **machine.default_environment(ranks=1)}
+    folder = Path(environment["TORCH_EXTENSIONS_DIR"])
+    for lock in machine.remove_stale_locks(folder):
+        say(f"removed the lock of a build that was killed: {lock}")
+    missing = [op for op in ops if not machine.op_is_built(folder, op)]
+    if missing:
+        machine.require_compiler(environment)
+        machine.require_free_disk(folder, 300_000_000, "building DeepSpeed ops")
+    # All cores may compile: the ranks, which share them, have not started.
+    environment.pop("OMP_NUM_THREADS", None)
+    for op in missing:
+        with heartbeat(f"building DeepSpeed op {op} (once, about a minute)"):
+            command = [sys.executable, "-m", "z2all_ds.train.op_builds", op]
+            result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if result.returncode != 0:
+            log = folder / f"{op}.build.log"
+            log.write_text(result.stdout + result.stderr, encoding="utf-8")
+            reason = next((line for line in result.stderr.splitlines() if "error" in line.lower()), "see the log")
+            raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"The whole log: {log}")
+
+
+def build_here(op: str) -> None:
+    """Builds and loads one op in this process."""
+    if machine.gpu_count() == 0:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().create_op_builder(BUILDERS[op]).load(verbose=False)
+
+
+if __name__ == "__main__":
+    build_here(sys.argv[1])

@@ -1,0 +1,158 @@
+"""What each rank runs: `deepspeed launch/pretrain.py --config run.yaml --deepspeed zero2 train.steps=100`.
+
+Prepares everything in the order in which it can fail cheaply (config, data, shape), then hands over to the loop.
+Each rank's whole output goes to logs/rank_NNNN.log; rank 0 also speaks on the terminal.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.cluster.lifeline import follow_owner
+from z2all_ds.config import RunConfig, dump_yaml, load_run_config
+from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, DataError, Z2allError
+from z2all_ds.run_folder import RunFolder, write_atomically
+from z2all_ds.train.logs import RankOutput
+from z2all_ds.world import World
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of a rank; returns the exit code."""
+    options, run = parse(sys.argv[1:] if arguments is None else arguments)
+    world = World.from_environment()
+    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
+    output = RankOutput(folder, world)
+    follow_owner()
+    try:
+        train_rank(run, options.resume, folder, world, output)
+    except Z2allError as error:
+        # All ranks meet most user errors alike; one line from rank 0 is enough, the others' are in their logs.
+        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or error.exit_code > 2)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception:
+        output.fail(traceback.format_exc(), show=True)
+        return EXIT_BUG
+    return EXIT_OK
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
+    """The command line of a rank; the launcher puts --local_rank first."""
+    parser = argparse.ArgumentParser(description="Train one rank. Started by the deepspeed launcher or torchrun.")
+    parser.add_argument("--config", help="run YAML, or the name of a preset")
+    parser.add_argument("--deepspeed", help="name of a shipped DeepSpeed JSON, or a path")
+    parser.add_argument("--resume", default="auto", help="auto, never, or the path of a checkpoint")
+    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    options = parser.parse_args(arguments)
+    overrides = [*options.overrides, *([f"deepspeed={options.deepspeed}"] if options.deepspeed else [])]
+    try:
+        return options, load_run_config(options.config, overrides)
+    except Z2allError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput) -> None:
+    """Builds model, data and engine, restores the checkpoint if there is one, trains."""
+    from z2all_ds.data import BatchLoader, PackedStream, StreamSpec
+    from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT
+    from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
+
+    lock = folder.acquire_lock() if world.is_main else None
+    tokenizer = load_tokenizer(Path(run.data.tokenizer))
+    if tokenizer.size > run.model.vocab_size:
+        raise DataError(
+            f"tokenizer {run.data.tokenizer} with {tokenizer.size} ids",
+            f"does not fit model.vocab_size={run.model.vocab_size}",
+            f"Set model.vocab_size to {-(-tokenizer.size // 64) * 64} or more.",
+        )
+    stream = PackedStream(
+        StreamSpec(
+            corpus_dir=Path(run.data.corpus),
+            sequence_length=run.train.sequence_length,
+            seed=run.train.seed,
+            num_lanes=run.num_lanes,
+            weights=run.data.weights,
+            temperature=run.data.temperature,
+        ),
+        tokenizer,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
+
+    output.say("loading torch and DeepSpeed")
+    from z2all_ds.train import engine as ds
+    from z2all_ds.train.ds_config import resolve
+
+    device = ds.pick_device(world)
+    resolved = resolve(run, world.world_size, device.type)
+    for note in resolved.notes:
+        output.say(note)
+
+    from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+    from z2all_ds.ops import Situation, resolve_ops
+    from z2all_ds.train.loop import Trainer
+
+    ds.start_process_group(world, device)
+    head_dim = run.model.hidden_size // run.model.num_attention_heads
+    ops = resolve_ops(run.ops.model_dump(), Situation(device.type, resolved.dtype, head_dim))
+    for choice in ops.choices:
+        output.say(f"op {choice.op}: {choice.backend} ({choice.reason})")
+    ds.seed_everything(run.train.seed)
+    config = Z2allConfig.from_section(
+        run.model, bos_token_id=tokenizer.special_id(BEGIN_OF_TEXT), eos_token_id=tokenizer.eot_id, pad_token_id=tokenizer.pad_id
+    )
+    model = Z2allForCausalLM(config, ops)
+    if run.train.activation_checkpointing:
+        model.gradient_checkpointing_enable()
+    if world.is_main:
+        write_run_files(run, folder, resolved.config, [vars(c) for c in ops.choices], world)
+    engine = ds.build_engine(model, run, resolved)
+    loader = BatchLoader(stream, run.train.micro_batch, pin_memory=device.type == "cuda")
+    trainer = Trainer(run, folder, world, resolved, engine, loader, output)
+    try:
+        trainer.restore(resume)
+        trainer.run_steps()
+    finally:
+        trainer.close()
+    del lock
+
+
+def write_run_files(
+    run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], op_choices: list[dict[str, Any]], world: World
+) -> None:
+    """The resolved inputs of the run, beside its results."""
+    import importlib.metadata
+
+    write_atomically(folder.config, dump_yaml(run))
+    write_atomically(folder.ds_config, json.dumps(ds_config, indent=2))
+    packages = ("z2all_ds", "torch", "deepspeed", "transformers", "tokenizers", "numpy")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed as a package"
+    environment = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "world_size": world.world_size,
+        "packages": versions,
+        "ops": op_choices,
+    }
+    write_atomically(folder.environment, json.dumps(environment, indent=2))
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.exit(code)
