@@ -52,8 +52,9 @@ def machine_limits_named(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = "Free some space or choose a folder on another disk, then run the same command: it goes on from there."
+            fix = "Free some space or choose another disk, then run the same command: it goes on from there."
             raise MachineError(f"folder {folder}", "the disk or the quota is full", fix) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise MachineError(f"folder {folder}", "not writable", "Choose another folder or change its owner.") from error
+            fix = "Choose another folder or change its owner."
+            raise MachineError(f"folder {folder}", "not writable", fix) from error
         raise

@@ -82,13 +82,15 @@ def _check(sources: Sequence[SourceSpec], max_shard_bytes: int) -> None:
     seen: set[str] = set()
     for spec in sources:
         if not _DOMAIN.fullmatch(spec.domain):
-            raise ConfigError(f"domain {spec.domain!r}", "it becomes a file name", "Use letters, digits, _, - and dots.")
+            fix = "Use letters, digits, _, - and dots."
+            raise ConfigError(f"domain {spec.domain!r}", "it becomes a file name", fix)
         if spec.domain in seen:
             fix = "Give the second one a name of its own, or all raw files to one source."
             raise ConfigError(f"domain {spec.domain!r}", "named by two sources", fix)
         seen.add(spec.domain)
         if spec.max_bytes is not None and spec.max_bytes < 1:
-            raise ConfigError(f"max_bytes {spec.max_bytes} of {spec.domain}", "must be positive", "Leave it out for all.")
+            what = f"max_bytes {spec.max_bytes} of {spec.domain}"
+            raise ConfigError(what, "must be positive", "Leave it out to take everything.")
         if find_converter(spec.converter).needs_raw != bool(spec.raw):
             rule = "is built in and takes no raw files" if spec.raw else "needs raw files"
             fix = "Leave them out." if spec.raw else "Give at least one path."
@@ -147,7 +149,8 @@ def _build_domain(out_dir: Path, spec: SourceSpec, first_gid: int, max_shard_byt
             gid += 1
         if gid == first_gid:
             rule = "gave no document" + ("" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes")
-            raise DataError(f"source {spec.converter} of domain {spec.domain}", rule, "Raise max_bytes or check its files.")
+            what = f"source {spec.converter} of domain {spec.domain}"
+            raise DataError(what, rule, "Raise max_bytes or check its files.")
         return writer.finish()
 
 

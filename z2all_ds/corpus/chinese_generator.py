@@ -16,6 +16,7 @@ from z2all_ds.corpus.chinese_tables import (
     ENTRIES,
     GOODS,
     LANDMARKS,
+    LOW_HIGH,
     OPENINGS,
     PEOPLE,
     PLACES,
@@ -116,7 +117,7 @@ def diary(random: Random) -> Text:
     day = datetime.date(2001, 1, 1) + datetime.timedelta(days=random.randrange(365 * 30))
     season = "冬春夏秋"[day.month % 12 // 3]
     table = SEASONS[season]
-    low, high = table["low_high"]
+    low, high = LOW_HIGH[season]
     cold = random.randint(low, high - 6)
     warm = cold + random.randint(4, min(10, high - cold))
     signs, doings = random.sample(table["signs"], 2), random.sample(table["doings"], 2)

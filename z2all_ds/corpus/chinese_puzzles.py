@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - a Chinese character counts as two columns, and sentences cut in two read worse
 """The part of the Chinese generator that is about numbers, order and time; every answer is computed."""
 
+from itertools import pairwise
 from random import Random
 
 from z2all_ds.corpus.chinese_tables import PEOPLE, PLACES
@@ -83,7 +84,7 @@ def ordering_puzzle(random: Random) -> tuple[str, str]:
         (("高", "矮", "谁最高"), ("大", "小", "谁的年纪最大"), ("快", "慢", "谁跑得最快"), ("重", "轻", "谁的书包最重"))
     )
     clues = []
-    for above, below in zip(names, names[1:], strict=False):
+    for above, below in pairwise(names):
         clues.append(random.choice((f"{above}比{below}{more}", f"{below}比{above}{less}")))
     clues = random.sample(clues, len(clues))
     middle = f"，{names[1]}{'排第二' if len(names) > 3 else '在中间'}"

@@ -81,29 +81,36 @@ def find_converter(name: str) -> Converter:
         return _REGISTRY[name]
     near = difflib.get_close_matches(name, _REGISTRY, n=1)
     guess = f"Did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"converter {name!r}", f"the converters are {', '.join(sorted(_REGISTRY))}", f"{guess}Choose one.")
+    rule = f"the converters are {', '.join(sorted(_REGISTRY))}"
+    raise ConfigError(f"converter {name!r}", rule, f"{guess}Choose one of these.")
 
 
 @converter("python_code", already_spread=True, needs_raw=False)
 def python_code(raw: list[Path], wanted_bytes: int | None) -> Iterator[Draft]:
     """The sources of the standard library of the running Python."""
-    for relative, text in _standard_library():
-        yield Draft(relative, text, "code", "Source of a module of the Python standard library.", {"language": "python"})
+    for name in _spread(_library_files()):
+        content = _library_text(name)
+        if content.strip():
+            yield Draft(name, content, "code", "Source of a module of the Python standard library.")
 
 
 @converter("python_docstrings", already_spread=True, needs_raw=False)
 def python_docstrings(raw: list[Path], wanted_bytes: int | None) -> Iterator[Draft]:
-    """English: the docstrings of each module of the standard library, as one document with headings."""
-    for relative, text in _standard_library():
+    """English: the docstrings of each standard library module, as one document with headings, and help topics."""
+    topics = _help_topics()
+    for name in _spread([*_library_files(), *topics]):
+        if name in topics:
+            yield Draft(f"Help on {name}", topics[name], "english", "A topic of the built-in help of Python.")
+            continue
         try:
-            tree = ast.parse(text)
+            tree = ast.parse(_library_text(name))
         except (SyntaxError, ValueError):  # templates and files for other versions
             continue
         sections = list(_docstring_sections(tree, ""))
         if sections:
-            module = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             content = without_lone_surrogates(f"The module {module}\n\n" + "\n\n".join(sections) + "\n")
-            yield Draft(f"Documentation of {module}", content, "english", "Docstrings of a module of the standard library.")
+            yield Draft(f"Documentation of {module}", content, "english", "Docstrings of a standard library module.")
 
 
 @converter("chinese_sample", already_spread=True, needs_raw=False)
@@ -160,22 +167,41 @@ def read_chinese_texts() -> list[tuple[str, str]]:
     return [(whole.strip().split("\n", 1)[0], whole.strip() + "\n") for whole in texts]
 
 
-def _standard_library() -> Iterator[tuple[str, str]]:
-    """(path within the library, text) in the order of a hash of the path: fixed, and from all over the alphabet."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = []
+def _spread(names: list[str]) -> list[str]:
+    """In the order of a hash: always the same, and any beginning of it comes from all over the alphabet."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+
+
+def _library_root() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _library_files() -> list[str]:
+    """Paths within the standard library."""
+    root, files = _library_root(), []
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
         # _sysconfigdata holds the paths and flags of the machine Python was built on
         if not _LEFT_OUT_FOLDERS.intersection(relative.parts[:-1]) and not relative.name.startswith("_sysconfigdata"):
             files.append(relative.as_posix())
-    for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        try:
-            content = (root / name).read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        if content.strip():
-            yield name, content
+    return files
+
+
+def _library_text(name: str) -> str:
+    """Empty for the few files that are not UTF-8."""
+    try:
+        return (_library_root() / name).read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _help_topics() -> dict[str, str]:
+    """name -> text of what `help("NAME")` prints; {} where a distribution leaves them out."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return {}
+    return {name: without_lone_surrogates(content) for name, content in topics.items()}
 
 
 def _docstring_sections(node: ast.AST, prefix: str) -> Iterator[str]:

@@ -72,8 +72,8 @@ def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
-        rule = "a corpus folder has one, written when its build is complete"
-        raise DataError(str(path), f"no such file; {rule}", "Give the folder of a finished build, or build one.") from None
+        rule = "no such file; it is written when a build is complete"
+        raise DataError(str(path), rule, "Give the folder of a finished build, or build one.") from None
     except (OSError, ValueError) as error:
         raise DataError(str(path), f"not readable as JSON ({error})", rebuild) from None
     version = values.get("format_version") if isinstance(values, dict) else None

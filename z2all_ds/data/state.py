@@ -103,7 +103,7 @@ def _check_same_data(saved: StreamState, here: StreamState, allow_data_change: b
     what = "; ".join(f"{key} was {_short(saved.get(key))} and is {_short(here.get(key))}" for key in changed)
     fix = "Set it back to go on, or begin a new run."
     if set(changed) <= set(_MAY_BE_CHANGED):
-        fix = "Set it back, or pass allow_data_change=True to go on with the new data from here."
+        fix = "Set it back, or go on with the new data from here: data.allow_change=true."
     raise DataError(f"data state: {what}", "a run goes on only with the data it began with", fix)
 
 

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# All checks: ruff, mypy, pytest. Makes .venv and installs what they need. Arguments go to pytest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+# Debian packages the tests need, by the command that shows they are there. Without root the tests in need skip.
+install_debian_packages() {
+    local missing=() pair
+    for pair in g++:g++ hostname:hostname; do
+        command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair##*:}")
+    done
+    if [ "${#missing[@]}" -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        quietly "installing Debian packages ${missing[*]}" \
+            sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"' sh "${missing[@]}"
+    fi
+}
+
+install_debian_packages
+require_compiler
+prepare_environment dev
+cd "$root"
+# Before ruff and mypy, so that a machine that cannot build ops says so first; a no-op when they are built.
+"$venv/bin/python" -m z2all_ds doctor --prebuild --fix
+"$venv/bin/python" -m ruff check .
+"$venv/bin/python" -m mypy
+exec "$venv/bin/python" -m pytest "$@"

@@ -1,0 +1,21 @@
+"""An exported folder as model and tokenizer on the best device here."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from z2all_ds.errors import DataError
+
+
+def load_folder(folder: Path) -> tuple[Any, Any, torch.device]:
+    """Model (eval mode), tokenizer, device."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (folder / "config.json").is_file():
+        raise DataError(f"model {folder}", "no Hugging Face folder (no config.json)", "Give an export: `z2all export RUN`.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # On a CPU bf16 products are some 100 times slower than fp32 ones.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32 if device.type == "cpu" else "auto")
+    return model.to(device).eval(), tokenizer, device
