@@ -1,4 +1,4 @@
-"""Entry for `deepspeed --hostfile H launch/pretrain.py --config run.yaml --deepspeed zero2`; the work is the package's."""
+"""For `deepspeed --hostfile H launch/pretrain.py --config run.yaml --deepspeed zero2`; the work is the package's."""
 
 import sys
 

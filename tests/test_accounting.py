@@ -134,9 +134,7 @@ def test_mfu_of_the_published_a800_run() -> None:
     [({"num_layers": 0}, "num_layers = 0"), ({"num_heads": 3}, "num_heads = 3"), ({"num_kv_heads": 5}, "num_kv_heads")],
 )
 def test_impossible_shapes_are_refused(changes: dict[str, int], named: str) -> None:
-    shape = ModelShape(
-        vocab_size=9, hidden_size=8, intermediate_size=4, num_layers=1, num_heads=4, num_kv_heads=2
-    )
+    shape = ModelShape(vocab_size=9, hidden_size=8, intermediate_size=4, num_layers=1, num_heads=4, num_kv_heads=2)
     with pytest.raises(ConfigError, match=named):
         dataclasses.replace(shape, **changes)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from z2all_ds import __version__
-from z2all_ds.errors import Z2allError
+from z2all_ds.errors import MachineError, Z2allError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -267,7 +267,7 @@ def doctor(
         print(room.to_json(findings))
     else:
         room.render(findings)
-    raise typer.Exit(6 if room.has_failures(findings) else 0)
+    raise typer.Exit(MachineError.exit_code if room.has_failures(findings) else 0)
 
 
 if __name__ == "__main__":

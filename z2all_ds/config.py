@@ -5,6 +5,7 @@ keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names w
 """
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from z2all_ds.resources import find_named_file
 
 
 class Section(BaseModel):
-    """Common ground: unknown keys fail, values cannot change after the start, docstrings under fields are their help."""
+    """Common ground: unknown keys fail, values are fixed after the start, docstrings under fields are their help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -51,7 +52,9 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _heads_fit(self) -> "ModelSection":
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}")
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}"
+            )
         if (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(
                 f"head size {self.hidden_size // self.num_attention_heads} (hidden_size / num_attention_heads)"
@@ -63,7 +66,6 @@ class ModelSection(Section):
                 f" num_attention_heads={self.num_attention_heads}"
             )
         return self
-
 
     @property
     def shape(self) -> ModelShape:
@@ -282,10 +284,8 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
     if isinstance(value, str):
         # YAML 1.1 reads 3e-4 as text; people write learning rates that way.
-        try:
+        with suppress(ValueError):
             value = float(value) if value[:1].isdigit() else value
-        except ValueError:
-            pass
     *sections, key = name.strip().split(".")
     for section in sections:
         target = target.setdefault(section, {})

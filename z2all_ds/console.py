@@ -34,7 +34,7 @@ def human_bytes(count: float) -> str:
 
 def human_seconds(seconds: float) -> str:
     """3725 -> '1h02m', 65 -> '1m05s', 9 -> '9s'."""
-    minutes, rest = divmod(int(round(seconds)), 60)
+    minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
@@ -45,7 +45,14 @@ def progress(label: str, total: float | None = None, unit: str = "") -> Iterator
     """Yields `advance(n)`. On a terminal a rich bar with ETA; elsewhere a line at most every ten seconds."""
     if is_interactive():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)]
         with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
@@ -75,7 +82,9 @@ def heartbeat(label: str) -> Iterator[None]:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        with Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+        ) as bars:
             bars.add_task(label, total=None)
             yield
         return

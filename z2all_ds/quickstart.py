@@ -138,7 +138,8 @@ def check_learning(records: list[dict[str, Any]]) -> None:
     first, last = records[0]["loss"], _last_mean(records, "loss")
     if not first - last >= MIN_LOSS_DROP_NATS:
         raise TrainingError(
-            f"loss {first:.3f} -> {last:.3f}", f"must fall by at least {MIN_LOSS_DROP_NATS} nats",
+            f"loss {first:.3f} -> {last:.3f}",
+            f"must fall by at least {MIN_LOSS_DROP_NATS} nats",
             "Run it again with --fresh; if it stays so, report it as a bug.",
         )
 

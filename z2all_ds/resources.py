@@ -1,4 +1,4 @@
-"""Finds the files that travel with the package (DeepSpeed JSONs, presets) by name, in a checkout and in a wheel alike."""
+"""Finds the files that travel with the package (DeepSpeed JSONs, presets) by name, in a checkout as in a wheel."""
 
 import difflib
 from pathlib import Path

@@ -54,7 +54,7 @@ class RunFolder:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 
     def acquire_lock(self) -> int:
-        """Holds the folder until the process ends, however it ends (the kernel frees a flock). Returns the descriptor."""
+        """Holds the folder until the process ends, however it ends (the kernel frees a flock). Returns the handle."""
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
@@ -65,7 +65,9 @@ class RunFolder:
                 if time.monotonic() > deadline:
                     os.close(descriptor)
                     raise CheckpointError(
-                        f"run folder {self.root}", "another job is writing into it", "Stop that job or set another run_dir."
+                        f"run folder {self.root}",
+                        "another job is writing into it",
+                        "Stop that job or set another run_dir.",
                     ) from None
                 time.sleep(0.2)
             else:

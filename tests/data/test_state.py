@@ -97,7 +97,7 @@ def test_only_data_may_change(corpus: Path, change: dict) -> None:
 def test_changed_corpus_stops_and_can_be_allowed(corpus: Path, tmp_path: Path) -> None:
     (state,) = rank_states(corpus, 1, 30)
     stream = open_stream(write_corpus(tmp_path / "new", {"web": [8] * 50, "wiki": [7] * 50}))
-    with pytest.raises(DataError, match=r"corpus_fingerprint was \w{20,}\S* and is \w{20,}.*allow_data_change=True"):
+    with pytest.raises(DataError, match=r"corpus_fingerprint was \w{20,}\S* and is \w{20,}.*data.allow_change=true"):
         stream.load_state_dict(state)
     stream.load_state_dict(state, allow_data_change=True)
     after = stream.state_dict()

@@ -33,9 +33,7 @@ def test_fp32_keeps_a_master_copy_at_stages_1_and_2_only() -> None:
     assert [zero_states(1000, 4, stage, "fp32").master_weights for stage in range(4)] == [0, 1000, 1000, 0]
 
 
-@given(
-    st.integers(1, 10**12), st.integers(1, 4096), st.sampled_from(["bf16", "fp16"]), st.sampled_from([None, "bf16"])
-)
+@given(st.integers(1, 10**12), st.integers(1, 4096), st.sampled_from(["bf16", "fp16"]), st.sampled_from([None, "bf16"]))
 def test_a_higher_stage_never_needs_more(parameters: int, gpus: int, dtype: str, accumulation: str | None) -> None:
     totals = [zero_states(parameters, gpus, stage, dtype, accumulation).gpu for stage in range(4)]
     assert totals == sorted(totals, reverse=True)

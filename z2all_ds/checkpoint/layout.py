@@ -1,11 +1,11 @@
 """Names and health of checkpoints: temporary folder -> fsync -> rename -> MANIFEST.json last.
 
-    checkpoints/step_00001000/
-        deepspeed/          weights, optimizer: DeepSpeed's own files
-        data_state.json     where the data stream stands
-        trainer.json        step, shape (ranks, ZeRO stage, dtype), tokens seen
-        rng_rank_0000.pt    random generators, one file a rank
-        MANIFEST.json       sizes and checksums of all of the above; without it the folder does not count
+checkpoints/step_00001000/
+    deepspeed/          weights, optimizer: DeepSpeed's own files
+    data_state.json     where the data stream stands
+    trainer.json        step, shape (ranks, ZeRO stage, dtype), tokens seen
+    rng_rank_0000.pt    random generators, one file a rank
+    MANIFEST.json       sizes and checksums of all of the above; without it the folder does not count
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def temporary_path(checkpoints: Path, step: int) -> Path:
 
 
 def seal(checkpoints: Path, step: int) -> Path:
-    """Makes a fully written temporary folder the checkpoint of `step`. Called by one process, after all have written."""
+    """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written."""
     temporary, final = temporary_path(checkpoints, step), checkpoints / step_name(step)
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
     entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
@@ -102,7 +102,8 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
     sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
     if sealed:
         raise CheckpointError(
-            f"{checkpoints}", f"none of {len(sealed)} checkpoints can be loaded ({skipped[0]})",
+            f"{checkpoints}",
+            f"none of {len(sealed)} checkpoints can be loaded ({skipped[0]})",
             "Restore one from a copy, or use another run_dir to start anew.",
         )
     return None, skipped
@@ -113,7 +114,9 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
     problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
     match = re.fullmatch(r"step_(\d+)", path.name)
     if problem or not match:
-        raise CheckpointError(f"checkpoint {path}", problem or "not a step_NNNNNNNN folder", "Give a complete checkpoint.")
+        raise CheckpointError(
+            f"checkpoint {path}", problem or "not a step_NNNNNNNN folder", "Give a complete checkpoint."
+        )
     return Checkpoint(path, int(match.group(1)))
 
 
@@ -126,7 +129,7 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
 
 
 def prune(checkpoints: Path, keep_last: int) -> list[str]:
-    """Deletes all but the newest sealed checkpoints; the manifest goes first, so that a cut-off deletion is no checkpoint."""
+    """Deletes all but the newest sealed checkpoints. The manifest goes first: half a deletion leaves no checkpoint."""
     sealed = [path for path in sorted(_step_folders(checkpoints)) if (path / MANIFEST).exists()]
     doomed = sealed[: -max(2, keep_last)]
     for path in doomed:

@@ -8,12 +8,12 @@ import torch
 
 
 def rng_state() -> dict[str, Any]:
-    """Every random generator training may draw from, as tensors and plain values, so that it loads without pickled code."""
-    name, words, *rest = numpy.random.get_state()
+    """Every random generator training may draw from, as tensors and plain values: loads without pickled code."""
+    name, words, *rest = numpy.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(words.astype("int64")), *rest),
+        "numpy": (name, torch.from_numpy(numpy.asarray(words).astype("int64")), *rest),
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()

@@ -47,7 +47,8 @@ def save_checkpoint(
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"checkpoint of step {step}", f"could not be written ({first})",
+            f"checkpoint of step {step}",
+            f"could not be written ({first})",
             f"Make room in {checkpoints} and start again: the run goes on from the checkpoint before it.",
         )
     return checkpoints / layout.step_name(step)

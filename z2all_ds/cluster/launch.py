@@ -80,6 +80,7 @@ def check_ranks(ranks: int, gpus: int) -> None:
     """One rank a GPU; NCCL does not put two on one."""
     if ranks < 1 or (gpus and ranks > gpus):
         raise ClusterError(
-            f"ranks={ranks}", f"must be 1 to {gpus}, one for each GPU" if gpus else "must be at least 1",
+            f"ranks={ranks}",
+            f"must be 1 to {gpus}, one for each GPU" if gpus else "must be at least 1",
             "Set --ranks, or DS_ACCELERATOR=cpu to train on the CPU.",
         )

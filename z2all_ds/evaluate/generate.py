@@ -24,7 +24,10 @@ def continue_prompts(
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     torch.manual_seed(seed)
     made = model.generate(
-        input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"], max_new_tokens=max_new_tokens, **sampling
+        input_ids=encoded["input_ids"],
+        attention_mask=encoded["attention_mask"],
+        max_new_tokens=max_new_tokens,
+        **sampling,
     )
     texts: list[str] = tokenizer.batch_decode(made, skip_special_tokens=True)
     return texts

@@ -13,7 +13,9 @@ def load_folder(folder: Path) -> tuple[Any, Any, torch.device]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (folder / "config.json").is_file():
-        raise DataError(f"model {folder}", "no Hugging Face folder (no config.json)", "Give an export: `z2all export RUN`.")
+        raise DataError(
+            f"model {folder}", "no Hugging Face folder (no config.json)", "Give an export: `z2all export RUN`."
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     # On a CPU bf16 products are some 100 times slower than fp32 ones.

@@ -1,7 +1,9 @@
 """Checkpoint -> Hugging Face folder (Llama format, safetensors, tokenizer), gated by the comparison of logits."""
 
 import json
+import os
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,7 +45,9 @@ def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
     return RunFolder(path.parent.parent), open_checkpoint(path)
 
 
-def export_checkpoint(path: Path, out: Path | None = None, dtype: str = "fp32", max_shard_size: str = "4GB") -> ExportReport:
+def export_checkpoint(
+    path: Path, out: Path | None = None, dtype: str = "fp32", max_shard_size: str = "4GB"
+) -> ExportReport:
     """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an export of the same place."""
     from huggingface_hub import save_torch_state_dict
     from transformers import GenerationConfig
@@ -60,12 +63,7 @@ def export_checkpoint(path: Path, out: Path | None = None, dtype: str = "fp32", 
     if out.exists() and not (out / "config.json").is_file():
         raise ConfigError(f"--out {out}", "exists and is not an export", "Give a new folder.")
     tokenizer = load_tokenizer(run.data.tokenizer)
-    token_ids = {
-        "bos_token_id": tokenizer.special_id(BEGIN_OF_TEXT),
-        "eos_token_id": tokenizer.eot_id,
-        "pad_token_id": tokenizer.pad_id,
-    }
-    config = Z2allConfig.from_section(run.model, **token_ids)
+    config = Z2allConfig.from_section(run.model, **tokenizer.model_token_ids)
     with heartbeat(f"reading the weights of {checkpoint.path.name}"):
         weights = {name: t.to(DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
     if config.tie_word_embeddings:
@@ -84,10 +82,12 @@ def export_checkpoint(path: Path, out: Path | None = None, dtype: str = "fp32", 
         llama = config.to_llama()
         llama.dtype = DTYPES[dtype]
         llama.save_pretrained(temporary)
-        GenerationConfig(**token_ids).save_pretrained(temporary)
+        GenerationConfig(**tokenizer.model_token_ids).save_pretrained(temporary)
         for name in TOKENIZER_FILES:
             if (Path(run.data.tokenizer) / name).is_file():
                 shutil.copy2(Path(run.data.tokenizer) / name, temporary / name)
+        for file in temporary.iterdir():
+            file.chmod(0o644)  # some writers make their files private
         (temporary / "README.md").write_text(model_card(run, checkpoint, dtype), encoding="utf-8")
         with heartbeat("comparing logits in a process without this package"):
             verdict = compare_with_folder(model, tokenizer, temporary, real_texts(Path(run.data.corpus)))
@@ -109,7 +109,9 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         file = checkpoint.path / DEEPSPEED_TAG / "mp_rank_00_model_states.pt"
         weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
     else:
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.path), tag=DEEPSPEED_TAG)
+        # It prints as it goes; the person watching has our own line.
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.path), tag=DEEPSPEED_TAG)
     return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
 
 

@@ -50,7 +50,9 @@ def compare_with_folder(
         for name, text in texts.items():
             ids = tokenizer.encode(text)[:limit]
             if answer["ids"][name] != ids:
-                raise ExportError(f"{folder}", f"its tokenizer reads the {name} text differently", "Report this as a bug.")
+                raise ExportError(
+                    f"{folder}", f"its tokenizer reads the {name} text differently", "Report this as a bug."
+                )
             with torch.no_grad():
                 ours = model(torch.tensor([ids])).logits[0].float()
             theirs = torch.load(Path(scratch) / f"{name}.pt", weights_only=True)

@@ -37,8 +37,8 @@ class RMSNorm(nn.Module):
 class RotaryTable:
     """cos and sin per position, from frequencies kept in fp32.
 
-    Not a module on purpose: DeepSpeed casts a module's buffers to bf16 with its weights, and frequencies rounded to
-    eight bits give a model that its own fp32 export does not reproduce.
+    Not a module on purpose: buffers follow `model.to(torch.bfloat16)`, and frequencies rounded to eight bits give a
+    model that its own fp32 export does not reproduce.
     """
 
     def __init__(self, config: Z2allConfig) -> None:
@@ -130,7 +130,7 @@ class Z2allPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
@@ -208,7 +208,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         document_ids: Tensor | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | TokenLosses:
-        """As Llama's, where `labels` are shifted here; with `next_tokens` (labels already aligned) the losses per token."""
+        """As Llama's, which shifts `labels` itself; with `next_tokens` (labels already aligned) the losses per token."""
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, document_ids
         )

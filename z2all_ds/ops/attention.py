@@ -30,5 +30,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dr
     if mask is None:
         mask = torch.ones(scores_BHQK.shape[-2:], dtype=torch.bool, device=q.device).tril()
     scores_BHQK = scores_BHQK.masked_fill(~mask, torch.finfo(scores_BHQK.dtype).min)
-    weights_BHQK = functional.softmax(scores_BHQK, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    weights_BHQK = functional.softmax(scores_BHQK, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(
+        q.dtype
+    )
     return torch.matmul(functional.dropout(weights_BHQK, dropout), v)

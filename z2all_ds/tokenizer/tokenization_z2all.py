@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from z2all_ds.errors import DataError
-from z2all_ds.tokenizer.special_tokens import END_OF_TEXT, PAD, SPECIAL_TOKENS
+from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT, END_OF_TEXT, PAD, SPECIAL_TOKENS
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -35,6 +35,15 @@ class Z2allTokenizer:
             rule = f"the tokenizer does not have it; those of a Z2all tokenizer are {', '.join(SPECIAL_TOKENS)}"
             raise DataError(f"control token {token!r}", rule, "Train the tokenizer with train_tokenizer.")
         return number
+
+    @property
+    def model_token_ids(self) -> dict[str, int]:
+        """The ids a Hugging Face model config wants to know."""
+        return {
+            "bos_token_id": self.special_id(BEGIN_OF_TEXT),
+            "eos_token_id": self.eot_id,
+            "pad_token_id": self.pad_id,
+        }
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; nothing is added at either end."""

@@ -21,7 +21,9 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     for run_dir in run_dirs:
         records = list(read_records(RunFolder(run_dir).metrics))
         if not records:
-            raise DataError(f"{run_dir}", "no metrics.jsonl with a step in it", "Give the folder of a run that has trained.")
+            raise DataError(
+                f"{run_dir}", "no metrics.jsonl with a step in it", "Give the folder of a run that has trained."
+            )
         label = f"{run_dir.name}: " if len(run_dirs) > 1 else ""
         axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=2, label=f"{label}all")
         domains = sorted({key for record in records for key in record if key.startswith(LOSS_PREFIX)})

@@ -19,7 +19,11 @@ class WandbSink:
             import wandb
 
             self._run = wandb.init(
-                project=track.project, mode=track.wandb, dir=run.run_dir, config=run.model_dump(mode="json"), resume="allow"
+                project=track.project,
+                mode=track.wandb,
+                dir=run.run_dir,
+                config=run.model_dump(mode="json"),
+                resume="allow",
             )
 
         self._guard(start)
@@ -35,6 +39,6 @@ class WandbSink:
     def _guard(self, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever W&B raises, the run goes on
+        except Exception as error:  # whatever W&B raises, the run goes on
             self._run = None
             self._warn(f"W&B switched off for this run: {type(error).__name__}: {error}")

@@ -38,8 +38,10 @@ def train_on_this_machine(config: str | None, overrides: list[str], ranks: int |
     if code != 0 or outcome not in ("done", "stopped"):
         # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
         raise RanksFailed(
-            f"training in {folder.root}", f"ended with code {code} and without its own word that it is done",
-            f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.", code or ClusterError.exit_code,
+            f"training in {folder.root}",
+            f"ended with code {code} and without its own word that it is done",
+            f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.",
+            code or ClusterError.exit_code,
         )
     return outcome
 

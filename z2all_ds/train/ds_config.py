@@ -1,8 +1,8 @@
 """From a DeepSpeed JSON and the run config to the JSON that runs. Pure; does not import DeepSpeed.
 
 The JSON is the only home of DeepSpeed's keys. What the run config must decide (batch sizes, clipping, precision on a
-CPU, dtype of gradient accumulation) is filled in here and may not stand in the JSON too; what DeepSpeed would accept in silence and
-ignore (a top-level key with a typo, "auto") is refused with the nearest key.
+CPU, dtype of gradient accumulation) is filled in here and may not stand in the JSON too; what DeepSpeed would accept in
+silence and ignore (a top-level key with a typo, "auto") is refused with the nearest key.
 """
 
 import difflib
@@ -25,13 +25,44 @@ FILLED_IN = {
 """DeepSpeed keys that the run config decides, and its own name for them."""
 
 KNOWN_TOP_LEVEL = {
-    *("zero_optimization bf16 fp16 torch_autocast data_types communication_data_type".split()),
-    *("seq_parallel_communication_data_type prescale_gradients gradient_predivide_factor".split()),
-    *("gradient_allreduce_op disable_allgather zero_allow_untested_optimizer zero_force_ds_cpu_optimizer".split()),
-    *("steps_per_print wall_clock_breakdown memory_breakdown dump_state disable_python_gc log_level".split()),
-    *("activation_checkpointing comms_logger flops_profiler tensorboard wandb csv_monitor comet".split()),
-    *("aio checkpoint compile timers dataloader_drop_last sparse_attention data_efficiency".split()),
-    *("curriculum_learning managed_gradient_accumulation tensor_parallel expert_parallel hybrid_engine".split()),
+    "zero_optimization",
+    "bf16",
+    "fp16",
+    "torch_autocast",
+    "data_types",
+    "communication_data_type",
+    "seq_parallel_communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "gradient_allreduce_op",
+    "disable_allgather",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "disable_python_gc",
+    "log_level",
+    "activation_checkpointing",
+    "comms_logger",
+    "flops_profiler",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comet",
+    "aio",
+    "checkpoint",
+    "compile",
+    "timers",
+    "dataloader_drop_last",
+    "sparse_attention",
+    "data_efficiency",
+    "curriculum_learning",
+    "managed_gradient_accumulation",
+    "tensor_parallel",
+    "expert_parallel",
+    "hybrid_engine",
 }
 """Top-level keys DeepSpeed 0.19 reads; anything else it would accept and ignore."""
 
@@ -93,7 +124,9 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
         notes.append(f"precision: fp32, not {asked}: this is a CPU (train.precision=bf16 forces bf16)")
     if dtype == "bf16" and stage == 0:
         # Measured: losses 8.6e-3 off every other stage, and fp32 accumulation raises.
-        raise ConfigError("bf16 with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32.")
+        raise ConfigError(
+            "bf16 with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32."
+        )
     for name in ("bf16", "fp16"):
         if dtype == name:
             config[name] = {**config.get(name, {}), "enabled": True}

@@ -7,6 +7,7 @@ the file descriptors and catches all of it.
 import os
 import sys
 import time
+from contextlib import suppress
 
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.world import World
@@ -41,7 +42,5 @@ class RankOutput:
             self._to_terminal(last_line + where)
 
     def _to_terminal(self, line: str) -> None:
-        try:
+        with suppress(OSError):  # the terminal may be gone (a closed pipe, a lost ssh session); the log has the line
             self._terminal.write(line + "\n")
-        except OSError:
-            pass  # the terminal is gone (a closed pipe, a lost ssh session); the log has the line

@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.restore import check_shape, restore
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
-from z2all_ds.data import BatchLoader, merge_states
+from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import TrainingError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.plots import LOSS_PREFIX
@@ -56,7 +56,8 @@ class Trainer:
     def restore(self, resume: str) -> None:
         """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
         checkpoints, verify = self.folder.checkpoints, self.run.checkpoint.verify_checksums
-        checkpoint, skipped = None, []
+        checkpoint: layout.Checkpoint | None = None
+        skipped: list[str] = []
         if resume == "auto":
             checkpoint, skipped = layout.find_latest(checkpoints, verify)
         elif resume != "never":
@@ -66,7 +67,8 @@ class Trainer:
         if checkpoint:
             check_shape(checkpoint, self.shape)
             restore(self.engine, checkpoint)
-            self.loader.load_state_dict(checkpoint.data_state, allow_data_change=self.run.data.allow_change)
+            data_state = cast(StreamState, checkpoint.data_state)
+            self.loader.load_state_dict(data_state, allow_data_change=self.run.data.allow_change)
             self.step = checkpoint.step
             self.output.say(f"resumed from {checkpoint.path.name}")
         if self.world.is_main:
@@ -83,7 +85,7 @@ class Trainer:
         """Trains up to the last step (or the planned stop), saving on the way."""
         train = self.run.train
         last_step = min(train.steps, train.stop_at_step or train.steps)
-        meters = Meters(self.run, self.run.model.shape, self.world.world_size, self.engine.device, self.step)
+        meters = Meters(self.run, self.world.world_size, self.engine.device, self.step)
         batches = iter(self.loader)
         while self.step < last_step:
             lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)
@@ -116,7 +118,8 @@ class Trainer:
         loss, per_domain = self.channel_loss.take()
         if not math.isfinite(loss):
             raise TrainingError(
-                f"loss {loss} at step {self.step}", "must be finite",
+                f"loss {loss} at step {self.step}",
+                "must be finite",
                 "Lower optimizer.lr or look at the data; the last checkpoint is intact.",
             )
         if not self.writer or not self.wandb:
@@ -145,9 +148,9 @@ class Trainer:
         states: list[Any] = [None] * self.world.world_size
         dist.all_gather_object(states, self.loader.state_dict())
         trainer = {**self.shape, "deepspeed": self.resolved.name}
-        path = save_checkpoint(
-            self.engine, self.folder.checkpoints, self.step, trainer, merge_states(states), self.run.checkpoint.keep_last
-        )
+        data_state = dict(merge_states(states))
+        keep_last = self.run.checkpoint.keep_last
+        path = save_checkpoint(self.engine, self.folder.checkpoints, self.step, trainer, data_state, keep_last)
         seconds = time.monotonic() - started
         if self.writer:
             self.writer.event("checkpoint", step=self.step, path=path.name, seconds=round(seconds, 3))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from z2all_ds.accounting import ModelShape, flops_per_token, peak_flops
+from z2all_ds.accounting import flops_per_token, peak_flops
 from z2all_ds.config import RunConfig
 from z2all_ds.console import human_bytes, human_seconds
 
@@ -29,9 +29,9 @@ class StepCost:
 class Meters:
     """Measures from step to step."""
 
-    def __init__(self, run: RunConfig, shape: ModelShape, world_size: int, device: torch.device, first_step: int) -> None:
+    def __init__(self, run: RunConfig, world_size: int, device: torch.device, first_step: int) -> None:
         self._tokens_per_step = run.train.global_batch * run.train.sequence_length
-        self._flops_per_token = flops_per_token(shape, run.train.sequence_length, "origin")
+        self._flops_per_token = flops_per_token(run.model.shape, run.train.sequence_length, "origin")
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self._peak_of_all_ranks = peak * world_size if peak else None
         self._device = device

@@ -1,6 +1,6 @@
 """Builds DeepSpeed's ops once, in one process, before the ranks start, so that no rank sits in silence for a minute.
 
-    python -m z2all_ds.train.op_builds deepspeed_shm_comm
+python -m z2all_ds.train.op_builds deepspeed_shm_comm
 """
 
 import os

@@ -64,7 +64,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
 def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput) -> None:
     """Builds model, data and engine, restores the checkpoint if there is one, trains."""
     from z2all_ds.data import BatchLoader, PackedStream, StreamSpec
-    from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT
     from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
     lock = folder.acquire_lock() if world.is_main else None
@@ -108,10 +107,7 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
     for choice in ops.choices:
         output.say(f"op {choice.op}: {choice.backend} ({choice.reason})")
     ds.seed_everything(run.train.seed)
-    config = Z2allConfig.from_section(
-        run.model, bos_token_id=tokenizer.special_id(BEGIN_OF_TEXT), eos_token_id=tokenizer.eot_id, pad_token_id=tokenizer.pad_id
-    )
-    model = Z2allForCausalLM(config, ops)
+    model = Z2allForCausalLM(Z2allConfig.from_section(run.model, **tokenizer.model_token_ids), ops)
     if run.train.activation_checkpointing:
         model.gradient_checkpointing_enable()
     if world.is_main:
