@@ -139,17 +139,25 @@ def shop_dialogue(random: Random) -> Text:
     """A customer, a shopkeeper, a bill that adds up and the right change."""
     shop, goods = random.choice(list(GOODS.items()))
     buyer = random.choice(PEOPLE)
-    lines = [random.choice((f"店主：您好，今天想买点什么？\n{buyer}：我先看看。", f"{buyer}：老板，忙着呢？\n店主：不忙，随便挑。"))]
+    lines = [
+        random.choice(
+            (f"店主：您好，今天想买点什么？\n{buyer}：我先看看。", f"{buyer}：老板，忙着呢？\n店主：不忙，随便挑。")
+        )
+    ]
     total = 0
     for thing, unit, low, high in random.sample(goods, random.randint(2, 4)):
         price, count = random.randint(low, high), random.randint(1, 5)
         cost, total = price * count, total + price * count
         ask = random.choice((f"{thing}怎么卖？", f"这{thing}多少钱一{unit}？", f"请问{thing}是什么价钱？"))
         praise = random.choice(("今天刚到的。", "卖得很好。", "您放心挑。", "昨天还要贵一点。", ""))
-        lines.append(f"{buyer}：{ask}\n店主：一{unit}{price}元。{praise}\n{buyer}：那我要{count}{unit}。\n店主：{count}{unit}是{cost}元。")
+        lines.append(
+            f"{buyer}：{ask}\n店主：一{unit}{price}元。{praise}\n{buyer}：那我要{count}{unit}。\n店主：{count}{unit}是{cost}元。"
+        )
     paid = next(note for note in (10, 20, 50, 100, 200, 500, 1000, 2000) if note >= total)
     change = f"收您{paid}元，找您{paid - total}元。" if paid > total else "正好，不用找。"
-    lines.append(f"{buyer}：一共多少？\n店主：一共{total}元。\n{buyer}：给您{paid}元。\n店主：{change}{random.choice(('慢走。', '欢迎再来。', '路上小心。'))}")
+    lines.append(
+        f"{buyer}：一共多少？\n店主：一共{total}元。\n{buyer}：给您{paid}元。\n店主：{change}{random.choice(('慢走。', '欢迎再来。', '路上小心。'))}"
+    )
     return f"在{shop}", "\n".join(lines)
 
 
@@ -187,10 +195,17 @@ def conversion(random: Random) -> Text:
             f"反过来，把{small}换成{big}要除以{factor}：{back * factor}{small}等于{back * factor}÷{factor}={back}{big}。"
         )
     tip = random.choice(
-        ("换算之前先想一想，结果应该变大还是变小。", "单位越小，同样的量数字就越大。", "写答案时不要忘了写单位。", "拿不准的时候，用一个熟悉的东西估一估。")
+        (
+            "换算之前先想一想，结果应该变大还是变小。",
+            "单位越小，同样的量数字就越大。",
+            "写答案时不要忘了写单位。",
+            "拿不准的时候，用一个熟悉的东西估一估。",
+        )
     )
     (first, *_), (second, *_) = random.sample(UNITS, 2)
-    return "单位换算", "\n\n".join(parts) + f"\n\n{tip}试一试：先说出{first}和{second}各用来量什么，再各举一个身边的例子。"
+    return "单位换算", "\n\n".join(
+        parts
+    ) + f"\n\n{tip}试一试：先说出{first}和{second}各用来量什么，再各举一个身边的例子。"
 
 
 def entry(random: Random) -> Text:

@@ -40,11 +40,15 @@ def number_portrait(random: Random) -> tuple[str, str]:
         sentences.append(f"它只有1和{number}两个因数，所以它是质数。")
     else:
         listed = "、".join(map(str, factors))
-        sentences.append(f"它的因数有{listed}，一共{len(factors)}个，所以它是合数。分解质因数得到{number}={_prime_product(number)}。")
+        sentences.append(
+            f"它的因数有{listed}，一共{len(factors)}个，所以它是合数。分解质因数得到{number}={_prime_product(number)}。"
+        )
     digits = sum(map(int, str(number)))
     three = "能" if digits % 3 == 0 else "不能"
     sentences.append(f"它的各位数字之和是{digits}，{digits}{three}被3整除，因此{number}也{three}被3整除。")
-    sentences.append(f"它的前一个数是{number - 1}，后一个数是{number + 1}，这三个相邻的数加起来是{3 * number}，正好是它的三倍。")
+    sentences.append(
+        f"它的前一个数是{number - 1}，后一个数是{number + 1}，这三个相邻的数加起来是{3 * number}，正好是它的三倍。"
+    )
     root = int(number**0.5)
     if root * root == number:
         sentences.append(f"它还是一个平方数，因为{root}×{root}={number}。")

@@ -10,6 +10,7 @@ import ast
 import difflib
 import hashlib
 import json
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -179,11 +180,11 @@ def _library_root() -> Path:
 def _library_files() -> list[str]:
     """Paths within the standard library."""
     root, files = _library_root(), []
-    for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT_FOLDERS]  # not even looked into: they are large
         # _sysconfigdata holds the paths and flags of the machine Python was built on
-        if not _LEFT_OUT_FOLDERS.intersection(relative.parts[:-1]) and not relative.name.startswith("_sysconfigdata"):
-            files.append(relative.as_posix())
+        wanted = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+        files += [(Path(folder) / name).relative_to(root).as_posix() for name in wanted]
     return files
 
 

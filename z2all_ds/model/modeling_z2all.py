@@ -208,7 +208,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         document_ids: Tensor | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | TokenLosses:
-        """As Llama's, which shifts `labels` itself; with `next_tokens` (labels already aligned) the losses per token."""
+        """As Llama's, which shifts `labels` itself; with `next_tokens` (labels already aligned) losses per token."""
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, document_ids
         )

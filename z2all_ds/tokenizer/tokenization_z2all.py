@@ -30,7 +30,7 @@ class Z2allTokenizer:
 
     def special_id(self, token: str) -> int:
         """Number of a control token."""
-        number: int | None = self._backend.token_to_id(token)
+        number: int | None = self._backend.token_to_id(token) if token in SPECIAL_TOKENS else None
         if number is None:
             rule = f"the tokenizer does not have it; those of a Z2all tokenizer are {', '.join(SPECIAL_TOKENS)}"
             raise DataError(f"control token {token!r}", rule, "Train the tokenizer with train_tokenizer.")

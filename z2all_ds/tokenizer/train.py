@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from z2all_ds.console import heartbeat, progress
+from z2all_ds.console import heartbeat
 from z2all_ds.corpus.atomic import fsync_folder, machine_limits_named, temporary_name
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.errors import ConfigError, DataError
@@ -101,13 +101,12 @@ def train_tokenizer(
 
     def texts() -> Iterator[str]:
         nonlocal trained_bytes
-        with progress("tokenizer reads", min(max_bytes, sum(sizes.values())), "bytes") as advance:
-            for domain, share in share_budget(sizes, max_bytes).items():
-                for text in sample_texts(corpus_dir, manifest, domain, share):
-                    trained_bytes += len(text.encode())
-                    advance(len(text.encode()))
-                    yield text
+        for domain, share in share_budget(sizes, max_bytes).items():
+            for text in sample_texts(corpus_dir, manifest, domain, share):
+                trained_bytes += len(text.encode())
+                yield text
 
+    # No bar: reading has an end that is known, but the merging after it, inside the library, does not.
     with heartbeat(f"tokenizer of {text_vocab_size} tokens"):
         backend = _learn(texts(), text_vocab_size)
     packed = {}

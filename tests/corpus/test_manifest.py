@@ -1,0 +1,72 @@
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.errors import DataError
+
+A = ShardInfo("code-00000.jsonl", "code", 3, 100, "a" * 64)
+B = ShardInfo("code-00001.jsonl", "code", 2, 50, "b" * 64)
+Z = ShardInfo("zh-00000.jsonl", "zh", 9, 70, "c" * 64)
+MANIFEST = Manifest(FORMAT_VERSION, (A, B, Z), "key")
+
+
+def test_round_trip_leaves_no_temporary_file(tmp_path: Path) -> None:
+    write_manifest(tmp_path, MANIFEST)
+    assert load_manifest(tmp_path) == MANIFEST
+    assert [p.name for p in tmp_path.iterdir()] == ["MANIFEST.json"]
+
+
+def test_domains() -> None:
+    assert MANIFEST.domains == {"code": (5, 150), "zh": (9, 70)}
+
+
+def test_fingerprint_is_of_the_text_and_its_order() -> None:
+    parts = [["code", "a" * 64, 3], ["code", "b" * 64, 2], ["zh", "c" * 64, 9]]
+    assert MANIFEST.fingerprint == hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    same = [
+        replace(MANIFEST, shards=(Z, A, B)),  # the order of domains means nothing
+        replace(MANIFEST, build_key="other"),
+        replace(MANIFEST, shards=(replace(A, path="moved/x.jsonl"), B, Z)),
+    ]
+    assert {m.fingerprint for m in same} == {MANIFEST.fingerprint}
+    other = [
+        replace(MANIFEST, shards=(B, A, Z)),  # the order within a domain does
+        replace(MANIFEST, shards=(A, B)),
+        replace(MANIFEST, shards=(replace(A, sha256="d" * 64), B, Z)),
+        replace(MANIFEST, shards=(replace(A, domain="en"), B, Z)),
+        replace(MANIFEST, shards=(replace(A, documents=4), B, Z)),
+    ]
+    assert len({m.fingerprint for m in [*other, MANIFEST]}) == len(other) + 1
+
+
+def test_missing_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such file.*Give the folder of a finished build"):
+        load_manifest(tmp_path / "nowhere")
+
+
+SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "format_version None"),
+        ('{"format_version": 99, "shards": []}', "format_version 99: this package reads version 1"),
+        ('{"format_version": 1}', "not a manifest"),
+        ('{"format_version": 1, "shards": [{}]}', "not a manifest"),
+        (json.dumps({"format_version": 1, "shards": [{**SHARD, "path": "../x"}]}), "inside the corpus folder"),
+        (json.dumps({"format_version": 1, "shards": [{**SHARD, "path": "/x"}]}), "inside the corpus folder"),
+        (json.dumps({"format_version": 1, "shards": [{**SHARD, "documents": -1}]}), "not a count"),
+        (json.dumps({"format_version": 1, "shards": [{**SHARD, "sha256": "no"}]}), "not a SHA-256"),
+        (json.dumps({"format_version": 1, "shards": [SHARD, SHARD]}), "listed twice"),
+    ],
+)
+def test_unreadable_manifests(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "MANIFEST.json").write_text(text)
+    with pytest.raises(DataError, match=words):
+        load_manifest(tmp_path)

@@ -1,0 +1,21 @@
+from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
+
+
+def test_the_list_is_frozen() -> None:
+    """Trained models know these by number; only appending is safe."""
+    text_vocab_size = 64000
+    numbers = {token: text_vocab_size + place for place, token in enumerate(SPECIAL_TOKENS)}
+    assert numbers == {
+        "<|beginoftext|>": 64000,
+        "<|endoftext|>": 64001,
+        "<|endofprompt|>": 64002,
+        "<|im_start|>": 64003,
+        "<|im_end|>": 64004,
+        "<|UNK|>": 64005,
+        "<|PAD|>": 64006,
+        "<|CLS|>": 64007,
+        "<|SEP|>": 64008,
+        "<|MASK|>": 64009,
+        "<|BOS|>": 64010,
+        "<|EOS|>": 64011,
+    }
