@@ -67,12 +67,12 @@ def common(
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("quickstart_out"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the tiny preset's).")] = None,
+    overrides: Overrides = None,
 ) -> None:
     """The whole way once: corpus, tokenizer, training with a stop and a resume, export, proof, generation."""
     from z2all_ds.quickstart import run_quickstart
 
-    run_quickstart(out, fresh, steps)
+    run_quickstart(out, fresh, overrides or [])
 
 
 @corpus_app.command("build")
@@ -252,7 +252,8 @@ def doctor(
 ) -> None:
     """Look at everything on this machine that has stopped a run before."""
     from z2all_ds import doctor as room
-    from z2all_ds.machine import extensions_dir, remove_stale_locks
+    from z2all_ds.build_locks import remove_stale_locks
+    from z2all_ds.machine import extensions_dir
 
     if fix:
         for lock in remove_stale_locks(extensions_dir()):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from z2all_ds import machine
+from z2all_ds.build_locks import find_locks
 from z2all_ds.console import human_bytes
 from z2all_ds.errors import MachineError
 
@@ -225,7 +226,7 @@ def _ops() -> list[Finding]:
 
 def _locks() -> list[Finding]:
     findings = []
-    for lock in machine.find_locks(machine.extensions_dir()):
+    for lock in find_locks(machine.extensions_dir()):
         told = f"{lock.path}, {lock.age_seconds / 60:.0f} min old"
         if lock.state == "held":
             findings.append(Finding("build lock", OK, f"{told}: a build is running"))

@@ -32,8 +32,8 @@ WEIGHTS = {"chinese": 0.3, "code": 0.4, "english": 0.3}
 TEXT_VOCAB_SIZE = 2048
 TOKENIZER_BYTES = 4_000_000
 DISK_BYTES = 500_000_000
-MIN_LOSS_DROP_NATS = 1.5
-"""Guessing evenly among 2112 tokens costs 7.66 nats; a run that learns less than this in its steps is broken."""
+MIN_LOSS_DROP_NATS = 2.0
+"""Guessing evenly among 2112 tokens costs 7.66 nats, the preset's 400 steps end near 5.2; less than this is broken."""
 MARK = ".z2all_quickstart"
 """Only a folder with this file is ever deleted by --fresh."""
 
@@ -61,12 +61,12 @@ class Folders:
         return self.root / "hf_model"
 
 
-def run_quickstart(out: Path, fresh: bool = False, steps: int | None = None) -> None:
+def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
     """All stages, each skipped where its result is there already; then the table."""
     started = time.monotonic()
     folders = Folders(out.expanduser().resolve())
     prepare_folder(folders.root, fresh)
-    overrides = run_overrides(folders, steps)
+    overrides = [*run_overrides(folders), *user_overrides]
     total_steps = load_run_config(None, overrides).train.steps
     ranks = min(RANKS, gpu_count()) or RANKS
 
@@ -84,7 +84,9 @@ def run_quickstart(out: Path, fresh: bool = False, steps: int | None = None) -> 
         say("[4/5] training: resumed from its checkpoint")
         train_on_this_machine(None, overrides, ranks)
     records = list(read_records(folders.run.metrics))
-    check_learning(records)
+    # With fewer steps asked for, it is enough that the loss falls at all.
+    is_whole = total_steps >= load_run_config(PRESET).train.steps
+    check_learning(records, MIN_LOSS_DROP_NATS if is_whole else 0.0)
     say("[5/5] export: Hugging Face folder, proven by a process without this package")
     from z2all_ds.export.to_hf import export_checkpoint
 
@@ -111,7 +113,7 @@ def prepare_folder(root: Path, fresh: bool) -> None:
         raise ConfigError(f"--out {root}", f"cannot be written ({error.strerror})", "Give another folder.") from None
 
 
-def run_overrides(folders: Folders, steps: int | None) -> list[str]:
+def run_overrides(folders: Folders) -> list[str]:
     """The run config of the quickstart, as a user would write it on the command line."""
     return [
         f"preset={PRESET}",
@@ -120,7 +122,6 @@ def run_overrides(folders: Folders, steps: int | None) -> list[str]:
         f"data.corpus={_quoted(folders.corpus)}",
         f"data.tokenizer={_quoted(folders.tokenizer)}",
         f"data.weights={WEIGHTS}",
-        *([f"train.steps={steps}"] if steps else []),
     ]
 
 
@@ -133,13 +134,13 @@ def _steps_done(run: RunFolder) -> int:
     return max((record["step"] for record in read_records(run.events) if record["event"] == "checkpoint"), default=0)
 
 
-def check_learning(records: list[dict[str, Any]]) -> None:
+def check_learning(records: list[dict[str, Any]], min_drop_nats: float) -> None:
     """The loss must really fall."""
     first, last = records[0]["loss"], _last_mean(records, "loss")
-    if not first - last >= MIN_LOSS_DROP_NATS:
+    if not first - last > min_drop_nats:
         raise TrainingError(
             f"loss {first:.3f} -> {last:.3f}",
-            f"must fall by at least {MIN_LOSS_DROP_NATS} nats",
+            f"must fall by more than {min_drop_nats} nats",
             "Run it again with --fresh; if it stays so, report it as a bug.",
         )
 

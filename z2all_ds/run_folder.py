@@ -72,13 +72,3 @@ class RunFolder:
                 time.sleep(0.2)
             else:
                 return descriptor
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of the new file or all of the old one, also after a crash: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -10,15 +10,14 @@ checkpoints/step_00001000/
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.atomic import force_to_disk, write_whole
 from z2all_ds.errors import CheckpointError
-from z2all_ds.run_folder import write_atomically
 
 MANIFEST = "MANIFEST.json"
 DEEPSPEED_TAG = "deepspeed"
@@ -57,14 +56,13 @@ def seal(checkpoints: Path, step: int) -> Path:
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
     entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
     for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-        _fsync(path)
+        force_to_disk(path)
     if final.exists():
         # Only an unsealed or damaged folder of this step can stand here: a healthy one would have been resumed from.
         shutil.rmtree(final)
     temporary.replace(final)
-    _fsync(checkpoints)
-    write_atomically(final / MANIFEST, json.dumps({"step": step, "files": entries}, indent=1))
-    _fsync(final)
+    force_to_disk(checkpoints)
+    write_whole(final / MANIFEST, json.dumps({"step": step, "files": entries}, indent=1))
     return final
 
 
@@ -148,11 +146,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.atomic import TEMPORARY_SUFFIX, machine_limits_named
 from z2all_ds.console import progress
-from z2all_ds.corpus.atomic import TEMPORARY_SUFFIX, machine_limits_named
 from z2all_ds.corpus.converters import CHINESE_TEXTS, Converter, Draft, find_converter
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.schema import Record

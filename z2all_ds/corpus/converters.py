@@ -76,6 +76,11 @@ def converter(
     return register
 
 
+def describe_converters() -> dict[str, str]:
+    """Name -> first line of its docstring, for those who look for one."""
+    return {name: (found.convert.__doc__ or "").splitlines()[0] for name, found in sorted(_REGISTRY.items())}
+
+
 def find_converter(name: str) -> Converter:
     """The converter of that name; a miss lists those there are."""
     if name in _REGISTRY:

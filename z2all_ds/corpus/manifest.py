@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from z2all_ds.corpus.atomic import write_whole
+from z2all_ds.atomic import write_whole
 from z2all_ds.errors import DataError
 
 MANIFEST_NAME = "MANIFEST.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from z2all_ds.corpus.atomic import publish, temporary_name
+from z2all_ds.atomic import publish, temporary_name
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from z2all_ds.atomic import force_to_disk, machine_limits_named, temporary_name
 from z2all_ds.console import heartbeat
-from z2all_ds.corpus.atomic import fsync_folder, machine_limits_named, temporary_name
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.sampling import sample_texts, share_budget
@@ -172,11 +172,10 @@ def _write_folder(backend: Tokenizer, out_dir: Path, recipe: dict[str, Any]) -> 
         config_path.write_text(json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
         (temporary / RECIPE_FILE).write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n", "utf-8")
         for path in sorted(temporary.iterdir()):
-            with open(path, "rb") as stream:
-                os.fsync(stream.fileno())
-        fsync_folder(temporary)
+            force_to_disk(path)
+        force_to_disk(temporary)
         os.replace(temporary, out_dir)  # an empty folder gives way, a filled one does not
-        fsync_folder(out_dir.parent)
+        force_to_disk(out_dir.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

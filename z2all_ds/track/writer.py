@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.run_folder import RunFolder, write_atomically
+from z2all_ds.atomic import write_whole
+from z2all_ds.run_folder import RunFolder
 
 
 class RunWriter:
@@ -48,7 +49,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
         lines = file.readlines()
     kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step]
     if len(kept) != len(lines):
-        write_atomically(path, b"".join(kept).decode("utf-8"))
+        write_whole(path, b"".join(kept))
     return len(lines) - len(kept)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from z2all_ds import machine
+from z2all_ds.build_locks import find_locks, remove_stale_locks
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import MachineError
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
@@ -27,8 +28,10 @@ def prebuild(ops: list[str]) -> None:
     """Builds what is not built, showing the time; a no-op on the second call."""
     environment = {**os.environ, **machine.default_environment(ranks=1)}
     folder = Path(environment["TORCH_EXTENSIONS_DIR"])
-    for lock in machine.remove_stale_locks(folder):
+    for lock in remove_stale_locks(folder):
         say(f"removed the lock of a build that was killed: {lock}")
+    for held in find_locks(folder):
+        say(f"{held.path} is locked by another build; waiting for it (if there is none, remove that file)")
     missing = [op for op in ops if not machine.op_is_built(folder, op)]
     if missing:
         machine.require_compiler(environment)

@@ -14,10 +14,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.atomic import write_whole
 from z2all_ds.cluster.lifeline import follow_owner
 from z2all_ds.config import RunConfig, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, DataError, Z2allError
-from z2all_ds.run_folder import RunFolder, write_atomically
+from z2all_ds.run_folder import RunFolder
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.world import World
 
@@ -129,8 +130,8 @@ def write_run_files(
     """The resolved inputs of the run, beside its results."""
     import importlib.metadata
 
-    write_atomically(folder.config, dump_yaml(run))
-    write_atomically(folder.ds_config, json.dumps(ds_config, indent=2))
+    write_whole(folder.config, dump_yaml(run))
+    write_whole(folder.ds_config, json.dumps(ds_config, indent=2))
     packages = ("z2all_ds", "torch", "deepspeed", "transformers", "tokenizers", "numpy")
     versions = {}
     for name in packages:
@@ -145,7 +146,7 @@ def write_run_files(
         "packages": versions,
         "ops": op_choices,
     }
-    write_atomically(folder.environment, json.dumps(environment, indent=2))
+    write_whole(folder.environment, json.dumps(environment, indent=2))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def temporary_name(final: Path) -> Path:
     return final.with_name(final.name + TEMPORARY_SUFFIX)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Makes renames inside `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def force_to_disk(path: Path) -> None:
+    """A file's bytes, or the renames inside a folder, survive a power cut after this."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -32,11 +32,12 @@ def fsync_folder(folder: Path) -> None:
 def publish(temporary: Path, final: Path) -> None:
     """Gives a finished, already forced file its name."""
     os.replace(temporary, final)
-    fsync_folder(final.parent)
+    force_to_disk(final.parent)
 
 
-def write_whole(final: Path, data: bytes) -> None:
-    """Writes a small file in one piece."""
+def write_whole(final: Path, data: bytes | str) -> None:
+    """Writes a small file in one piece; text goes out as UTF-8."""
+    data = data.encode("utf-8") if isinstance(data, str) else data
     temporary = temporary_name(final)
     with open(temporary, "wb") as stream:
         stream.write(data)
