@@ -34,9 +34,10 @@ require_compiler() {
 }
 
 require_disk() { # megabytes
-    local free
-    free=$(df -Pm "$root" | awk 'NR == 2 { print $4 }')
-    [ "$free" -ge "$1" ] || fail "$free MB free at $root: the install needs $1 MB. Free some space, or clone onto another disk."
+    local free folder=$venv
+    while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
+    free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
+    [ "$free" -ge "$1" ] || fail "$free MB free at $folder: the install needs $1 MB. Free some space, or set Z2ALL_VENV=/path on another disk."
 }
 
 # Runs a long command with its output in a file and a line every ten seconds; shows the file's end if it fails.

@@ -7,6 +7,7 @@ Z2ALL_DEBUG=1) shows the traceback.
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -40,7 +41,7 @@ def main() -> NoReturn:
         app()
     except Z2allError as error:
         if os.environ.get("Z2ALL_DEBUG"):
-            raise
+            traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:

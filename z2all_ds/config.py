@@ -7,7 +7,7 @@ keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names w
 import difflib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,7 +20,7 @@ from z2all_ds.resources import find_named_file
 class Section(BaseModel):
     """Common ground: unknown keys fail, values are fixed after the start, docstrings under fields are their help."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -84,16 +84,16 @@ class ModelSection(Section):
 class OpsSection(Section):
     """Which implementation of each op runs; `auto` is resolved once at the start, printed and written down."""
 
-    attention: str = "auto"
-    """eager (reference) or sdpa."""
-    rope: str = "auto"
-    """torch (reference) or liger."""
-    rms_norm: str = "auto"
-    """torch (reference) or liger."""
-    swiglu: str = "auto"
-    """torch (reference) or liger."""
-    cross_entropy: str = "auto"
-    """torch (reference)."""
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    """sdpa: torch's fused attention. eager: the formula as it stands, the reference."""
+    rope: Literal["auto", "liger", "torch"] = "auto"
+    """liger: one Triton kernel. torch: the reference."""
+    rms_norm: Literal["auto", "liger", "torch"] = "auto"
+    """liger: one Triton kernel. torch: the reference."""
+    swiglu: Literal["auto", "liger", "torch"] = "auto"
+    """liger: one Triton kernel. torch: the reference."""
+    cross_entropy: Literal["auto", "torch"] = "auto"
+    """torch: the reference."""
 
 
 class DataSection(Section):
@@ -140,12 +140,15 @@ class TrainSection(Section):
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
 
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSection(Section):
     """AdamW."""
 
     lr: float = Field(3e-4, gt=0)
     """Largest learning rate, reached after the warm-up."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of the two moments."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -243,7 +246,7 @@ def load_run_config(path: str | None = None, overrides: list[str] | None = None)
     for layer in layers:
         merged = merge_nested(merged, layer)
     try:
-        return RunConfig(**merged)
+        return RunConfig.model_validate(merged)
     except ValidationError as error:
         raise _one_line(error) from None
 
@@ -282,10 +285,10 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
-    if isinstance(value, str):
-        # YAML 1.1 reads 3e-4 as text; people write learning rates that way.
+    if isinstance(value, str) and text.strip()[:1].isdigit():
+        # YAML 1.1 reads 3e-4 as text; people write learning rates that way. In quotes it is meant as text.
         with suppress(ValueError):
-            value = float(value) if value[:1].isdigit() else value
+            value = float(value)
     *sections, key = name.strip().split(".")
     for section in sections:
         target = target.setdefault(section, {})

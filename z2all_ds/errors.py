@@ -17,7 +17,8 @@ class Z2allError(Exception):
 
     def __init__(self, what: str, rule: str, fix: str) -> None:
         self.what, self.rule, self.fix = what, rule, fix
-        super().__init__(f"{what}: {rule.rstrip('.')}. {fix}")
+        # A file name or a library's message inside may have line breaks; ours is one line.
+        super().__init__(" ".join(f"{what}: {rule.rstrip('.')}. {fix}".splitlines()))
 
 
 class ConfigError(Z2allError):

@@ -199,6 +199,18 @@ def process_is_alive(pid: int, start_time: int | None) -> bool:
     return True
 
 
+def group_is_alive(group: int) -> bool:
+    """Whether a process of this group still runs. Zombies do not count: in many containers nobody reaps orphans."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    if not _stat_fields(os.getpid()):  # no /proc to tell zombies by
+        return True
+    members = (_stat_fields(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return any(fields and int(fields[2]) == group and fields[0] not in "ZX" for fields in members)
+
+
 def _stat_fields(pid: int) -> list[str]:
     """/proc/PID/stat from its third field (the state) on; the second, the name, may hold spaces and brackets."""
     try:

@@ -54,7 +54,7 @@ class RunFolder:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 
     def acquire_lock(self) -> int:
-        """Holds the folder until the process ends, however it ends (the kernel frees a flock). Returns the handle."""
+        """Keeps other jobs out until the returned descriptor is closed or the process ends, however it ends."""
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         deadline = time.monotonic() + LOCK_PATIENCE_SECONDS

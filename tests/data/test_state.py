@@ -65,8 +65,8 @@ def test_small_for_256_lanes_far_into_a_run(tmp_path: Path) -> None:
         ({"seed": 4}, ["seed was 3 and is 4"]),
         ({"sequence_length": 32}, ["sequence_length was 16 and is 32"]),
         ({"num_lanes": 24}, ["num_lanes was 12 and is 24"]),
-        ({"weights": {"web": 1.0}}, ["domains was ['books', 'code', 'web'] and is ['web']", "allow_data_change"]),
-        ({"temperature": 2.0}, ["weights was [", "allow_data_change"]),
+        ({"weights": {"web": 1.0}}, ["domains was ['books', 'code', 'web'] and is ['web']", "data.allow_change=true"]),
+        ({"temperature": 2.0}, ["weights was [", "data.allow_change=true"]),
         ({"seed": 4, "temperature": 2.0}, ["seed was 3 and is 4", "weights was", "Set it back"]),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_death_while_writing_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "fsync_folder", die)
+        patch.setattr(train_module, "force_to_disk", die)
         with pytest.raises(KeyboardInterrupt):
             train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000)
     assert list(tmp_path.iterdir()) == []

@@ -73,15 +73,16 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
         return f"no {MANIFEST}: it was never finished"
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError) as error:
+        entries = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({type(error).__name__})"
-    for name, entry in files.items():
+    for name, size, checksum in entries:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-        if verify_checksums and _sha256(file) != entry["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if verify_checksums and _sha256(file) != checksum:
             return f"{name} does not match its checksum"
     return None
 
@@ -95,7 +96,7 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
     for path in sorted(_step_folders(checkpoints), reverse=True):
         problem = why_damaged(path, verify_checksums)
         if problem is None:
-            return Checkpoint(path, int(path.name.removeprefix("step_"))), skipped
+            return Checkpoint(path, _step_of(path)), skipped
         skipped.append(f"checkpoint {path.name} skipped: {problem}")
     sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
     if sealed:
@@ -126,9 +127,14 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
     return [path.name for path in leftovers]
 
 
-def prune(checkpoints: Path, keep_last: int) -> list[str]:
-    """Deletes all but the newest sealed checkpoints. The manifest goes first: half a deletion leaves no checkpoint."""
-    sealed = [path for path in sorted(_step_folders(checkpoints)) if (path / MANIFEST).exists()]
+def prune(checkpoints: Path, keep_last: int, newest_step: int) -> list[str]:
+    """Deletes all but the newest sealed checkpoints. The manifest goes first: half a deletion leaves no checkpoint.
+
+    `newest_step` is the one just saved. Later ones are damaged (the run went back behind them) or of an earlier attempt:
+    they stay, but they do not count, or they would push out the very checkpoint that was just saved.
+    """
+    folders = sorted(path for path in _step_folders(checkpoints) if _step_of(path) <= newest_step)
+    sealed = [path for path in folders if (path / MANIFEST).exists()]
     doomed = sealed[: -max(2, keep_last)]
     for path in doomed:
         (path / MANIFEST).unlink()
@@ -138,6 +144,10 @@ def prune(checkpoints: Path, keep_last: int) -> list[str]:
 
 def _step_folders(checkpoints: Path) -> list[Path]:
     return [p for p in checkpoints.glob("step_*") if p.is_dir() and re.fullmatch(r"step_\d+", p.name)]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def _sha256(path: Path) -> str:

@@ -38,7 +38,7 @@ def save_checkpoint(
     if rank == 0 and not any(problems):
         try:
             layout.seal(checkpoints, step)
-            layout.prune(checkpoints, keep_last)
+            layout.prune(checkpoints, keep_last, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"
     dist.broadcast_object_list(problems, src=0)

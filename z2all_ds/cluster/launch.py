@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from z2all_ds.cluster.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.errors import ClusterError
-from z2all_ds.machine import default_environment, free_port
+from z2all_ds.machine import default_environment, free_port, group_is_alive
 
 RANK_MODULE = "z2all_ds.train.pretrain"
 GRACE_SECONDS = 8.0
-"""Between the polite signal and the last one."""
+"""Between the polite signal and the last one, and at most so long again for the last one to work."""
 PORT_TRIES = 3
 
 
@@ -54,26 +55,19 @@ def run_local_ranks(arguments: list[str], ranks: int, launcher_log: Path) -> int
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """No process of the launcher's session is left when this returns; a second Ctrl-C makes it immediate."""
     try:
-        _signal_group(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while _group_is_alive(process) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _end_with(process.pid, signal.SIGTERM)
     finally:
-        _signal_group(process.pid, signal.SIGKILL)
+        _end_with(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _group_is_alive(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # reaps the leader; otherwise its zombie keeps the group alive
-    return _signal_group(process.pid, 0)
-
-
-def _signal_group(group: int, number: int) -> bool:
-    try:
+def _end_with(group: int, number: signal.Signals) -> None:
+    """Sends the signal and waits for its effect: even after SIGKILL a process lives on for some milliseconds."""
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
+    deadline = time.monotonic() + GRACE_SECONDS
+    while group_is_alive(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def check_ranks(ranks: int, gpus: int) -> None:

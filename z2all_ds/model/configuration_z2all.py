@@ -12,6 +12,11 @@ class Z2allConfig(LlamaConfig):
 
     model_type = "z2all"
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Read from a Llama folder, the fields carry its model type; kept, transformers would take this for a Llama.
+        kwargs.pop("model_type", None)
+        super().__post_init__(**kwargs)
+
     @classmethod
     def from_section(cls, section: ModelSection, **token_ids: int) -> "Z2allConfig":
         """From the run config's model section; `token_ids` are bos/eos/pad_token_id of the tokenizer."""

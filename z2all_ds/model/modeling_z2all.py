@@ -1,7 +1,8 @@
 """Z2all: the Llama-2 structure with one qkv and one gate_up product per layer and exchangeable ops.
 
 Shapes: B batch, T tokens, D hidden size, H heads, K kv heads, E head size. Fused weights have their own names here;
-`stock_keys.py` maps them to Llama's for every file that leaves the package.
+`stock_keys.py` maps them to Llama's for every file that leaves the package, `hf_conversion.py` for transformers' own
+loading and saving.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from z2all_ds.errors import ConfigError
 from z2all_ds.model.configuration_z2all import Z2allConfig
 from z2all_ds.ops import Ops, Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
+
+CHANGING_ROPE_TYPES = ("dynamic", "longrope")
+"""Their frequencies depend on the length of the input."""
 
 
 class RMSNorm(nn.Module):
@@ -62,7 +67,7 @@ class Attention(nn.Module):
     def __init__(self, config: Z2allConfig, layer_index: int, ops: Ops) -> None:
         super().__init__()
         self.layer_index = layer_index
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dropout = config.attention_dropout
         self.ops = ops
@@ -141,6 +146,7 @@ class Z2allModel(Z2allPreTrainedModel):
 
     def __init__(self, config: Z2allConfig, ops: Ops | None = None) -> None:
         super().__init__(config)
+        refuse_what_is_not_computed(config)
         # Used straight from `from_pretrained` or in a notebook, nobody has chosen: the references run anywhere.
         ops = ops or resolve_ops(dict.fromkeys(("rope", "rms_norm", "swiglu"), "torch"), _situation(config))
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -206,9 +212,13 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         next_tokens: Tensor | None = None,
         document_ids: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | TokenLosses:
-        """As Llama's, which shifts `labels` itself; with `next_tokens` (labels already aligned) losses per token."""
+        """As Llama's, which shifts `labels` itself; with `next_tokens` (labels already aligned) losses per token.
+
+        `num_items_in_batch` comes from transformers' Trainer: the tokens of all micro-batches, to divide the loss by.
+        """
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, document_ids
         )
@@ -220,8 +230,19 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             losses = self.ops.cross_entropy(logits[:, :-1], labels[:, 1:])
-            loss = losses.sum() / (labels[:, 1:] != IGNORED_LABEL).sum()
+            counted = (labels[:, 1:] != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+            loss = losses.sum() / counted
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+
+
+def refuse_what_is_not_computed(config: Z2allConfig) -> None:
+    """Llama configs can ask for more than this file computes; better refused than ignored."""
+    other_way = "Load it with transformers' LlamaForCausalLM."
+    if config.hidden_act != "silu":
+        raise ConfigError(f"hidden_act={config.hidden_act}", "Z2all computes SwiGLU, with silu, only", other_way)
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type in CHANGING_ROPE_TYPES:
+        raise ConfigError(f"rope_type={rope_type}", "Z2all keeps its frequencies for any length", other_way)
 
 
 def allowed_pairs(
@@ -245,4 +266,4 @@ def allowed_pairs(
 
 
 def _situation(config: Z2allConfig) -> Situation:
-    return Situation(device="cpu", dtype="fp32", head_dim=config.hidden_size // config.num_attention_heads)
+    return Situation(device="cpu", dtype="fp32", head_dim=config.head_dim)

@@ -12,24 +12,27 @@ from transformers import LlamaConfig
 
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
+STOCK_PARTS = {
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Fused module -> stock modules, in row order."""
 
 
-def _parts(config: LlamaConfig) -> dict[str, list[tuple[str, int]]]:
-    """Fused module -> (stock module, rows), in row order."""
-    head_dim = config.hidden_size // config.num_attention_heads
-    query_rows, kv_rows = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-    return {
-        QKV: [("self_attn.q_proj", query_rows), ("self_attn.k_proj", kv_rows), ("self_attn.v_proj", kv_rows)],
-        GATE_UP: [("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)],
-    }
+def rows_of_parts(fused: str, config: LlamaConfig) -> list[int]:
+    """Rows of each stock module inside a fused one."""
+    if fused == GATE_UP:
+        return [config.intermediate_size] * 2
+    kv_rows = config.num_key_value_heads * config.head_dim
+    return [config.num_attention_heads * config.head_dim, kv_rows, kv_rows]
 
 
 def split_tensor(name: str, tensor: Tensor, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
     """One tensor of ours as the stock tensors it holds (itself, unless it is a fused one)."""
-    for fused, parts in _parts(config).items():
+    for fused, stock_names in STOCK_PARTS.items():
         if f".{fused}." in name:
-            rows = tensor.split([count for _, count in parts], dim=0)
-            for (stock, _), part in zip(parts, rows, strict=True):
+            parts = tensor.split(rows_of_parts(fused, config), dim=0)
+            for stock, part in zip(stock_names, parts, strict=True):
                 yield name.replace(fused, stock), part
             return
     yield name, tensor
@@ -44,9 +47,9 @@ def from_stock(state: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Te
     """Llama's state dict under our names; whatever is not part of a fused matrix passes through."""
     remaining = dict(state)
     merged: dict[str, Tensor] = {}
-    for fused, parts in _parts(config).items():
-        first_stock = parts[0][0]
-        for name in [n for n in remaining if f".{first_stock}." in n]:
-            pieces = [remaining.pop(name.replace(first_stock, stock)) for stock, _ in parts]
-            merged[name.replace(first_stock, fused)] = torch.cat(pieces, dim=0)
+    for fused, stock_names in STOCK_PARTS.items():
+        first = stock_names[0]
+        for name in [n for n in remaining if f".{first}." in n]:
+            pieces = [remaining.pop(name.replace(first, stock)) for stock in stock_names]
+            merged[name.replace(first, fused)] = torch.cat(pieces, dim=0)
     return {**remaining, **merged}

@@ -105,7 +105,8 @@ def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoic
             raise ConfigError(f"ops.{op}={wanted}", "no such backend", f"Known: auto, {', '.join(known)}.")
         refusal = known[wanted].why_not(situation)
         if refusal:
-            raise ConfigError(f"ops.{op}={wanted}", refusal, f"Use ops.{op}=auto or another of: {', '.join(known)}.")
+            others = ", ".join(name for name in ("auto", *known) if name != wanted)
+            raise ConfigError(f"ops.{op}={wanted}", refusal, f"Use ops.{op}= one of {others}.")
         return known[wanted], OpChoice(op, wanted, "asked for")
     refused: list[str] = []
     for candidate in known.values():

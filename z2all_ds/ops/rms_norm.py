@@ -14,7 +14,7 @@ def liger(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One Triton kernel; casting mode "llama" is the reference's order of roundings."""
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    # Arguments: offset 0, casting mode, and not in place: the residual stream still needs the input's gradient buffer.
+    # Arguments: offset 0, casting mode, and not in place: in place would write over the gradient that comes in.
     normed: Tensor = LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
     return normed
 

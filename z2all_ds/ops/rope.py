@@ -11,11 +11,18 @@ from z2all_ds.ops.registry import backend, needs_library
 
 @backend("rope", "liger", needs_library("liger_kernel.ops.rope", "liger-kernel"))
 def liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """One Triton kernel for both, in place."""
+    """One Triton kernel for both."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    rotated: tuple[Tensor, Tensor] = LigerRopeFunction.apply(q, k, cos, sin)
+    # The kernel writes over its input where that lies in memory as [batch, tokens, heads, head size], and over a copy
+    # where it does not (q and k as parts of one fused product, but for a single token). Always a copy made here: the
+    # same cost, and the caller's tensors stay what they were.
+    rotated: tuple[Tensor, Tensor] = LigerRopeFunction.apply(_own_copy(q), _own_copy(k), cos, sin)
     return rotated
+
+
+def _own_copy(x_BHTE: Tensor) -> Tensor:
+    return x_BHTE.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 @backend("rope", "torch")

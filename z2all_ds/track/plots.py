@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from z2all_ds.errors import DataError
+from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 
@@ -12,6 +12,8 @@ LOSS_PREFIX = "loss_of_"
 
 def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     """Loss over steps, total and per domain, of one run or several side by side. Returns the file's path."""
+    if out.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -25,11 +27,12 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
                 f"{run_dir}", "no metrics.jsonl with a step in it", "Give the folder of a run that has trained."
             )
         label = f"{run_dir.name}: " if len(run_dirs) > 1 else ""
-        axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=2, label=f"{label}all")
+        axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=2, label=_plain(f"{label}all"))
         domains = sorted({key for record in records for key in record if key.startswith(LOSS_PREFIX)})
         for key in domains:
             points = [(r["step"], r[key]) for r in records if key in r]
-            axes.plot(*zip(*points, strict=True), linewidth=1, alpha=0.8, label=label + key.removeprefix(LOSS_PREFIX))
+            name = _plain(label + key.removeprefix(LOSS_PREFIX))
+            axes.plot(*zip(*points, strict=True), linewidth=1, alpha=0.8, label=name)
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -38,3 +41,9 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     figure.savefig(out)
     pyplot.close(figure)
     return out
+
+
+def _plain(name: str) -> str:
+    """A name as it is: matplotlib takes what stands between dollars for a formula, and hides names that begin with _."""
+    name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name

@@ -1,6 +1,7 @@
 """Append-only JSON lines: metrics.jsonl (one flat record a step) and events.jsonl (what happened when)."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ class RunWriter:
     """Writes both files; used by rank 0 alone."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+        for path in (folder.metrics, folder.events):
+            _drop_torn_line(path)
         # Line-buffered: a record is in the file the moment its step is over, so a killed run loses none.
         self._metrics = folder.metrics.open("a", encoding="utf-8", buffering=1)
         self._events = folder.events.open("a", encoding="utf-8", buffering=1)
@@ -31,13 +33,20 @@ class RunWriter:
         self._events.close()
 
 
+def _drop_torn_line(path: Path) -> None:
+    """A line cut off by a crash would run together with the next record."""
+    if path.exists():
+        content = path.read_bytes()
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Records of a JSON-lines file; a last line cut off by a crash is passed over."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # bytes: the cut may be inside a character
         for line in file:
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield json.loads(line)
 
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from z2all_ds.cluster.launch import check_ranks, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.errors import ClusterError, ConfigError
+from z2all_ds.errors import ClusterError
 from z2all_ds.machine import gpu_count
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.inputs import check_inputs
 from z2all_ds.train.op_builds import needed_ops, prebuild
 
 
@@ -29,7 +30,7 @@ def default_ranks() -> int:
 def train_on_this_machine(config: str | None, overrides: list[str], ranks: int | None, resume: str = "auto") -> str:
     """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned."""
     run = load_run_config(config, overrides)
-    ranks = ranks or default_ranks()
+    ranks = default_ranks() if ranks is None else ranks
     check_before_launch(run, ranks)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
@@ -51,8 +52,6 @@ def check_before_launch(run: RunConfig, ranks: int) -> None:
     gpus = gpu_count()
     check_ranks(ranks, gpus)
     resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
-    for name in ("corpus", "tokenizer"):
-        if not getattr(run.data, name):
-            raise ConfigError(f"data.{name}", "is not set", f"Give its folder: data.{name}=PATH.")
-    load_manifest(run.data.corpus)
+    check_inputs(run, ranks)
+    load_tokenizer(run.data.tokenizer)
     prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))

@@ -17,8 +17,9 @@ from typing import Any
 from z2all_ds.atomic import write_whole
 from z2all_ds.cluster.lifeline import follow_owner
 from z2all_ds.config import RunConfig, dump_yaml, load_run_config
-from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, DataError, Z2allError
+from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.train.inputs import open_tokenizer
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.world import World
 
@@ -30,17 +31,23 @@ def main(arguments: list[str] | None = None) -> int:
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     output = RankOutput(folder, world)
     follow_owner()
+    lock = None
     try:
+        lock = folder.acquire_lock() if world.is_main else None
         train_rank(run, options.resume, folder, world, output)
     except Z2allError as error:
-        # All ranks meet most user errors alike; one line from rank 0 is enough, the others' are in their logs.
-        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or error.exit_code > 2)
+        # All ranks meet a user's mistake alike: rank 0 says it. What one rank alone meets (its shard, its disk) is
+        # said by that rank; where both come, the reader sees the same line twice rather than none.
+        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or not isinstance(error, ConfigError))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception:
         output.fail(traceback.format_exc(), show=True)
         return EXIT_BUG
+    finally:
+        if lock is not None:
+            os.close(lock)
     return EXIT_OK
 
 
@@ -65,19 +72,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
 def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput) -> None:
     """Builds model, data and engine, restores the checkpoint if there is one, trains."""
     from z2all_ds.data import BatchLoader, PackedStream, StreamSpec
-    from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
-    lock = folder.acquire_lock() if world.is_main else None
-    tokenizer = load_tokenizer(Path(run.data.tokenizer))
-    if tokenizer.size > run.model.vocab_size:
-        raise DataError(
-            f"tokenizer {run.data.tokenizer} with {tokenizer.size} ids",
-            f"does not fit model.vocab_size={run.model.vocab_size}",
-            f"Set model.vocab_size to {-(-tokenizer.size // 64) * 64} or more.",
-        )
+    tokenizer = open_tokenizer(run)
     stream = PackedStream(
         StreamSpec(
-            corpus_dir=Path(run.data.corpus),
+            corpus_dir=Path(run.data.corpus).expanduser(),
             sequence_length=run.train.sequence_length,
             seed=run.train.seed,
             num_lanes=run.num_lanes,
@@ -121,7 +120,6 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
         trainer.run_steps()
     finally:
         trainer.close()
-    del lock
 
 
 def write_run_files(

@@ -1,0 +1,17 @@
+"""Run by the deepspeed launcher: several trainings one after the other in one set of ranks.
+
+Starting ranks costs over ten seconds, training a toy for twelve steps less than one. The file named on the command
+line holds a JSON list of argument lists, each for one training; exit codes are written beside it, one file a rank.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from z2all_ds.train.pretrain import main
+
+if __name__ == "__main__":
+    plan = Path(sys.argv[-1])
+    codes = [main(arguments) for arguments in json.loads(plan.read_text(encoding="utf-8"))]
+    plan.with_name(f"codes_{os.environ['RANK']}.json").write_text(json.dumps(codes), encoding="utf-8")

@@ -1,0 +1,280 @@
+"""Z2all computes what Llama computes, alone, packed, cached, checkpointed."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_config, tiny_model
+from z2all_ds.errors import ConfigError
+from z2all_ds.model import Z2allForCausalLM
+from z2all_ds.model.modeling_z2all import TokenLosses, allowed_pairs
+from z2all_ds.ops import Situation, resolve_ops
+from z2all_ds.ops.cross_entropy import IGNORED_LABEL
+
+FP32_ORDER = 1e-6
+"""Same formula and values in fp32; fused products sum in another order (seen: 0 to 3e-7 of the largest entry)."""
+FP32_PATHS = 1e-5
+"""Sums over other lengths, by another attention kernel, through two layers (seen: up to 1e-6)."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_llamas(shape: str) -> None:
+    ours, llama = pair(**SHAPES[shape])
+    ids = some_ids(2, 17)
+    with torch.no_grad():
+        assert relative_difference(ours(ids).logits, llama(ids).logits) <= FP32_ORDER
+
+
+@pytest.mark.parametrize("shape", ["grouped", "tied"])
+def test_loss_and_gradients_are_llamas(shape: str) -> None:
+    ours, llama = pair(**SHAPES[shape])
+    ids = some_ids(2, 17)
+    labels = ids.clone()
+    labels[0, :5] = IGNORED_LABEL
+    losses = [model(ids, labels=labels).loss for model in (ours, llama)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=FP32_ORDER)
+    for loss in losses:
+        loss.backward()
+    from z2all_ds.model.stock_keys import to_stock
+
+    gradients = to_stock({name: p.grad for name, p in ours.named_parameters()}, ours.config)
+    wanted = {name: p.grad for name, p in llama.named_parameters()}
+    assert gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        # Sums over all tokens in another order.
+        assert relative_difference(gradients[name], gradient) <= FP32_PATHS, name
+
+
+def test_trainers_token_count_divides_the_loss_as_llamas() -> None:
+    ours, llama = pair()
+    ids = some_ids(2, 9)
+    for count in (40, torch.tensor(40)):
+        found, wanted = (model(ids, labels=ids, num_items_in_batch=count).loss.item() for model in (ours, llama))
+        assert found == pytest.approx(wanted, rel=FP32_ORDER)
+    assert found != pytest.approx(ours(ids, labels=ids).loss.item(), rel=0.1)
+
+
+def test_next_tokens_give_the_losses_of_labels() -> None:
+    model = tiny_model()
+    ids = some_ids(2, 9)
+    ids_in, next_tokens = ids[:, :-1], ids[:, 1:].clone()
+    labels = ids.clone()
+    labels[1, 4], next_tokens[1, 3] = IGNORED_LABEL, IGNORED_LABEL
+    outputs = model(ids_in, next_tokens=next_tokens)
+    assert isinstance(outputs, TokenLosses)
+    assert outputs.losses.shape == next_tokens.shape
+    assert outputs.losses[1, 3].item() == 0.0
+    assert (outputs.losses.sum() / 15).item() == pytest.approx(model(ids, labels=labels).loss.item(), rel=FP32_ORDER)
+
+
+@pytest.mark.parametrize("shape", ["grouped", "one-kv-head", "biases"])
+def test_greedy_generation_is_llamas_token_for_token(shape: str) -> None:
+    ours, llama = pair(seed=3, **SHAPES[shape])
+    ids = some_ids(2, 5)
+    settings_ = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    wanted = llama.generate(ids, attention_mask=torch.ones_like(ids), **settings_)
+    assert torch.equal(ours.generate(ids, attention_mask=torch.ones_like(ids), **settings_), wanted)
+    # Without a cache every step computes everything again: the cache may not change a token.
+    assert torch.equal(ours.generate(ids, attention_mask=torch.ones_like(ids), use_cache=False, **settings_), wanted)
+    assert wanted[:, 5:].unique().numel() > 5  # a model that repeats one token would prove little
+
+
+def test_generation_with_left_padding() -> None:
+    ours, llama = pair(seed=3)
+    prompts = [some_ids(1, tokens, seed=tokens) for tokens in (3, 7, 6)]
+    padded = torch.cat([torch.nn.functional.pad(p, (7 - p.shape[1], 0)) for p in prompts])
+    attention_mask = (padded != 0).long()
+    settings_ = {"max_new_tokens": 15, "do_sample": False, "pad_token_id": 0}
+    found = ours.generate(padded, attention_mask=attention_mask, **settings_)
+    assert torch.equal(found, llama.generate(padded, attention_mask=attention_mask, **settings_))
+    for row, prompt in enumerate(prompts):
+        alone = ours.generate(prompt, attention_mask=torch.ones_like(prompt), **settings_)
+        assert torch.equal(found[row, 7:], alone[0, prompt.shape[1] :])
+
+
+def test_cached_steps_give_the_logits_of_the_whole() -> None:
+    model = tiny_model()
+    ids = some_ids(2, 9)
+    with torch.no_grad():
+        whole = model(ids).logits
+        first = model(ids[:, :4], use_cache=True)
+        second = model(ids[:, 4:8], past_key_values=first.past_key_values, use_cache=True)
+        third = model(ids[:, 8:], past_key_values=second.past_key_values, use_cache=True)
+    pieces = torch.cat([part.logits for part in (first, second, third)], dim=1)
+    assert relative_difference(pieces, whole) <= FP32_PATHS
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_documents_are_as_if_alone(attention: str) -> None:
+    """Logits and gradients, the border tokens included."""
+    ops = resolve_ops({"attention": attention}, Situation("cpu", "fp32", 16))
+    torch.manual_seed(0)
+    model = Z2allForCausalLM(tiny_config(), ops)
+    lengths = (5, 1, 7)
+    documents = [some_ids(1, length, seed=length) for length in lengths]
+    packed = torch.cat(documents, dim=1)
+    document_ids = torch.cat([torch.full((1, n), number) for number, n in enumerate(lengths)], dim=1)
+    position_ids = torch.cat([torch.arange(n)[None] for n in lengths], dim=1)
+    direction = torch.randn(1, 13, 61, generator=torch.Generator().manual_seed(5))
+
+    together = model(packed, document_ids=document_ids, position_ids=position_ids).logits
+    (together * direction).sum().backward()
+    packed_gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    alone = torch.cat([model(document).logits for document in documents], dim=1)
+    (alone * direction).sum().backward()
+
+    assert relative_difference(together, alone) <= FP32_PATHS
+    for name, parameter in model.named_parameters():
+        assert relative_difference(packed_gradients[name], parameter.grad) <= FP32_PATHS, name
+    # The mask does something: without it the later documents see the earlier ones.
+    crossed = model(packed, position_ids=position_ids).logits
+    assert relative_difference(crossed[:, 5:], alone[:, 5:]) > 0.01
+
+
+def test_gradient_checkpointing_changes_no_bit() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_model().train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            assert model.model.layers[0].gradient_checkpointing
+        ids = some_ids(2, 9)
+        model(ids, labels=ids).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
+def test_same_seed_same_weights_and_the_spread_asked_for() -> None:
+    first, again, other = (_fresh(seed) for seed in (7, 7, 8))
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name]), name
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+    # 8192 and more draws: the deviation of their spread is under 1 %.
+    for name in ("model.layers.0.self_attn.qkv_proj.weight", "model.layers.1.mlp.gate_up_proj.weight"):
+        assert first[name].std().item() == pytest.approx(0.2, rel=0.05)
+    assert torch.equal(first["model.norm.weight"], torch.ones(64))
+    assert torch.equal(first["model.layers.0.self_attn.qkv_proj.bias"], torch.zeros(128))
+
+
+def _fresh(seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return Z2allForCausalLM(tiny_config(attention_bias=True)).state_dict()
+
+
+def test_built_on_meta_and_filled_later() -> None:
+    model = tiny_model()
+    with torch.device("meta"):
+        empty = Z2allForCausalLM(model.config)
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    assert torch.equal(empty.model.rotary.inverse_frequencies, model.model.rotary.inverse_frequencies)
+    empty.load_state_dict(model.state_dict(), assign=True)
+    ids = some_ids(1, 5)
+    with torch.no_grad():
+        assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
+
+
+def test_rotary_frequencies_stay_fp32_in_a_bf16_model() -> None:
+    model = tiny_model()
+    wanted = model.model.rotary.inverse_frequencies.clone()
+    positions = torch.arange(60)[None]
+    cos, sin = model.model.rotary(positions, torch.float32)
+    model.to(torch.bfloat16)
+    rotary = model.model.rotary
+    assert rotary.inverse_frequencies.dtype == torch.float32
+    assert torch.equal(rotary.inverse_frequencies, wanted)
+    assert torch.equal(rotary(positions, torch.bfloat16)[0], cos.bfloat16())
+    assert torch.equal(rotary(positions, torch.bfloat16)[1], sin.bfloat16())
+    assert model(some_ids(1, 3)).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_resized_vocabulary(tied: bool) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    ids = some_ids(1, 5)
+    with torch.no_grad():
+        before = model(ids).logits
+        model.resize_token_embeddings(70, mean_resizing=False)
+        after = model(ids).logits
+    assert after.shape[-1] == model.config.vocab_size == 70
+    # Same rows, another width of the product: rounding only.
+    assert relative_difference(after[..., :61], before) <= FP32_ORDER
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_embeddings_in_place_of_ids() -> None:
+    model = tiny_model()
+    ids = some_ids(2, 5)
+    with torch.no_grad():
+        found = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
+        assert torch.equal(found, model(ids).logits)
+
+
+def test_only_the_logits_asked_for() -> None:
+    model = tiny_model()
+    ids = some_ids(2, 5)
+    with torch.no_grad():
+        whole = model(ids).logits
+        # A smaller product may sum in another order.
+        assert relative_difference(model(ids, logits_to_keep=2).logits, whole[:, -2:]) <= FP32_ORDER
+        kept = model(ids, logits_to_keep=torch.tensor([0, 3])).logits
+        assert relative_difference(kept, whole[:, [0, 3]]) <= FP32_ORDER
+
+
+def test_nan_in_a_weight_shows_in_the_loss() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 3] = float("nan")
+    ids = some_ids(1, 5)
+    assert model(ids, labels=ids).loss.isnan()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "rope_type=dynamic"),
+    ],
+)
+def test_what_is_not_computed_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        Z2allForCausalLM(tiny_config(**changes))
+    assert "LlamaForCausalLM" in str(caught.value)
+
+
+@given(data=st.data(), batch=st.integers(1, 3), tokens=st.integers(1, 6), seen=st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_allowed_pairs_against_a_plain_loop(data: st.DataObject, batch: int, tokens: int, seen: int) -> None:
+    keys = seen + tokens
+    rows = st.lists(st.integers(0, 1), min_size=keys, max_size=keys)
+    attended = data.draw(st.none() | st.lists(rows, min_size=batch, max_size=batch))
+    documents = None
+    if seen == 0:
+        starts = st.lists(st.integers(0, 2), min_size=tokens, max_size=tokens).map(sorted)
+        documents = data.draw(st.none() | st.lists(starts, min_size=batch, max_size=batch))
+    mask = allowed_pairs(
+        torch.zeros(batch, tokens, 1),
+        seen,
+        None if attended is None else torch.tensor(attended),
+        None if documents is None else torch.tensor(documents),
+    )
+    wanted = torch.zeros(batch, 1, tokens, keys, dtype=torch.bool)
+    for row in range(batch):
+        for query in range(tokens):
+            for key in range(keys):
+                allowed = key <= seen + query
+                if documents is not None:
+                    allowed = allowed and documents[row][query] == documents[row][key]
+                if attended is not None and not all(all(r) for r in attended):
+                    allowed = (allowed and bool(attended[row][key])) or key == seen + query
+                wanted[row, 0, query, key] = allowed
+    if mask is None:
+        assert seen == 0
+        mask = torch.ones(tokens, keys, dtype=torch.bool).tril().expand(batch, 1, tokens, keys)
+    assert torch.equal(mask, wanted)
+    assert mask.any(dim=-1).all()  # nobody's softmax is over nothing

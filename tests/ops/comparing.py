@@ -1,0 +1,74 @@
+"""A backend against its op's reference: the reference computed in fp64 is the truth, for results and for gradients.
+
+The measure is the largest difference over the largest true entry, in units of the dtype's rounding step. So a tolerance
+reads as "so many roundings", and the reference in fp32 and bf16 is held to it like every other backend. Inputs are
+about 1, so a true result below 1 (a gradient that cancels to 0, say) is measured against 1.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from z2all_ds.ops import Situation
+from z2all_ds.ops.registry import backends_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BACKENDS_ON_CPU = {"attention": ("sdpa", "eager"), "cross_entropy": ("torch",)}
+
+on_gpu = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+)
+
+
+def cases(op: str) -> list[object]:
+    """(backend, device) pairs: on the CPU those that run there, on a GPU all."""
+    on_cpu = BACKENDS_ON_CPU.get(op, ("torch",))
+    return [
+        *(pytest.param(name, "cpu", id=f"{name}-cpu") for name in on_cpu),
+        *(pytest.param(name, "cuda", id=f"{name}-cuda", marks=on_gpu) for name in backends_of(op)),
+    ]
+
+
+def function_of(op: str, name: str, device: str, dtype: str = "fp32") -> Callable[..., object]:
+    """The backend's function; skips where it says itself that it cannot run."""
+    found = backends_of(op)[name]
+    refusal = found.why_not(Situation(device, dtype, head_dim=64))
+    if refusal:
+        pytest.skip(f"{op} {name}: {refusal}")
+    return found.function
+
+
+def results_and_gradients(call: Callable[..., object], leaves: list[Tensor]) -> list[Tensor]:
+    """What `call` returns, then the gradients of a fixed random projection of it with respect to the leaves."""
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    outputs = call(*leaves)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    generator = torch.Generator().manual_seed(11)
+    directions = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
+    # A sum of products, not backward(directions): some kernels write over the gradient they are handed.
+    torch.stack([(out * way).sum() for out, way in zip(outputs, directions, strict=True)]).sum().backward()
+    return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves)]
+
+
+def assert_within_roundings(
+    call: Callable[..., object], reference_call: Callable[..., object], leaves: list[Tensor], roundings: float
+) -> None:
+    """`call` in the leaves' dtype on their device, against `reference_call` on the same values in fp64 on the CPU."""
+    found = results_and_gradients(call, leaves)
+    truth = results_and_gradients(reference_call, [leaf.double().cpu() for leaf in leaves])
+    assert len(found) == len(truth)
+    for index, (have, want) in enumerate(zip(found, truth, strict=True)):
+        assert have.shape == want.shape
+        step = torch.finfo(leaves[0].dtype).eps
+        off = (have.double().cpu() - want).abs().max() / want.abs().max().clamp_min(1.0) / step
+        # NaN fails too.
+        assert off <= roundings, f"tensor {index}: {off:.2f} roundings off, allowed {roundings}"
+
+
+def random(*shape: int, dtype: str, device: str, seed: int = 0, scale: float = 1.0) -> Tensor:
+    """Drawn on the CPU, so that every device gets the same values."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * scale).to(DTYPES[dtype]).to(device)
