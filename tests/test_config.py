@@ -287,10 +287,12 @@ def test_no_override_at_all_shows_a_traceback(text: str) -> None:
 
 POSITIVE = st.integers(1, 10**9)
 FRACTION = st.floats(1e-12, 1e6)
+# Without three exotic line breaks, which PyYAML itself does not bring back.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x85\u2028\u2029"))
 CHOICES: dict[str, st.SearchStrategy[Any]] = {
-    "run_dir": st.text(),
-    "data.corpus": st.text(),
-    "data.weights": st.none() | st.dictionaries(st.text(), FRACTION),
+    "run_dir": TEXT,
+    "data.corpus": TEXT,
+    "data.weights": st.none() | st.dictionaries(TEXT, FRACTION),
     "data.num_lanes": st.none() | POSITIVE,
     "model.vocab_size": POSITIVE,
     "model.rms_norm_eps": FRACTION,
@@ -301,7 +303,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "optimizer.lr": FRACTION,
     "optimizer.betas": st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2),
     "preset": st.none() | st.sampled_from(PRESETS),
-    "track.project": st.text(),
+    "track.project": TEXT,
 }
 
 

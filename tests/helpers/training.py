@@ -1,4 +1,4 @@
-"""Small real training runs: the real deepspeed launcher, two gloo ranks on the CPU, a model of a few thousand weights."""
+"""Small real training runs: the real deepspeed launcher, two gloo ranks on the CPU, a few thousand weights."""
 
 import json
 import os

@@ -12,6 +12,7 @@ from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_
 from z2all_ds.errors import ConfigError
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.modeling_z2all import TokenLosses, allowed_pairs
+from z2all_ds.model.stock_keys import to_stock
 from z2all_ds.ops import Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 
@@ -39,8 +40,6 @@ def test_loss_and_gradients_are_llamas(shape: str) -> None:
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=FP32_ORDER)
     for loss in losses:
         loss.backward()
-    from z2all_ds.model.stock_keys import to_stock
-
     gradients = to_stock({name: p.grad for name, p in ours.named_parameters()}, ours.config)
     wanted = {name: p.grad for name, p in llama.named_parameters()}
     assert gradients.keys() == wanted.keys()

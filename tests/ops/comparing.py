@@ -54,16 +54,20 @@ def results_and_gradients(call: Callable[..., object], leaves: list[Tensor]) -> 
 
 
 def assert_within_roundings(
-    call: Callable[..., object], reference_call: Callable[..., object], leaves: list[Tensor], roundings: float
+    call: Callable[..., object],
+    reference_call: Callable[..., object],
+    leaves: list[Tensor],
+    allowed: dict[str, float],
 ) -> None:
     """`call` in the leaves' dtype on their device, against `reference_call` on the same values in fp64 on the CPU."""
     found = results_and_gradients(call, leaves)
     truth = results_and_gradients(reference_call, [leaf.double().cpu() for leaf in leaves])
     assert len(found) == len(truth)
+    dtype = leaves[0].dtype
+    roundings = next(count for name, count in allowed.items() if DTYPES[name] == dtype)
     for index, (have, want) in enumerate(zip(found, truth, strict=True)):
         assert have.shape == want.shape
-        step = torch.finfo(leaves[0].dtype).eps
-        off = (have.double().cpu() - want).abs().max() / want.abs().max().clamp_min(1.0) / step
+        off = (have.double().cpu() - want).abs().max() / want.abs().max().clamp_min(1.0) / torch.finfo(dtype).eps
         # NaN fails too.
         assert off <= roundings, f"tensor {index}: {off:.2f} roundings off, allowed {roundings}"
 

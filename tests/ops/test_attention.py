@@ -18,6 +18,10 @@ SHAPES = [
     pytest.param(2, 4, 4, 33, 32, id="equal-heads"),
 ]
 BACKENDS = cases("attention")
+ALLOWED = {"fp32": 64.0, "bf16": 4.0}
+"""Roundings. fp32: sums of up to 96 products round in another order, and what softmax passes back is a difference of two
+such sums of size 10 and more (with one token it cancels to 0; seen: 5 on CPUs, 22 on an H200). bf16: inner sums are
+fp32, and only scores, weights and results are rounded (seen: 1). A wrong mask or scale is off by 10^5 and by 100."""
 
 
 def causal(tokens: int, keys: int) -> Tensor:
@@ -53,13 +57,11 @@ def test_causal(
         random(batch, count, tokens, size, dtype=dtype, device=device, seed=seed)
         for seed, count in enumerate((heads, kv_heads, kv_heads))
     ]
-    # 16: scores, weights, the sum over keys and its gradient's two products round in turn, and sums over 33 keys and
-    # grouped heads add theirs; a wrong mask or scale is off by 10^5 (fp32) and by 100 (bf16).
     assert_within_roundings(
         lambda q, k, v: attention(q, k, v, None, size**-0.5),
         lambda q, k, v: eager(q, k, v, None, size**-0.5),
         leaves,
-        roundings=16,
+        ALLOWED,
     )
 
 
@@ -76,7 +78,7 @@ def test_masked(name: str, device: str, kind: str, dtype: str) -> None:
         lambda q, k, v: attention(q, k, v, mask.to(device), 32**-0.5),
         lambda q, k, v: eager(q, k, v, mask, 32**-0.5),
         leaves,
-        roundings=16,  # as above
+        ALLOWED,
     )
 
 

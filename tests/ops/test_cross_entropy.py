@@ -10,6 +10,9 @@ from tests.ops.comparing import assert_within_roundings, cases, function_of, ran
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL, reference
 
 BACKENDS = cases("cross_entropy")
+ALLOWED = {"fp32": 4.0, "bf16": 2.0}
+"""Roundings: logits of 4 and more lose that factor in the exponent (seen: 3); losses are fp32 for bf16 logits too, whose
+gradient is rounded once (seen: 0.5)."""
 LABELS = torch.tensor([[3, IGNORED_LABEL, 0], [IGNORED_LABEL, 6, 6]])
 
 
@@ -21,9 +24,8 @@ def test_against_the_reference(name: str, device: str, tokens: int, vocabulary: 
     logits = random(2, tokens, vocabulary, dtype=dtype, device=device, scale=4.0)
     labels = torch.randint(0, vocabulary, (2, tokens), generator=torch.Generator().manual_seed(3))
     labels[0, 0] = IGNORED_LABEL
-    # 4: the losses are fp32 for bf16 logits too, their gradient is rounded to the logits' dtype once.
     assert_within_roundings(
-        lambda x: cross_entropy(x, labels.to(device)), lambda x: reference(x, labels), [logits], roundings=4
+        lambda x: cross_entropy(x, labels.to(device)), lambda x: reference(x, labels), [logits], ALLOWED
     )
 
 

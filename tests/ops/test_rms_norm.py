@@ -10,6 +10,9 @@ from z2all_ds.ops.rms_norm import reference
 SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 160), (1, 33, 65)]
 EPS = 1e-5
 BACKENDS = cases("rms_norm")
+ALLOWED = {"fp32": 8.0, "bf16": 2.0}
+"""Roundings: the mean square sums in fp32 in another order, then come two products; the weight's gradient sums over rows
+what has been rounded before (seen: 1.6 and 0.7)."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -19,11 +22,7 @@ def test_against_the_reference(name: str, device: str, shape: tuple[int, int, in
     rms_norm = function_of("rms_norm", name, device, dtype)
     x = random(*shape, dtype=dtype, device=device)
     weight = random(shape[-1], dtype=dtype, device=device, seed=1)
-    # 8: the mean square is summed in fp32 in another order, then two products; the weight's gradient sums over rows
-    # what has been rounded once before.
-    assert_within_roundings(
-        lambda a, w: rms_norm(a, w, EPS), lambda a, w: reference(a, w, EPS), [x, weight], roundings=8
-    )
+    assert_within_roundings(lambda a, w: rms_norm(a, w, EPS), lambda a, w: reference(a, w, EPS), [x, weight], ALLOWED)
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
@@ -32,7 +31,7 @@ def test_input_that_is_not_contiguous(name: str, device: str) -> None:
     wide = random(2, 5, 64, dtype="fp32", device=device)
     weight = random(32, dtype="fp32", device=device, seed=1)
     assert_within_roundings(
-        lambda a, w: rms_norm(a[..., ::2], w, EPS), lambda a, w: reference(a[..., ::2], w, EPS), [wide, weight], 8
+        lambda a, w: rms_norm(a[..., ::2], w, EPS), lambda a, w: reference(a[..., ::2], w, EPS), [wide, weight], ALLOWED
     )
 
 

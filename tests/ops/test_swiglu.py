@@ -9,6 +9,8 @@ from z2all_ds.ops.swiglu import reference
 
 SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 65)]
 BACKENDS = cases("swiglu")
+ALLOWED = {"fp32": 4.0, "bf16": 2.0}
+"""Roundings: silu, its derivative and two products (seen: 1)."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -18,9 +20,8 @@ def test_halves_of_one_product(name: str, device: str, shape: tuple[int, int, in
     swiglu = function_of("swiglu", name, device, dtype)
     batch, tokens, width = shape
     fused = random(batch, tokens, 2 * width, dtype=dtype, device=device, scale=3.0)
-    # 4: silu, its derivative and two products, each rounded once.
     assert_within_roundings(
-        lambda x: swiglu(*x.chunk(2, dim=-1)), lambda x: reference(*x.chunk(2, dim=-1)), [fused], roundings=4
+        lambda x: swiglu(*x.chunk(2, dim=-1)), lambda x: reference(*x.chunk(2, dim=-1)), [fused], ALLOWED
     )
 
 

@@ -1,11 +1,12 @@
-"""What goes wrong in or around the ranks: one clear line, the right exit code, nothing lost, no process left."""
+"""What goes wrong before or in the ranks: one clear line, the right exit code, nothing lost."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.training import MICRO_OVERRIDES, losses, metrics, train
+from tests.helpers.training import losses, metrics, run_arguments, train, train_many
 
 
 @pytest.mark.parametrize(
@@ -13,71 +14,86 @@ from tests.helpers.training import MICRO_OVERRIDES, losses, metrics, train
     [
         ("model.vocab_size=512", 3, ["1012 ids", "model.vocab_size=512", "1024"]),
         ("data.weights={code: 1, poetry: 1}", 2, ["poetry", "code"]),
-        ("ops.attention=flashy", 2, ["ops.attention=flashy", "sdpa", "eager"]),
-        ("ops.rope=liger", 2, ["ops.rope=liger", "needs a GPU"]),
-        ("data.num_lanes=9", 2, ["num_lanes=9"]),
+        ("ops.attention=flashy", 2, ["ops.attention", "sdpa", "eager"]),
+        ("data.num_lanes=9", 2, ["ranks=2", "9 lanes", "1, 3, 9"]),
+        ("train.global_batch=6", 2, ["train.global_batch=6", "2 × 2", "1, 3"]),
+        ("deepspeed=zero4", 2, ["zero4", "zero0, zero1, zero2"]),
+        ("data.tokenizer=/nowhere", 3, ["/nowhere", "no such folder"]),
+        ("data.corpus=/nowhere", 3, ["/nowhere", "no such file"]),
     ],
 )
-def test_a_mistake_met_by_the_ranks_is_one_line_from_rank_0(
+def test_a_mistake_is_one_line_before_any_rank_starts(
     override: str, code: int, words: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    result = train(tmp_path, small_corpus, small_tokenizer, override)
+    result = train(tmp_path / "run", small_corpus, small_tokenizer, override)
     assert result.returncode == code, result.stderr
-    errors = [line for line in result.stderr.splitlines() if "Error: " in line and not line.startswith("RanksFailed")]
-    assert len(errors) == 1, result.stderr
-    assert all(word in errors[0] for word in words), errors
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "checkpoints").exists()
+    (line,) = result.stderr.splitlines()
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
-) -> None:
-    settings = ("deepspeed=zero2", "checkpoint.every_steps=2", "train.steps=6")
-    assert train(tmp_path, small_corpus, small_tokenizer, *settings).returncode == 0
-    whole = losses(tmp_path)
-    victim = tmp_path / "checkpoints" / "step_00000006" / "deepspeed" / "mp_rank_00_model_states.pt"
+@pytest.fixture(scope="module")
+def after_bad_luck(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+    """Two launches: healthy runs; then, with a checkpoint damaged and the corpus changed, the same runs again."""
+    folder = tmp_path_factory.mktemp("bad_luck")
+    changed = folder / "changed_corpus"
+    shutil.copytree(small_corpus, changed)
+    manifest = json.loads((changed / "MANIFEST.json").read_text())
+    manifest["shards"] = manifest["shards"][:-1]
+    (changed / "MANIFEST.json").write_text(json.dumps(manifest))
+
+    def arguments(run: str, *overrides: str, corpus: Path = small_corpus) -> list[str]:
+        return run_arguments(folder / run, corpus, small_tokenizer, "deepspeed=zero2", *overrides)
+
+    flipped = arguments("flipped", "checkpoint.every_steps=2", "train.steps=6")
+    unfinished = ("train.steps=4", "schedule.warmup_steps=1")
+    plan = [flipped, arguments("moved", *unfinished, "train.stop_at_step=2")]
+    assert train_many(folder, plan) == [0, 0]
+
+    shutil.copy(folder / "flipped" / "metrics.jsonl", folder / "metrics_before.jsonl")
+    victim = folder / "flipped" / "checkpoints" / "step_00000006" / "deepspeed" / "mp_rank_00_model_states.pt"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    again = train(tmp_path, small_corpus, small_tokenizer, *settings)
-    assert again.returncode == 0, again.stderr
-    assert "step_00000006 skipped: deepspeed/mp_rank_00_model_states.pt does not match its checksum" in again.stderr
-    assert "resumed from step_00000004" in again.stderr
-    assert losses(tmp_path) == whole
+
+    plan = [
+        flipped,
+        arguments("moved", *unfinished, corpus=changed),
+        arguments("moved", *unfinished, "data.allow_change=true", corpus=changed),
+        arguments("forced", "ops.rope=liger"),
+        [*arguments("asked"), "--resume", str(folder / "asked" / "checkpoints" / "step_00000099")],
+    ]
+    assert train_many(folder, plan) == [0, 3, 0, 2, 4]
+    return folder
 
 
-def test_a_changed_corpus_stops_the_resume(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    settings = ("deepspeed=zero2", "train.steps=4")
-    assert train(tmp_path / "run", small_corpus, small_tokenizer, *settings, "train.stop_at_step=2").returncode == 0
-    changed = tmp_path / "corpus"
-    changed.mkdir()
-    manifest = json.loads((small_corpus / "MANIFEST.json").read_text())
-    for shard in manifest["shards"]:
-        (changed / shard["path"]).write_bytes((small_corpus / shard["path"]).read_bytes())
-    manifest["shards"] = manifest["shards"][:-1]
-    (changed / "MANIFEST.json").write_text(json.dumps(manifest))
-    stopped = train(tmp_path / "run", changed, small_tokenizer, *settings)
-    assert stopped.returncode == 3, stopped.stderr
-    assert "data.allow_change=true" in stopped.stderr
-    allowed = train(tmp_path / "run", changed, small_tokenizer, *settings, "data.allow_change=true")
-    assert allowed.returncode == 0, allowed.stderr
-    assert [record["step"] for record in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+def log_of(run: Path) -> str:
+    return (run / "logs" / "rank_0000.log").read_text()
 
 
-def test_plain_deepspeed_launch_works(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    """`deepspeed launch/pretrain.py ...`, without `z2all train` around it."""
-    import os
-    import subprocess
-    import sys
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(after_bad_luck: Path) -> None:
+    run = after_bad_luck / "flipped"
+    reason = "deepspeed/mp_rank_00_model_states.pt does not match its checksum"
+    assert f"checkpoint step_00000006 skipped: {reason}" in log_of(run)
+    assert "resumed from step_00000004" in log_of(run)
+    before = [json.loads(line)["loss"] for line in (after_bad_luck / "metrics_before.jsonl").read_text().splitlines()]
+    assert losses(run) == before
 
-    from z2all_ds.machine import default_environment, free_port
 
-    script = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"
-    folders = (f"run_dir={tmp_path}", f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(free_port())]
-    command = [*launcher, str(script), "--deepspeed", "zero1", *MICRO_OVERRIDES, *folders, "train.steps=4"]
-    environment = {**os.environ, **default_environment(2)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert len(losses(tmp_path)) == 4
+def test_a_changed_corpus_stops_the_resume_until_it_is_allowed(after_bad_luck: Path) -> None:
+    run = after_bad_luck / "moved"
+    line = next(line for line in log_of(run).splitlines() if line.startswith("DataError"))
+    assert "corpus_fingerprint" in line and "data.allow_change=true" in line
+    assert [record["step"] for record in metrics(run)] == [1, 2, 3, 4]
+
+
+def test_a_forced_backend_that_cannot_run_is_refused_with_the_reason(after_bad_luck: Path) -> None:
+    line = next(line for line in log_of(after_bad_luck / "forced").splitlines() if line.startswith("ConfigError"))
+    assert "ops.rope=liger" in line and "needs a GPU" in line
+    assert not (after_bad_luck / "forced" / "checkpoints").exists()
+
+
+def test_a_checkpoint_asked_for_and_not_there_is_no_start_at_step_0(after_bad_luck: Path) -> None:
+    line = next(line for line in log_of(after_bad_luck / "asked").splitlines() if line.startswith("CheckpointError"))
+    assert "step_00000099" in line and "no such folder" in line
+    assert not (after_bad_luck / "asked" / "metrics.jsonl").exists()

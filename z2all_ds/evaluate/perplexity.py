@@ -17,6 +17,7 @@ from z2all_ds.console import progress
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data.order import document_at
 from z2all_ds.data.readers import open_domains
+from z2all_ds.errors import ConfigError
 from z2all_ds.evaluate.loading import load_folder
 
 ORDER_SEED = 0
@@ -38,6 +39,8 @@ class PerplexityRow:
 
 def measure_perplexity(folder: Path, corpus_dir: Path, documents_per_domain: int) -> list[PerplexityRow]:
     """Rows in the order of the corpus's domains."""
+    if documents_per_domain < 1:
+        raise ConfigError(f"documents={documents_per_domain}", "must be at least 1", "Give a larger number.")
     model, tokenizer, device = load_folder(folder)
     window = model.config.max_position_embeddings
     domains = open_domains(corpus_dir, load_manifest(corpus_dir).shards)

@@ -14,12 +14,11 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     """Loss over steps, total and per domain, of one run or several side by side. Returns the file's path."""
     if out.suffix not in (".png", ".svg"):
         raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
-    import matplotlib
+    # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    figure = Figure(figsize=(8, 4.5), dpi=120)
+    axes = figure.subplots()
     for run_dir in run_dirs:
         records = list(read_records(RunFolder(run_dir).metrics))
         if not records:
@@ -39,11 +38,10 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out)
-    pyplot.close(figure)
     return out
 
 
 def _plain(name: str) -> str:
-    """A name as it is: matplotlib takes what stands between dollars for a formula, and hides names that begin with _."""
+    """A name as it is: matplotlib reads what stands between dollars as a formula, and hides names that begin with _."""
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name

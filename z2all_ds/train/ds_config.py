@@ -105,6 +105,18 @@ def load_ds_json(name_or_path: str) -> dict[str, Any]:
                 f"Did you mean {near[0]}?" if near else "Remove it.",
             )
     _refuse_auto(content, path.name, "")
+    for key in ("zero_optimization", "bf16", "fp16", "data_types"):
+        if not isinstance(content.get(key, {}), dict):
+            raise ConfigError(
+                f"{key}={json.dumps(content[key])} in {path.name}",
+                "must be a JSON object",
+                'For example "bf16": {"enabled": true}.',
+            )
+    stage = content.get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise ConfigError(
+            f"zero_optimization.stage={json.dumps(stage)} in {path.name}", "must be 0, 1, 2 or 3", "Write the number."
+        )
     return content
 
 
@@ -140,7 +152,7 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     config["gradient_accumulation_steps"] = accumulation
     # DeepSpeed clips at 1.0 unless told; said explicitly, always.
     config["gradient_clipping"] = run.train.gradient_clipping
-    offload = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
+    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none")
     return ResolvedDeepSpeed(config, run.deepspeed, stage, dtype, accumulation, offload != "none", tuple(notes))
 
 

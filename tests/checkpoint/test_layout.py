@@ -1,0 +1,320 @@
+"""Checkpoints are whole or not there: sealing, damage of every kind, pruning, and a real process killed at random."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, prune, remove_leftovers, seal
+from z2all_ds.errors import CheckpointError
+
+FILES = {
+    "deepspeed/weights.pt": b"\x00weights" * 100,
+    "deepspeed/optimizer_rank_0.pt": b"moments" * 50,
+    "rng_rank_0000.pt": b"",
+}
+
+
+def write_temporary(checkpoints: Path, step: int) -> Path:
+    """What all ranks have written when rank 0 seals it."""
+    temporary = layout.temporary_path(checkpoints, step)
+    for name, content in FILES.items():
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).write_bytes(content + str(step).encode())
+    (temporary / "trainer.json").write_text(json.dumps({"step": step, "dtype": "fp32"}))
+    (temporary / "data_state.json").write_text(json.dumps({"lanes": [step]}))
+    return temporary
+
+
+def make(checkpoints: Path, *steps: int) -> list[Path]:
+    sealed = []
+    for step in steps:
+        write_temporary(checkpoints, step)
+        sealed.append(seal(checkpoints, step))
+    return sealed
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Sealing and finding
+
+
+def test_a_sealed_checkpoint_is_found_and_read(tmp_path: Path) -> None:
+    older, newer = make(tmp_path, 9, 10)
+    assert names(tmp_path) == ["step_00000009", "step_00000010"]
+    assert find_latest(tmp_path) == (Checkpoint(newer, 10), [])
+    assert Checkpoint(newer, 10).trainer == {"step": 10, "dtype": "fp32"}
+    assert Checkpoint(older, 9).data_state == {"lanes": [9]}
+    manifest = json.loads((newer / layout.MANIFEST).read_text())
+    assert manifest["step"] == 10
+    assert sorted(manifest["files"]) == sorted([*FILES, "trainer.json", "data_state.json"])
+    assert manifest["files"]["rng_rank_0000.pt"] == {
+        "bytes": 2,
+        "sha256": "4a44dc15364204a80fe80e9039455cc1608281820fe2b24f1e5233ade6af1dd5",
+    }
+
+
+def test_nothing_saved_yet_is_no_error(tmp_path: Path) -> None:
+    assert find_latest(tmp_path / "missing") == (None, [])
+    assert find_latest(tmp_path) == (None, [])
+    for other in ("step_x", "stepping", "step_1.bak"):
+        (tmp_path / other).mkdir()
+    (tmp_path / "step_00000001").write_text("a file")
+    assert find_latest(tmp_path) == (None, [])
+
+
+def test_only_unsealed_folders_are_no_checkpoint(tmp_path: Path) -> None:
+    write_temporary(tmp_path, 1).rename(tmp_path / "step_00000001")
+    write_temporary(tmp_path, 2)
+    line = "checkpoint step_00000001 skipped: no MANIFEST.json: it was never finished"
+    assert find_latest(tmp_path) == (None, [line])
+
+
+def test_sealing_a_step_again_replaces_what_a_crash_left(tmp_path: Path) -> None:
+    (torn,) = make(tmp_path, 5)
+    (torn / layout.MANIFEST).unlink()
+    (torn / "old_file").touch()
+    (again,) = make(tmp_path, 5)
+    assert again == torn
+    assert not (again / "old_file").exists()
+    assert find_latest(tmp_path) == (Checkpoint(again, 5), [])
+
+
+# Damage
+
+
+def tear(path: Path) -> str:
+    (path / layout.MANIFEST).unlink()
+    return "no MANIFEST.json: it was never finished"
+
+
+def lose_a_file(path: Path) -> str:
+    (path / "deepspeed/weights.pt").unlink()
+    return "deepspeed/weights.pt is missing"
+
+
+def lengthen(path: Path) -> str:
+    with (path / "rng_rank_0000.pt").open("ab") as file:
+        file.write(b"more")
+    return "rng_rank_0000.pt has 5 bytes instead of 1"
+
+
+def flip(path: Path) -> str:
+    content = bytearray((path / "deepspeed/weights.pt").read_bytes())
+    content[17] ^= 1
+    (path / "deepspeed/weights.pt").write_bytes(content)
+    return "deepspeed/weights.pt does not match its checksum"
+
+
+def empty_manifest(path: Path) -> str:
+    (path / layout.MANIFEST).write_bytes(b"")
+    return "MANIFEST.json is not readable (JSONDecodeError)"
+
+
+def foreign_manifest(path: Path) -> str:
+    (path / layout.MANIFEST).write_text('{"files": {"trainer.json": {"size": 5}}}')
+    return "MANIFEST.json is not readable (KeyError)"
+
+
+def manifest_of_another_kind(path: Path) -> str:
+    (path / layout.MANIFEST).write_text('["files"]')
+    return "MANIFEST.json is not readable (TypeError)"
+
+
+DAMAGES = [tear, lose_a_file, lengthen, flip, empty_manifest, foreign_manifest, manifest_of_another_kind]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage: Callable[[Path], str], tmp_path: Path) -> None:
+    before, newest = make(tmp_path, 3, 4)
+    what = damage(newest)
+    assert find_latest(tmp_path) == (Checkpoint(before, 3), [f"checkpoint step_00000004 skipped: {what}"])
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(newest)
+    assert str(caught.value) == f"checkpoint {newest}: {what}. Give a complete checkpoint."
+
+
+def test_without_checksums_only_sizes_are_compared(tmp_path: Path) -> None:
+    before, newest = make(tmp_path, 3, 4)
+    flip(newest)
+    assert find_latest(tmp_path, verify_checksums=False) == (Checkpoint(newest, 4), [])
+    lengthen(newest)
+    found, skipped = find_latest(tmp_path, verify_checksums=False)
+    assert found == Checkpoint(before, 3)
+    assert len(skipped) == 1
+
+
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d is not tear])
+def test_all_damaged_is_an_error_and_never_a_new_start(damage: Callable[[Path], str], tmp_path: Path) -> None:
+    older, newer = make(tmp_path, 3, 4)
+    lose_a_file(older)
+    what = damage(newer)
+    with pytest.raises(CheckpointError) as caught:
+        find_latest(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: none of 2 checkpoints can be loaded (checkpoint step_00000004 skipped: {what})."
+        " Restore one from a copy, or use another run_dir to start anew."
+    )
+
+
+def test_a_torn_newest_does_not_hide_that_the_rest_is_damaged(tmp_path: Path) -> None:
+    older, newer = make(tmp_path, 3, 4)
+    lose_a_file(older)
+    tear(newer)
+    with pytest.raises(CheckpointError, match=r"none of 1 checkpoints can be loaded"):
+        find_latest(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    make(folder, 3, 4)
+    return folder
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_is_noticed(two_checkpoints: Path, data: st.DataObject) -> None:
+    newest = two_checkpoints / "step_00000004"
+    files = sorted(path for path in newest.rglob("*") if path.is_file())
+    assert len(files) == 6
+    file = data.draw(st.sampled_from(files))
+    whole = file.read_bytes()
+    place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    changed = bytearray(whole)
+    changed[place] ^= 1 << bit
+    file.write_bytes(changed)
+    try:
+        found, skipped = find_latest(two_checkpoints)
+        assert found
+        if file.name != layout.MANIFEST:
+            assert (found.step, len(skipped)) == (3, 1)
+        elif found.step == 4:  # the flip changed nothing that is read: white space, or the step's own number
+            assert json.loads(changed)["files"] == json.loads(whole)["files"]
+    finally:
+        file.write_bytes(whole)
+    assert find_latest(two_checkpoints) == (Checkpoint(newest, 4), [])
+
+
+# Asked for by path
+
+
+def test_a_checkpoint_asked_for_by_path(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 7)
+    assert open_checkpoint(path) == Checkpoint(path, 7)
+    with pytest.raises(CheckpointError, match=r"step_00000008: no such folder\. Give a complete checkpoint\."):
+        open_checkpoint(tmp_path / "step_00000008")
+    with pytest.raises(CheckpointError, match=r"no MANIFEST\.json"):
+        open_checkpoint(tmp_path)
+    renamed = path.rename(tmp_path / "best")
+    with pytest.raises(CheckpointError, match=r"best: not a step_NNNNNNNN folder\."):
+        open_checkpoint(renamed)
+
+
+# Clearing away
+
+
+def test_leftovers_of_cut_off_saves_are_removed(tmp_path: Path) -> None:
+    (sealed,) = make(tmp_path, 1)
+    write_temporary(tmp_path, 2)
+    write_temporary(tmp_path, 3)
+    assert remove_leftovers(tmp_path) == [".tmp_step_00000002", ".tmp_step_00000003"]
+    assert names(tmp_path) == [sealed.name]
+    assert remove_leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "kept"), [(0, [4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_prune_keeps_the_newest_and_never_fewer_than_two(keep_last: int, kept: list[int], tmp_path: Path) -> None:
+    make(tmp_path, 1, 2, 3, 4, 5)
+    gone = prune(tmp_path, keep_last, newest_step=5)
+    assert names(tmp_path) == [layout.step_name(step) for step in kept]
+    assert gone == [layout.step_name(step) for step in range(1, 6) if step not in kept]
+    assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / layout.step_name(5), 5)
+
+
+def test_unsealed_folders_do_not_count_as_kept(tmp_path: Path) -> None:
+    *_, torn = make(tmp_path, 1, 2, 3)
+    tear(torn)
+    assert prune(tmp_path, 2, newest_step=3) == []
+    assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / "step_00000002", 2)
+
+
+def test_damaged_later_ones_do_not_push_out_the_checkpoint_just_saved(tmp_path: Path) -> None:
+    for later in make(tmp_path, 1, 2, 8, 9)[2:]:
+        flip(later)
+    make(tmp_path, 3)  # the run went back to step 2 and has saved again
+    assert prune(tmp_path, 2, newest_step=3) == ["step_00000001"]
+    found, skipped = find_latest(tmp_path)
+    assert found == Checkpoint(tmp_path / "step_00000003", 3)
+    assert len(skipped) == 2
+
+
+# A real process, killed
+
+
+SAVE_FOR_EVER = """
+import json, os, sys
+from pathlib import Path
+from z2all_ds.checkpoint import layout
+
+checkpoints = Path(sys.argv[1])
+latest, _ = layout.find_latest(checkpoints)
+layout.remove_leftovers(checkpoints)
+step = latest.step if latest else 0
+while True:
+    step += 1
+    temporary = layout.temporary_path(checkpoints, step)
+    (temporary / "deepspeed").mkdir(parents=True)
+    for number in range(3):
+        (temporary / "deepspeed" / f"part_{number}.pt").write_bytes(os.urandom(20_000))
+    (temporary / "trainer.json").write_text(json.dumps({"step": step}))
+    layout.seal(checkpoints, step)
+    os.write(1, f"{step}\\n".encode())
+    layout.prune(checkpoints, 2, step)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> None:
+    moments = random.Random(20240229)
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    sealed_so_far = 0
+    for _ in range(15):
+        command = [sys.executable, "-c", SAVE_FOR_EVER, str(checkpoints)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            told = [process.stdout.readline() for _ in range(moments.randint(0, 3))]
+            time.sleep(moments.uniform(0, 0.02 if told else 0.15))  # somewhere inside the next save
+            process.send_signal(signal.SIGKILL)
+            told += process.stdout.readlines()
+        assert process.returncode == -signal.SIGKILL
+        steps = [int(line) for line in told if line.endswith("\n")]
+        assert steps == list(range(sealed_so_far + 1, sealed_so_far + 1 + len(steps)))
+        sealed_so_far += len(steps)
+
+        latest, _ = find_latest(checkpoints)
+        if latest is None:
+            assert sealed_so_far == 0
+            continue
+        # Sealed for certain, or sealed in the instant before the process could say so.
+        assert latest.step in (sealed_so_far, sealed_so_far + 1)
+        sealed_so_far = latest.step
+        assert latest.trainer == {"step": latest.step}
+        assert names(latest.path) == ["MANIFEST.json", "deepspeed", "trainer.json"]
+        assert open_checkpoint(latest.path) == latest
+        if latest.step > 1:
+            assert open_checkpoint(checkpoints / layout.step_name(latest.step - 1)).step == latest.step - 1
+    assert sealed_so_far > 10

@@ -1,0 +1,142 @@
+"""Starting and ending ranks: the command line, and real trees of processes of which nothing may be left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.cluster import launch
+from z2all_ds.cluster.launch import check_ranks, end_group, local_command
+from z2all_ds.errors import ClusterError
+from z2all_ds.machine import group_is_alive
+
+# A shell, its python, and that one's python, which does not listen to SIGTERM.
+POLITE = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {POLITE}"
+BETWEEN = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+SHELL = '"$0" -c "$1" "$2"; true'
+
+
+def start_tree(innermost: str) -> tuple["subprocess.Popen[bytes]", int]:
+    """The shell, leader of its own session, and the number of the innermost process."""
+    command = ["bash", "-c", SHELL, sys.executable, BETWEEN, innermost]
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert shell.stdout
+    return shell, int(shell.stdout.readline())
+
+
+def living_members(group: int) -> list[int]:
+    """Processes of a group that are neither gone nor zombies, straight from /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, its_group, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(its_group) == group and state not in "ZX":
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def end(shell: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "GRACE_SECONDS", grace_seconds)
+        end_group(shell)
+    assert shell.stdout
+    shell.stdout.close()
+
+
+@pytest.mark.parametrize("innermost", [DEAF, POLITE], ids=["deaf", "polite"])
+def test_no_process_of_the_group_is_left(innermost: str) -> None:
+    shell, deepest = start_tree(innermost)
+    members = living_members(shell.pid)
+    assert {shell.pid, deepest} < set(members)
+    assert len(members) == 3
+    assert group_is_alive(shell.pid)
+    end(shell, 0.3)
+    assert living_members(shell.pid) == []
+    assert not group_is_alive(shell.pid)
+    assert shell.returncode is not None
+
+
+def test_orphans_are_ended_after_the_leader_is_gone() -> None:
+    shell, deepest = start_tree(DEAF)
+    os.kill(shell.pid, signal.SIGKILL)
+    shell.wait()
+    assert deepest in living_members(shell.pid)
+    end(shell, 0.3)
+    assert living_members(shell.pid) == []
+    assert shell.returncode == -signal.SIGKILL
+
+
+def test_ending_what_has_ended_is_no_error() -> None:
+    shell = subprocess.Popen(["true"], stdout=subprocess.PIPE, start_new_session=True)
+    shell.wait()
+    end(shell, 60)  # were it to wait, this test would hang
+    assert shell.returncode == 0
+
+
+def test_the_process_itself_is_outside_the_group_it_ends() -> None:
+    shell, _ = start_tree(POLITE)
+    assert os.getpgid(shell.pid) == shell.pid != os.getpgid(0)
+    end(shell, 5)
+    assert shell.returncode == -signal.SIGTERM
+
+
+def test_a_second_ctrl_c_ends_them_at_once() -> None:
+    """A process that ends a deaf tree with a long grace, interrupted while it waits."""
+    code = f"""
+import subprocess, sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from tests.cluster.test_launch import DEAF, start_tree
+from z2all_ds.cluster import launch
+
+launch.GRACE_SECONDS = 60.0
+shell, deepest = start_tree(DEAF)
+print(shell.pid, flush=True)
+launch.end_group(shell)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as us:
+        assert us.stdout
+        group = int(us.stdout.readline())
+        while len(living_members(group)) == 3:  # until SIGTERM has ended all but the deaf one
+            time.sleep(0.01)
+        us.send_signal(signal.SIGINT)
+        _, errors = us.communicate(timeout=50)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert living_members(group) == []
+
+
+def test_the_launchers_command_line() -> None:
+    command = local_command(["--config", "my run.yaml", "train.steps=5"], ranks=3, port=29501)
+    assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
+    assert command[-3:] == ["--config", "my run.yaml", "train.steps=5"]
+    options = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))
+    assert options == {
+        "--hostfile": "/dev/null/none",
+        "--num_gpus": "3",
+        "--master_port": "29501",
+        "--log_level": "error",
+    }
+    assert command[-5:-3] == ["--module", "z2all_ds.train.pretrain"]
+    assert not Path(options["--hostfile"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "rule"),
+    [(0, 0, "must be at least 1"), (-1, 0, "must be at least 1"), (0, 2, "must be 1 to 2"), (3, 2, "must be 1 to 2")],
+)
+def test_numbers_of_ranks_that_cannot_be(ranks: int, gpus: int, rule: str) -> None:
+    with pytest.raises(ClusterError, match=f"^ranks={ranks}: {rule}"):
+        check_ranks(ranks, gpus)
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, 0), (64, 0), (1, 2), (2, 2)])
+def test_numbers_of_ranks_that_can_be(ranks: int, gpus: int) -> None:
+    check_ranks(ranks, gpus)

@@ -1,0 +1,290 @@
+"""The command as users meet it: real processes, their exit codes, what goes to stdout and what to stderr."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.helpers.processes import ended
+from z2all_ds import __version__
+from z2all_ds.config import RunConfig, dump_yaml, load_run_config
+from z2all_ds.corpus.converters import describe_converters
+from z2all_ds.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "z2all_ds"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, without what would change the command's ways; wide, so that no help text is folded."""
+    dropped = ("Z2ALL_DEBUG", "CI", "CUDA_VISIBLE_DEVICES", "FORCE_COLOR")
+    own = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**own, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **changes}
+
+
+def z2all(*arguments: str | Path, cwd: Path, **changes: str) -> "subprocess.CompletedProcess[str]":
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(**changes), timeout=120)
+
+
+def one_line(answer: "subprocess.CompletedProcess[str]", code: int) -> str:
+    """The only line of a user's mistake: on stderr, with the code of its class."""
+    assert answer.returncode == code, answer.stderr
+    assert answer.stdout == ""
+    (line,) = answer.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A small JSON-lines file."""
+    path = tmp_path / "raw 文本.jsonl"
+    lines = [
+        {"text": f"第{number}篇。 A document of some words, number {number}.", "n": number} for number in range(60)
+    ]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+# The command itself
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    answer = z2all("--help", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    verbs = ["quickstart", "config", "train", "export", "generate", "plot", "plan", "doctor", "corpus", "tokenizer"]
+    assert [verb for verb in verbs if f" {verb} " not in answer.stdout] == []
+    answer = z2all("--version", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["no_such_verb"], ["plan", "--gpus", "many"], ["corpus", "build", "a=text"]])
+def test_a_command_line_that_cannot_be_meant(arguments: list[str], tmp_path: Path) -> None:
+    answer = z2all(*arguments, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert "Usage:" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_users_mistake_is_one_line_and_debug_shows_where(tmp_path: Path) -> None:
+    expected = "ConfigError: train.stepz: no such setting. Did you mean train.steps?"
+    assert one_line(z2all("config", "train.stepz=5", cwd=tmp_path), 2) == expected
+    for shown in (
+        z2all("--debug", "config", "train.stepz=5", cwd=tmp_path),
+        z2all("config", "train.stepz=5", cwd=tmp_path, Z2ALL_DEBUG="1"),
+    ):
+        assert shown.returncode == 2
+        assert shown.stderr.startswith("Traceback (most recent call last):\n")
+        assert "load_run_config" in shown.stderr
+        assert shown.stderr.splitlines()[-1] == expected
+
+
+def test_a_pipe_closed_early_is_no_error_of_ours(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m z2all_ds config | head -n 1"
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert (answer.stdout, answer.stderr) == ("preset: null\n", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_while_it_works(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    command = [*COMMAND, "corpus", "build", "code=python_code", "--out", str(corpus)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=tmp_path
+    )
+    with ended(process):
+        while not list(corpus.glob("code-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.stdout
+        said = process.stdout.read()
+        assert process.wait(30) == code
+    assert "Traceback" not in said
+    assert not (corpus / "MANIFEST.json").exists()
+
+
+# config
+
+
+def test_config_prints_the_resolved_config(tmp_path: Path) -> None:
+    (tmp_path / "跑.yaml").write_text("preset: z2all_tiny\ntrain: {steps: 7}\n", encoding="utf-8")
+    answer = z2all("config", "--config", "跑.yaml", "optimizer.lr=3e-4", "run_dir=a b/它's", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    expected = load_run_config(str(tmp_path / "跑.yaml"), ["optimizer.lr=3e-4", "run_dir=a b/它's"])
+    assert answer.stdout == dump_yaml(expected)
+    content = yaml.safe_load(answer.stdout)
+    assert (content["train"]["steps"], content["optimizer"]["lr"], content["run_dir"]) == (7, 3e-4, "a b/它's")
+    assert RunConfig(**content) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--config", "missing.yaml"], "run config 'missing.yaml': neither a file nor one of the shipped ones"),
+        (["preset=z2all_2b"], "preset 'z2all_2b': neither a file nor one of the shipped ones"),
+        (["train.steps=0"], "train.steps=0: Input should be greater than 0."),
+        (["train"], "override 'train': must read section.key=value."),
+    ],
+)
+def test_config_errors(arguments: list[str], start: str, tmp_path: Path) -> None:
+    assert one_line(z2all("config", *arguments, cwd=tmp_path), 2).startswith(f"ConfigError: {start}")
+
+
+# corpus and tokenizer
+
+
+def test_from_raw_text_to_a_tokenizer(raw: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    answer = z2all("corpus", "build", f"notes=jsonl:{raw}", "--out", corpus, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    manifest = json.loads((corpus / "MANIFEST.json").read_text())
+    (shard,) = manifest["shards"]
+    size = (corpus / shard["path"]).stat().st_size
+    assert answer.stdout == f"notes: 60 documents, {size:,} bytes\n"
+    assert "corpus notes: " in answer.stderr
+
+    answer = z2all("corpus", "audit", corpus, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (0, f"{corpus}: 60 documents in 1 shards, no problem found\n")
+
+    answer = z2all("tokenizer", "train", corpus, "--out", tmp_path / "tok", "--vocab-size", "300", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    first, second = answer.stdout.splitlines()
+    assert first == f"{tmp_path / 'tok'}: 312 ids"
+    assert second.startswith("notes: ")
+    assert second.endswith(" bytes per token")
+    tokenizer = load_tokenizer(tmp_path / "tok")
+    assert tokenizer.size == 312
+    assert tokenizer.decode(tokenizer.encode("第7篇。 words")) == "第7篇。 words"
+
+    content = bytearray((corpus / shard["path"]).read_bytes())
+    content[content.index("第".encode())] ^= 1
+    (corpus / shard["path"]).write_bytes(content)
+    answer = z2all("corpus", "audit", corpus, cwd=tmp_path)
+    assert answer.returncode == 3
+    assert shard["path"] in answer.stdout
+    assert answer.stderr.splitlines()[-1].startswith(f"DataError: corpus {corpus}: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_sources_are_listed(tmp_path: Path) -> None:
+    answer = z2all("corpus", "sources", cwd=tmp_path)
+    assert answer.returncode == 0
+    described = describe_converters()
+    assert "jsonl" in described
+    assert answer.stdout == "".join(f"{name:20} {purpose}\n" for name, purpose in described.items())
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "start"),
+    [
+        ("notes", 2, "ConfigError: source 'notes': must read DOMAIN=CONVERTER[:PATH,...]. E.g. code=python_code."),
+        ("notes=", 2, "ConfigError: source 'notes=': must read DOMAIN=CONVERTER"),
+        ("notes=jsonlines:x", 2, "ConfigError: converter 'jsonlines': the converters are "),
+        ("a/b=jsonl:x", 2, "ConfigError: domain 'a/b': "),
+        ("notes=jsonl:missing.jsonl", 3, "DataError: raw file missing.jsonl of domain notes: no such file."),
+    ],
+)
+def test_sources_that_cannot_be(source: str, code: int, start: str, tmp_path: Path) -> None:
+    answer = z2all("corpus", "build", source, "--out", tmp_path / "corpus", cwd=tmp_path)
+    assert one_line(answer, code).startswith(start)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [["corpus", "audit", "nowhere"], ["tokenizer", "train", "nowhere", "--out", "tok"]])
+def test_a_corpus_that_is_not_there(verb: list[str], tmp_path: Path) -> None:
+    line = one_line(z2all(*verb, cwd=tmp_path), 3)
+    assert line.startswith("DataError: nowhere/MANIFEST.json: no such file")
+    assert list(tmp_path.iterdir()) == []
+
+
+# plan, doctor, plot
+
+
+def test_plan_as_json(tmp_path: Path) -> None:
+    answer = z2all("plan", "--model", "z2all_1b", "--gpus", "8", "--gpu-memory", "80GB", "--json", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    plan = json.loads(answer.stdout)
+    assert plan["parameters"] == 1_261_529_088
+    rows = {row["name"]: row for row in plan["rows"]}
+    assert rows["zero0"]["total_bytes"] > rows["zero1"]["total_bytes"] > rows["zero3"]["total_bytes"]
+    assert z2all("plan", cwd=tmp_path).returncode == 0
+    assert one_line(z2all("plan", "--gpus", "0", cwd=tmp_path), 2).startswith("ConfigError: ")
+    assert one_line(z2all("plan", "--gpu-memory", "much", cwd=tmp_path), 2).startswith("ConfigError: ")
+
+
+def test_doctor_as_json(tmp_path: Path) -> None:
+    answer = z2all("doctor", tmp_path, "--json", cwd=tmp_path)
+    findings = json.loads(answer.stdout)
+    assert {"python", "torch", "deepspeed", "disk"} <= {finding["name"] for finding in findings}
+    assert {frozenset(finding) for finding in findings} == {frozenset({"name", "status", "value", "fix"})}
+    failed = [finding for finding in findings if finding["status"] == "fail"]
+    assert answer.returncode == (6 if failed else 0)
+
+
+def test_doctor_fails_where_training_cannot_work(tmp_path: Path) -> None:
+    answer = z2all("doctor", tmp_path, "--json", cwd=tmp_path, CXX="no_such_compiler")
+    assert answer.returncode == 6
+    (failed,) = [finding for finding in json.loads(answer.stdout) if finding["status"] == "fail"]
+    assert failed["name"] == "CXX=no_such_compiler"
+    assert answer.stderr == ""
+
+
+def test_plot_makes_a_picture(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        records = [{"step": step, "loss": 8 / step, "loss_of_中文": 7 / step} for step in range(1, 50)]
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    answer = z2all("plot", "one", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (0, "one/plots/loss.png\n")
+    with Image.open(tmp_path / "one" / "plots" / "loss.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (960, 540))
+        picture.load()
+    answer = z2all("plot", "one", "two", "--out", "both.svg", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (0, "both.svg\n")
+    assert "<svg" in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert one_line(z2all("plot", "three", cwd=tmp_path), 3).startswith("DataError: three: no metrics.jsonl")
+    assert one_line(z2all("plot", "one", "--out", "x.doc", cwd=tmp_path), 2).startswith("ConfigError: --out x.doc: ")
+
+
+# train, as far as its checks: each mistake is told before ranks are started or ops built
+
+
+def test_train_refuses_before_anything_heavy(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    run_dir, extensions = tmp_path / "run", tmp_path / "extensions"
+    corpus, tokenizer = f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}"
+    cases: list[tuple[list[str], int, str]] = [
+        ([], 2, "ConfigError: data.corpus: is not set. Give its folder: data.corpus=PATH."),
+        ([corpus], 2, "ConfigError: data.tokenizer: is not set. Give its folder: data.tokenizer=PATH."),
+        (["data.corpus=/no where", tokenizer], 3, "DataError: /no where/MANIFEST.json: no such file"),
+        ([corpus, "data.tokenizer=/no where"], 3, "DataError: tokenizer /no where/tokenizer.json: no such folder"),
+        ([corpus, tokenizer, "--deepspeed", "zero7"], 2, "ConfigError: DeepSpeed JSON 'zero7': neither a file nor"),
+        ([corpus, tokenizer, "--config", "no.yaml"], 2, "ConfigError: run config 'no.yaml': neither a file nor"),
+        ([corpus, tokenizer, "--ranks", "0"], 5, "ClusterError: ranks=0: must be at least 1."),
+        ([corpus, tokenizer, "--ranks", "3"], 2, "ConfigError: train.global_batch=32: must be a multiple of"),
+        ([corpus, tokenizer, "train.stepz=1"], 2, "ConfigError: train.stepz: no such setting. Did you mean"),
+    ]
+    for arguments, code, start in cases:
+        own = {"TORCH_EXTENSIONS_DIR": str(extensions)}
+        line = one_line(z2all("train", *arguments, f"run_dir={run_dir}", cwd=tmp_path, **own), code)
+        assert line.startswith(start)
+        assert not run_dir.exists()
+        assert not extensions.exists()
+
+
+def test_quickstart_leaves_a_folder_of_others_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    line = one_line(z2all("quickstart", "--out", tmp_path, "--fresh", cwd=tmp_path), 2)
+    assert line == f"ConfigError: --out {tmp_path}: exists and was not made by the quickstart. Give a new folder."
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+    line = one_line(z2all("quickstart", "--out", "/dev/null/x", cwd=tmp_path), 2)
+    assert line.startswith("ConfigError: --out /dev/null/x: cannot be written")

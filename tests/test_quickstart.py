@@ -1,0 +1,176 @@
+"""The quickstart as a user runs it, and as bad luck treats it: the same final loss, to the bit, whatever happens."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.training import losses
+from z2all_ds.errors import ConfigError, TrainingError
+from z2all_ds.machine import extensions_dir
+from z2all_ds.quickstart import MARK, check_learning, prepare_folder
+
+SHORT = ("train.steps=24", "checkpoint.every_steps=4", "schedule.warmup_steps=4", "train.log_every=1")
+PATIENCE_SECONDS = 120
+
+
+def command(out: Path) -> list[str]:
+    return [sys.executable, "-m", "z2all_ds", "quickstart", "--out", str(out), *SHORT]
+
+
+def processes_of(out: Path) -> list[str]:
+    """Command lines of all living processes that name the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+            dead = "Z" in (entry / "stat").read_text().rpartition(")")[2].split()[:1] if line else True
+        except OSError:  # ended while we looked
+            continue
+        if str(out) in line and not dead:
+            found.append(line)
+    return found
+
+
+def wait_for(condition: object, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
+
+
+def start_and_wait_for_step(
+    out: Path, step: int, log: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(command(out), stdout=file, stderr=file, env=environment)
+    metrics = out / "run" / "metrics.jsonl"
+    wait_for(
+        lambda: process.poll() is not None or (metrics.exists() and len(losses(metrics.parent)) >= step), f"step {step}"
+    )
+    assert process.poll() is None, log.read_text()
+    return process
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Output folder and stdout of a whole run, in a folder with blanks and Chinese characters, on a machine without a
+    home folder and without an address (`hostname -I` prints nothing)."""
+    root = tmp_path_factory.mktemp("路径 with blanks")
+    (root / "bin").mkdir()
+    (root / "bin" / "hostname").write_text("#!/bin/sh\n")
+    (root / "bin" / "hostname").chmod(0o755)
+    environment = {
+        **os.environ,
+        "HOME": "/nonexistent",
+        "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "TORCH_EXTENSIONS_DIR": str(extensions_dir()),  # with the ops the test script has built
+    }
+    out = root / "输出 out"
+    result = subprocess.run(command(out), capture_output=True, text=True, env=environment, cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert processes_of(out) == []
+    return out, result.stdout
+
+
+@pytest.fixture
+def prepared(unbroken: tuple[Path, str], tmp_path: Path) -> Path:
+    """A quickstart folder that has its corpus and tokenizer already."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / MARK).touch()
+    for name in ("corpus", "tokenizer"):
+        shutil.copytree(unbroken[0] / name, out / name)
+    return out
+
+
+def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
+    out, table = unbroken
+    for word in ("loss of chinese", "loss of code", "loss of english", "tokens/s", "loss.png", "hf_model"):
+        assert word in table
+    assert str(out) in table.replace("\n", "")
+    assert (out / "run" / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (out / "hf_model").iterdir()}
+    events = [json.loads(line) for line in (out / "run" / "events.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events if e["event"] != "checkpoint"] == ["started", "stopped", "started", "done"]
+    assert [e["step"] for e in events if e["event"] == "started"] == [0, 12]  # stopped half-way, and resumed from there
+    assert losses(out / "run")[-1] < losses(out / "run")[0]
+
+
+def test_a_second_call_has_nothing_to_train(unbroken: tuple[Path, str]) -> None:
+    out = unbroken[0]
+    before = (out / "run" / "events.jsonl").read_text()
+    result = subprocess.run(command(out), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (out / "run" / "events.jsonl").read_text() == before
+
+
+def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], prepared: Path, tmp_path: Path) -> None:
+    process = start_and_wait_for_step(prepared, 6, tmp_path / "log")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_SECONDS) == 130
+    assert processes_of(prepared) == []
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    again = subprocess.run(command(prepared), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from step_00000004" in again.stderr
+    assert losses(prepared / "run") == losses(unbroken[0] / "run")
+
+
+def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
+    unbroken: tuple[Path, str], prepared: Path, tmp_path: Path
+) -> None:
+    """SIGKILL in the second half; before the second call, a lock as a killed op build leaves it."""
+    extensions = tmp_path / "extensions"
+    shutil.copytree(extensions_dir() / "deepspeed_shm_comm", extensions / "deepspeed_shm_comm")
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions)}
+    process = start_and_wait_for_step(prepared, 18, tmp_path / "log", environment)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not processes_of(prepared), "the end of the orphaned ranks")
+    lock = extensions / "deepspeed_shm_comm" / "lock"
+    lock.touch()
+    an_hour_ago = time.time() - 3600
+    os.utime(lock, (an_hour_ago, an_hour_ago))
+    again = subprocess.run(command(prepared), capture_output=True, text=True, env=environment)
+    assert again.returncode == 0, again.stderr
+    assert f"removed the lock of a build that was killed: {lock}" in again.stderr
+    assert "resumed from step_00000016" in again.stderr
+    assert losses(prepared / "run") == losses(unbroken[0] / "run")
+
+
+def test_only_its_own_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="was not made by the quickstart"):
+            prepare_folder(tmp_path, fresh)
+    assert (tmp_path / "thesis.txt").read_text() == "ten years of work"
+
+
+def test_fresh_starts_over(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare_folder(out, fresh=False)
+    (out / "corpus").mkdir()
+    prepare_folder(out, fresh=False)
+    assert (out / "corpus").exists()
+    prepare_folder(out, fresh=True)
+    assert not (out / "corpus").exists()
+
+
+def test_a_loss_that_does_not_fall_is_an_error() -> None:
+    flat = [{"step": step, "loss": 7.0} for step in range(1, 10)]
+    with pytest.raises(TrainingError, match="must fall"):
+        check_learning(flat, 0.0)
+    falling = [{"step": step, "loss": 7.0 - step / 4} for step in range(1, 10)]
+    check_learning(falling, 1.0)
+    with pytest.raises(TrainingError, match="more than 2"):
+        check_learning(falling, 2.0)
+    with pytest.raises(TrainingError, match="nan"):
+        check_learning([*falling, {"step": 10, "loss": float("nan")}], 0.0)

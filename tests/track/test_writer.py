@@ -1,0 +1,143 @@
+"""metrics.jsonl and events.jsonl: what is written comes back, whatever a crash has cut off."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.processes import ended
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import RunWriter, drop_metrics_after, last_outcome, read_records
+
+WRITE_AND_HANG = """
+import sys, time
+from pathlib import Path
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import RunWriter
+
+writer = RunWriter(RunFolder(Path(sys.argv[1])))
+writer.event("started", step=0)
+for step in range(1, 4):
+    writer.metric({"step": step, "loss": 1 / step})
+print("written", flush=True)
+time.sleep(60)
+"""
+
+
+def records(*steps: int) -> list[dict[str, Any]]:
+    return [{"step": step, "loss": 7.5 / step, "loss_of_中文": 0.1 + step, "grad_norm": None} for step in steps]
+
+
+def write(folder: RunFolder, *steps: int) -> list[dict[str, Any]]:
+    writer = RunWriter(folder)
+    for record in records(*steps):
+        writer.metric(record)
+    writer.close()
+    return records(*steps)
+
+
+def test_records_come_back_exactly_and_in_order(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    first = write(folder, 1, 2)
+    assert list(read_records(folder.metrics)) == first
+    second = write(folder, 3)
+    assert list(read_records(folder.metrics)) == first + second
+    assert "loss_of_中文" in folder.metrics.read_text(encoding="utf-8")
+    assert len(folder.metrics.read_bytes().splitlines()) == 3
+
+
+def test_events_carry_their_time_and_details(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    before = time.time()
+    writer = RunWriter(folder)
+    writer.event("checkpoint", step=50, path="step_00000050")
+    writer.close()
+    (event,) = read_records(folder.events)
+    assert before - 0.001 <= event.pop("time_unix") <= time.time() + 0.001
+    assert event == {"event": "checkpoint", "step": 50, "path": "step_00000050"}
+
+
+def test_a_run_killed_outright_loses_no_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    command = [sys.executable, "-c", WRITE_AND_HANG, str(tmp_path)]
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "written\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert list(read_records(folder.metrics)) == [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
+    assert last_outcome(folder) == "started"
+
+
+def test_no_file_has_no_records(tmp_path: Path) -> None:
+    assert list(read_records(tmp_path / "metrics.jsonl")) == []
+    assert drop_metrics_after(tmp_path / "metrics.jsonl", 5) == 0
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_last_line_cut_anywhere_is_passed_over(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    kept = write(folder, 1, 2, 3)[:2]
+    whole = folder.metrics.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for length in range(start, len(whole)):  # also inside a Chinese character
+        folder.metrics.write_bytes(whole[:length])
+        assert list(read_records(folder.metrics)) == kept
+        assert drop_metrics_after(folder.metrics, 9) == (1 if length > start else 0)
+        assert folder.metrics.read_bytes() == whole[:start]
+
+
+def test_a_cut_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(json.dumps({"step": 1}) + '\n{"step": 2, "lo', encoding="utf-8")
+    folder.events.write_text('{"event": "sta', encoding="utf-8")
+    writer = RunWriter(folder)
+    writer.metric({"step": 2})
+    writer.event("stopped", step=2)
+    writer.close()
+    assert list(read_records(folder.metrics)) == [{"step": 1}, {"step": 2}]
+    assert last_outcome(folder) == "stopped"
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.integers(1, 30), max_size=20), last=st.integers(0, 31), torn=st.booleans())
+def test_exactly_the_later_steps_are_dropped(
+    steps: list[int], last: int, torn: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("drop") / "metrics.jsonl"
+    lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records(*steps)]
+    path.write_bytes(b"".join(lines) + (b'{"step": 1' if torn else b""))
+    kept = [line for step, line in zip(steps, lines, strict=True) if step <= last]
+    assert drop_metrics_after(path, last) == len(steps) - len(kept) + torn
+    assert path.read_bytes() == b"".join(kept)
+    assert os.listdir(path.parent) == ["metrics.jsonl"]
+    assert drop_metrics_after(path, last) == 0
+
+
+@pytest.mark.parametrize(
+    ("events", "word"),
+    [
+        ([], None),
+        (["checkpoint"], None),
+        (["started"], "started"),
+        (["started", "checkpoint", "stopped"], "stopped"),
+        (["started", "stopped", "started", "checkpoint"], "started"),
+        (["started", "stopped", "started", "done", "metrics_dropped"], "done"),
+    ],
+)
+def test_the_last_word_of_a_run(events: list[str], word: str | None, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert last_outcome(folder) is None
+    writer = RunWriter(folder)
+    for event in events:
+        writer.event(event, step=1)
+    writer.close()
+    assert last_outcome(folder) == word
