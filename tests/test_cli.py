@@ -213,11 +213,11 @@ def test_plan_as_json(tmp_path: Path) -> None:
     answer = z2all("plan", "--model", "z2all_1b", "--gpus", "8", "--gpu-memory", "80GB", "--json", cwd=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     plan = json.loads(answer.stdout)
-    assert plan["parameters"] == 1_261_529_088
-    rows = {row["name"]: row for row in plan["rows"]}
-    assert rows["zero0"]["total_bytes"] > rows["zero1"]["total_bytes"] > rows["zero3"]["total_bytes"]
-    assert z2all("plan", cwd=tmp_path).returncode == 0
-    assert one_line(z2all("plan", "--gpus", "0", cwd=tmp_path), 2).startswith("ConfigError: ")
+    assert plan["parameters"] == 1_255_499_776
+    assert (plan["num_gpus"], plan["gpu_memory_bytes"]) == (8, 80 * 10**9)
+    gpu_bytes = {row["name"]: row["states"]["gpu"] for row in plan["rows"]}
+    assert gpu_bytes["zero0"] == 16 * 1_255_499_776  # bf16 weights and gradients, fp32 master weights and two moments
+    assert gpu_bytes["zero0"] > gpu_bytes["zero1"] > gpu_bytes["zero3"]
     assert one_line(z2all("plan", "--gpu-memory", "much", cwd=tmp_path), 2).startswith("ConfigError: ")
 
 
@@ -239,20 +239,16 @@ def test_doctor_fails_where_training_cannot_work(tmp_path: Path) -> None:
 
 
 def test_plot_makes_a_picture(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        records = [{"step": step, "loss": 8 / step, "loss_of_中文": 7 / step} for step in range(1, 50)]
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "one").mkdir()
+    records = [{"step": step, "loss": 8 / step, "loss_of_中文": 7 / step} for step in range(1, 50)]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    (tmp_path / "one" / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     answer = z2all("plot", "one", cwd=tmp_path)
     assert (answer.returncode, answer.stdout) == (0, "one/plots/loss.png\n")
     with Image.open(tmp_path / "one" / "plots" / "loss.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (960, 540))
         picture.load()
-    answer = z2all("plot", "one", "two", "--out", "both.svg", cwd=tmp_path)
-    assert (answer.returncode, answer.stdout) == (0, "both.svg\n")
-    assert "<svg" in (tmp_path / "both.svg").read_text(encoding="utf-8")
-    assert one_line(z2all("plot", "three", cwd=tmp_path), 3).startswith("DataError: three: no metrics.jsonl")
+    assert one_line(z2all("plot", "one", "three", cwd=tmp_path), 3).startswith("DataError: three: no metrics.jsonl")
     assert one_line(z2all("plot", "one", "--out", "x.doc", cwd=tmp_path), 2).startswith("ConfigError: --out x.doc: ")
 
 
@@ -268,10 +264,8 @@ def test_train_refuses_before_anything_heavy(small_corpus: Path, small_tokenizer
         (["data.corpus=/no where", tokenizer], 3, "DataError: /no where/MANIFEST.json: no such file"),
         ([corpus, "data.tokenizer=/no where"], 3, "DataError: tokenizer /no where/tokenizer.json: no such folder"),
         ([corpus, tokenizer, "--deepspeed", "zero7"], 2, "ConfigError: DeepSpeed JSON 'zero7': neither a file nor"),
-        ([corpus, tokenizer, "--config", "no.yaml"], 2, "ConfigError: run config 'no.yaml': neither a file nor"),
         ([corpus, tokenizer, "--ranks", "0"], 5, "ClusterError: ranks=0: must be at least 1."),
         ([corpus, tokenizer, "--ranks", "3"], 2, "ConfigError: train.global_batch=32: must be a multiple of"),
-        ([corpus, tokenizer, "train.stepz=1"], 2, "ConfigError: train.stepz: no such setting. Did you mean"),
     ]
     for arguments, code, start in cases:
         own = {"TORCH_EXTENSIONS_DIR": str(extensions)}

@@ -151,3 +151,17 @@ def test_hidden_gpus_do_not_count() -> None:
     present = machine.gpu_count({})
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "0"}) == min(1, present)
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "9999"}) == 0
+
+
+def test_an_environment_in_a_folder_with_a_blank_gets_a_path_without(tmp_path: Path) -> None:
+    plain = tmp_path / "site-packages" / "torch"
+    assert machine.blank_free_packages(plain) is None
+    assert machine.blank_free_packages(None) is None
+    odd = tmp_path / "a 目录" / "site-packages" / "torch"
+    odd.mkdir(parents=True)
+    link = machine.blank_free_packages(odd)
+    assert link is not None
+    assert " " not in str(link)
+    assert (link / "torch").resolve() == odd.resolve()
+    assert machine.blank_free_packages(odd) == link
+    link.unlink()

@@ -87,8 +87,11 @@ def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
 
 def test_children_of_a_job_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = RunFolder(tmp_path).acquire_lock()
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], text=True, close_fds=False)
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, close_fds=False)
     with ended(child):
+        assert child.stdout
+        assert child.stdout.readline() == "up\n"
         os.close(handle)
         monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
         os.close(RunFolder(tmp_path).acquire_lock())

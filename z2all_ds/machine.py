@@ -5,6 +5,7 @@ login node. DeepSpeed compiles some of its ops at first use; most of what is odd
 or from waiting forever on the lock of a build that was killed.
 """
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from z2all_ds.errors import MachineError
@@ -87,11 +89,34 @@ def _private_temp_dir() -> Path:
     return folder
 
 
-def torch_build_name() -> str:
-    """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
+def _torch_folder() -> Path | None:
+    """Where torch is installed, without importing it."""
     spec = importlib.util.find_spec("torch")
     places = list(spec.submodule_search_locations or []) if spec else []
-    version_file = Path(places[0]) / "version.py" if places else None
+    return Path(places[0]) if places else None
+
+
+def blank_free_packages(torch_folder: Path | None) -> Path | None:
+    """Another path, without blanks, to the folder torch is installed in; None where its own has none.
+
+    torch's builder writes `-L/path of/torch/lib` without quotes, and no op can be linked from an environment in a
+    folder with a blank. Through a link in the temporary folder it can; every process must then come the same way, or
+    the build counts as changed and is made anew.
+    """
+    if torch_folder is None or not re.search(r"\s", str(torch_folder)):
+        return None
+    packages = torch_folder.parent
+    link = _private_temp_dir() / f"packages-{hashlib.sha256(str(packages).encode()).hexdigest()[:16]}"
+    if not link.is_symlink():
+        with suppress(FileExistsError):  # another process was faster
+            link.symlink_to(packages)
+    return link
+
+
+def torch_build_name() -> str:
+    """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
+    folder = _torch_folder()
+    version_file = folder / "version.py" if folder else None
     text = version_file.read_text(encoding="utf-8") if version_file and version_file.is_file() else ""
     versions = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
     accelerator = "cpu"
@@ -170,6 +195,12 @@ def default_environment(ranks: int, environment: Mapping[str, str] = os.environ)
     own_bin = str(Path(sys.executable).parent)
     result["PATH"] = os.pathsep.join([own_bin, *(part for part in path.split(os.pathsep) if part != own_bin)])
     result["TORCH_EXTENSIONS_DIR"] = str(extensions_dir(environment))
+    packages = blank_free_packages(_torch_folder())
+    if packages:
+        theirs = [
+            part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(packages)
+        ]
+        result["PYTHONPATH"] = os.pathsep.join([*theirs, str(packages)])
     return result
 
 

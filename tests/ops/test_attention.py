@@ -19,8 +19,8 @@ SHAPES = [
 ]
 BACKENDS = cases("attention")
 ALLOWED = {"fp32": 64.0, "bf16": 4.0}
-"""Roundings. fp32: sums of up to 96 products round in another order, and what softmax passes back is a difference of two
-such sums of size 10 and more (with one token it cancels to 0; seen: 5 on CPUs, 22 on an H200). bf16: inner sums are
+"""Roundings. fp32: sums of up to 96 products round in another order, and what softmax passes back is a difference of
+two such sums of size 10 and more (with one token it cancels to 0; seen: 5 on CPUs, 22 on an H200). bf16: inner sums are
 fp32, and only scores, weights and results are rounded (seen: 1). A wrong mask or scale is off by 10^5 and by 100."""
 
 
@@ -103,11 +103,13 @@ def test_what_is_masked_has_no_influence_at_all(name: str, device: str) -> None:
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_nan_shows(name: str, device: str, poisoned: int) -> None:
     attention = function_of("attention", name, device)
-    inputs = [random(1, 2, 4, 32, dtype="fp32", device=device, seed=seed) for seed in range(3)]
-    inputs[poisoned][0, 1, 3, 5] = float("nan")
+    # 40 keys: with fewer than a vector register holds, torch's CPU kernel (2.11, AVX-512) gives 0 for a query of NaN,
+    # pytorch/pytorch#141128.
+    inputs = [random(1, 2, 40, 32, dtype="fp32", device=device, seed=seed) for seed in range(3)]
+    inputs[poisoned][0, 1, 39, 5] = float("nan")
     out = attention(*inputs, None, 1.0)
     assert isinstance(out, Tensor)
-    assert out[0, 1, 3].isnan().any()
+    assert out[0, 1, 39].isnan().any()
     assert out[0, 0].isfinite().all()
 
 

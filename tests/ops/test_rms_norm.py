@@ -11,8 +11,8 @@ SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 160), (1, 33, 65)]
 EPS = 1e-5
 BACKENDS = cases("rms_norm")
 ALLOWED = {"fp32": 8.0, "bf16": 2.0}
-"""Roundings: the mean square sums in fp32 in another order, then come two products; the weight's gradient sums over rows
-what has been rounded before (seen: 1.6 and 0.7)."""
+"""Roundings: the mean square sums in fp32 in another order, then come two products; the weight's gradient sums over
+rows what has been rounded before (seen: 1.6 and 0.7)."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

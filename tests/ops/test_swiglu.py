@@ -9,8 +9,9 @@ from z2all_ds.ops.swiglu import reference
 
 SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 65)]
 BACKENDS = cases("swiglu")
-ALLOWED = {"fp32": 4.0, "bf16": 2.0}
-"""Roundings: silu, its derivative and two products (seen: 1)."""
+ALLOWED = {"fp32": 8.0, "bf16": 2.0}
+"""Roundings: silu, its derivative and two products; a gate of 10 loses some of its digits in the exponential (seen: 3).
+In bf16 the inside is fp32 (seen: 0.6)."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

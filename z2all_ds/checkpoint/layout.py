@@ -130,7 +130,7 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
 def prune(checkpoints: Path, keep_last: int, newest_step: int) -> list[str]:
     """Deletes all but the newest sealed checkpoints. The manifest goes first: half a deletion leaves no checkpoint.
 
-    `newest_step` is the one just saved. Later ones are damaged (the run went back behind them) or of an earlier attempt:
+    `newest_step` is the one just saved. Later ones are damaged (the run went back behind them) or of another attempt:
     they stay, but they do not count, or they would push out the very checkpoint that was just saved.
     """
     folders = sorted(path for path in _step_folders(checkpoints) if _step_of(path) <= newest_step)

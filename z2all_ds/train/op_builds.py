@@ -4,6 +4,7 @@ python -m z2all_ds.train.op_builds deepspeed_shm_comm
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,9 @@ def prebuild(ops: list[str]) -> None:
         if result.returncode != 0:
             log = folder / f"{op}.build.log"
             log.write_text(result.stdout + result.stderr, encoding="utf-8")
-            reason = next((line for line in result.stderr.splitlines() if "error" in line.lower()), "see the log")
+            # Of all that compilers, linkers and ninja say, the first line that calls itself an error.
+            lines = (result.stdout + result.stderr).splitlines()
+            reason = next((line for line in lines if re.search(r"\berror: |: cannot find ", line)), lines[-1])
             raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"The whole log: {log}")
 
 

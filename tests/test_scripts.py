@@ -1,0 +1,135 @@
+"""The shell scripts, as far as they go before an install: real shells with little on their PATH."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted(ROOT.glob("launch/**/*.sh"))
+TOOLS = ("bash", "dirname", "df", "awk", "cat", "cksum", "mktemp", "rm", "sleep", "tail", "id", "uname", "env")
+
+
+def folder_of_tools(folder: Path, *further: str) -> Path:
+    """A folder for PATH with the usual tools and nothing else."""
+    folder.mkdir()
+    for name in (*TOOLS, *further):
+        found = shutil.which(name)
+        if not found:
+            pytest.skip(f"this machine has no {name}")
+        (folder / name).symlink_to(found)
+    return folder
+
+
+def copy_of_the_tree(folder: Path) -> Path:
+    """What the scripts need of a checkout, so that a mistake here could not touch the real .venv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(ROOT / "launch", folder / "launch")
+    for name in ("setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def run_script(tree: Path, name: str, tools: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    bash = tools / "bash"
+    own = {"PATH": str(tools), "HOME": str(tree), **variables}
+    return subprocess.run([bash, tree / "launch" / name], env=own, capture_output=True, text=True, timeout=60)
+
+
+def one_line(answer: "subprocess.CompletedProcess[str]") -> str:
+    assert answer.returncode == 6, answer.stderr
+    assert answer.stdout == ""
+    (line,) = answer.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_valid_shell(script: Path) -> None:
+    answer = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_all_scripts_were_looked_at() -> None:
+    assert {"environment.sh", "quickstart.sh", "test.sh"} <= {script.name for script in SCRIPTS}
+
+
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
+@pytest.mark.parametrize("variables", [{}, {"CXX": "no_such_compiler"}], ids=["no CXX", "a CXX that is not there"])
+def test_without_a_compiler_nothing_is_installed(name: str, variables: dict[str, str], tmp_path: Path) -> None:
+    tree = copy_of_the_tree(tmp_path / "tree")
+    tools = folder_of_tools(tmp_path / "bin")
+    (tools / "python3").symlink_to(sys.executable)
+    if name == "test.sh" and os.geteuid() == 0:
+        (tools / "id").unlink()  # otherwise it would go and install a compiler; this one says: not root
+        (tools / "id").write_text("#!/bin/sh\necho 1000\n")
+        (tools / "id").chmod(0o755)
+    line = one_line(run_script(tree, name, tools, **variables))
+    assert line == (
+        "MachineError: C++ compiler: DeepSpeed compiles ops at first use and neither c++ nor g++ is here."
+        " Install g++ (Debian: apt install g++)."
+    )
+    assert not (tree / ".venv").exists()
+
+
+@pytest.mark.parametrize("python", ["", "/no/such/python", "bash"])
+def test_without_a_usable_python_nothing_is_installed(python: str, tmp_path: Path) -> None:
+    tree = copy_of_the_tree(tmp_path / "tree")
+    tools = folder_of_tools(tmp_path / "bin", "g++")
+    line = one_line(run_script(tree, "quickstart.sh", tools, **({"PYTHON": python} if python else {})))
+    assert line == (
+        "MachineError: Python: none of python3.12, 3.11, 3.10, python3 is version 3.10 or newer."
+        " Install one, or set PYTHON=/path/to/it."
+    )
+    assert not (tree / ".venv").exists()
+
+
+def test_an_old_python_is_not_taken(tmp_path: Path) -> None:
+    tree = copy_of_the_tree(tmp_path / "tree")
+    tools = folder_of_tools(tmp_path / "bin", "g++")
+    for name in ("python3", "python3.12"):  # they fail the question for the version, as an old one does
+        (tools / name).write_text("#!/bin/sh\nexit 1\n")
+        (tools / name).chmod(0o755)
+    assert "MachineError: Python: none of" in one_line(run_script(tree, "quickstart.sh", tools))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 20 MB."""
+    place = tmp_path / "small disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)]
+    try:
+        answer = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    if answer.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {answer.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_too_small_a_disk_is_told_before_any_install(small_disk: Path, tmp_path: Path) -> None:
+    tree = copy_of_the_tree(small_disk / "tree")
+    tools = folder_of_tools(tmp_path / "bin", "g++")
+    line = one_line(run_script(tree, "quickstart.sh", tools, PYTHON=sys.executable))
+    free, _, rest = line.removeprefix("MachineError: ").partition(" ")
+    assert 0 < int(free) <= 20
+    assert rest == (
+        f"MB free at {tree}: the install needs 3000 MB. Free some space, or set Z2ALL_VENV=/path on another disk."
+    )
+    assert not (tree / ".venv").exists()
+
+
+def test_the_disk_that_counts_is_that_of_the_environment(small_disk: Path, tmp_path: Path) -> None:
+    tree = copy_of_the_tree(tmp_path / "tree")
+    tools = folder_of_tools(tmp_path / "bin", "g++")
+    environment = small_disk / "some" / "where" / "venv"
+    line = one_line(run_script(tree, "quickstart.sh", tools, PYTHON=sys.executable, Z2ALL_VENV=str(environment)))
+    assert f" MB free at {small_disk}: the install needs 3000 MB." in line
+    assert not environment.exists()
