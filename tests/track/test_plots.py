@@ -1,5 +1,6 @@
 """Loss curves as real pictures, opened again."""
 
+import html
 import json
 import warnings
 from pathlib import Path
@@ -43,7 +44,7 @@ def texts(path: Path) -> list[str]:
     """The words in an SVG, which matplotlib notes down beside their outlines."""
     comments = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     tree = ElementTree.parse(path, comments)
-    return [str(node.text).strip() for node in tree.iter() if node.tag is ElementTree.Comment]
+    return [html.unescape(str(node.text)).strip() for node in tree.iter() if node.tag is ElementTree.Comment]
 
 
 def test_one_run(tmp_path: Path) -> None:
