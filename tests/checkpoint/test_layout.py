@@ -305,6 +305,9 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
         assert steps == list(range(sealed_so_far + 1, sealed_so_far + 1 + len(steps)))
         sealed_so_far += len(steps)
 
+        # Complete or not there: a manifest never stands beside files that are missing or half written.
+        finished = [path.parent for path in checkpoints.glob(f"step_*/{layout.MANIFEST}")]
+        assert [layout.why_damaged(path, verify_checksums=True) for path in finished] == [None] * len(finished)
         latest, _ = find_latest(checkpoints)
         if latest is None:
             assert sealed_so_far == 0

@@ -16,7 +16,8 @@ from z2all_ds.machine import group_is_alive
 
 # A shell, its python, and that one's python, which does not listen to SIGTERM.
 POLITE = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {POLITE}"
+# It holds some memory, so that even a SIGKILL takes a moment to end it.
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); ballast = b'x' * 200_000_000; {POLITE}"
 BETWEEN = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
 SHELL = '"$0" -c "$1" "$2"; true'
 

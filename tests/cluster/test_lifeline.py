@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_a_rank_ends_after_its_owner_was_killed() -> None:
             assert rank.wait(20) == EXIT_INTERRUPTED == 130
 
 
-def test_a_rank_ends_where_its_owners_number_was_given_to_another(tmp_path: Path) -> None:
+def test_a_rank_ends_where_its_owners_number_was_given_to_another() -> None:
     with ended(start_rank(f"{os.getpid()}:{(process_start_time(os.getpid()) or 0) + 1}")) as rank:
         assert rank.wait(20) == EXIT_INTERRUPTED
 

@@ -7,7 +7,6 @@ from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import ClusterError
 from z2all_ds.machine import gpu_count
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.inputs import check_inputs
@@ -53,5 +52,4 @@ def check_before_launch(run: RunConfig, ranks: int) -> None:
     check_ranks(ranks, gpus)
     resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
     check_inputs(run, ranks)
-    load_tokenizer(run.data.tokenizer)
     prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))
