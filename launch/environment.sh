@@ -14,23 +14,26 @@ say() { printf '%s\n' "$*" >&2; }
 fail() { say "MachineError: $*"; exit 6; }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3.11 python3.10 python3; do
+    # One that was asked for is taken or refused, never passed over.
+    local candidate candidates=(python3.12 python3.11 python3.10 python3)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    fail "Python: none of python3.12, 3.11, 3.10, python3 is version 3.10 or newer. Install one, or set PYTHON=/path/to/it."
+    fail "Python: ${candidates[*]}: none is version 3.10 or newer. Install one, or set PYTHON=/path/to/it."
 }
 
 require_compiler() {
-    local compiler
-    for compiler in ${CXX:+"$CXX"} c++ g++; do
+    local compiler compilers=(c++ g++)
+    [ -z "${CXX:-}" ] || compilers=("${CXX%% *}") # it may carry options
+    for compiler in "${compilers[@]}"; do
         command -v "$compiler" >/dev/null 2>&1 && return
     done
-    fail "C++ compiler: DeepSpeed compiles ops at first use and neither c++ nor g++ is here. Install g++ (Debian: apt install g++)."
+    fail "C++ compiler: DeepSpeed compiles ops at first use and finds none (${compilers[*]}). Install g++ (Debian: apt install g++)."
 }
 
 require_disk() { # megabytes

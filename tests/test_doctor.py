@@ -134,7 +134,7 @@ def test_no_address_and_no_home_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "hostname").write_text("#!/bin/sh\n")
     (tmp_path / "hostname").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv("HOME", "/dev/null/nonexistent")
     assert found("hostname -I", tmp_path).status == "warn"
     assert found("home folder", tmp_path).status == "warn"
 

@@ -13,7 +13,7 @@ from tests.helpers.processes import ended
 from z2all_ds import machine
 from z2all_ds.errors import MachineError
 
-WITHOUT_HOME = {"HOME": "/nonexistent", "PATH": os.environ["PATH"]}
+WITHOUT_HOME = {"HOME": "/dev/null/nonexistent", "PATH": os.environ["PATH"]}
 
 
 def executable(path: Path) -> Path:

@@ -69,7 +69,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (root / "bin" / "hostname").chmod(0o755)
     environment = {
         **os.environ,
-        "HOME": "/nonexistent",
+        "HOME": "/dev/null/nonexistent",
         "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "TORCH_EXTENSIONS_DIR": str(extensions_dir()),  # with the ops the test script has built
     }

@@ -285,10 +285,11 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
-    if isinstance(value, str) and text.strip()[:1].isdigit():
+    if isinstance(value, str) and text.strip()[:1] not in ("'", '"'):
+        value = text.strip()  # YAML would take a # in a path for the start of a comment
         # YAML 1.1 reads 3e-4 as text; people write learning rates that way. In quotes it is meant as text.
         with suppress(ValueError):
-            value = float(value)
+            value = float(value) if value[:1].isdigit() else value
     *sections, key = name.strip().split(".")
     for section in sections:
         target = target.setdefault(section, {})

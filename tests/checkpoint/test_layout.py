@@ -321,3 +321,16 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
         if latest.step > 1:
             assert open_checkpoint(checkpoints / layout.step_name(latest.step - 1)).step == latest.step - 1
     assert sealed_so_far > 10
+
+
+def test_a_start_by_hand_is_refused_beside_later_checkpoints(tmp_path: Path) -> None:
+    make(tmp_path, 2, 4)
+    layout.refuse_to_fall_behind(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="step_00000004"):
+        layout.refuse_to_fall_behind(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="start from step 0"):
+        layout.refuse_to_fall_behind(tmp_path, 0)
+    (tmp_path / "step_00000004" / layout.MANIFEST).unlink()
+    layout.refuse_to_fall_behind(tmp_path, 2)
+    assert remove_leftovers(tmp_path) == ["step_00000004"]
+    assert names(tmp_path) == ["step_00000002"]

@@ -77,6 +77,33 @@ def test_a_run_killed_outright_loses_no_record(tmp_path: Path) -> None:
     assert last_outcome(folder) == "started"
 
 
+WRITE_WITH_A_LIMIT = """
+import json, resource, sys
+from pathlib import Path
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import RunWriter
+
+warnings = []
+writer = RunWriter(RunFolder(Path(sys.argv[1])), warn=warnings.append)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # from here on, as on a full disk
+for step in range(1, 21):
+    writer.metric({"step": step, "loss": 1 / step})
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.metric({"step": 21, "loss": 1 / 21})
+writer.close()
+print(json.dumps(warnings))
+"""
+
+
+def test_a_full_disk_costs_one_warning_and_no_record(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITE_WITH_A_LIMIT, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    (warning,) = json.loads(result.stdout)
+    assert "metrics.jsonl cannot be written" in warning
+    found = list(read_records(RunFolder(tmp_path).metrics))
+    assert found == [{"step": step, "loss": 1 / step} for step in range(1, 22)]
+
+
 def test_no_file_has_no_records(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "metrics.jsonl")) == []
     assert drop_metrics_after(tmp_path / "metrics.jsonl", 5) == 0

@@ -20,6 +20,7 @@ from tests.helpers.training import losses, metrics, run_arguments, train, train_
         ("deepspeed=zero4", 2, ["zero4", "zero0, zero1, zero2"]),
         ("data.tokenizer=/nowhere", 3, ["/nowhere", "no such folder"]),
         ("data.corpus=/nowhere", 3, ["/nowhere", "no such file"]),
+        ("run_dir=/dev/null/run", 2, ["/dev/null/run", "part of it is a file"]),
     ],
 )
 def test_a_mistake_is_one_line_before_any_rank_starts(
@@ -62,8 +63,9 @@ def after_bad_luck(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path,
         arguments("moved", *unfinished, "data.allow_change=true", corpus=changed),
         arguments("forced", "ops.rope=liger"),
         [*arguments("asked"), "--resume", str(folder / "asked" / "checkpoints" / "step_00000099")],
+        [*flipped, "--resume", "never"],
     ]
-    assert train_many(folder, plan) == [0, 3, 0, 2, 4]
+    assert train_many(folder, plan) == [0, 3, 0, 2, 4, 4]
     return folder
 
 
@@ -78,6 +80,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(after_bad_luck
     assert "resumed from step_00000004" in log_of(run)
     before = [json.loads(line)["loss"] for line in (after_bad_luck / "metrics_before.jsonl").read_text().splitlines()]
     assert losses(run) == before
+
+
+def test_a_new_start_beside_later_checkpoints_is_refused(after_bad_luck: Path) -> None:
+    """It was tried last: the log ends with it, and the metrics of the run are all there."""
+    *_, last = log_of(after_bad_luck / "flipped").strip().splitlines()
+    assert last.startswith("CheckpointError: start from step 0") and "step_00000006" in last
+    assert len(metrics(after_bad_luck / "flipped")) == 6
 
 
 def test_a_changed_corpus_stops_the_resume_until_it_is_allowed(after_bad_luck: Path) -> None:

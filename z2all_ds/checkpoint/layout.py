@@ -119,9 +119,21 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
     return Checkpoint(path, int(match.group(1)))
 
 
+def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
+    """A start from `step` by hand must not stand beside later checkpoints, which the next `auto` would take up."""
+    later = sorted(p.name for p in _step_folders(checkpoints) if _step_of(p) > step and (p / MANIFEST).exists())
+    if later:
+        raise CheckpointError(
+            f"start from step {step}",
+            f"{checkpoints} has later ones ({later[-1]})",
+            "Set another run_dir, or --resume auto.",
+        )
+
+
 def remove_leftovers(checkpoints: Path) -> list[str]:
-    """Deletes temporary folders of saves that were cut off."""
-    leftovers = sorted(checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+    """Deletes what saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
+    unsealed = [path for path in _step_folders(checkpoints) if not (path / MANIFEST).exists()]
+    leftovers = sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in leftovers]

@@ -104,9 +104,12 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     weights: dict[str, Tensor]
-    if checkpoint.trainer["zero_stage"] == 0:
+    files = checkpoint.path / DEEPSPEED_TAG
+    # bf16_zero_*: the optimizer DeepSpeed takes for bf16 with fp32 accumulation at stage 1. Its reader does not know
+    # these files; the weights the model computes with (the masters, rounded to bf16) lie whole beside them.
+    if checkpoint.trainer["zero_stage"] == 0 or any(files.glob("bf16_zero_*")):
         # weights_only=False: DeepSpeed stores its own objects beside the weights; the checksum has been compared.
-        file = checkpoint.path / DEEPSPEED_TAG / "mp_rank_00_model_states.pt"
+        file = files / "mp_rank_00_model_states.pt"
         weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
     else:
         # It prints as it goes; the person watching has our own line.

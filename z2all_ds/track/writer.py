@@ -3,34 +3,54 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.atomic import write_whole
+from z2all_ds.console import say
 from z2all_ds.run_folder import RunFolder
 
 
 class RunWriter:
-    """Writes both files; used by rank 0 alone."""
+    """Writes both files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        for path in (folder.metrics, folder.events):
-            _drop_torn_line(path)
-        # Line-buffered: a record is in the file the moment its step is over, so a killed run loses none.
-        self._metrics = folder.metrics.open("a", encoding="utf-8", buffering=1)
-        self._events = folder.events.open("a", encoding="utf-8", buffering=1)
+    def __init__(self, folder: RunFolder, warn: Callable[[str], None] = say) -> None:
+        self._metrics = _LineFile(folder.metrics, warn)
+        self._events = _LineFile(folder.events, warn)
 
     def metric(self, record: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._metrics.append(record)
 
     def event(self, kind: str, **details: Any) -> None:
-        record = {"time_unix": round(time.time(), 3), "event": kind, **details}
-        self._events.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._events.append({"time_unix": round(time.time(), 3), "event": kind, **details})
 
     def close(self) -> None:
         self._metrics.close()
         self._events.close()
+
+
+class _LineFile:
+    """A file that lines are added to. A line is in the file when `append` returns, so a killed run loses none."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        _drop_torn_line(path)
+        self._path, self._warn = path, warn
+        self._handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._waiting = b""
+
+    def append(self, record: dict[str, Any]) -> None:
+        was_waiting = bool(self._waiting)
+        self._waiting += json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._handle, self._waiting) :]
+        except OSError as error:
+            if not was_waiting:
+                self._warn(f"{self._path} cannot be written ({error.strerror}); its records wait in memory")
+
+    def close(self) -> None:
+        os.close(self._handle)
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -1,11 +1,14 @@
 """What `z2all train` does around the ranks: cheap checks first, ops built once, ranks started, the outcome judged."""
 
+import os
 from pathlib import Path
 
+from z2all_ds.accounting import count_parameters
+from z2all_ds.atomic import machine_limits_named
 from z2all_ds.cluster.launch import check_ranks, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ClusterError
-from z2all_ds.machine import gpu_count
+from z2all_ds.errors import ClusterError, ConfigError
+from z2all_ds.machine import gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
@@ -52,4 +55,18 @@ def check_before_launch(run: RunConfig, ranks: int) -> None:
     check_ranks(ranks, gpus)
     resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
     check_inputs(run, ranks)
+    check_run_folder(run)
     prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))
+
+
+def check_run_folder(run: RunConfig) -> None:
+    """It can be written, and one checkpoint fits: fp32 weights and two moments, bf16 weights, and some headers."""
+    folder = Path(run.run_dir).expanduser().resolve()
+    require_free_disk(folder, 16 * count_parameters(run.model.shape).total, "a checkpoint of this model")
+    with machine_limits_named(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(f"run_dir={run.run_dir}", "part of it is a file", "Give a folder.") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"run_dir={run.run_dir}", "cannot be written", "Give a folder of your own.")

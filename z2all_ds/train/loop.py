@@ -60,8 +60,9 @@ class Trainer:
         skipped: list[str] = []
         if resume == "auto":
             checkpoint, skipped = layout.find_latest(checkpoints, verify)
-        elif resume != "never":
-            checkpoint = layout.open_checkpoint(Path(resume), verify)
+        else:
+            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
+            layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
         for line in skipped:
             self.output.say(line)
         if checkpoint:
@@ -75,7 +76,7 @@ class Trainer:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
             dropped = drop_metrics_after(self.folder.metrics, self.step)
-            self.writer = RunWriter(self.folder)
+            self.writer = RunWriter(self.folder, warn=self.output.say)
             self.writer.event("started", step=self.step, **self.shape, deepspeed=self.resolved.name)
             if dropped:
                 self.writer.event("metrics_dropped", records=dropped, after_step=self.step)
