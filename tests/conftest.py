@@ -1,10 +1,15 @@
 """Fixtures that several rooms share. Both are folders that tests only read; copy before changing anything."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.corpora import build_small_corpus, train_small_tokenizer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background deaf to Ctrl-C, and the processes under test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

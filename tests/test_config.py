@@ -113,7 +113,8 @@ def test_every_field_says_what_it_is(name: str, section: type[BaseModel]) -> Non
 
 
 def test_lanes_follow_the_batch_unless_set() -> None:
-    assert load_run_config(None, ["train.global_batch=48"]).num_lanes == 48
+    assert load_run_config(None, ["train.global_batch=48"]).num_lanes == 96
+    assert load_run_config(None, ["train.global_batch=512"]).num_lanes == 512
     assert load_run_config(None, ["data.num_lanes=12"]).num_lanes == 12
 
 

@@ -25,9 +25,11 @@ app = typer.Typer(
 corpus_app = typer.Typer(no_args_is_help=True, help="Raw text to clean shards with a manifest.")
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Vocabulary from a corpus.")
 evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(bench_app, name="bench")
 
 ConfigOption = Annotated[str | None, typer.Option("--config", help="Run YAML, or the name of a preset.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, over everything in the config.")]
@@ -210,6 +212,22 @@ def evaluate_ppl(
         print(to_json(rows))
     else:
         render(rows)
+
+
+@bench_app.command("step")
+def bench_step(
+    config: ConfigOption = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Time, tokens per second, MFU and peak memory of a training step."""
+    from z2all_ds.bench.step import bench_step as measure
+    from z2all_ds.bench.step import to_json, to_line
+
+    costs = measure(config, overrides or [], ranks, steps)
+    print(to_json(costs) if as_json else to_line(costs))
 
 
 @app.command()

@@ -16,6 +16,8 @@ from z2all_ds.accounting import ModelShape
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
 
+MIN_DEFAULT_LANES = 64
+
 
 class Section(BaseModel):
     """Common ground: unknown keys fail, values are fixed after the start, docstrings under fields are their help."""
@@ -108,7 +110,8 @@ class DataSection(Section):
     temperature: float = Field(1.0, gt=0)
     """Without weights, shares are bytes^(1/temperature): above 1 flattens them."""
     num_lanes: int | None = Field(None, gt=0)
-    """Number of canonical lanes of the data order (default: global_batch). World sizes must divide it."""
+    """Number of canonical lanes of the data order, each in the middle of one document at a time; world sizes must
+    divide it. Default: the first multiple of global_batch from 64 on. Many lanes mix the domains well."""
     document_mask: bool = True
     """Keep attention inside a document where several are packed into one sequence."""
     allow_change: bool = False
@@ -171,7 +174,9 @@ class CheckpointSection(Section):
     """When to save and what to keep."""
 
     every_steps: int = Field(500, gt=0)
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints."""
+    at_end: bool = True
+    """Save the last step too. Off only where nothing is to be kept, as in a measurement."""
     keep_last: int = Field(2, ge=2)
     """Complete checkpoints to keep, never fewer than two."""
     verify_checksums: bool = True
@@ -229,7 +234,9 @@ class RunConfig(Section):
 
     @property
     def num_lanes(self) -> int:
-        return self.data.num_lanes or self.train.global_batch
+        """As set, or the default: few lanes can all be in long documents of one domain for many steps."""
+        global_batch = self.train.global_batch
+        return self.data.num_lanes or -(-MIN_DEFAULT_LANES // global_batch) * global_batch
 
 
 def load_run_config(path: str | None = None, overrides: list[str] | None = None) -> RunConfig:

@@ -45,6 +45,12 @@ class ClusterError(Z2allError):
     exit_code = 5
 
 
+class PortTaken(ClusterError):
+    """The port the ranks were to meet on belongs to another process; with another port it may work at once."""
+
+    exit_code = 9
+
+
 class MachineError(Z2allError):
     """What the machine lacks: a compiler, disk space, a writable folder, a library."""
 

@@ -5,6 +5,7 @@ that starts them puts its process number into the environment, and every rank lo
 """
 
 import os
+import signal
 import threading
 import time
 
@@ -30,6 +31,10 @@ def follow_owner() -> None:
     def watch() -> None:
         while process_is_alive(int(pid), start_time):
             time.sleep(LOOK_EVERY_SECONDS)
+        if os.getpid() == os.getpgrp():
+            # Leader of its group: takes along what it has started. By SIGTERM, on which ninja ends its compilers; they
+            # have groups of their own, and a SIGKILL of ninja would leave them at work for a minute.
+            os.killpg(0, signal.SIGTERM)
         # Not sys.exit: other threads may be inside a collective that will never end.
         os._exit(EXIT_INTERRUPTED)
 

@@ -1,6 +1,7 @@
 """The only door to DeepSpeed while training: process groups, optimizer, `deepspeed.initialize`."""
 
 import os
+import platform
 import random
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from z2all_ds.config import RunConfig
-from z2all_ds.errors import MachineError
+from z2all_ds.errors import MachineError, PortTaken
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.world import World
 
@@ -31,6 +32,13 @@ def pick_device(world: World) -> torch.device:
     return torch.device("cpu")
 
 
+def device_name(device: torch.device) -> str:
+    """As the vendor calls it; a CPU by its architecture and the threads torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads per rank"
+
+
 def start_process_group(world: World, device: torch.device) -> None:
     """Joins the other ranks; alone, a group of one on a port the system picks."""
     if world.world_size == 1:
@@ -40,7 +48,13 @@ def start_process_group(world: World, device: torch.device) -> None:
             os.environ.setdefault(name, "0")
         os.environ.setdefault("WORLD_SIZE", "1")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    try:
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = os.environ["MASTER_PORT"]
+        raise PortTaken(f"port {port}", "another process has it", "Give the launcher another --master_port.") from None
 
 
 def seed_everything(seed: int) -> None:

@@ -35,6 +35,6 @@ def check_inputs(run: RunConfig, world_size: int) -> None:
     if run.num_lanes % world_size:
         raise ConfigError(
             f"ranks={world_size}",
-            f"must divide the {run.num_lanes} lanes of the data order (data.num_lanes, by default train.global_batch)",
+            f"must divide the {run.num_lanes} lanes of the data order (data.num_lanes)",
             f"Use one of {', '.join(map(str, divisors(run.num_lanes)))} ranks.",
         )

@@ -95,7 +95,8 @@ class Trainer:
                 self._micro_step(next(batches))
             self.step += 1
             self._record(lr, meters.measure())
-            if self.step % self.run.checkpoint.every_steps == 0 or self.step == last_step:
+            is_last = self.step == last_step and self.run.checkpoint.at_end
+            if self.step % self.run.checkpoint.every_steps == 0 or is_last:
                 self._save()
         if self.writer:
             self.writer.event("done" if self.step >= train.steps else "stopped", step=self.step)

@@ -5,12 +5,14 @@ python -m z2all_ds.train.op_builds deepspeed_shm_comm
 
 import os
 import re
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 from z2all_ds import machine
 from z2all_ds.build_locks import find_locks, remove_stale_locks
+from z2all_ds.cluster.group import run_group
+from z2all_ds.cluster.lifeline import follow_owner
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import MachineError
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
@@ -29,10 +31,7 @@ def prebuild(ops: list[str]) -> None:
     """Builds what is not built, showing the time; a no-op on the second call."""
     environment = {**os.environ, **machine.default_environment(ranks=1)}
     folder = Path(environment["TORCH_EXTENSIONS_DIR"])
-    for lock in remove_stale_locks(folder):
-        say(f"removed the lock of a build that was killed: {lock}")
-    for held in find_locks(folder):
-        say(f"{held.path} is locked by another build; waiting for it (if there is none, remove that file)")
+    wait_for_locks(folder)
     missing = [op for op in ops if not machine.op_is_built(folder, op)]
     if missing:
         machine.require_compiler(environment)
@@ -40,20 +39,37 @@ def prebuild(ops: list[str]) -> None:
     # All cores may compile: the ranks, which share them, have not started.
     environment.pop("OMP_NUM_THREADS", None)
     for op in missing:
+        log = folder / f"{op}.build.log"
         with heartbeat(f"building DeepSpeed op {op} (once, about a minute)"):
             command = [sys.executable, "-m", "z2all_ds.train.op_builds", op]
-            result = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if result.returncode != 0:
-            log = folder / f"{op}.build.log"
-            log.write_text(result.stdout + result.stderr, encoding="utf-8")
+            code = run_group(command, environment, log, stderr_to_log=True)
+        if code != 0:
             # Of all that compilers, linkers and ninja say, the first line that calls itself an error.
-            lines = (result.stdout + result.stderr).splitlines()
+            lines = log.read_text(errors="replace").splitlines() or ["no message"]
             reason = next((line for line in lines if re.search(r"\berror: |: cannot find ", line)), lines[-1])
             raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"The whole log: {log}")
+        log.unlink()
+
+
+def wait_for_locks(folder: Path) -> None:
+    """Returns when no build holds a lock. torch would wait in silence, and for ever on the lock of a dead build."""
+
+    def remove_stale() -> None:
+        for lock in remove_stale_locks(folder):
+            say(f"removed the lock of a build that was killed: {lock}")
+
+    remove_stale()
+    locks = find_locks(folder)
+    if locks:
+        with heartbeat(f"waiting for another build of DeepSpeed ops ({locks[0].path})"):
+            while find_locks(folder):
+                time.sleep(0.5)
+                remove_stale()
 
 
 def build_here(op: str) -> None:
     """Builds and loads one op in this process."""
+    follow_owner()
     if machine.gpu_count() == 0:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from deepspeed.accelerator import get_accelerator

@@ -111,7 +111,8 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
     if run.train.activation_checkpointing:
         model.gradient_checkpointing_enable()
     if world.is_main:
-        write_run_files(run, folder, resolved.config, [vars(c) for c in ops.choices], world)
+        facts = {"device": ds.device_name(device), "ops": [vars(choice) for choice in ops.choices]}
+        write_run_files(run, folder, resolved.config, facts, world)
     engine = ds.build_engine(model, run, resolved)
     loader = BatchLoader(stream, run.train.micro_batch, pin_memory=device.type == "cuda")
     trainer = Trainer(run, folder, world, resolved, engine, loader, output)
@@ -123,7 +124,7 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
 
 
 def write_run_files(
-    run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], op_choices: list[dict[str, Any]], world: World
+    run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], facts: dict[str, Any], world: World
 ) -> None:
     """The resolved inputs of the run, beside its results."""
     import importlib.metadata
@@ -142,7 +143,7 @@ def write_run_files(
         "machine": platform.machine(),
         "world_size": world.world_size,
         "packages": versions,
-        "ops": op_choices,
+        **facts,
     }
     write_whole(folder.environment, json.dumps(environment, indent=2))
 
