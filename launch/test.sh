@@ -22,5 +22,6 @@ cd "$root"
 # Before ruff and mypy, so that a machine that cannot build ops says so first; a no-op when they are built.
 "$venv/bin/python" -m z2all_ds doctor --prebuild --fix
 "$venv/bin/python" -m ruff check .
+"$venv/bin/python" -m ruff format --check .
 "$venv/bin/python" -m mypy
 exec "$venv/bin/python" -m pytest "$@"

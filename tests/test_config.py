@@ -42,7 +42,7 @@ SECTIONS = sections(RunConfig)
 def test_each_layer_wins_over_the_one_below(tmp_path: Path) -> None:
     defaults, preset = load_run_config(), load_run_config("z2all_tiny")
     assert (defaults.train.steps, defaults.train.micro_batch, defaults.train.log_every) == (1000, 2, 1)
-    assert (preset.train.steps, preset.train.micro_batch, preset.train.log_every) == (400, 4, 10)
+    assert (preset.train.steps, preset.train.micro_batch, preset.train.log_every) == (300, 4, 10)
     path = written(tmp_path, "preset: z2all_tiny\ntrain: {steps: 7, log_every: 8}\noptimizer: {weight_decay: 0.5}\n")
     run = load_run_config(path, ["train.steps=9", "optimizer.eps=1e-6"])
     assert run.train.steps == 9  # command line

@@ -16,6 +16,7 @@ from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
+from z2all_ds.machine import gpu_count
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
@@ -101,6 +102,8 @@ def export_checkpoint(
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Full fp32 weights under our own names, from DeepSpeed's files of any stage."""
+    if gpu_count() == 0:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it found nothing better
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     weights: dict[str, Tensor]
