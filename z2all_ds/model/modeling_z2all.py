@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import ModelOutput
 
 from z2all_ds.errors import ConfigError
 from z2all_ds.model.configuration_z2all import Z2allConfig
@@ -182,10 +183,14 @@ class Z2allModel(Z2allPreTrainedModel):
 
 
 @dataclass
-class TokenLosses:
-    """What training needs of a forward pass: the loss of each token, 0 where the label does not count."""
+class TokenLosses(ModelOutput):
+    """What training needs of a forward pass: the loss of each token, 0 where the label does not count.
 
-    losses: Tensor
+    A ModelOutput, which is a dict, because DeepSpeed hangs its hooks on the tensors it finds in tuples and dicts. From
+    a plain class it finds none, says nothing, and ZeRO-1 in bf16 then adds each micro-batch's gradient several times.
+    """
+
+    losses: Tensor | None = None
 
 
 class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):

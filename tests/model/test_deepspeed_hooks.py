@@ -1,0 +1,35 @@
+"""DeepSpeed looks for the tensors of a model's output; what it does not find, it does not tell."""
+
+import torch
+from torch import Tensor
+
+from z2all_ds.config import ModelSection
+from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+
+
+def tensors_deepspeed_finds(value: object) -> list[Tensor]:
+    """By the same rule: tuples, lists and dicts are gone through, anything else is passed over."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_deepspeed_finds(item)]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_deepspeed_finds(item)]
+    return []
+
+
+def test_token_losses_are_found_in_the_output() -> None:
+    section = ModelSection(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+    )
+    model = Z2allForCausalLM(Z2allConfig.from_section(section, pad_token_id=0))
+    ids = torch.arange(8)[None]
+    output = model(ids, next_tokens=ids)
+    (found,) = tensors_deepspeed_finds(output)
+    assert found is output.losses
