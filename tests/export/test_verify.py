@@ -6,22 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from z2all_ds.config import ModelSection
+from tests.helpers.models import TINY
 from z2all_ds.errors import ExportError
 from z2all_ds.export.verify import compare_with_folder, real_texts
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.stock_keys import to_stock
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer
 
-TINY = ModelSection(
-    vocab_size=1024,
-    hidden_size=32,
-    intermediate_size=88,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 

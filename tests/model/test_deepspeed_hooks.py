@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from z2all_ds.config import ModelSection
+from tests.helpers.models import TINY
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
 
@@ -19,16 +19,7 @@ def tensors_deepspeed_finds(value: object) -> list[Tensor]:
 
 
 def test_token_losses_are_found_in_the_output() -> None:
-    section = ModelSection(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-    )
-    model = Z2allForCausalLM(Z2allConfig.from_section(section, pad_token_id=0))
+    model = Z2allForCausalLM(Z2allConfig.from_section(TINY, pad_token_id=0))
     ids = torch.arange(8)[None]
     output = model(ids, next_tokens=ids)
     (found,) = tensors_deepspeed_finds(output)

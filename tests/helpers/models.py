@@ -1,0 +1,13 @@
+"""The smallest model that has everything: grouped heads, several layers, room for the small tokenizer."""
+
+from z2all_ds.config import ModelSection
+
+TINY = ModelSection(
+    vocab_size=1024,
+    hidden_size=32,
+    intermediate_size=88,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
