@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,13 @@ def start_and_wait_for_step(
     )
     assert process.poll() is None, log.read_text()
     return process
+
+
+def resumed_from(output: str) -> int:
+    """The step of the first resume that the output tells of."""
+    found = re.search(r"resumed from step_(\d+)", output)
+    assert found, output
+    return int(found.group(1))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +128,7 @@ def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], p
     assert "Traceback" not in (tmp_path / "log").read_text()
     again = subprocess.run(command(prepared), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert "resumed from step_00000004" in again.stderr
+    assert resumed_from(again.stderr) in (4, 8)  # 8, where a busy machine let two more steps pass
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 
@@ -131,7 +139,7 @@ def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
     extensions = tmp_path / "extensions"
     shutil.copytree(extensions_dir() / "deepspeed_shm_comm", extensions / "deepspeed_shm_comm")
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions)}
-    process = start_and_wait_for_step(prepared, 18, tmp_path / "log", environment)
+    process = start_and_wait_for_step(prepared, 14, tmp_path / "log", environment)
     process.kill()
     process.wait()
     wait_for(lambda: not processes_of(prepared), "the end of the orphaned ranks")
@@ -142,7 +150,7 @@ def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
     again = subprocess.run(command(prepared), capture_output=True, text=True, env=environment)
     assert again.returncode == 0, again.stderr
     assert f"removed the lock of a build that was killed: {lock}" in again.stderr
-    assert "resumed from step_00000016" in again.stderr
+    assert resumed_from(again.stderr) in (12, 16, 20)
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 
