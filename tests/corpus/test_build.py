@@ -14,7 +14,8 @@ from z2all_ds.errors import ConfigError, DataError, MachineError
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """What a build writes; the indices that readers keep beside the shards (of the shared corpus, too) are not of it."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.endswith(".idx.npy")}
 
 
 def records(folder: Path, manifest: Manifest) -> list:
