@@ -14,7 +14,7 @@ from z2all_ds.errors import ConfigError, DataError, MachineError
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a build writes; the indices that readers keep beside the shards (of the shared corpus, too) are not of it."""
+    """What a build writes; the indices that readers keep beside the shards are not of it."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.endswith(".idx.npy")}
 
 
