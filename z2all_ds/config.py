@@ -258,6 +258,18 @@ def load_run_config(path: str | None = None, overrides: list[str] | None = None)
         raise _one_line(error) from None
 
 
+def anchored(config: RunConfig) -> RunConfig:
+    """The same config with absolute folders: written down, it means the same from wherever it is read."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else path
+
+    data = config.data.model_copy(
+        update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
+    )
+    return config.model_copy(update={"run_dir": absolute(config.run_dir), "data": data})
+
+
 def dump_yaml(config: RunConfig) -> str:
     """The resolved config, every field written out, as it goes into the run folder."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.cluster.lifeline import follow_owner
-from z2all_ds.config import RunConfig, dump_yaml, load_run_config
+from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.train.inputs import open_tokenizer
@@ -62,7 +62,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
     options = parser.parse_args(arguments)
     overrides = [*options.overrides, *([f"deepspeed={options.deepspeed}"] if options.deepspeed else [])]
     try:
-        return options, load_run_config(options.config, overrides)
+        return options, anchored(load_run_config(options.config, overrides))
     except Z2allError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
