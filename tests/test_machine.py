@@ -142,7 +142,9 @@ def test_odd_process_names_do_not_confuse(tmp_path: Path) -> None:
 
 def test_free_port_can_be_bound() -> None:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", machine.free_port()))
+        port = machine.free_port()
+        probe.bind(("127.0.0.1", port))
+        assert probe.getsockname()[1] == port
 
 
 def test_hidden_gpus_do_not_count() -> None:
