@@ -101,7 +101,7 @@ def export_checkpoint(
 
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Full weights under our own names, from DeepSpeed's files of any stage: the fp32 masters where its reader knows them."""
+    """Full weights under our own names, from any stage: the fp32 masters where DeepSpeed's reader knows them."""
     if gpu_count() == 0:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it found nothing better
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
