@@ -45,9 +45,12 @@ def train(
 def launch_script(script: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     """`deepspeed --num_gpus N script arguments`, without anything of ours around it."""
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)]
-    command = [*launcher, "--master_port", str(free_port()), str(script), *arguments]
+    port = free_port()
+    command = [*launcher, "--master_port", str(port), str(script), *arguments]
     environment = {**os.environ, **default_environment(ranks)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not list(Path("/dev/shm").glob(f"*_{port}_*")), "shared memory is left behind"
+    return result
 
 
 def train_many(folder: Path, plan: list[list[str]]) -> list[int]:
