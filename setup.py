@@ -52,7 +52,7 @@ setup(
     packages=[*find_packages(include=["z2all_ds", "z2all_ds.*"]), "z2all_ds.ds_configs"],
     package_dir={"z2all_ds.ds_configs": "ds_configs"},
     package_data={
-        "z2all_ds": ["presets/*.yaml", "corpus/*.txt", "py.typed"],
+        "z2all_ds": ["presets/*.yaml", "corpus/converters/*.txt", "py.typed"],
         "z2all_ds.ds_configs": ["*.json", "README.md"],
     },
     install_requires=CORE,

@@ -69,7 +69,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_all_that_is_needed_and_nothing_else(wheel: Path) -> None:
     assert wheel.name == f"z2all_ds-{__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {"z2all_ds/py.typed", "z2all_ds/corpus/chinese_texts.txt"}
+    expected = {"z2all_ds/py.typed", "z2all_ds/corpus/converters/chinese_texts.txt"}
     expected |= {f"z2all_ds/ds_configs/{path.name}" for path in (ROOT / "ds_configs").glob("*.json")}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "z2all_ds/presets").glob("*.yaml")}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "z2all_ds").rglob("*.py")}
@@ -96,7 +96,7 @@ def test_shipped_files_are_found_in_an_unpacked_wheel(wheel: Path, tmp_path: Pat
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines() == [
-        "ds_configs/zero2.json corpus/chinese_texts.txt presets/z2all_tiny.yaml",
+        "ds_configs/zero2.json corpus/converters/chinese_texts.txt presets/z2all_tiny.yaml",
         "128",
         str(place / "z2all_ds"),
     ]

@@ -7,8 +7,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PLAIN_LINE_EVERY_SECONDS = 10.0
 
@@ -40,39 +44,63 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-@contextmanager
-def progress(label: str, total: float | None = None, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """Yields `advance(n)`. On a terminal a rich bar with ETA; elsewhere a line at most every ten seconds."""
-    if is_interactive():
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+class Advance(Protocol):
+    """Moves a bar on by `amount`; `note` is shown beside it until the next one."""
 
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)]
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-            task = bars.add_task(label, total=total)
-            yield lambda n: bars.advance(task, n)
+    def __call__(self, amount: float, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(label: str, total: float | None = None, unit: str = "") -> Iterator[Advance]:
+    """Yields `advance(n, note)`. On a terminal a rich bar with ETA; elsewhere a line at most every ten seconds."""
+    if is_interactive():
+        with _bars(unit) as bars:
+            task = bars.add_task(label, total=total, note="")
+            yield lambda amount, note="": bars.update(task, advance=amount, note=note)
         return
 
-    started, last, done = time.monotonic(), time.monotonic(), 0.0
+    started, last, done, last_note = time.monotonic(), time.monotonic(), 0.0, ""
 
-    def advance(n: float) -> None:
-        nonlocal done, last
-        done += n
+    def amount_of(count: float, with_unit: bool = True) -> str:
+        return human_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit if with_unit else ''}".rstrip()
+
+    def advance(amount: float, note: str = "") -> None:
+        nonlocal done, last, last_note
+        done += amount
+        last_note = f", {note}" if note else ""
         now = time.monotonic()
         if now - last >= PLAIN_LINE_EVERY_SECONDS:
             last = now
-            share = f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
-            say(f"{label}: {share} {unit} ({human_seconds(now - started)})")
+            share, left = amount_of(done), ""
+            if total:
+                share = f"{amount_of(done, with_unit=False)} of {amount_of(total)}"
+                left = f", {human_seconds((total - done) / done * (now - started))} left" if 0 < done < total else ""
+            say(f"{label}: {share}{last_note} ({human_seconds(now - started)}{left})")
 
     yield advance
-    say(f"{label}: {done:,.0f} {unit} in {human_seconds(time.monotonic() - started)}")
+    say(f"{label}: {amount_of(done)}{last_note} in {human_seconds(time.monotonic() - started)}")
+
+
+def _bars(unit: str) -> "Progress":
+    """A bar with amounts, a note, time and ETA; bytes are shown with their unit and their speed."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amounts: list[ProgressColumn] = [MofNCompleteColumn(), TextColumn(unit)]
+    if unit == "bytes":
+        amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TextColumn("{task.fields[note]}")]
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
 
 
 @contextmanager

@@ -20,6 +20,9 @@ class Z2allError(Exception):
         # A file name or a library's message inside may have line breaks; ours is one line.
         super().__init__(" ".join(f"{what}: {rule.rstrip('.')}. {fix}".splitlines()))
 
+    def __reduce__(self) -> tuple[type["Z2allError"], tuple[str, str, str]]:
+        return type(self), (self.what, self.rule, self.fix)  # so that it comes out of a worker process as it is
+
 
 class ConfigError(Z2allError):
     """A setting, an override, a preset, a DeepSpeed JSON or a command line that cannot be meant."""

@@ -1,25 +1,39 @@
 import json
-import shutil
+import pickle
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from z2all_ds.corpus import audit_corpus, load_manifest
-from z2all_ds.corpus.audit import _NumberSet
-from z2all_ds.corpus.manifest import write_manifest
+from tests.corpus.making import write_corpus, write_shard
+from z2all_ds.corpus import audit as audit_module
+from z2all_ds.corpus.audit import GidRuns, audit_corpus, audit_shard
+from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.corpus.schema import Record
+from z2all_ds.errors import DataError
+
+CONTENTS = {"en": [f"the document {n}" for n in range(30)], "zh": [f"第 {n} 篇" for n in range(20)]}
 
 
 @pytest.fixture
-def corpus(small_corpus: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(small_corpus, tmp_path / "corpus")
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus", CONTENTS, documents_per_shard=15)
+
+
+def test_a_sound_corpus(corpus: Path) -> None:
+    report = audit_corpus(corpus)
+    size = sum(shard.bytes for shard in load_manifest(corpus).shards)
+    assert (report.ok, report.shards, report.documents, report.bytes) == (True, 4, 50, size)
+    assert (report.problems, report.warnings) == ((), ())
 
 
 def test_a_flipped_byte_is_found(corpus: Path) -> None:
     path = corpus / "en-00000.jsonl"
     data = bytearray(path.read_bytes())
-    place = data.index(b" the ") + 1
-    data[place] ^= 0x20  # "the" -> "The": still a good record, only the hash can tell
+    data[data.index(b"the ")] ^= 0x20  # "the" -> "The": still a good record, only the hash can tell
     path.write_bytes(bytes(data))
     assert audit_corpus(corpus).problems == (
         "en-00000.jsonl: its SHA-256 is not that of the manifest, the content was changed",
@@ -32,18 +46,17 @@ def test_a_cut_shard_is_found(corpus: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     report = audit_corpus(corpus)
     assert not report.ok
-    assert any(problem.startswith("zh-00000.jsonl:") and "not JSON" in problem for problem in report.problems)
+    assert any(problem.startswith("zh-00000.jsonl:15: not JSON") for problem in report.problems)
     assert "zh-00000.jsonl: the last line has no end, the file was cut" in report.problems
     assert f"zh-00000.jsonl: {size - 20} bytes, the manifest says {size}" in report.problems
 
 
 def test_missing_and_unlisted_shards(corpus: Path) -> None:
-    (corpus / "code-00001.jsonl").rename(corpus / "stray.jsonl")
-    assert audit_corpus(corpus).problems == ("code-00001.jsonl: missing", "stray.jsonl: not in the manifest")
+    (corpus / "en-00001.jsonl").rename(corpus / "stray.jsonl")
+    assert audit_corpus(corpus).problems == ("en-00001.jsonl: missing", "stray.jsonl: not in the manifest")
 
 
 def test_a_gid_twice_and_a_wrong_count(corpus: Path) -> None:
-    manifest = load_manifest(corpus)
     path = corpus / "zh-00000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     record = json.loads(lines[1])
@@ -51,9 +64,8 @@ def test_a_gid_twice_and_a_wrong_count(corpus: Path) -> None:
     lines[1] = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     path.write_bytes(b"".join(lines[:-1]))
     problems = audit_corpus(corpus).problems
-    assert f"zh-00000.jsonl:2: gid {record['gid']} belongs to an earlier document too" in problems
-    documents = next(shard.documents for shard in manifest.shards if shard.path == "zh-00000.jsonl")
-    assert f"zh-00000.jsonl: {documents - 1} documents, the manifest says {documents}" in problems
+    assert "zh-00000.jsonl:2: gid 30 belongs to an earlier document too" in problems
+    assert "zh-00000.jsonl: 14 documents, the manifest says 15" in problems
 
 
 def test_broken_lines_are_listed_up_to_ten(corpus: Path) -> None:
@@ -64,12 +76,100 @@ def test_broken_lines_are_listed_up_to_ten(corpus: Path) -> None:
     assert "en-00000.jsonl: 15 more broken lines" in problems
 
 
-def test_an_empty_corpus_is_sound_but_empty(tmp_path: Path, small_corpus: Path) -> None:
-    write_manifest(tmp_path, replace(load_manifest(small_corpus), shards=()))
+def test_a_shard_listed_under_two_names(corpus: Path) -> None:
+    """Every gid of it is there twice; ten are shown."""
+    manifest = load_manifest(corpus)
+    (corpus / "copy.jsonl").write_bytes((corpus / "en-00001.jsonl").read_bytes())
+    write_manifest(corpus, replace(manifest, shards=(*manifest.shards, replace(manifest.shards[1], path="copy.jsonl"))))
+    shown = [f"copy.jsonl:{n + 1}: gid {15 + n} belongs to an earlier document too" for n in range(10)]
+    assert audit_corpus(corpus).problems == (*shown, "copy.jsonl: 5 more gids that belong to earlier documents too")
+
+
+def test_an_empty_corpus_is_sound_but_empty(tmp_path: Path) -> None:
+    write_manifest(tmp_path, Manifest(FORMAT_VERSION, ()))
     report = audit_corpus(tmp_path)
     assert (report.ok, report.documents, report.bytes) == (True, 0, 0)
 
 
-def test_number_set() -> None:
-    numbers, seen = [0, 1, 4095, 4096, 10**18, -1, 0, 4096, 10**18, -1], _NumberSet()
-    assert [seen.add(number) for number in numbers] == [True] * 6 + [False] * 4
+def test_damaged_text_is_a_warning(tmp_path: Path) -> None:
+    texts = ["good"] * 10 + ["bad \ufffd", "", " \n\u3000", "nul \0", "\ufffd\0"]
+    write_corpus(tmp_path, {"en": ["fine"], "zh": texts}, documents_per_shard=11)
+    report = audit_corpus(tmp_path)
+    assert report.ok
+    assert report.warnings == (
+        "zh: 2 of 15 documents (13.33%) hold U+FFFD, the mark of a character that could not be read;"
+        " the first is zh-00000.jsonl:11",
+        "zh: 2 of 15 documents (13.33%) hold a NUL character; the first is zh-00001.jsonl:3",
+        "zh: 2 of 15 documents (13.33%) have no content; the first is zh-00001.jsonl:1",
+    )
+
+
+def test_several_processes_find_the_same(corpus: Path) -> None:
+    (corpus / "en-00001.jsonl").write_bytes(b"{broken\n" + (corpus / "en-00000.jsonl").read_bytes())
+    (corpus / "zh-00000.jsonl").unlink()
+    alone = audit_corpus(corpus)
+    assert len(alone.problems) > 10
+    assert audit_corpus(corpus, workers=2) == alone
+
+
+def test_a_gid_the_manifest_calls_free(corpus: Path) -> None:
+    manifest = load_manifest(corpus)
+    write_manifest(corpus, replace(manifest, build_keys={"zh": "key"}, next_gid=47))
+    assert audit_corpus(corpus).problems == ("zh-00001.jsonl: gid 49, the manifest says that 47 is free",)
+
+
+def test_a_gid_beyond_64_bits_is_a_broken_line(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path, "a.jsonl", "a", [Record(2**63, 0, "a", "", "", "x", "", {})])
+    found = audit_shard(tmp_path, shard)
+    assert (found.documents, found.problems) == (0, (f"a.jsonl:1, gid {2**63}: it must fit into 64 bits",))
+
+
+def test_a_shard_is_one_run_and_travels(corpus: Path) -> None:
+    found = audit_shard(corpus, load_manifest(corpus).shards[1])
+    runs = [list(column) for column in (found.gids.first, found.gids.line, found.gids.length)]
+    assert runs == [[15], [1], [15]]
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        audit_corpus(tmp_path)
+
+
+GIDS = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 2, 10**18, 10**18 + 1]))
+
+
+@given(st.lists(st.lists(GIDS, max_size=12), max_size=5), st.integers(1, 12))
+def test_repeated_gids_are_those_a_set_would_find(gids_by_shard: list[list[int]], shown: int) -> None:
+    shards, runs, seen = [], [], set[int]()
+    expected: list[list[str]] = []
+    for number, gids in enumerate(gids_by_shard):
+        shards.append(ShardInfo(f"{number}.jsonl", "d", len(gids), 0, "0" * 64))
+        runs.append(GidRuns())
+        again = []
+        for line, gid in enumerate(gids, 1):
+            runs[-1].add(gid, line)
+            if gid in seen:
+                again.append(f"{number}.jsonl:{line}: gid {gid} belongs to an earlier document too")
+            seen.add(gid)
+        more = [f"{number}.jsonl: {len(again) - shown} more gids that belong to earlier documents too"]
+        expected.append(again[:shown] + (more if len(again) > shown else []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_module, "SHOWN_PER_SHARD", shown)
+        assert audit_module._gids_met_before(shards, runs) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=30))
+def test_runs_hold_every_gid_with_its_line(steps: list[tuple[int, bool]]) -> None:
+    runs, pairs, gid, line = GidRuns(), [], 0, 0
+    for step, is_broken in steps:
+        gid, line = gid + step, line + 1
+        if not is_broken:
+            runs.add(gid, line)
+            pairs.append((gid, line))
+    unrolled = [
+        (first + n, line + n)
+        for first, line, length in zip(runs.first, runs.line, runs.length, strict=True)
+        for n in range(length)
+    ]
+    assert Counter(unrolled) == Counter(pairs)

@@ -1,21 +1,32 @@
 import errno
 import json
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
-from z2all_ds.corpus import Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
+from tests.helpers.processes import ended
+from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
 from z2all_ds.corpus import build as build_module
+from z2all_ds.corpus.building import only_build
 from z2all_ds.errors import ConfigError, DataError, MachineError
 
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a build writes; the indices that readers keep beside the shards are not of it."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.endswith(".idx.npy")}
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx.npy"))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def names(folder: Path) -> list[str]:
+    return [name for name in files(folder) if not name.startswith("reports/")]
 
 
 def records(folder: Path, manifest: Manifest) -> list:
@@ -28,6 +39,14 @@ def raw_jsonl(path: Path, texts: list[str]) -> Path:
     return path
 
 
+def many_files(folder: Path, count: int, rows: int = 40) -> tuple[Path, ...]:
+    folder.mkdir()
+    return tuple(
+        raw_jsonl(folder / f"{n:03d}.jsonl", [f"file {n} row {row} " * (1 + row % 7) for row in range(rows)])
+        for n in range(count)
+    )
+
+
 def test_small_corpus_is_sound(small_corpus: Path) -> None:
     manifest = load_manifest(small_corpus)
     report = audit_corpus(small_corpus)
@@ -35,90 +54,76 @@ def test_small_corpus_is_sound(small_corpus: Path) -> None:
     assert report.documents == sum(documents for documents, _ in manifest.domains.values())
     assert list(manifest.domains) == ["code", "en", "zh"]
     for spec in SMALL_SOURCES:
+        assert spec.max_bytes
         assert 0.97 * spec.max_bytes < manifest.domains[spec.domain][1] <= spec.max_bytes
     assert max(shard.bytes for shard in manifest.shards) <= 120_000
     code = [shard.path for shard in manifest.shards if shard.domain == "code"]
     assert code == ["code-00000.jsonl", "code-00001.jsonl", "code-00002.jsonl"]
     found = records(small_corpus, manifest)
     assert [record.gid for record in found] == list(range(len(found)))
+    assert manifest.next_gid == len(found)
     for domain in manifest.domains:
         ids = [record.id for record in found if record.data_src == domain]
         assert ids == sorted(set(ids))
 
 
-def test_same_sources_give_the_same_bytes(small_corpus: Path, tmp_path: Path) -> None:
-    manifest = build_small_corpus(tmp_path / "again")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_same_sources_give_the_same_bytes(small_corpus: Path, tmp_path: Path, workers: int) -> None:
+    build_corpus(tmp_path / "again", SMALL_SOURCES, max_shard_bytes=120_000, executor=Executor(workers))
     assert files(tmp_path / "again") == files(small_corpus)
-    assert manifest == load_manifest(small_corpus)
+
+
+def test_workers_and_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = many_files(tmp_path / "raw", 7)
+    spec = [SourceSpec("a", "jsonl", raw[:4]), SourceSpec("b", "jsonl", raw[4:])]
+    build_corpus(tmp_path / "one", spec, max_shard_bytes=5_000)
+    build_corpus(tmp_path / "three", spec, max_shard_bytes=5_000, executor=Executor(3))
+    assert files(tmp_path / "one") == files(tmp_path / "three")
+    plan = build_module.plan_slices
+    monkeypatch.setattr(build_module, "plan_slices", lambda path, form: plan(path, form, 500))
+    sliced = build_corpus(tmp_path / "sliced", spec, max_shard_bytes=5_000)
+    assert sliced.fingerprint == load_manifest(tmp_path / "one").fingerprint
+    found = records(tmp_path / "one", sliced)
+    assert [record.gid for record in found] == list(range(7 * 40))
+    assert [record.id for record in found] == [*range(4 * 40), *range(3 * 40)]
 
 
 def test_a_finished_corpus_is_reused_at_once(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(small_corpus, tmp_path / "copy")
-    monkeypatch.setattr(build_module, "_build_domain", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(build_module, "_build", lambda *_: pytest.fail("built again"))
     assert build_small_corpus(tmp_path / "copy") == load_manifest(small_corpus)
 
 
-def test_a_killed_build_goes_on_where_it_was(
-    small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, real, built = tmp_path / "c", build_module._build_domain, []
-
-    def build_or_die(out_dir: Path, spec: SourceSpec, *rest: int) -> list:
-        if spec.domain == "zh":
-            # what SIGKILL leaves: a finished shard of an unfinished domain, and half of the next
-            (out_dir / "zh-00000.jsonl").write_text("old\n")
-            (out_dir / "zh-00007.jsonl").write_text("old\n")
-            (out_dir / "zh-00001.jsonl.tmp").write_text('{"gid": 1, "i')
-            raise KeyboardInterrupt
-        built.append(spec.domain)
-        return real(out_dir, spec, *rest)
-
-    monkeypatch.setattr(build_module, "_build_domain", build_or_die)
-    with pytest.raises(KeyboardInterrupt):
-        build_small_corpus(folder)
-    assert built == ["code", "en"]
-    with pytest.raises(DataError, match="no such file"):
-        load_manifest(folder)
-
-    def build_and_tell(out_dir: Path, spec: SourceSpec, *rest: int) -> list:
-        built.append(spec.domain)
-        return real(out_dir, spec, *rest)
-
-    monkeypatch.setattr(build_module, "_build_domain", build_and_tell)
-    build_small_corpus(folder)
-    assert built == ["code", "en", "zh"]
-    assert files(folder) == files(small_corpus)
-
-
-def test_what_a_killed_build_of_other_sources_left_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = raw_jsonl(tmp_path / "raw.jsonl", ["x"])
-    monkeypatch.setattr(build_module, "write_manifest", _only_the_journal(build_module.write_manifest))
-    with pytest.raises(KeyboardInterrupt):
-        build_corpus(tmp_path / "c", [SourceSpec("old", "jsonl", (raw,))])
-    assert sorted(files(tmp_path / "c")) == ["BUILDING.json", "old-00000.jsonl"]
-    monkeypatch.undo()
-    build_corpus(tmp_path / "c", [SourceSpec("new", "jsonl", (raw,))])
-    assert sorted(files(tmp_path / "c")) == ["MANIFEST.json", "new-00000.jsonl"]
-
-
-def _only_the_journal(write: Callable) -> Callable:
-    def write_or_die(folder: Path, manifest: Manifest, name: str = "") -> None:
-        if not name:
-            raise KeyboardInterrupt
-        write(folder, manifest, name)
-
-    return write_or_die
+def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
+    raw = many_files(tmp_path / "raw", 3)
+    first = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])], add=True)
+    before = files(tmp_path / "c")
+    second = build_corpus(tmp_path / "c", [SourceSpec("b", "jsonl", raw[1:])], add=True)
+    assert {name: data for name, data in files(tmp_path / "c").items() if name in before and name[0] != "M"} == {
+        name: data for name, data in before.items() if name[0] != "M"
+    }
+    assert list(second.domains) == ["a", "b"]
+    assert second.shards[:1] == first.shards
+    assert [record.gid for record in records(tmp_path / "c", second)] == list(range(120))
+    assert build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])], add=True) == second
+    # replaced: new numbers, so that no gid ever means two documents, and the manifest is true at every moment
+    third = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[2:])], add=True, replace=True)
+    assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a.2-00000.jsonl", "b-00000.jsonl"]
+    assert [record.gid for record in records(tmp_path / "c", third) if record.data_src == "a"] == list(range(120, 160))
+    assert third.next_gid == 160
+    assert audit_corpus(tmp_path / "c").ok
 
 
 def test_other_sources_do_not_overwrite_unless_told(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one", "two"])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,)), SourceSpec("b", "jsonl", (raw,))])
-    with pytest.raises(ConfigError, match="other sources"):
+    with pytest.raises(ConfigError, match="domain b .*not among the sources"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))], replace=True)
-    assert sorted(files(tmp_path / "c")) == ["MANIFEST.json", "a-00000.jsonl"]
+    assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a-00000.jsonl"]
+    assert sorted(files(tmp_path / "c")) == ["MANIFEST.json", "a-00000.jsonl", "reports/a.json"]
     assert audit_corpus(tmp_path / "c").ok
 
 
@@ -130,8 +135,159 @@ def test_a_changed_raw_file_is_noticed_and_a_lost_shard_is_built_again(tmp_path:
     assert build_corpus(tmp_path / "c", spec) == before
     assert audit_corpus(tmp_path / "c").ok
     raw_jsonl(raw, ["one", "two", "three"])
-    with pytest.raises(ConfigError, match="other sources or raw files"):
+    with pytest.raises(ConfigError, match="other raw files or settings"):
         build_corpus(tmp_path / "c", spec)
+
+
+# A stop in the middle
+
+
+def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
+    build_corpus(folder, spec, max_shard_bytes=5_000)
+    return files(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "calls"),
+    [(step, calls) for step in ("convert_unit", "write_shard") for calls in (1, 2, 3)]
+    + [("announce", 1), ("write_manifest", 1)],
+)
+def test_a_build_stopped_anywhere_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int
+) -> None:
+    """Stopped before the n-th call of a step; nothing is visible then, and what was finished is not done again."""
+    raw = many_files(tmp_path / "raw", 4)
+    spec = [SourceSpec("a", "jsonl", raw[:2]), SourceSpec("b", "jsonl", raw[2:])]
+    expected = whole_build(tmp_path / "unbroken", spec)
+    owner = build_module.BuildingFolder if step == "announce" else build_module
+    real, left = getattr(owner, step), calls
+
+    def die_at_last(*arguments: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, step, die_at_last)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
+    with pytest.raises(DataError, match="no such file"):
+        load_manifest(tmp_path / "c")
+    done: list[str] = []
+    convert = build_module.convert_unit if step != "convert_unit" else real
+
+    def convert_and_tell(unit: object) -> object:
+        done.append("unit")
+        return convert(unit)
+
+    monkeypatch.setattr(owner, step, real)
+    monkeypatch.setattr(build_module, "convert_unit", convert_and_tell)
+    build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
+    assert files(tmp_path / "c") == expected
+    assert len(done) == (4 - (calls - 1) if step == "convert_unit" else 0)
+
+
+def test_a_stop_between_the_moves_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = many_files(tmp_path / "raw", 2)
+    spec = [SourceSpec("a", "jsonl", raw)]
+    expected = whole_build(tmp_path / "unbroken", spec)
+    moves = 0
+    real = Path.replace
+
+    def replace_twice(self: Path, target: Path) -> Path:
+        nonlocal moves
+        if self.suffix == ".jsonl":
+            moves += 1
+            if moves == 3:
+                raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_twice)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
+    monkeypatch.undo()
+    assert len(list((tmp_path / "c").glob("*.jsonl"))) == 2
+    # another source now: what was on its way is not left lying about
+    other = [SourceSpec("b", "jsonl", raw)]
+    build_corpus(tmp_path / "c", other, max_shard_bytes=5_000)
+    assert all(name.startswith(("b-", "MANIFEST")) for name in names(tmp_path / "c"))
+    shutil.rmtree(tmp_path / "c")
+    build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
+    assert files(tmp_path / "c") == expected
+
+
+def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = many_files(tmp_path / "raw", 3)
+    good = raw[1].read_bytes()
+    raw[1].write_bytes(good + b"{broken\n")
+    spec = [SourceSpec("a", "jsonl", raw)]
+    with pytest.raises(DataError, match=r"001\.jsonl:41: not JSON.*--on-error skip"):
+        build_corpus(tmp_path / "c", spec)
+    raw[1].write_bytes(good)
+    done = []
+    real = build_module.convert_unit
+    monkeypatch.setattr(build_module, "convert_unit", lambda unit: (done.append(unit.slice.path), real(unit))[1])
+    build_corpus(tmp_path / "c", spec)
+    assert [Path(path).name for path in done] == ["001.jsonl", "002.jsonl"]
+
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+
+if __name__ == "__main__":
+    raw = tuple(sorted(Path(sys.argv[1]).iterdir()))
+    spec = SourceSpec("a", "slow_lines", raw, plugin=Path(sys.argv[3]))
+    build_corpus(sys.argv[2], [spec], max_shard_bytes=5_000, executor=Executor(2))
+"""
+SLOW_PLUGIN = """
+import time
+from z2all_ds.corpus.converters import source
+from z2all_ds.corpus.draft import Draft
+
+@source("slow_lines", form="jsonl")
+def slow_lines(row):
+    '''Takes its time.'''
+    time.sleep({seconds})
+    return Draft("", row.pop("text"), others=row)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -> None:
+    raw = many_files(tmp_path / "raw", 6)
+    (tmp_path / "build.py").write_text(SLOW_BUILD)
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(SLOW_PLUGIN.format(seconds=0.02))
+    command = [sys.executable, str(tmp_path / "build.py"), str(tmp_path / "raw"), str(tmp_path / "c"), str(plugin)]
+    units = tmp_path / "c" / ".building" / "units"
+    with ended(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as build:
+        deadline = time.monotonic() + 60
+        while not list(units.glob("*.json")):
+            assert build.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        build.send_signal(number)
+        build.wait(30)
+    assert not (tmp_path / "c" / "MANIFEST.json").exists()
+    finished = {path.name: path.stat().st_mtime_ns for path in units.glob("*.json")}
+    assert 0 < len(finished) < 6
+    subprocess.run(command, check=True, capture_output=True)
+    whole_build(tmp_path / "unbroken", [SourceSpec("a", "slow_lines", raw, plugin=plugin)])
+    assert files(tmp_path / "c") == files(tmp_path / "unbroken")
+    assert not (tmp_path / "c" / ".building").exists()
+    assert multiprocessing.active_children() == []
+
+
+def test_two_builds_into_one_folder_are_refused(tmp_path: Path) -> None:
+    raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
+    with only_build(tmp_path / "c"), pytest.raises(ConfigError, match="another build is at work"):
+        build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
+    build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
+
+
+# Limits
 
 
 def test_max_bytes_takes_whole_documents_from_all_over(tmp_path: Path) -> None:
@@ -166,7 +322,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match=r"the disk or the quota is full. Free some space"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
-    assert files(tmp_path / "c") == {}
+    assert names(tmp_path / "c") == [".building/lock"]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +335,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path, monkeyp
         ([SourceSpec("a", "jsonl")], "needs raw files"),
         ([SourceSpec("a", "python_code", (Path("x"),))], "takes no raw files"),
         ([SourceSpec("a", "python_code", max_bytes=0)], "must be positive"),
+        ([SourceSpec("a", "python_code", on_error="ignore")], "one of stop, skip"),
+        ([SourceSpec("a", "python_code", max_bad_share=2)], "from 0 to 1"),
+        ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "knows its fields"),
+        ([SourceSpec("a", "python_code", compose="{titel}")], "no field 'titel'"),
+        ([SourceSpec("a", "python_code", plugin=Path("nowhere.py"))], "no such Python file"),
     ],
 )
 def test_senseless_sources(tmp_path: Path, specs: list[SourceSpec], words: str) -> None:
@@ -188,11 +349,14 @@ def test_senseless_sources(tmp_path: Path, specs: list[SourceSpec], words: str) 
 
 
 def test_data_that_cannot_be_built(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="does not exist"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (tmp_path / "none",))])
     empty = raw_jsonl(tmp_path / "empty.jsonl", [])
-    with pytest.raises(DataError, match="gave no document"):
+    with pytest.raises(DataError, match="an empty file"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (empty,))])
+    blank = raw_jsonl(tmp_path / "blank.jsonl", ["", " \n"])
+    with pytest.raises(DataError, match=r"gave no document \(2 rows, 0 bad"):
+        build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (blank,))])
     big = raw_jsonl(tmp_path / "big.jsonl", ["small", "x" * 2000])
     with pytest.raises(DataError, match=r"document 1 of domain a.*more than a whole shard"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (big,))], max_shard_bytes=1000)

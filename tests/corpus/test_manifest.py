@@ -11,7 +11,7 @@ from z2all_ds.errors import DataError
 A = ShardInfo("code-00000.jsonl", "code", 3, 100, "a" * 64)
 B = ShardInfo("code-00001.jsonl", "code", 2, 50, "b" * 64)
 Z = ShardInfo("zh-00000.jsonl", "zh", 9, 70, "c" * 64)
-MANIFEST = Manifest(FORMAT_VERSION, (A, B, Z), "key")
+MANIFEST = Manifest(FORMAT_VERSION, (A, B, Z), {"code": "key"}, 14)
 
 
 def test_round_trip_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_fingerprint_is_of_the_text_and_its_order() -> None:
     assert MANIFEST.fingerprint == hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     same = [
         replace(MANIFEST, shards=(Z, A, B)),  # the order of domains means nothing
-        replace(MANIFEST, build_key="other"),
+        replace(MANIFEST, build_keys={"code": "other"}),
         replace(MANIFEST, shards=(replace(A, path="moved/x.jsonl"), B, Z)),
     ]
     assert {m.fingerprint for m in same} == {MANIFEST.fingerprint}

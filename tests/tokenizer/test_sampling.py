@@ -1,10 +1,15 @@
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from z2all_ds.corpus import load_manifest, parse_record
-from z2all_ds.tokenizer.sampling import sample_texts, share_budget
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.tokenizer.sampling import check_weights, open_sources, share_budget
+
+AVAILABLE = st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), min_size=1, max_size=6)
 
 
 def test_small_domains_leave_their_share_to_the_large() -> None:
@@ -13,12 +18,44 @@ def test_small_domains_leave_their_share_to_the_large() -> None:
     assert share_budget({"a": 5, "b": 7}, 300) == {"a": 5, "b": 7}
 
 
-@given(st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), min_size=1, max_size=6), st.integers(0, 10**6))
-def test_shares_use_the_budget_and_no_more(available: dict[str, int], budget: int) -> None:
-    shares = share_budget(available, budget)
+def test_weights() -> None:
+    plenty = {"zh": 10**9, "en": 10**9, "code": 10**9}
+    weights = {"zh": 0.5, "en": 0.3, "code": 0.2}
+    shares = share_budget(plenty, 1000, weights)
+    assert {name: round(share, -1) for name, share in shares.items()} == {"zh": 500, "en": 300, "code": 200}
+    assert share_budget({**plenty, "zh": 100}, 1000, weights) == {"zh": 100, "en": 540, "code": 360}
+    assert share_budget(plenty, 1000, {"zh": 2}) == {"zh": 1000, "en": 0, "code": 0}
+
+
+@given(AVAILABLE, st.integers(0, 10**6), st.data())
+def test_shares_use_the_budget_and_no_more(available: dict[str, int], budget: int, data: st.DataObject) -> None:
+    positive = st.floats(0.001, 1000)
+    weights = data.draw(st.none() | st.fixed_dictionaries(dict.fromkeys(available, positive)))
+    shares = share_budget(available, budget, weights)
     assert shares.keys() == available.keys()
-    assert all(shares[name] <= available[name] for name in available)
+    assert all(0 <= shares[name] <= available[name] for name in available)
     assert min(budget, sum(available.values())) - len(available) < sum(shares.values()) <= budget
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"zn": 1.0}, "weight of 'zn': no such domain; there are zh, en, code. Did you mean 'zh'"),
+        ({"pictures": 1.0}, "Use one of those names"),
+        ({"zh": -0.1}, "weight zh=-0.1: must be zero or a positive number"),
+        ({"zh": float("nan")}, "must be zero or a positive number"),
+        ({"zh": 0, "en": 0}, "all are zero"),
+    ],
+)
+def test_wrong_weights(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_weights(weights, ["zh", "en", "code"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def texts_of(inputs: object, domain: str, budget: int) -> list[str]:
+    return [text for _, text in open_sources(inputs).domains[domain].sample(budget)]  # type: ignore[arg-type]
 
 
 def test_a_sample_is_spread_over_all_shards(small_corpus: Path) -> None:
@@ -30,11 +67,45 @@ def test_a_sample_is_spread_over_all_shards(small_corpus: Path) -> None:
         for line in (small_corpus / shard.path).read_bytes().splitlines(keepends=True)
     ]
     size = manifest.domains["zh"][1]
-    assert list(sample_texts(small_corpus, manifest, "zh", size)) == everything
-    third = list(sample_texts(small_corpus, manifest, "zh", size // 3))
+    assert texts_of(small_corpus, "zh", size) == everything
+    third = texts_of(small_corpus, "zh", size // 3)
     places = [everything.index(text) for text in third]
     assert places == sorted(places)
     assert 0.25 * len(everything) < len(third) < 0.4 * len(everything)
     assert places[0] < 3
     assert places[-1] > len(everything) - 12
-    assert len(list(sample_texts(small_corpus, manifest, "zh", 1))) == 1
+    assert len(texts_of(small_corpus, "zh", 1)) == 1
+
+
+def test_files_are_domains(tmp_path: Path) -> None:
+    (tmp_path / "en.txt").write_text("first\nsecond\n", "utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "一"}\n\n{"content": "二", "id": 1}\n', "utf-8")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "三"}) + "\n", "utf-8")
+    given = [str(tmp_path / "en.txt"), f"zh={tmp_path / 'b.jsonl'}", f"zh={tmp_path / 'c.jsonl'}"]
+    sources = open_sources(given)
+    assert list(sources.domains) == ["en", "zh"]
+    assert sources.domains["en"].bytes == 13
+    assert texts_of(given, "en", 100) == ["first\nsecond\n"]
+    assert texts_of(given, "zh", 1000) == ["一", "二", "三"]
+    assert open_sources(given).fingerprint == sources.fingerprint
+    moved = (tmp_path / "en.txt").rename(tmp_path / "x=y.txt")
+    assert list(open_sources([moved]).domains) == ["x=y"]
+    assert open_sources([f"en={moved}", *given[1:]]).fingerprint == sources.fingerprint
+    moved.write_text("first\nother!\n", "utf-8")
+    assert open_sources([f"en={moved}", *given[1:]]).fingerprint != sources.fingerprint
+
+
+def test_inputs_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    for inputs, error, message in [
+        ([], ConfigError, "no input"),
+        ([tmp_path / "empty.txt"], DataError, "it is empty"),
+        ([f"zh={tmp_path / 'none'}"], DataError, "no such file"),
+        ([tmp_path / "folder"], DataError, "it is empty"),
+        ([tmp_path / "none"], DataError, "no such file"),
+        ([tmp_path / "folder", tmp_path / "empty.txt"], DataError, "it is a folder"),
+    ]:
+        with pytest.raises(error) as caught:
+            open_sources(inputs)
+        assert message in str(caught.value)

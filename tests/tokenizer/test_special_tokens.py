@@ -1,4 +1,4 @@
-from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
+from z2all_ds.tokenizer.special_tokens import ROLES, SPECIAL_TOKENS, padded_vocabulary
 
 
 def test_the_list_is_frozen() -> None:
@@ -19,3 +19,12 @@ def test_the_list_is_frozen() -> None:
         "<|BOS|>": 64010,
         "<|EOS|>": 64011,
     }
+    assert set(ROLES.values()) <= set(SPECIAL_TOKENS)
+
+
+def test_padded_vocabulary() -> None:
+    assert padded_vocabulary(64012) == 64320
+    for size in range(1, 3000, 7):
+        padded = padded_vocabulary(size)
+        assert padded % 64 == 0
+        assert 256 <= padded - size < 256 + 64

@@ -12,40 +12,100 @@ from z2all_ds.errors import DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer
 
 UNICODE = st.text(st.characters(codec="utf-8"))
-FRAGMENTS = st.sampled_from([*SPECIAL_TOKENS, "<|", "|>", " ", "\n    "])
+FRAGMENTS = st.sampled_from(
+    [*SPECIAL_TOKENS, "<|", "|>", " ", "\n    ", "\u2581", " \u2581", "<0x0A>", "<unk>", "中文", "\r\n", "\x00"]
+)
 WITH_CONTROL_TEXT = st.lists(st.one_of(UNICODE, FRAGMENTS)).map("".join)
+KEEP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Z2allTokenizer:
-    return load_tokenizer(small_tokenizer)
-
-
-def test_numbers(tokenizer: Z2allTokenizer, small_tokenizer: Path) -> None:
-    assert tokenizer.size == SMALL_TEXT_VOCAB + 12
-    assert tokenizer.eot_id == SMALL_TEXT_VOCAB + 1
-    assert tokenizer.pad_id == SMALL_TEXT_VOCAB + 6
-    assert [tokenizer.special_id(t) for t in SPECIAL_TOKENS] == list(range(SMALL_TEXT_VOCAB, SMALL_TEXT_VOCAB + 12))
-    assert tokenizer.fingerprint == hashlib.sha256((small_tokenizer / "tokenizer.json").read_bytes()).hexdigest()
+def test_numbers(tokenizer: Z2allTokenizer, folder: Path, text_vocab: int) -> None:
+    assert tokenizer.size == text_vocab + 12
+    assert tokenizer.eot_id == text_vocab + 1
+    assert tokenizer.pad_id == text_vocab + 6
+    assert [tokenizer.special_id(token) for token in SPECIAL_TOKENS] == list(range(text_vocab, text_vocab + 12))
+    assert list(tokenizer.special_tokens) == list(SPECIAL_TOKENS)
+    assert tokenizer.fingerprint == hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     with pytest.raises(DataError, match="control token 'x'"):
         tokenizer.special_id("x")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@KEEP
 @given(text=WITH_CONTROL_TEXT)
-def test_any_text_comes_back_and_forges_no_control_token(tokenizer: Z2allTokenizer, text: str) -> None:
+def test_any_text_comes_back_and_forges_no_control_token(
+    tokenizer: Z2allTokenizer, text_vocab: int, text: str
+) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert all(0 <= number < SMALL_TEXT_VOCAB for number in ids)
+    assert all(0 <= number < text_vocab for number in ids)
+    assert tokenizer.encode_bytes(text.encode()) == ids
+    assert tokenizer.decode_bytes(ids) == text.encode()
+
+
+@KEEP
+@given(data=st.one_of(st.binary(), st.lists(st.one_of(st.binary(max_size=3), UNICODE.map(str.encode))).map(b"".join)))
+def test_any_bytes_come_back(tokenizer: Z2allTokenizer, text_vocab: int, data: bytes) -> None:
+    ids = tokenizer.encode_bytes(data)
+    assert tokenizer.decode_bytes(ids) == data
+    assert all(0 <= number < text_vocab for number in ids)
+
+
+def test_each_byte(tokenizer: Z2allTokenizer) -> None:
+    for byte in range(256):
+        assert tokenizer.decode_bytes(tokenizer.encode_bytes(bytes([byte]))) == bytes([byte])
+    broken = "好".encode()[:2] + b"\xff" + "好".encode()
+    assert tokenizer.decode_bytes(tokenizer.encode_bytes(broken)) == broken
+    assert tokenizer.decode(tokenizer.encode_bytes(broken)).endswith("好")
+    assert tokenizer.encode_bytes(b"") == []
+    assert tokenizer.decode_bytes([tokenizer.eot_id]) == b"<|endoftext|>"
+    with pytest.raises(DataError, match="token id 999999"):
+        tokenizer.decode_bytes([999999])
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_injection(tokenizer: Z2allTokenizer, token: str) -> None:
+def test_injection(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> None:
     for text in (token, f"a{token}b", f"\n{token}\n", token * 3, f"中{token}文", f" {token} "):
         ids = tokenizer.encode(text)
-        assert max(ids) < SMALL_TEXT_VOCAB
+        assert max(ids) < text_vocab
         assert tokenizer.decode(ids) == text
     assert tokenizer.decode([tokenizer.special_id(token)]) == token
+
+
+@KEEP
+@given(parts=st.lists(st.one_of(UNICODE, st.sampled_from(SPECIAL_TOKENS))), allowed=st.sets(st.sampled_from(SPECIAL_TOKENS)))
+def test_doors_open_one_by_one(
+    tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]
+) -> None:
+    text = "".join(parts)
+    ids = tokenizer.encode(text, allowed_special=allowed)
+    assert tokenizer.decode(ids) == text
+    found = [number for number in ids if number >= text_vocab]
+    opened = {tokenizer.special_id(token): token for token in allowed}
+    assert set(found) <= opened.keys()
+    assert len(found) == sum(text.count(token) for token in allowed)  # none of them overlaps another
+    if not found:
+        assert ids == tokenizer.encode(text)
+    every = tokenizer.encode(text, allowed_special="all")
+    assert every == tokenizer.encode(text, allowed_special=set(SPECIAL_TOKENS))
+    if any(token in text for token in SPECIAL_TOKENS):
+        with pytest.raises(DataError):
+            tokenizer.encode(text, allowed_special="none_raise")
+    else:
+        assert tokenizer.encode(text, allowed_special="none_raise") == ids == every
+
+
+def test_allowed_special_in_words(tokenizer: Z2allTokenizer) -> None:
+    a, b, end = tokenizer.encode("a"), tokenizer.encode("b"), tokenizer.eot_id
+    assert tokenizer.encode("a<|endoftext|>b", {"<|endoftext|>"}) == [*a, end, *b]
+    assert tokenizer.encode("a<|endoftext|>b", {"<|PAD|>"}) == tokenizer.encode("a<|endoftext|>b")
+    texts = ["", "a<|endoftext|>", "b", "<|endoftext|><|endoftext|>"]
+    assert tokenizer.encode_batch(texts, "all") == [[], [*a, end], b, [end, end]]
+    with pytest.raises(DataError, match=r"^text 1 of the batch, character 1, '<\|endoftext\|>': the text spells"):
+        tokenizer.encode_batch(texts, "none_raise")
+    with pytest.raises(DataError, match=r"control token '<\|other\|>'"):
+        tokenizer.encode("a", {"<|other|>"})
+    with pytest.raises(DataError, match=r"To allow one token, write \{'<\|endoftext\|>'\}"):
+        tokenizer.encode("a", "<|endoftext|>")  # type: ignore[arg-type]
 
 
 def test_batch_equals_one_by_one(tokenizer: Z2allTokenizer) -> None:
@@ -72,12 +132,13 @@ def test_folders_that_are_no_tokenizer(tmp_path: Path, small_tokenizer: Path) ->
     (tmp_path / "tokenizer.json").write_bytes(whole.replace(b"<|endoftext|>", b"<|other|>"))
     with pytest.raises(DataError, match=r"control token '<\|endoftext\|>'"):
         load_tokenizer(tmp_path)
+    assert load_tokenizer(small_tokenizer).size == SMALL_TEXT_VOCAB + 12
 
 
-def test_loading_needs_no_transformers(small_tokenizer: Path) -> None:
+def test_loading_needs_no_transformers(folder: Path) -> None:
     code = (
         "import sys; from z2all_ds.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]).encode('x'); "
-        "print('transformers' in sys.modules, 'torch' in sys.modules)"
+        "print(*{'transformers', 'torch', 'sentencepiece', 'rich'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(small_tokenizer)], capture_output=True, text=True)
-    assert done.stdout.strip() == "False False"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "")

@@ -1,46 +1,23 @@
-import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tokenizers import Regex, pre_tokenizers
 
 from tests.helpers.corpora import SMALL_TEXT_VOCAB, train_small_tokenizer
+from tests.helpers.processes import ended
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
-from z2all_ds.tokenizer import train as train_module
-from z2all_ds.tokenizer.train import PRE_SPLIT
+from z2all_ds.tokenizer import folder as folder_module
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def split(text: str) -> list[str]:
-    cut = pre_tokenizers.Split(Regex(PRE_SPLIT), behavior="isolated")
-    return [piece for piece, _ in cut.pre_tokenize_str(text)]
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("今天的天气真不错，我们出去走走", ["今天的天", "气真不错", "，", "我们出去", "走走"]),
-        ("in 20241231 or 3.14", ["in", " ", "202", "412", "31", " or", " ", "3", ".", "14"]),
-        ("def f_x(a):\n        return a", ["def", " f", "_x", "(a", "):\n", "       ", " return", " a"]),
-        ("a  \n\n\tb", ["a", "  \n\n", "\tb"]),
-        ("<|endoftext|>", ["<|", "endoftext", "|>"]),
-        ("x" * 30, ["x" * 24, "x" * 6]),
-        ("用Python写", ["用", "Python", "写"]),
-        ("東京タワーへ", ["東京タワ", "ー", "へ"]),
-    ],
-)
-def test_pre_split(text: str, pieces: list[str]) -> None:
-    assert split(text) == pieces
 
 
 def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
@@ -117,7 +94,7 @@ def test_a_death_while_writing_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "force_to_disk", die)
+        patch.setattr(folder_module, "force_to_disk", die)
         with pytest.raises(KeyboardInterrupt):
             train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000)
     assert list(tmp_path.iterdir()) == []
@@ -125,59 +102,57 @@ def test_a_death_while_writing_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-@pytest.fixture(scope="module")
-def hugging_face(small_tokenizer: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(small_tokenizer))
-
-
-def real_texts(corpus: Path) -> list[str]:
-    texts = []
-    for shard in load_manifest(corpus).shards:
-        with open(corpus / shard.path, "rb") as stream:
-            texts += [parse_record(line, "x").content[:4000] for line, _ in zip(stream, range(12), strict=False)]
-    return texts
-
-
-def test_auto_tokenizer_gives_our_ids_on_real_text(
-    hugging_face: Any, small_tokenizer: Path, small_corpus: Path
-) -> None:
-    ours = load_tokenizer(small_tokenizer)
-    texts = real_texts(small_corpus)
-    assert len(texts) > 40
-    assert hugging_face(texts)["input_ids"] == ours.encode_batch(texts)
-    assert [hugging_face.decode(ids) for ids in ours.encode_batch(texts)] == texts
-    assert len(hugging_face) == ours.size
+def test_files_with_weights(tmp_path: Path) -> None:
+    (tmp_path / "en.txt").write_text("the cat sat on the mat\n" * 3000, "utf-8")
+    (tmp_path / "zh.jsonl").write_text('{"text": "今天下雨，出门要带伞。"}\n' * 3000, "utf-8")
+    inputs = [tmp_path / "en.txt", f"chinese={tmp_path / 'zh.jsonl'}"]
+    only_english = train_tokenizer(inputs, tmp_path / "a", 270, weights={"en": 1.0})
+    assert list(only_english.bytes_per_token) == ["en"]
+    assert len(load_tokenizer(tmp_path / "a").encode("雨")) == 3
+    both = train_tokenizer(inputs, tmp_path / "b", 270, 60_000, weights={"en": 1, "chinese": 3})
+    assert both.bytes_per_token.keys() == {"en", "chinese"}
+    assert train_tokenizer(inputs, tmp_path / "b", 270, 60_000, weights={"en": 1, "chinese": 3}) == both
+    with pytest.raises(ConfigError, match="something else"):
+        train_tokenizer(inputs, tmp_path / "b", 270, 60_000)
+    with pytest.raises(ConfigError, match="Did you mean 'chinese'"):
+        train_tokenizer(inputs, tmp_path / "c", 270, weights={"chines": 1.0})
+    with pytest.raises(ConfigError, match="algorithm 'wordpiece': there are bbpe, spm"):
+        train_tokenizer(inputs, tmp_path / "c", 270, algorithm="wordpiece")
+    assert not (tmp_path / "c").exists()
 
 
-def test_auto_tokenizer_parses_control_text_unless_told(hugging_face: Any, small_tokenizer: Path) -> None:
-    """What holds outside: AutoTokenizer reads control tokens by default, as chat templates need; ours never does."""
-    ours = load_tokenizer(small_tokenizer)
-    text = "a<|endoftext|>b"
-    assert hugging_face.encode(text) == [*ours.encode("a"), ours.eot_id, *ours.encode("b")]
-    assert hugging_face.encode(text, split_special_tokens=True) == ours.encode(text)
-    assert ours.eot_id not in ours.encode(text)
+@pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
+def test_text_that_cannot_be_used(tmp_path: Path, algorithm: str) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"fine\n" * 100_000 + b"\xff\n")
+    with pytest.raises(DataError, match=r"bad\.txt: not UTF-8"):
+        train_tokenizer(tmp_path / "bad.txt", tmp_path / "t", 300, algorithm=algorithm)
+    (tmp_path / "blank.jsonl").write_text('{"text": ""}\n{"text": "  "}\n')
+    with pytest.raises(DataError, match="there is no text in it"):
+        train_tokenizer(tmp_path / "blank.jsonl", tmp_path / "t", 300, algorithm=algorithm)
+    assert not list(tmp_path.glob("t*"))
 
 
-def test_auto_tokenizer_roles_and_chat(hugging_face: Any) -> None:
-    names = (hugging_face.bos_token, hugging_face.eos_token, hugging_face.pad_token, hugging_face.unk_token)
-    assert names == ("<|beginoftext|>", "<|endoftext|>", "<|PAD|>", "<|UNK|>")
-    messages = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "Hi"}]
-    chat = hugging_face.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert chat == "<|im_start|>user\n你好<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>assistant\n"
-    ids = hugging_face.encode(chat)
-    assert ids.count(hugging_face.convert_tokens_to_ids("<|im_start|>")) == 3
-    assert hugging_face.decode(ids, skip_special_tokens=True) == "user\n你好\nassistant\nHi\nassistant\n"
-
-
-def test_beside_a_llama_model_it_stays_the_same(
-    hugging_face: Any, small_tokenizer: Path, small_corpus: Path, tmp_path: Path
-) -> None:
-    """An exported model folder has a config.json of type llama; it must not bring in Llama's way of splitting."""
-    from transformers import AutoTokenizer
-
-    folder = shutil.copytree(small_tokenizer, tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
-    texts = real_texts(small_corpus)
-    assert AutoTokenizer.from_pretrained(str(folder))(texts)["input_ids"] == hugging_face(texts)["input_ids"]
+@pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
+def test_ctrl_c_leaves_nothing(tmp_path: Path, algorithm: str) -> None:
+    """While the library merges, where Python itself would not hear the signal for a long time."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 12))) for _ in range(300_000)]
+    (tmp_path / "words.txt").write_text("\n".join(" ".join(words[at : at + 10]) for at in range(0, 300_000, 10)))
+    code = (
+        "import sys; from z2all_ds.tokenizer import train_tokenizer; "
+        "train_tokenizer(sys.argv[1], sys.argv[2], 30_000, algorithm=sys.argv[3])"
+    )
+    arguments = [sys.executable, "-c", code, str(tmp_path / "words.txt"), str(tmp_path / "t"), algorithm]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    with ended(process):
+        for line in process.stderr:
+            if line.startswith("merging"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        process.wait(timeout=60)
+        process.stderr.close()
+    assert process.returncode == -signal.SIGINT
+    assert rest.rstrip().endswith("KeyboardInterrupt")
+    assert [path.name for path in tmp_path.iterdir()] == ["words.txt"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from z2all_ds.cluster.lifeline import OWNER_VARIABLE, owner_mark
+from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.machine import group_is_alive
 
 GRACE_SECONDS = 8.0

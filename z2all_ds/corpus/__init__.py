@@ -5,12 +5,15 @@ text is a converter: a generator of drafts registered under a name (see converte
 """
 
 from z2all_ds.corpus.audit import AuditReport, audit_corpus
-from z2all_ds.corpus.build import SourceSpec, build_corpus
+from z2all_ds.corpus.build import build_corpus, read_report
+from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
 from z2all_ds.corpus.schema import Record, parse_record
+from z2all_ds.corpus.settings import SourceSpec
 
 __all__ = [
     "AuditReport",
+    "Executor",
     "Manifest",
     "Record",
     "ShardInfo",
@@ -19,4 +22,5 @@ __all__ = [
     "build_corpus",
     "load_manifest",
     "parse_record",
+    "read_report",
 ]

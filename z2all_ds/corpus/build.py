@@ -1,196 +1,267 @@
-"""Builds a corpus: drafts from the converters become numbered records in shards, and a manifest at the very end.
+"""Builds a corpus: raw data to numbered records in shards, and a manifest at the very end.
 
-The same sources give the same bytes. A build that was killed goes on after the last finished domain: a journal of the
-same form as the manifest lists those, and is removed when the manifest takes its place. Whatever was half written ends
-in .tmp and is thrown away at the next start.
+    plan      each source's raw files are cut into units that can be worked on alone            (forms, units)
+    convert   every unit becomes a part: lines without numbers, in processes or on Ray           (units, executors)
+    select    duplicates and what is beyond the limit are marked, over all units of a domain     (selection)
+    shard     the lines that stay get their numbers and go into shards of bounded size           (shards)
+    publish   the shards are moved into the corpus, and the new manifest takes the old one's place
+
+All before the last step happens in `.building` inside the corpus folder. Whatever is finished there is used again by
+the next build, whether this one was stopped by an error, Ctrl-C or a power cut. The same sources give the same bytes,
+however many workers there are.
 """
 
-import hashlib
 import json
-import platform
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, machine_limits_named
+from z2all_ds.atomic import force_to_disk, machine_limits_named, write_whole
 from z2all_ds.console import progress
-from z2all_ds.corpus.converters import CHINESE_TEXTS, Converter, Draft, find_converter
+from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
+from z2all_ds.corpus.cleaning import CleaningReport
+from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.forms import expand_raw, plan_slices
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
-from z2all_ds.corpus.schema import Record
-from z2all_ds.corpus.shard_writer import ShardWriter
+from z2all_ds.corpus.selection import select
+from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, hashed
+from z2all_ds.corpus.shards import ShardTask, plan_shards, write_shard
+from z2all_ds.corpus.unit_progress import UnitProgress
+from z2all_ds.corpus.units import Unit, UnitSummary, convert_unit
 from z2all_ds.errors import ConfigError, DataError
 
-MAX_SHARD_BYTES = 200_000_000
-JOURNAL_NAME = "BUILDING.json"
-MISSES_BEFORE_FULL = 32
-"""So many documents in a row that no longer fit end a limited domain; one giant among them must not."""
-_DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+REPORTS_NAME = "reports"
+HERE = Executor(workers=1)
 
 
 @dataclass(frozen=True)
-class SourceSpec:
-    """One domain of the corpus and where its text comes from."""
+class _Domain:
+    """A source with its units."""
 
-    domain: str
-    converter: str
-    raw: tuple[Path, ...] = ()
-    max_bytes: int | None = None
-    """Limit of the JSON bytes of the domain; whole documents from all over the source are taken up to it."""
+    spec: SourceSpec
+    units: tuple[Unit, ...]
+    key: str
+    """Of all that its shards depend on, its first gid aside."""
 
 
 def build_corpus(
-    out_dir: str | Path, sources: Sequence[SourceSpec], max_shard_bytes: int = MAX_SHARD_BYTES, *, replace: bool = False
+    out_dir: str | Path,
+    sources: Sequence[SourceSpec],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    *,
+    replace: bool = False,
+    add: bool = False,
+    executor: Executor = HERE,
 ) -> Manifest:
     """Builds the corpus, or returns at once the one that is there already from the same sources.
 
-    A complete corpus from other sources is not touched unless `replace` is set: a run may be reading it.
+    With `add`, domains that are there and not named stay as they are. A domain that is there from other raw data or
+    settings is not touched unless `replace` is set: a run may be reading it.
     """
-    out_dir = Path(out_dir)
-    _check(sources, max_shard_bytes)
-    key = _build_key(sources, max_shard_bytes)
-    with machine_limits_named(out_dir):
-        out_dir.mkdir(parents=True, exist_ok=True)
-        if (out_dir / MANIFEST_NAME).exists():
-            there = load_manifest(out_dir)
-            if there.build_key == key and _all_present(out_dir, there):
-                return there
-            if there.build_key != key and not replace:
-                fix = "Choose another folder, remove that one, or build with replace=True."
-                raise ConfigError(f"folder {out_dir}", "it holds a corpus built from other sources or raw files", fix)
-            # First the manifest, then its shards: at no moment may it describe files that are not its own.
-            (out_dir / MANIFEST_NAME).unlink()
-            for shard in there.shards:
-                (out_dir / shard.path).unlink(missing_ok=True)
-        done = _finished_before(out_dir, key)
-        for spec in sources:
-            if all(shard.domain != spec.domain for shard in done):
-                first_gid = sum(shard.documents for shard in done)
-                done += _build_domain(out_dir, spec, first_gid, max_shard_bytes)
-                write_manifest(out_dir, Manifest(FORMAT_VERSION, tuple(done), key), JOURNAL_NAME)
-        manifest = Manifest(FORMAT_VERSION, tuple(done), key)
-        write_manifest(out_dir, manifest)
-        (out_dir / JOURNAL_NAME).unlink(missing_ok=True)
+    out_dir = Path(out_dir).absolute()
+    check_sources(sources, max_shard_bytes)
+    building = BuildingFolder(out_dir)
+    domains = [_plan(spec, building, max_shard_bytes) for spec in sources]
+    there = load_manifest(out_dir) if (out_dir / MANIFEST_NAME).exists() else Manifest(FORMAT_VERSION, ())
+    wanted = {domain.spec.domain: domain.key for domain in domains}
+    _refuse_to_overwrite(out_dir, there, wanted, replace, add)
+    complete = {name for name, key in there.build_keys.items() if wanted.get(name) == key}
+    complete -= {shard.domain for shard in there.shards if not _is_present(out_dir, shard)}
+    stay = [s for s in there.shards if s.domain in complete or (add and s.domain not in wanted)]
+    if len(complete) == len(domains) and len(stay) == len(there.shards):
+        return there
+    with machine_limits_named(out_dir), only_build(out_dir):
+        building.open(there)
+        to_build = [domain for domain in domains if domain.spec.domain not in complete]
+        new, next_gid = _build(to_build, building, there, there.next_gid if stay else 0, max_shard_bytes, executor)
+        manifest = Manifest(
+            FORMAT_VERSION,
+            _in_order(stay, new, list(wanted)),
+            {**{name: key for name, key in there.build_keys.items() if any(s.domain == name for s in stay)}, **wanted},
+            next_gid,
+        )
+        _publish(out_dir, building, there, manifest, new)
     return manifest
 
 
-def _check(sources: Sequence[SourceSpec], max_shard_bytes: int) -> None:
-    if not sources:
-        raise ConfigError("sources", "a corpus needs at least one", "Name a domain and its converter.")
-    if max_shard_bytes < 1:
-        raise ConfigError(f"max_shard_bytes {max_shard_bytes}", "must be positive", f"Leave it at {MAX_SHARD_BYTES}.")
-    seen: set[str] = set()
-    for spec in sources:
-        if not _DOMAIN.fullmatch(spec.domain):
-            fix = "Use letters, digits, _, - and dots."
-            raise ConfigError(f"domain {spec.domain!r}", "it becomes a file name", fix)
-        if spec.domain in seen:
-            fix = "Give the second one a name of its own, or all raw files to one source."
-            raise ConfigError(f"domain {spec.domain!r}", "named by two sources", fix)
-        seen.add(spec.domain)
-        if spec.max_bytes is not None and spec.max_bytes < 1:
-            what = f"max_bytes {spec.max_bytes} of {spec.domain}"
-            raise ConfigError(what, "must be positive", "Leave it out to take everything.")
-        if find_converter(spec.converter).needs_raw != bool(spec.raw):
-            rule = "is built in and takes no raw files" if spec.raw else "needs raw files"
-            fix = "Leave them out." if spec.raw else "Give at least one path."
-            raise ConfigError(f"converter {spec.converter} of domain {spec.domain}", rule, fix)
-        for path in spec.raw:
-            if not Path(path).is_file():
-                raise DataError(f"raw file {path} of domain {spec.domain}", "no such file", "Check the path.")
-
-
-def _build_key(sources: Sequence[SourceSpec], max_shard_bytes: int) -> str:
-    """Hash of all that decides the output. Raw files count by path, size and time: hashing terabytes takes too long."""
-    parts: list[object] = [FORMAT_VERSION, max_shard_bytes]
-    for spec in sources:
-        found = find_converter(spec.converter)
-        parts.append([spec.domain, found.name, found.revision, spec.max_bytes])
-        if not found.needs_raw:  # the text lies in this Python and in the shipped file
-            parts.append([platform.python_version(), hashlib.sha256(CHINESE_TEXTS.read_bytes()).hexdigest()])
-        for path in spec.raw:
-            stat = Path(path).stat()
-            parts.append([str(Path(path).resolve()), stat.st_size, stat.st_mtime_ns])
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _all_present(out_dir: Path, manifest: Manifest) -> bool:
-    """Sizes only, as this runs at every start; the audit reads every byte."""
-    files = [(out_dir / shard.path, shard.bytes) for shard in manifest.shards]
-    return all(path.is_file() and path.stat().st_size == size for path, size in files)
-
-
-def _finished_before(out_dir: Path, key: str) -> list[ShardInfo]:
-    """The shards of the domains that an earlier, killed build of the same sources finished; clears away the rest."""
-    for leftover in out_dir.glob(f"*{TEMPORARY_SUFFIX}"):
-        leftover.unlink()
-    if not (out_dir / JOURNAL_NAME).exists():
-        return []
-    journal = load_manifest(out_dir, JOURNAL_NAME)
-    if journal.build_key == key and _all_present(out_dir, journal):
-        return list(journal.shards)
-    for shard in journal.shards:
-        (out_dir / shard.path).unlink(missing_ok=True)
-    (out_dir / JOURNAL_NAME).unlink()
-    return []
-
-
-def _build_domain(out_dir: Path, spec: SourceSpec, first_gid: int, max_shard_bytes: int) -> list[ShardInfo]:
-    for stale in out_dir.glob(f"{spec.domain}-[0-9][0-9][0-9][0-9][0-9].jsonl"):
-        stale.unlink()  # of a killed build; those of finished domains are never reached here
-    found = find_converter(spec.converter)
-    with (
-        ShardWriter(out_dir, spec.domain, max_shard_bytes) as writer,
-        progress(f"corpus {spec.domain}", spec.max_bytes, "bytes") as advance,
-    ):
-        gid = first_gid
-        for index, draft in _chosen(spec, found, first_gid):
-            advance(writer.write(_line(draft, gid, index, spec.domain)))
-            gid += 1
-        if gid == first_gid:
-            rule = "gave no document" + ("" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes")
-            what = f"source {spec.converter} of domain {spec.domain}"
-            raise DataError(what, rule, "Raise max_bytes or check its files.")
-        return writer.finish()
-
-
-def _line(draft: Draft, gid: int, index: int, domain: str) -> bytes:
-    record = Record(gid, index, domain, draft.category, draft.title, draft.content, draft.desc, draft.others)
-    return (record.to_line() + "\n").encode()
-
-
-def _chosen(spec: SourceSpec, found: Converter, first_gid: int) -> Iterator[tuple[int, Draft]]:
-    """(number in its source, draft) of the documents that go in, at most max_bytes of JSON in all."""
-    raw = [Path(path) for path in spec.raw]
-    if spec.max_bytes is None:
-        yield from enumerate(found.convert(raw, None))
-        return
-    # A line is measured with the numbers it would have if nothing was left out, so never as shorter than it is.
-    measured = (
-        (index, draft, len(_line(draft, first_gid + index, index, spec.domain)))
-        for index, draft in enumerate(found.convert(raw, spec.max_bytes))
+def _build(
+    domains: Sequence[_Domain],
+    building: BuildingFolder,
+    there: Manifest,
+    first_gid: int,
+    max_shard_bytes: int,
+    executor: Executor,
+) -> tuple[list[ShardInfo], int]:
+    """(the shards of the domains, ready to be published; the first gid after them)."""
+    _convert(
+        [domain for domain in domains if not building.is_finished(domain.spec.domain, domain.key)], building, executor
     )
-    left, misses = spec.max_bytes, 0
-    if found.already_spread:
-        for index, draft, size in measured:
-            if size <= left:
-                left, misses = left - size, 0
-                yield index, draft
-            else:
-                misses += 1
-                if misses == MISSES_BEFORE_FULL:
-                    return
-        return
-    # First pass: sizes only (a few words a document). The order in which they are taken is that of a hash.
-    sizes = [size for _, _, size in measured]
-    if sum(sizes) <= left:
-        taken = set(range(len(sizes)))
+    new: list[ShardInfo] = []
+    stages: list[_Stage] = []
+    for domain in domains:
+        name = domain.spec.domain
+        # Shard names that the old manifest lists are not used again: it stays true until the new one is there.
+        listed = {s.path for s in there.shards if s.domain == name and there.build_keys.get(name) != domain.key}
+        finished = building.finished_shards(name, domain.key)
+        if finished is not None and (finished[0] != first_gid or listed & {shard.path for shard in finished[1]}):
+            # with other numbers, or under names that are not free any more; its parts are gone, so from the start
+            building.forget(name, domain.key)
+            _convert([domain], building, executor)
+            finished = None
+        if finished is None:
+            stages.append(_stage(domain, building, first_gid, max_shard_bytes, listed))
+            first_gid += stages[-1].documents
+        else:
+            new += finished[1]
+            first_gid += sum(shard.documents for shard in finished[1])
+    return new + _write_shards(stages, building, executor), first_gid
+
+
+def _in_order(stay: list[ShardInfo], new: list[ShardInfo], wanted: list[str]) -> tuple[ShardInfo, ...]:
+    """First what was there and is not named, then the named domains in the order in which they are named."""
+    place = {name: number for number, name in enumerate(wanted)}
+    return tuple(sorted([*stay, *new], key=lambda shard: place.get(shard.domain, -1)))
+
+
+def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _Domain:
+    if not spec.raw:
+        units: tuple[Unit, ...] = (Unit.of(building.units, spec, None),)
     else:
-        taken = set()
-        for index in sorted(range(len(sizes)), key=lambda i: hashlib.sha256(f"{spec.domain}/{i}".encode()).digest()):
-            if sizes[index] <= left:
-                left -= sizes[index]
-                taken.add(index)
-    for index, draft in enumerate(found.convert(raw, spec.max_bytes)):
-        if index in taken:
-            yield index, draft
+        form = spec.form or getattr(spec.found_converter(), "form", "auto")
+        slices = [piece for path in expand_raw(spec.raw) for piece in plan_slices(path.absolute(), form)]
+        units = tuple(Unit.of(building.units, spec, piece) for piece in slices)
+    return _Domain(spec, units, hashed([[unit.name for unit in units], spec.max_bytes, max_shard_bytes]))
+
+
+def _refuse_to_overwrite(out_dir: Path, there: Manifest, wanted: dict[str, str], replace: bool, add: bool) -> None:
+    names = {shard.domain for shard in there.shards}
+    changed = sorted(name for name in names & wanted.keys() if there.build_keys.get(name) != wanted[name])
+    unnamed = [] if add else sorted(names - wanted.keys())
+    if (changed or unnamed) and not replace:
+        what = f"domain {', '.join(changed or unnamed)} in {out_dir}"
+        rule = (
+            "it was built from other raw files or settings" if changed else "it is not among the sources of this build"
+        )
+        raise ConfigError(what, rule, "Choose another folder, or build with --replace to do away with it.")
+
+
+def _is_present(out_dir: Path, shard: ShardInfo) -> bool:
+    """By size only, as this runs at every start; the audit reads every byte."""
+    path = out_dir / shard.path
+    return path.is_file() and path.stat().st_size == shard.bytes
+
+
+def _convert(domains: Sequence[_Domain], building: BuildingFolder, executor: Executor) -> None:
+    """Converts the units that are not finished. Those of all domains together, so that no worker waits for a domain."""
+    open_units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
+    if not open_units:
+        return
+    raw_bytes = [unit.slice.raw_bytes if unit.slice else unit.spec.max_bytes or 0 for unit in open_units]
+    label = f"corpus {', '.join(dict.fromkeys(unit.spec.domain for unit in open_units))}"
+    with progress(label, sum(raw_bytes), "bytes") as advance, UnitProgress(building.units, advance) as watch:
+        for number, summary in executor.run(convert_unit, open_units):
+            watch.unit_finished(raw_bytes[number], summary.documents)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A domain on its way into shards."""
+
+    domain: _Domain
+    first_gid: int
+    tasks: list[ShardTask]
+    documents: int
+    report: dict[str, Any]
+
+
+def _stage(domain: _Domain, building: BuildingFolder, first_gid: int, max_shard_bytes: int, listed: set[str]) -> _Stage:
+    """Judges what was converted, selects what stays, and plans the shards."""
+    spec = domain.spec
+    faults, cleaning, counts = spec.new_log(), CleaningReport(), []
+    for summary in (UnitSummary.read(unit) for unit in domain.units):
+        faults.merge(summary.faults)
+        cleaning.merge(summary.cleaning)
+        counts.append(summary.documents)
+    faults.judge(f"of domain {spec.domain}")
+    folder = building.shards(spec.domain, domain.key)
+    parts, dropped = select(spec, domain.units, counts, first_gid, folder)
+    documents = sum(len(part.kept()) for part in parts)
+    if not documents:
+        limit = "" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes"
+        rule = f"gave no document{limit} ({faults.rows} rows, {faults.bad} bad, {sum(counts)} clean)"
+        raise DataError(f"source {spec.converter} of domain {spec.domain}", rule, "Check its files and settings.")
+    generation = 1
+    while any(path.startswith(f"{_prefix(spec.domain, generation)}-") for path in listed):
+        generation += 1
+    prefix = _prefix(spec.domain, generation)
+    tasks = plan_shards(parts, folder, spec.domain, prefix, first_gid, max_shard_bytes)
+    building.claim(spec.domain, domain.key, {"first_gid": first_gid, "prefix": prefix})
+    report = {
+        "domain": spec.domain,
+        "converter": spec.converter,
+        "raw_files": len({unit.slice.path for unit in domain.units if unit.slice}),
+        "faults": faults.to_json(),
+        "cleaning": cleaning.to_json(),
+        "dropped": {step: asdict(what) for step, what in dropped.items()},
+    }
+    return _Stage(domain, first_gid, tasks, documents, report)
+
+
+def _write_shards(stages: Sequence[_Stage], building: BuildingFolder, executor: Executor) -> list[ShardInfo]:
+    """The shards of all stages, in order; then the parts they were made of are removed."""
+    tasks = [task for stage in stages for task in stage.tasks]
+    found: dict[int, ShardInfo] = {}
+    if tasks:
+        with progress("shards", len(tasks), "shards") as advance:
+            for number, shard in executor.run(write_shard, tasks):
+                found[number] = shard
+                advance(1, shard.path)
+    in_order = [found[number] for number in range(len(tasks))]
+    for stage in stages:
+        name = stage.domain.spec.domain
+        shards = [shard for shard in in_order if shard.domain == name]
+        sizes = {"documents": stage.documents, "bytes": sum(shard.bytes for shard in shards)}
+        building.finish(name, stage.domain.key, stage.first_gid, shards, {**stage.report, **sizes})
+        for unit in stage.domain.units:
+            unit.clear()
+    return in_order
+
+
+def _prefix(domain: str, generation: int) -> str:
+    return domain if generation == 1 else f"{domain}.{generation}"
+
+
+def _publish(
+    out_dir: Path, building: BuildingFolder, there: Manifest, manifest: Manifest, new: Sequence[ShardInfo]
+) -> None:
+    """Moves the new shards in, lets the new manifest take the old one's place, then removes what it lists no more."""
+    building.announce([(shard.path, shard.domain, manifest.build_keys[shard.domain]) for shard in new])
+    reports = out_dir / REPORTS_NAME
+    reports.mkdir(exist_ok=True)
+    for shard in new:
+        folder = building.shards(shard.domain, manifest.build_keys[shard.domain])
+        (folder / shard.path).replace(out_dir / shard.path)
+    for name in dict.fromkeys(shard.domain for shard in new):
+        report = building.report(name, manifest.build_keys[name])
+        write_whole(reports / f"{name}.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    force_to_disk(out_dir)
+    write_manifest(out_dir, manifest)
+    listed = {shard.path for shard in manifest.shards}
+    for shard in there.shards:
+        if shard.path not in listed:
+            (out_dir / shard.path).unlink(missing_ok=True)
+        if shard.domain not in manifest.domains:
+            (reports / f"{shard.domain}.json").unlink(missing_ok=True)
+    shutil.rmtree(out_dir / BUILDING_NAME)
+
+
+def read_report(corpus_dir: str | Path, domain: str) -> dict[str, Any]:
+    """What the build counted for a domain."""
+    path = Path(corpus_dir) / REPORTS_NAME / f"{domain}.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"not readable ({error})", "Build the domain again to get its report.") from None
+    return values

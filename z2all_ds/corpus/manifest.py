@@ -7,7 +7,7 @@ corpus that changed under a run is noticed before the first batch.
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,8 +37,10 @@ class Manifest:
 
     format_version: int
     shards: tuple[ShardInfo, ...]
-    build_key: str = ""
-    """Hash of everything the shards were built from; empty for a corpus that was not built here."""
+    build_keys: dict[str, str] = field(default_factory=dict)
+    """domain -> hash of everything it was built from; none for a corpus that was not built here."""
+    next_gid: int = 0
+    """Above every gid in the shards: where a domain that is added later begins."""
 
     @property
     def domains(self) -> dict[str, tuple[int, int]]:
@@ -82,14 +84,17 @@ def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest
         raise DataError(f"{path}, format_version {version!r}", f"this package reads version {FORMAT_VERSION}", fix)
     try:
         shards = tuple(_shard(entry) for entry in values["shards"])
-        build_key = values.get("build_key", "")
-        if not isinstance(build_key, str):
-            raise ValueError("build_key must be text")
+        build_keys = dict(values.get("build_keys", {}))
+        if not all(isinstance(key, str) for key in build_keys.values()):
+            raise ValueError("build_keys must be texts")
+        next_gid = values.get("next_gid", sum(shard.documents for shard in shards))
+        if type(next_gid) is not int or next_gid < 0:
+            raise ValueError(f"next_gid {next_gid!r} is not a count")
         if len({shard.path for shard in shards}) != len(shards):
             raise ValueError("a shard is listed twice")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(str(path), f"not a manifest ({error!r})", rebuild) from None
-    return Manifest(version, shards, build_key)
+    return Manifest(version, shards, build_keys, next_gid)
 
 
 def _shard(entry: dict[str, Any]) -> ShardInfo:

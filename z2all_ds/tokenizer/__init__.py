@@ -1,11 +1,25 @@
-"""The room that learns a byte-level BPE vocabulary from a corpus and encodes text with it.
+"""The room that learns a vocabulary from text and encodes with it: byte-level BPE, or SentencePiece with byte fallback.
 
-`train_tokenizer` writes a Hugging Face folder that AutoTokenizer loads without this package; `load_tokenizer` opens the
-same folder for training data: fast, without transformers, and deaf to control tokens spelled out in a document.
+`train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package;
+`load_tokenizer` opens the same folder for training data: fast, without transformers, and deaf to control tokens spelled
+out in a document. `report_tokenizers` sets folders side by side.
 """
 
-from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
+from z2all_ds.tokenizer.import_existing import ImportReport, import_tokenizer
+from z2all_ds.tokenizer.report import TokenizerFigures, report_tokenizers
+from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS, padded_vocabulary
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 from z2all_ds.tokenizer.train import TokenizerReport, train_tokenizer
 
-__all__ = ["SPECIAL_TOKENS", "TokenizerReport", "Z2allTokenizer", "load_tokenizer", "train_tokenizer"]
+__all__ = [
+    "SPECIAL_TOKENS",
+    "ImportReport",
+    "TokenizerFigures",
+    "TokenizerReport",
+    "Z2allTokenizer",
+    "import_tokenizer",
+    "load_tokenizer",
+    "padded_vocabulary",
+    "report_tokenizers",
+    "train_tokenizer",
+]

@@ -1,42 +1,153 @@
-"""Streams a fair share of a corpus: the same byte budget for each domain, and documents from all over each one."""
+"""Streams a sample of text: each domain its share of a byte budget, and documents from all over each domain.
 
-from collections.abc import Iterator
+A domain comes from a corpus folder (its shards) or from plain files. What is small gives all it has, and the others
+share what it leaves over, in proportion to their weights.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
-from z2all_ds.corpus.manifest import Manifest
+from z2all_ds.console import progress
+from z2all_ds.corpus.manifest import MANIFEST_NAME, Manifest, load_manifest
 from z2all_ds.corpus.schema import parse_record
-from z2all_ds.errors import DataError
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.tokenizer.text_files import Piece, file_pieces, file_sha256
+
+HASH_BAR_FROM_BYTES = 200_000_000
 
 
-def share_budget(available: dict[str, int], budget: int) -> dict[str, int]:
-    """Bytes for each domain: equal parts; what a small domain cannot use goes to the larger ones."""
-    shares: dict[str, int] = {}
-    left = budget
-    # Smallest first, so that what each leaves over is known when the larger ones divide the rest.
-    for place, domain in enumerate(sorted(available, key=lambda name: (available[name], name))):
-        shares[domain] = min(available[domain], left // (len(available) - place))
-        left -= shares[domain]
+@dataclass(frozen=True)
+class Domain:
+    """Text of one kind."""
+
+    name: str
+    bytes: int
+    """As it lies on disk, JSON and all, since that is known without reading."""
+    pieces: Callable[[], Iterator[Piece]]
+
+    def sample(self, budget: int) -> Iterator[tuple[int, str]]:
+        """(bytes on disk, text) of about `budget` bytes, evenly spread from the first piece to the last.
+
+        A piece is taken whenever the bytes taken so far lag behind their due share of the bytes seen so far. At least
+        one is given.
+        """
+        seen = taken = 0
+        for size, read in self.pieces():
+            if taken * self.bytes <= seen * budget and taken < budget:
+                taken += size
+                yield size, read()
+            seen += size
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where text comes from, and a hash of all of it."""
+
+    domains: dict[str, Domain]
+    fingerprint: str
+    label: str
+    """For messages."""
+
+
+def open_sources(inputs: str | Path | Sequence[str | Path]) -> Sources:
+    """A corpus folder, or files: each `PATH` (its name is the domain) or `NAME=PATH`; one name may be given twice."""
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if not given:
+        raise ConfigError("no input", "a sample needs text", "Give a corpus folder, files, or NAME=FILE.")
+    if len(given) == 1 and "=" not in str(given[0]) and not Path(given[0]).is_file():
+        return _corpus_sources(Path(given[0]))
+    return _file_sources([str(one) for one in given])
+
+
+def share_budget(available: Mapping[str, int], budget: int, weights: Mapping[str, float] | None = None) -> dict[str, int]:
+    """Bytes for each domain, in proportion to the weights (equal without); what a small one cannot use is shared on."""
+    exact = {name: Fraction(str(1 if weights is None else weights.get(name, 0))) for name in available}
+    shares = dict.fromkeys((name for name in available if not exact[name]), 0)
+    left, weight_left = budget, sum(exact.values())
+    # Scarcest first, so that what each leaves over is known when the others divide the rest.
+    for name in sorted((name for name in available if exact[name]), key=lambda n: (available[n] / exact[n], n)):
+        shares[name] = min(available[name], int(left * exact[name] / weight_left))
+        left, weight_left = left - shares[name], weight_left - exact[name]
     return shares
 
 
-def sample_texts(corpus_dir: Path, manifest: Manifest, domain: str, budget: int) -> Iterator[str]:
-    """About `budget` bytes of documents of a domain, evenly spread from its first shard to its last.
+def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
+    """Refuses weights that cannot be meant."""
+    known = ", ".join(domains)
+    for name, weight in weights.items():
+        if name not in domains:
+            near = difflib.get_close_matches(name, domains, n=1, cutoff=0.4)
+            fix = f"Did you mean {near[0]!r}?" if near else "Use one of those names."
+            raise ConfigError(f"weight of {name!r}", f"no such domain; there are {known}", fix)
+        if not math.isfinite(weight) or weight < 0:
+            raise ConfigError(f"weight {name}={weight}", "must be zero or a positive number", "Try 0.5.")
+    if not any(weights.values()):
+        raise ConfigError(f"weights {dict(weights)}", "all are zero, so no text is left", "Give one of them more than 0.")
 
-    Bytes are those of the JSON lines, which the manifest knows beforehand. A line is taken whenever the bytes taken so
-    far lag behind their due share of the bytes seen so far. At least one document is given.
-    """
-    total = manifest.domains[domain][1]
-    seen = taken = 0
+
+def _corpus_sources(folder: Path) -> Sources:
+    if folder.is_dir() and not (folder / MANIFEST_NAME).exists() and not any(folder.iterdir()):
+        raise DataError(f"folder {folder}", "it is empty", "Give a corpus folder, files, or NAME=FILE.")
+    manifest = load_manifest(folder)
+    domains = {
+        name: Domain(name, size, lambda name=name: _shard_pieces(folder, manifest, name))  # type: ignore[misc]
+        for name, (documents, size) in manifest.domains.items()
+        if documents
+    }
+    if not domains:
+        raise DataError(f"corpus {folder}", "it has no document", "Build it with at least one source.")
+    return Sources(domains, manifest.fingerprint, f"corpus {folder}")
+
+
+def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[Piece]:
     for shard in manifest.shards:
         if shard.domain != domain:
             continue
         try:
-            with open(corpus_dir / shard.path, "rb") as stream:
+            with open(folder / shard.path, "rb") as stream:
                 for number, line in enumerate(stream, 1):
-                    if taken * total <= seen * budget and taken < budget:
-                        taken += len(line)
-                        yield parse_record(line, f"{shard.path}:{number}").content
-                    seen += len(line)
+                    where = f"{shard.path}:{number}"
+                    yield len(line), lambda line=line, where=where: parse_record(line, where).content  # type: ignore[misc]
         except OSError as error:
             fix = "Restore the shard or build the corpus again."
-            raise DataError(f"shard {corpus_dir / shard.path}", f"not readable ({error.strerror})", fix) from None
+            raise DataError(f"shard {folder / shard.path}", f"not readable ({error.strerror})", fix) from None
+
+
+def _file_sources(given: list[str]) -> Sources:
+    paths: dict[str, list[Path]] = {}
+    for one in given:
+        name, equals, rest = one.partition("=")
+        # A path may hold a "=" of its own.
+        path = Path(one) if not equals or Path(one).exists() else Path(rest)
+        domain = name if equals and path != Path(one) else path.stem
+        if not domain or not path.is_file():
+            rule = "it is a folder; only one corpus folder can be given, alone" if path.is_dir() else "no such file"
+            raise DataError(f"input {one!r}", rule, "Give a corpus folder, or files as PATH or NAME=PATH.")
+        if not path.stat().st_size:
+            raise DataError(f"file {path}", "it is empty", "Leave it out, or give a file with text.")
+        paths.setdefault(domain, []).append(path)
+    sizes = {name: sum(path.stat().st_size for path in some) for name, some in paths.items()}
+    domains = {
+        name: Domain(name, sizes[name], lambda some=some: (p for path in some for p in file_pieces(path)))  # type: ignore[misc]
+        for name, some in sorted(paths.items())
+    }
+    return Sources(domains, _files_fingerprint(paths, sum(sizes.values())), "the files")
+
+
+def _files_fingerprint(paths: dict[str, list[Path]], total: int) -> str:
+    """Hash of names and contents: a moved file is the same text."""
+    if total < HASH_BAR_FROM_BYTES:
+        parts = [(name, [file_sha256(path) for path in some]) for name, some in sorted(paths.items())]
+    else:
+        parts = []
+        with progress("hashing the files", total / 1e6, "MB") as advance:
+            for name, some in sorted(paths.items()):
+                parts.append((name, [file_sha256(path) for path in some]))
+                advance(sum(path.stat().st_size for path in some) / 1e6)
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()

@@ -26,9 +26,32 @@ SPECIAL_TOKENS: tuple[str, ...] = (
     "<|EOS|>",
 )
 
+ROLES = {"bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PAD, "unk_token": UNKNOWN}
+"""What transformers calls some of them."""
+
+# A message that spells a control token would become one, as plain transformers tokenizes the finished chat in one
+# piece and cannot tell the template's tokens from the user's; so the template refuses such a message.
+_REFUSAL = (
+    "{% for token in ["
+    + ", ".join(f"'{token}'" for token in SPECIAL_TOKENS)
+    + "] %}{% if token in message['role'] or token in message['content'] %}"
+    + "{{ raise_exception('a message must not contain the control token ' + token) }}"
+    + "{% endif %}{% endfor %}"
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
+    + _REFUSAL
     + f"{{{{ '{IM_START}' + message['role'] + '\\n' + message['content'] + '{IM_END}' + '\\n' }}}}"
     + "{% endfor %}"
     + f"{{% if add_generation_prompt %}}{{{{ '{IM_START}assistant\\n' }}}}{{% endif %}}"
 )
+
+SPARE_ROWS = 256
+"""Rows of the embedding kept free for control tokens that are invented later (tools, images, languages)."""
+ROW_MULTIPLE = 64
+"""Matrix products are fastest when both sides are a multiple of 64."""
+
+
+def padded_vocabulary(size: int) -> int:
+    """Rows for a model of `size` ids: at least 256 to spare, up to a multiple of 64. 64012 -> 64320."""
+    return -(-(size + SPARE_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE

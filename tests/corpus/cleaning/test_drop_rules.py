@@ -1,0 +1,69 @@
+"""The dropping steps that see one text: what goes, what stays, and how code is judged."""
+
+import pytest
+
+from z2all_ds.corpus.cleaning.drop_rules import why_garbled, why_symbols, why_too_long, why_too_short
+
+CHINESE = "今天天气很好，我们一起去公园散步，看到了很多盛开的花。孩子们在草地上奔跑，老人们坐在长椅上聊天。"
+FRENCH = "« Voilà », dit-elle à l'hôtel du CAFÉ»… où l'été s'achève déjà — naïf, garçon, ÉTÉ, Noël, cœur."
+ENGLISH = "It’s the author’s own “voice” that we don’t hear, isn’t it? That’s what she’d said to Zoë’s friend."
+CODE = 'def f(a, b):\n    return a <= b and a | b ^ ~a  # "größer" → ünïcode\n' * 3
+
+
+@pytest.mark.parametrize("text", ["", "plain", CHINESE, FRENCH, ENGLISH, CODE, "ΕΛΛΗΝΙΚΑ Ñandú NÃO ÇA", "🎉 好的 ☕"])
+def test_good_text_is_not_garbled(text):
+    assert why_garbled(text) == ""
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+@pytest.mark.parametrize("text", [CHINESE, FRENCH, ENGLISH, "Привет, как дела? Все хорошо.", "ok 😀 fine 🎉"])
+def test_utf8_read_as_latin(text, encoding):
+    # bytes that Windows-1252 has no character for come out as C1 controls, as browsers do it
+    garbled = "".join(bytes([byte]).decode(encoding, "ignore") or chr(byte) for byte in text.encode())
+    assert "decoded wrongly" in why_garbled(garbled)
+    assert why_garbled(garbled, is_code=True)
+
+
+def test_utf8_read_as_gbk_and_gbk_read_as_utf8():
+    assert why_garbled((CHINESE * 3).encode().decode("gbk", "ignore"))
+    assert why_garbled((CHINESE * 3).encode().decode("gbk", "replace"))
+    assert why_garbled(CHINESE.encode("gbk").decode("utf-8", "replace"))
+    assert why_garbled("锟斤拷锟斤拷锟斤拷 烫烫烫烫烫")
+
+
+def test_an_article_about_garbled_text_stays():
+    assert why_garbled(CHINESE * 10 + "程序员都见过锟斤拷。" + CHINESE * 10) == ""
+    assert why_garbled("锛：一种平头斧。" + CHINESE) == ""
+    assert why_garbled(CHINESE * 5 + "\ufffd") == ""
+    assert why_garbled(CHINESE + "\ufffd\ufffd")
+
+
+def test_blocks():
+    drawing = "┌──────┐\n│ menu │\n└──────┘\n" * 3
+    assert "blocks" in why_garbled(drawing)
+    assert "blocks" in why_garbled("□□□ □□ □□□□ ok")
+    assert why_garbled(drawing, is_code=True) == ""
+    assert why_garbled(CHINESE + drawing[:8]) == ""
+
+
+def test_length_without_blanks_at_the_ends():
+    assert why_too_short("  四个汉字 \n", 4) == ""
+    assert why_too_short("  四个汉字 \n", 5) == "4 characters, fewer than 5"
+    assert why_too_long("  四个汉字 \n", 4) == ""
+    assert why_too_long("  四个汉字 \n", 3) == "4 characters, more than 3"
+
+
+def test_symbols():
+    assert why_symbols("", 0.0) == ""
+    assert why_symbols(CHINESE + ENGLISH + FRENCH, 0.0) == ""
+    assert why_symbols("a+b=c", 0.3) == "40% symbols"
+    assert why_symbols("a+b=c", 0.4) == ""
+    assert why_symbols("😀😀中文", 0.4) == "50% symbols"
+    assert why_symbols("①②③ ½ 中文", 0.0) == ""  # numbers
+    assert why_symbols("★☆★☆→→中", 0.5)
+
+
+def test_symbols_of_ascii_are_the_words_of_code():
+    assert why_symbols("a|b^c", 0.1) == "40% symbols"
+    assert why_symbols("a|b^c", 0.1, is_code=True) == ""
+    assert why_symbols("★★★|x", 0.1, is_code=True) == "60% symbols"

@@ -1,0 +1,74 @@
+"""Exact duplicates: the first in order stays, whatever the parts and buckets."""
+
+import hypothesis.extra.numpy as npst
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.corpus.cleaning.exact_duplicates import as_rows, content_key, find_exact_duplicates
+
+
+def keys_of(texts):
+    return np.frombuffer(b"".join(content_key(text) for text in texts), dtype="V16")
+
+
+def test_the_key_is_of_the_content_without_blanks_at_its_ends():
+    assert content_key(" 一段话\n") == content_key("一段话") != content_key("一段 话")
+    assert len(content_key("")) == 16
+    content_key("\ud800")  # half a pair is no reason to stop
+
+
+def test_the_first_stays():
+    parts = [keys_of(["a", "b", "a"]), keys_of([]), keys_of(["b ", "c"]), keys_of(["a"])]
+    found = find_exact_duplicates(parts)
+    assert [mask.tolist() for mask in found.keep] == [[True, True, False], [], [False, True], [False]]
+    assert found.count == 3
+    assert found.pairs == [(2, 0), (3, 1), (5, 0)]
+    assert found.part_and_row(3) == (2, 0) and found.part_and_row(5) == (3, 0)
+
+
+def test_nothing_at_all():
+    assert find_exact_duplicates([]).keep == []
+    assert [len(mask) for mask in find_exact_duplicates([keys_of([])]).keep] == [0]
+
+
+def test_dropped_documents_are_nobodys_original():
+    parts = [keys_of(["a", "a", "a"])]
+    found = find_exact_duplicates(parts, alive=[np.array([False, True, True])])
+    assert found.keep[0].tolist() == [False, True, False] and found.count == 1 and found.pairs == [(2, 1)]
+
+
+def test_keys_that_share_half_their_bits_are_different():
+    rows = np.array([[5, 1], [5, 2], [5, 1], [6, 1]], dtype=np.uint64)
+    assert find_exact_duplicates([rows]).keep[0].tolist() == [True, True, False, True]
+
+
+def test_all_forms_of_keys():
+    keys = keys_of(["a", "b", "a"])
+    rows = as_rows(keys)
+    for form in (keys, rows, keys.view("S16"), keys.view(np.uint8).reshape(-1, 16)):
+        assert (as_rows(form) == rows).all()
+
+
+def test_mapped_files(tmp_path):
+    np.save(tmp_path / "keys.npy", as_rows(keys_of(["a", "b", "a"])))
+    mapped = np.load(tmp_path / "keys.npy", mmap_mode="r")
+    assert find_exact_duplicates([mapped]).keep[0].tolist() == [True, True, False]
+
+
+words = st.sampled_from([0, 1, 1 << 62, 3 << 62, (1 << 64) - 1])
+parts_of_keys = st.lists(npst.arrays(np.uint64, st.tuples(st.integers(0, 8), st.just(2)), elements=words), max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(parts_of_keys, st.integers(1, 6))
+def test_as_a_set_would_do_it_with_any_number_of_buckets(parts, rows_per_bucket):
+    first_seen: dict[tuple[int, int], int] = {}
+    keep, pairs = [], []
+    for number, row in enumerate(row for part in parts for row in part):
+        original = first_seen.setdefault(tuple(row.tolist()), number)
+        keep.append(original == number)
+        pairs += [(number, original)] * (original != number)
+    found = find_exact_duplicates(parts, rows_per_bucket=rows_per_bucket)
+    assert np.concatenate([*found.keep, np.zeros(0, bool)]).tolist() == keep
+    assert found.count == len(pairs) and found.pairs == pairs[:5]

@@ -1,0 +1,202 @@
+"""Near duplicates: the same candidates as datasketch's own index, planted copies found, different texts kept."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.corpus.cleaning import near_duplicates
+from z2all_ds.corpus.cleaning.near_duplicates import (
+    NUM_PERM,
+    SEED,
+    bands_and_rows,
+    candidate_pairs,
+    find_near_duplicates,
+    signature,
+)
+from z2all_ds.corpus.cleaning.shingles import MAX_SHINGLES, shingle_hashes
+from z2all_ds.errors import MachineError
+
+datasketch = pytest.importorskip("datasketch", reason="near duplicates need datasketch")
+
+WORDS = [f"word{number}" for number in range(3000)]
+HAN = [chr(code) for code in range(0x4E00, 0x4E00 + 2500)]
+
+
+def document(rng, tokens, length=300, joint=" "):
+    return joint.join(rng.choice(tokens) for _ in range(length))
+
+
+def edited(rng, text, changes, tokens, joint=" "):
+    """Replaces `changes` tokens, evenly spread: each changes five shingles."""
+    parts = text.split(joint) if joint else list(text)
+    for number in range(changes):
+        parts[(2 * number + 1) * len(parts) // (2 * changes)] = rng.choice(tokens) + ("" if not joint else "x")
+    return joint.join(parts)
+
+
+def sign(texts):
+    return np.stack([signature(text) for text in texts])
+
+
+def keep_of(texts, threshold=0.8, **options):
+    return find_near_duplicates([sign(texts)], threshold, **options).keep[0].tolist()
+
+
+def jaccard(one, other):
+    one, other = set(shingle_hashes(one).tolist()), set(shingle_hashes(other).tolist())
+    return len(one & other) / len(one | other)
+
+
+def test_a_signature_is_datasketchs_own():
+    text = document(random.Random(0), WORDS, 1500)
+    minhash = datasketch.MinHash(num_perm=NUM_PERM, seed=SEED, hashfunc=int)
+    for value in shingle_hashes(text):
+        minhash.update(value)
+    assert (signature(text) == minhash.hashvalues).all() and signature(text).dtype == np.uint32
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
+def test_the_candidates_are_those_of_datasketchs_index(threshold):
+    rng = random.Random(1)
+    texts = [document(rng, WORDS, 120) for _ in range(150)]
+    texts += [edited(rng, rng.choice(texts), rng.randint(0, 8), WORDS) for _ in range(150)]
+    signatures = sign(texts)
+    index = datasketch.MinHashLSH(num_perm=NUM_PERM, params=bands_and_rows(threshold))
+    theirs = set()
+    scheme = datasketch.MinHash(num_perm=4).__dict__.get("scheme")
+    for number, values in enumerate(signatures):
+        options = {"scheme": scheme} if scheme else {}
+        minhash = datasketch.MinHash(num_perm=NUM_PERM, seed=SEED, hashvalues=values, **options)
+        theirs |= {(number, earlier) for earlier in index.query(minhash)}
+        index.insert(number, minhash)
+    ours = candidate_pairs([signatures[:100], signatures[100:]], bands_and_rows(threshold))
+    assert ours == theirs and len(ours) > 100
+
+
+@pytest.mark.parametrize(("tokens", "joint"), [(WORDS, " "), (HAN, "")])
+@pytest.mark.parametrize(("changes", "found"), [(0, True), (2, True), (4, True), (20, False), (60, False)])
+def test_planted_copies(tokens, joint, changes, found):
+    rng = random.Random(2)
+    originals = [document(rng, tokens, joint=joint) for _ in range(40)]
+    copies = [edited(rng, text, changes, tokens, joint) for text in originals]
+    similarity = np.mean([jaccard(*pair) for pair in zip(originals, copies, strict=True)])
+    assert (similarity > 0.87) if found else (similarity < 0.6)
+    keep = keep_of([*originals, *copies])
+    assert keep[:40] == [True] * 40
+    # 9 bands of 13 miss a copy of similarity 0.87 one time in five; identical ones never
+    dropped = keep[40:].count(False)
+    assert dropped == (40 if changes == 0 else dropped) and (dropped >= 25 if found else dropped == 0)
+
+
+def test_the_reason_is_an_earlier_document_that_is_alike():
+    rng = random.Random(3)
+    texts = [document(rng, HAN, joint="") for _ in range(20)]
+    texts += [edited(rng, texts[number], 1, HAN, "") for number in (3, 7, 11)]
+    found = find_near_duplicates([sign(texts[:9]), sign(texts[9:])], 0.8)
+    assert found.pairs == [(20, 3), (21, 7), (22, 11)] and found.count == 3
+    assert [len(mask) for mask in found.keep] == [9, 14] and found.part_and_row(20) == (1, 11)
+
+
+def test_in_a_chain_each_is_judged_by_any_earlier_one():
+    base = np.arange(NUM_PERM, dtype=np.uint32) + 1
+    second, third = base.copy(), base.copy()
+    second[-20:] += 1000  # 108 of 128 in common with the first
+    third[-40:-20] += 5000  # 88 in common with the first
+    third[-20:] += 1000  # 108 in common with the second
+    assert find_near_duplicates([np.stack([base, third])], 0.8).count == 0
+    assert find_near_duplicates([np.stack([base, second, third])], 0.8).keep[0].tolist() == [True, False, False]
+    # two that are not alike both stay, although a later one is like both
+    assert find_near_duplicates([np.stack([base, third, second])], 0.8).keep[0].tolist() == [True, True, False]
+
+
+def test_candidates_below_the_threshold_stay():
+    """They share a band by chance; the whole signature decides."""
+    base = np.arange(NUM_PERM, dtype=np.uint32)
+    for common, kept in ((102, True), (103, False)):  # 0.8 * 128 = 102.4
+        other = base.copy()
+        other[common:] += 1000
+        assert find_near_duplicates([np.stack([base, other])], 0.8).keep[0].tolist() == [True, kept]
+
+
+def test_short_and_empty_documents():
+    texts = ["", "   ", "短", "长", "短", "!!", "??", "!!", "two words", "two words", "a b c d", "a b c e", ""]
+    keep = keep_of(texts)
+    assert [text for text, kept in zip(texts, keep, strict=True) if not kept] == ["短", "!!", "two words"]
+
+
+def test_dropped_documents_are_compared_with_nothing():
+    signatures = sign(["one two three four five six"] * 3)
+    found = find_near_duplicates([signatures], 0.8, alive=[np.array([False, True, True])])
+    assert found.keep[0].tolist() == [False, True, False] and found.count == 1 and found.pairs == [(2, 1)]
+
+
+def test_long_runs_of_one_band():
+    """Two hundred unrelated documents with one common band, and copies far apart in its run."""
+    rng = np.random.default_rng(0)
+    signatures = rng.integers(0, 1 << 31, (200, NUM_PERM), dtype=np.uint32)
+    signatures[:, :13] = 7
+    signatures[150] = signatures[10]  # one of the first of the run
+    signatures[190] = signatures[170]  # one of those just before
+    found = find_near_duplicates([signatures], 0.8)
+    assert found.pairs == [(150, 10), (190, 170)] and found.count == 2
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_parts_buckets_and_files_make_no_difference(tmp_path, monkeypatch, limit):
+    rng = random.Random(4)
+    texts = [document(rng, WORDS, 60) for _ in range(60)]
+    texts += [edited(rng, rng.choice(texts), rng.randint(0, 3), WORDS) for _ in range(60)]
+    whole = find_near_duplicates([sign(texts)], 0.8)
+    np.save(tmp_path / "part.npy", sign(texts[:50]))
+    parts = [np.load(tmp_path / "part.npy", mmap_mode="r"), sign(texts[50:51]), sign(texts[51:])]
+    if limit is not None:
+        monkeypatch.setattr(near_duplicates, "_BYTES_IN_MEMORY", limit)
+    found = find_near_duplicates(parts, 0.8, scratch=tmp_path, rows_per_bucket=7)
+    assert np.concatenate(found.keep).tolist() == whole.keep[0].tolist() and found.pairs == whole.pairs
+    assert 10 < found.count == whole.count < 60
+    assert [path.name for path in tmp_path.iterdir()] == ["part.npy"]
+
+
+def test_no_documents():
+    assert find_near_duplicates([], 0.8).count == 0
+    assert find_near_duplicates([np.zeros((0, NUM_PERM), np.uint32)], 0.8).count == 0
+
+
+def test_shingles_do_not_see_case_blanks_and_signs():
+    assert set(shingle_hashes("The quick, brown fox -- jumps!")) == set(shingle_hashes("the Quick brown\nfox jumps"))
+    assert set(shingle_hashes("今天，天气真好。")) == set(shingle_hashes("今天 天气真好"))
+    assert set(shingle_hashes("ab c d e f")) != set(shingle_hashes("a bc d e f"))
+    assert len(shingle_hashes("今天天气真好")) == 2 and len(shingle_hashes("我 love 深度 learning")) == 1
+
+
+def test_shingles_do_not_depend_on_place():
+    inside = document(random.Random(5), WORDS, 50)
+    assert set(shingle_hashes(inside)) <= set(shingle_hashes("é 中 " * 30_000 + inside + " end"))
+
+
+def test_a_long_document_is_sampled_alike_in_its_copy():
+    rng = random.Random(6)
+    text = document(rng, WORDS, MAX_SHINGLES * 3)
+    copy = edited(rng, text, 600, WORDS)  # of 49,152 words
+    assert len(shingle_hashes(text)) == MAX_SHINGLES
+    assert keep_of([text, copy]) == [True, False]
+    assert jaccard(text, copy) > 0.85
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=80))
+def test_any_text_has_a_signature_of_its_own(text):
+    values = signature(text)
+    assert values.shape == (NUM_PERM,) and (values == signature(text)).all()
+    assert (values == near_duplicates.EMPTY).all() == (not text.split())
+
+
+def test_without_the_library_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    near_duplicates._minhash.cache_clear()
+    with pytest.raises(MachineError, match=r"pip install 'z2all_ds\[corpus\]'"):
+        signature("some text")

@@ -1,0 +1,67 @@
+"""Which steps are taken: what the command line means, and what cannot be meant."""
+
+import pytest
+
+from z2all_ds.corpus.cleaning.rules import ALTERING, DROPPING, EVERY_STEP, CleaningRules
+from z2all_ds.errors import ConfigError
+
+
+def test_nothing_is_on_until_asked_for():
+    assert CleaningRules() == CleaningRules.parse([])
+    assert CleaningRules().steps_on == []
+
+
+def test_names_and_values():
+    rules = CleaningRules.parse(["control_characters", "min_chars=30", "near_duplicates=0.7", "max_chars=1_000"])
+    assert rules == CleaningRules(control_characters=True, min_chars=30, near_duplicates=0.7, max_chars=1000)
+    assert rules.steps_on == ["control_characters", "min_chars", "max_chars", "near_duplicates"]
+    assert rules.altering_steps_on == ["control_characters"]
+    assert rules.without_altering() == CleaningRules(min_chars=30, near_duplicates=0.7, max_chars=1000)
+
+
+def test_all_is_every_step_and_later_words_win():
+    rules = CleaningRules.parse(["all"])
+    assert rules.to_json() == EVERY_STEP
+    assert rules.steps_on == list(EVERY_STEP) and set(EVERY_STEP) == {*ALTERING, *DROPPING}
+    changed = CleaningRules.parse(["all", "min_chars=5", "near_duplicates=off", "garbled=off"])
+    assert (changed.min_chars, changed.near_duplicates, changed.garbled) == (5, None, False)
+    assert changed.exact_duplicates
+
+
+def test_a_bare_name_takes_the_usual_value():
+    assert CleaningRules.parse(["min_chars", "near_duplicates"]) == CleaningRules(min_chars=20, near_duplicates=0.8)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("control_caracters", "Did you mean control_characters?"),
+        ("min_char=3", "Did you mean min_chars?"),
+        ("wash", "must be one of all, garbled, control_characters"),
+        ("all=2", "Did you mean all?"),
+        ("min_chars=many", "takes a whole number"),
+        ("min_chars=-1", "whole number from 0"),
+        ("max_chars=0", "whole number from 1"),
+        ("near_duplicates=1.5", "share from 0 to 1"),
+        ("near_duplicates=nan", "share from 0 to 1"),
+        ("near_duplicates=0.1", "0.8 is usual"),
+        ("max_symbol_share=-0.1", "share from 0 to 1"),
+        ("garbled=maybe", "Write garbled or garbled=off."),
+    ],
+)
+def test_a_mistake_is_one_line(written, said):
+    with pytest.raises(ConfigError) as caught:
+        CleaningRules.parse([written])
+    assert said in str(caught.value)
+    assert written.split("=")[0] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_limits_that_leave_nothing():
+    with pytest.raises(ConfigError, match=r"max_chars=10: must not be below min_chars=20"):
+        CleaningRules(min_chars=20, max_chars=10)
+
+
+def test_values_of_another_type():
+    for wrong in ({"garbled": 1}, {"min_chars": True}, {"min_chars": 2.5}, {"near_duplicates": "0.8"}):
+        with pytest.raises(ConfigError):
+            CleaningRules(**wrong)

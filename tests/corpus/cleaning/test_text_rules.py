@@ -1,0 +1,178 @@
+"""The altering steps: examples in Chinese and English, what must survive, and that a second time changes nothing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.corpus.cleaning.text_rules import (
+    control_characters,
+    has_cjk_bytes,
+    repeated_punctuation,
+    space_before_cjk,
+)
+
+FAMILY = "👨\u200d👩\u200d👧"
+RAINBOW = "🏳\ufe0f\u200d🌈"
+ENGLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
+STEPS = (control_characters, space_before_cjk, repeated_punctuation)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("one\r\ntwo\rthree\x0cfour\u2028five\x85six", "one\ntwo\nthree\nfour\nfive\nsix"),
+        ("one\r\u200b\ntwo", "one\ntwo"),
+        ("be\x00ll\x07 de\x7fl c\x9b1", "bell del c1"),
+        ("\ufeff他说\u200b：\u202e你好\u2066。\ue123", "他说：你好。"),
+        ("soft\xadhyphen wo\u2060rd", "softhyphen word"),
+        ("a\u200db \u200c中\u200d文", "ab 中文"),
+        ("\U000e0068\U000e0069hidden\U000e0021", "hidden"),
+        ("❤\ufe0f\u200d\u200d\u200c🔥", "❤\ufe0f\u200d🔥"),
+        ("👨\u200dtext", "👨text"),
+        ("\U000f1234x\U0010fffdy\ufdd0z\uffff", "xyz"),
+    ],
+)
+def test_control_characters(before, after):
+    assert control_characters(before) == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "tabs\tand\nlines\n",
+        "中文，English, 日本語。한국어",
+        FAMILY,
+        RAINBOW,
+        ENGLAND,
+        "می\u200cخواهم",  # Persian: a word of two parts
+        "ക്\u200d ന\u200d.",  # Malayalam: a word may end with one
+        "क्\u200dष",
+        "ಪಾಯಿಂಟ್\u200c",
+        "nbsp\xa0stays，全角　空格",
+        "\U00020000\U0002a6df",
+    ],
+)
+def test_control_characters_leaves(text):
+    assert control_characters(text) is text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("我 们 在　这 里 。", "我们在这里。"),
+        ("done ，ok", "done，ok"),
+        ("他说 ： “ 好 ” 。", "他说： “ 好 ”。"),
+        ("日 本 語 カナ", "日本語カナ"),
+        ("标题\n　　段首 不动", "标题\n　　段首不动"),
+        ("全自动 （FAI） 安装", "全自动（FAI）安装"),
+        ("𠀀 𠀁", "𠀀𠀁"),
+    ],
+)
+def test_space_before_cjk(before, after):
+    assert space_before_cjk(before) == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Plain English , with blanks .",
+        "　　段首缩进\n    四格",
+        "RAID 和 LVM",
+        "Python 《手册》",
+        "甲\t乙 \t丙",
+        "甲 \n 乙",
+        "한국어 띄어쓰기 안 함",
+        "- 项目\n1. 第一\n# 标题",
+        "he said “好” — yes",
+    ],
+)
+def test_space_before_cjk_leaves(text):
+    assert space_before_cjk(text) is text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("什么。。。。。。？？？？？", "什么。。。？？？"),
+        ("What?!!!!!! Nooo.......", "What?!!! Nooo..."),
+        ("等等…………………好————吧", "等等……好——吧"),
+        ("好的~~~~~~~", "好的~~~"),
+        ("Chapter 1 ........ 7", "Chapter 1 ... 7"),
+        ("真的！！！！\n—————\n啊", "真的！！！\n—————\n啊"),
+    ],
+)
+def test_repeated_punctuation(before, after):
+    assert repeated_punctuation(before) == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "……——。。。!!!",
+        "-----BEGIN KEY-----\n=======\n| --- | ----- |\n#### four\n*****\n_____",
+        "~~~~\ncode\n~~~~",
+        "f(g(h(i(x)))) \\\\\\\\server ////",
+        "11111111 aaaaaaa 哈哈哈哈哈哈",
+        "!?!?!?!?",
+        "————————",
+    ],
+)
+def test_repeated_punctuation_leaves(text):
+    assert repeated_punctuation(text) is text
+
+
+SEEN_BY_RULES = (
+    "\x00\x07\t\n\r\x0b\x0c\x1f \x7f\x85\x9b\xa0\xad\u061c\u200b\u200c\u200d\u200e\u2028\u202e\u202f\u2060\u2069\u3000"
+    "\ue000\ufdd0\ufeff\uffff\U000e0001\U000e0067\U000e007f\U0001f3f4\U000f0000❤\ufe0f👨🔥1aZé"
+    "مक्ക한中文𠀀カ。，、！（）《》：“”…—⋯～~!?.,;-=·＃"
+)
+texts = st.text(st.one_of(st.sampled_from(SEEN_BY_RULES), st.characters()), max_size=60)
+runs = st.lists(st.tuples(st.sampled_from(SEEN_BY_RULES), st.integers(1, 6)), max_size=14).map(
+    lambda pairs: "".join(char * times for char, times in pairs)
+)
+
+
+def chain(text):
+    for step in STEPS:
+        text = step(text)
+    return text
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(texts, runs))
+def test_a_second_time_changes_nothing(text):
+    for step in (*STEPS, chain):
+        once = step(text)
+        assert step(once) == once, step
+        assert (once is text) == (once == text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(texts, runs))
+def test_letters_and_digits_are_never_touched(text):
+    def words(text):
+        return [char for char in text if char.isalnum()]
+
+    assert words(chain(text)) == words(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(texts, runs))
+def test_lines_stay_lines(text):
+    plain = control_characters(text)
+    assert chain(text).count("\n") == plain.count("\n")
+    assert not set("\r\x0b\x0c\x85\u2028\u2029") & set(plain)
+
+
+@given(st.characters(min_codepoint=0x3000, max_codepoint=0x9FFF))
+def test_the_quick_test_for_cjk_misses_none(char):
+    assert has_cjk_bytes(char)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("piece", [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n"])
+def test_a_megabyte_of_one_thing_ends(step, piece):
+    """It takes a fraction of a second; were the time to grow with the square of the length, this would take hours."""
+    once = step(piece * (500_000 // len(piece)) + "中")
+    assert step(once) is once

@@ -1,0 +1,145 @@
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.corpus.converters import Source, field_map_converter, find_converter, parse_field_map
+from z2all_ds.corpus.converters.generic import CONTENT_NAMES, RECORD_FIELDS, generic
+from z2all_ds.corpus.draft import Draft, RowRefused
+from z2all_ds.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("row", "draft"),
+    [
+        ({"text": "一", "title": "甲", "n": 1}, Draft("甲", "一", others={"n": 1})),
+        ({"content": "b", "deep": {"x": [None]}}, Draft("", "b", others={"deep": {"x": [None]}})),
+        ({"text": "file", "name": "notes"}, Draft("notes", "file")),
+        ({"answer": "a", "question": "q", "topic": "t", "description": "d"}, Draft("q", "a", "t", "d")),
+        ({"content": "second", "text": "first"}, Draft("", "first", others={"content": "second"})),
+        ({"text": "a", "title": None, "category": ["x"]}, Draft("", "a", others={"title": None, "category": ["x"]})),
+        ({"text": "a", "title": 12, "desc": 0.5}, Draft("12", "a", "", "0.5")),
+        ({"text": ""}, Draft("", "")),
+    ],
+)
+def test_guesses(row: dict[str, Any], draft: Draft) -> None:
+    assert generic(dict(row)) == draft
+    for name in ("jsonl", "text"):
+        found = find_converter(name)
+        assert isinstance(found, Source)
+        assert found.convert(dict(row)) == draft
+
+
+def test_forms() -> None:
+    forms = {name: find_converter(name).form for name in ("generic", "jsonl", "text")}  # type: ignore[union-attr]
+    assert forms == {"generic": "auto", "jsonl": "jsonl", "text": "txt"}
+
+
+def test_nothing_to_guess_from() -> None:
+    with pytest.raises(RowRefused) as caught:
+        generic({"headline": "x", "corpus": "y"})
+    names = ", ".join(CONTENT_NAMES)
+    assert str(caught.value) == (
+        f"none of the fields {names} is there; the row has headline, corpus; name one with --fields content=NAME"
+    )
+    with pytest.raises(RowRefused, match="field text is null; the row has text, answer"):
+        generic({"text": None, "answer": "a row of the same file has its text elsewhere"})
+
+
+def test_a_map_takes_what_it_names_and_nothing_else() -> None:
+    convert = field_map_converter({"content": "body", "title": "meta.head.line", "desc": "a.b", "category": "kind"})
+    row = {
+        "body": "正文",
+        "title": "not this",
+        "meta": {"head": {"line": 7}, "lang": "zh"},
+        "a.b": "dotted",
+        "a": {"b": 1},
+    }
+    others = {"title": "not this", "meta": {"head": {}, "lang": "zh"}, "a": {"b": 1}}
+    assert convert(row) == Draft("7", "正文", "", "dotted", others)
+
+
+def test_one_raw_field_may_serve_twice() -> None:
+    assert field_map_converter({"content": "t", "title": "t"})({"t": "x", "n": 1}) == Draft("x", "x", others={"n": 1})
+
+
+def test_a_map_travels_to_other_processes() -> None:
+    convert = pickle.loads(pickle.dumps(field_map_converter({"content": "a.b"})))
+    assert convert({"a": {"b": "x"}}) == Draft("", "x", others={"a": {}})
+
+
+@pytest.mark.parametrize("row", [{}, {"a": 1}, {"a": "b"}, {"a": {"c": "x"}}, {"b": "x"}])
+def test_a_content_that_is_not_there(row: dict[str, Any]) -> None:
+    with pytest.raises(RowRefused, match=r"^field a\.b is missing; the row has "):
+        field_map_converter({"content": "a.b"})(row)
+
+
+def test_a_mapped_value_of_another_type() -> None:
+    with pytest.raises(RowRefused, match=r"^field a is null; the row has a$"):
+        field_map_converter({"content": "a"})({"a": None})
+    convert = field_map_converter({"content": "a", "title": "m.t"})
+    assert convert({"a": "x", "m": {"t": None}}) == Draft("", "x", others={"m": {}})
+    with pytest.raises(RowRefused, match=r"^field m\.t is a list \(\[1\]\), not text; the row has .*a, m$"):
+        convert({"a": "x", "m": {"t": [1]}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"contents": "x"},
+            "record field 'contents': a map fills content, title, category, desc.*Did you mean content?",
+        ),
+        ({"content": "x", "others": "y"}, "everything else goes to others by itself"),
+        ({"title": "x"}, "does not say where the content comes from. Add content=NAME"),
+        ({"content": ""}, "no raw field is named"),
+    ],
+)
+def test_senseless_maps(fields: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        field_map_converter(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("content=body,title=subject", {"content": "body", "title": "subject"}),
+        (" content = body , title=meta.title", {"content": "body", "title": "meta.title"}),
+        ("content=a=b", {"content": "a=b"}),
+    ],
+)
+def test_maps_as_they_are_typed(text: str, fields: dict[str, str]) -> None:
+    assert parse_field_map(text) == fields
+
+
+@pytest.mark.parametrize("text", ["", "content", "content=", "=body", "content=a,", "content=a,content=b"])
+def test_maps_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="field map") as caught:
+        parse_field_map(text)
+    assert "\n" not in str(caught.value)
+
+
+NAME = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
+
+
+@given(st.dictionaries(st.sampled_from(RECORD_FIELDS), NAME, min_size=1))
+def test_typed_maps_round_trip(fields: dict[str, str]) -> None:
+    assert parse_field_map(",".join(f"{name}={path}" for name, path in fields.items())) == fields
+
+
+VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(st.text(), max_size=2))
+
+
+@given(st.dictionaries(st.sampled_from(["text", "title", "name", "topic", "desc", "x", "y"]), VALUE))
+def test_guesses_lose_nothing_and_refuse_only_for_content(row: dict[str, Any]) -> None:
+    try:
+        draft = generic(dict(row))
+    except RowRefused:
+        assert type(row.get("text")) is not str
+        return
+    assert draft.content == row["text"]
+    texts = [draft.title, draft.category, draft.desc]
+    for name, value in row.items():
+        assert name == "text" or (name in draft.others and draft.others[name] == value) or str(value) in texts

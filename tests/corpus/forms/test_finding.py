@@ -1,0 +1,78 @@
+"""Which files, which form, and plain text files."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write, zip_of
+from z2all_ds.corpus.forms import ReadLimits, detect_form, expand_raw, plan_slices
+from z2all_ds.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "form"),
+    [
+        ("a.jsonl", b"", "jsonl"),
+        ("a.ndjson.gz", gzip.compress(b"{}"), "jsonl"),
+        ("a.json", b'\xef\xbb\xbf \n[{"a": 1}]', "json_array"),
+        ("a.json", b'{"a": 1}', "jsonl"),
+        ("a.json.gz", gzip.compress(b" [{}]"), "json_array"),
+        ("a.PARQUET", b"PAR1", "parquet"),
+        ("a.pq", b"", "parquet"),
+        ("a.md", b"x", "txt"),
+        ("a.cpp", b"int x;", "txt"),
+        ("wiki_00", b'{"id": 1}\n', "jsonl"),
+        ("README", b"[see] text", "txt"),
+        ("a.zip", zip_of({"x/": b"", "__MACOSX/x": b"", "p.png": b"\x89\0", "b.json": b"[]"}), "json_array"),
+        ("broken.json.gz", b"\x1f\x8bxx", "jsonl"),
+    ],
+)
+def test_forms(tmp_path: Path, name: str, data: bytes, form: str) -> None:
+    assert detect_form(write(tmp_path, name, data)) == form
+
+
+@pytest.mark.parametrize(("name", "fix"), [("a.csv", "JSON lines"), ("a.xz", "unxz"), ("a.bin", "binary")])
+def test_unknown_forms(tmp_path: Path, name: str, fix: str) -> None:
+    path = write(tmp_path, name, b"\0\1\2")
+    with pytest.raises(ConfigError, match=fix) as raised:
+        plan_slices(path, "auto")
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match="jsonl, json_array"):
+        plan_slices(path, "yaml")
+
+
+def test_expanding(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/10.txt", "b/.hidden", ".git/x", "a.txt", "c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "b/loop").symlink_to(tmp_path)
+
+    def names(*given: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in expand_raw([tmp_path / one for one in given])]
+
+    assert names(".") == ["a.txt", "b/10.txt", "b/2.txt", "c.jsonl"]
+    assert names("c.jsonl", "b/?.txt", "*.txt", "c.jsonl") == ["c.jsonl", "b/2.txt", "a.txt"]
+    assert names("**/*.txt") == ["a.txt", "b/10.txt", "b/2.txt"]
+    for missing in ("nothing.txt", "*.nothing", ".git/y"):
+        with pytest.raises(DataError, match=r"does not exist|holds no file"):
+            names(missing)
+
+
+@pytest.mark.parametrize(
+    ("data", "kinds", "text"),
+    [
+        (b"one\ntwo", [], "one\ntwo"),
+        (b"\xef\xbb\xbfone\r\ntwo\r\n", ["bom", "line_ends"], "one\ntwo\n"),
+        (b"", ["empty_file"], None),
+        (b"a\0b", ["nul"], None),
+        ("中文".encode("gb18030"), ["utf8"], None),
+        (b"x" * 1001, ["too_long"], None),
+    ],
+)
+def test_plain_text(tmp_path: Path, data: bytes, kinds: list[str], text: str | None) -> None:
+    items = read_all(write(tmp_path, "a.b.txt", data), limits=ReadLimits(max_record_bytes=1000))
+    assert faults_of(items) == [(kind, "a.b.txt") for kind in kinds]
+    assert rows_of(items) == ([] if text is None else [{"text": text, "name": "a.b"}])
+    if kinds == ["utf8"]:
+        assert "iconv -f GB18030" in details_of(items)

@@ -1,0 +1,241 @@
+"""Containers: every form comes out of every packing as it went in; broken, hostile and growing ones are faults."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.forms.reading import (
+    as_form,
+    details_of,
+    faults_of,
+    packed,
+    read_all,
+    rows_of,
+    tar_of,
+    write,
+    zip_of,
+    zst,
+)
+from z2all_ds.corpus.forms import ReadLimits, detect_form, open_slice, plan_slices
+from z2all_ds.errors import MachineError
+
+PACKINGS = ("", ".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
+ENDINGS = {"jsonl": ".jsonl", "json_array": ".json", "parquet": ".parquet", "txt": ".txt", "lines": ".lines"}
+ROWS = [{"id": n, "text": f"row {n} 中文"} for n in range(300)]
+TIGHT = ReadLimits(expansion_allowance_bytes=2**20)
+BOMB = b'{"a": "' + b"0" * 3000 + b'"}\n'
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("form", ENDINGS)
+def test_every_form_in_every_packing(tmp_path: Path, form: str, packing: str) -> None:
+    member = f"data{ENDINGS[form]}"
+    path = write(tmp_path, member + packing, packed(as_form(ROWS, form), member, packing))
+    wanted = {
+        "txt": [{"text": "\n".join(row["text"] for row in ROWS), "name": "data"}],
+        "lines": [{"text": row["text"]} for row in ROWS],
+    }.get(form, ROWS)
+    items = read_all(path, "lines" if form == "lines" else "auto")
+    assert rows_of(items) == wanted
+    assert not faults_of(items)
+    # a source with a form of its own reads it under any name
+    plain_name = write(tmp_path, "wiki_00", path.read_bytes())
+    rows = rows_of(read_all(plain_name, form))
+    if form == "txt":  # only the names differ
+        rows, wanted = [{"text": row["text"]} for row in rows], [{"text": row["text"]} for row in wanted]
+    assert rows == wanted
+    if form != "lines":
+        assert detect_form(path) == form
+
+
+def test_progress_adds_up_to_the_bytes_on_disk(tmp_path: Path) -> None:
+    for packing in PACKINGS:
+        for form, ending in ENDINGS.items():
+            path = write(tmp_path, f"p{ending}{packing}", packed(as_form(ROWS * 20, form), f"p{ending}", packing))
+            for piece in plan_slices(path, form):
+                told: list[int] = []
+                with open_slice(piece, ReadLimits(), told.append) as reader:
+                    list(reader)
+                assert abs(sum(told) - piece.raw_bytes) <= 600, (packing, form)
+
+
+def test_members_have_their_own_forms_and_places(tmp_path: Path) -> None:
+    files = {
+        "a/x.jsonl": b'{"a": 1}\n{"a": \n',
+        "__MACOSX/._x.jsonl": b"\0\0",
+        ".hidden": b"\0",
+        "b.txt": b"hello",
+        "c.json": b'[{"c": 1}, 5]',
+        "d.jsonl.gz": gzip.compress(b'{"d": 1}\n\n{'),
+        "e.png": b"\x89PNG\0",
+        "f.zip": zip_of({"f.txt": b"f"}),
+    }
+    for name, data in {"m.zip": zip_of(files), "m.tar.gz": gzip.compress(tar_of(files))}.items():
+        items = read_all(write(tmp_path, name, data), slice_bytes=10)
+        assert rows_of(items) == [{"a": 1}, {"text": "hello", "name": "b"}, {"c": 1}, {"d": 1}]
+        assert faults_of(items) == [
+            ("json", f"{name}!a/x.jsonl:2"),
+            ("not_an_object", f"{name}!c.json, element 2 (line 1)"),
+            ("truncated", f"{name}!d.jsonl.gz:3"),
+            ("container", f"{name}!e.png"),
+            ("container", f"{name}!f.zip"),
+        ]
+
+
+def test_zip_slices_group_small_members(tmp_path: Path) -> None:
+    files = {f"{n:03}.txt": b"x" * 100 for n in range(50)}
+    path = write(tmp_path, "m.zip", zip_of(files))
+    assert len(plan_slices(path, "auto", 1000)) == 5
+    assert len(plan_slices(path, "auto")) == 1
+    assert [row["name"] for row in rows_of(read_all(path, slice_bytes=1000))] == [f"{n:03}" for n in range(50)]
+
+
+def test_hostile_names_write_nothing_and_print_nothing(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    names = ["../../outside.txt", "../outside.txt", str(outside), "a\x1b[31m\nb.txt", "x\u202egpj.txt"]
+    files = dict.fromkeys(names, b"x")
+    for name, data in {"m.zip": zip_of(files), "m.tar": tar_of(files)}.items():
+        path = write(tmp_path, name, data)
+        before = sorted(tmp_path.rglob("*"))
+        items = read_all(path)
+        assert len(rows_of(items)) == len(names)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert not outside.exists()
+        assert all(where.isprintable() for where, _ in items)
+
+
+def test_links_and_devices_in_tars_are_passed_over(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, kind in {"l.txt": tarfile.SYMTYPE, "h.txt": tarfile.LNKTYPE, "d.txt": tarfile.CHRTYPE}.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+        info = tarfile.TarInfo("good.txt")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"x"))
+    assert rows_of(read_all(write(tmp_path, "m.tar", file.getvalue()))) == [{"text": "x", "name": "good"}]
+
+
+def test_many_gzip_members_and_zst_frames(tmp_path: Path) -> None:
+    lines = [b'{"a": %d}\n' % n for n in range(3000)]
+    for name, pack in {"x.jsonl.gz": gzip.compress, "x.jsonl.zst": zst}.items():
+        path = write(tmp_path, name, b"".join(map(pack, lines)))
+        assert [row["a"] for row in rows_of(read_all(path))] == list(range(3000))
+    padded = write(tmp_path, "y.jsonl.gz", gzip.compress(lines[0]) + b"\0" * 512)
+    assert len(rows_of(read_all(padded))) == 1
+
+
+NOISE = [json.dumps({"n": n, "t": str(pow(7, n, 10**9 + 7)) * 5}) for n in range(20_000)]
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tar.zst"])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_broken_container_keeps_the_rows_before(tmp_path: Path, packing: str, damage: str) -> None:
+    data = packed("\n".join(NOISE).encode(), "x.jsonl", packing)
+    if damage == "flip" and packing == ".tar":
+        pytest.skip("a tar has no sums over its contents")
+    middle = len(data) * 2 // 3
+    data = (
+        data[:middle]
+        if damage == "cut"
+        else data[:middle] + bytes(255 - b for b in data[middle : middle + 64]) + data[middle + 64 :]
+    )
+    items = read_all(write(tmp_path, "x.jsonl" + packing, data))
+    kinds = [kind for kind, _ in faults_of(items)]
+    assert kinds[-1] == "container"
+    if damage == "cut":
+        assert kinds == ["container"]
+    if packing == ".zip" and damage == "cut":
+        return  # a zip without its table of contents gives nothing
+    good = [row["n"] for row in rows_of(items) if "n" in row]
+    assert len(good) > 8_000 and good[:8_000] == list(range(8_000))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.zip", "x.tar"])
+def test_files_that_are_not_what_they_are_called(tmp_path: Path, name: str) -> None:
+    items = read_all(write(tmp_path, name, b"hello, this is nothing of that kind\n" * 30))
+    assert [kind for kind, _ in faults_of(items)] == ["container"]
+    assert [kind for kind, _ in faults_of(read_all(write(tmp_path, name, b"")))] == ["empty_file"]
+
+
+def test_bombs(tmp_path: Path) -> None:
+    bomb = BOMB * 8_000  # 24 MB
+    cases = {
+        "b.jsonl.gz": gzip.compress(bomb, 9),
+        "b.jsonl.zst": zst(bomb),
+        "b.zip": zip_of({"b.jsonl": bomb}),
+        "b.tar.gz": gzip.compress(tar_of({"b.jsonl": bomb})),
+        # each level grows within reason, both together do not
+        "twice.tar.zst": zst(tar_of({f"{n}.jsonl.gz": gzip.compress(bomb, 1) for n in range(3)})),
+        "inner.zip": zip_of({"b.jsonl.gz": gzip.compress(bomb)}, zipfile.ZIP_STORED),
+    }
+    for name, data in cases.items():
+        items = read_all(write(tmp_path, name, data), limits=ReadLimits(100_000_000, 50, 2**20))
+        kinds = [kind for kind, _ in faults_of(items)]
+        assert kinds and set(kinds) == {"expansion"}, name
+        assert len(rows_of(items)) < 8_000, name
+
+
+def test_honest_files_are_no_bombs(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.jsonl.gz", gzip.compress("\n".join(NOISE).encode()))
+    assert not faults_of(read_all(path, limits=ReadLimits(max_expansion=30, expansion_allowance_bytes=1000)))
+
+
+def test_a_zip_that_lies_about_sizes(tmp_path: Path) -> None:
+    data = bytearray(zip_of({"b.jsonl": BOMB * 1000}))
+    entry = data.rindex(b"PK\x01\x02")
+    data[entry + 24 : entry + 28] = struct.pack("<I", 10_000)  # the size that it says it has
+    items = read_all(write(tmp_path, "b.zip", bytes(data)))
+    assert [kind for kind, _ in faults_of(items)] == ["container"]
+
+
+def test_an_encrypted_member(tmp_path: Path) -> None:
+    data = bytearray(zip_of({"a.jsonl": b'{"a": 1}\n', "b.jsonl": b'{"b": 1}\n'}))
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(magic) + offset] |= 1
+    items = read_all(write(tmp_path, "x.zip", bytes(data)))
+    assert faults_of(items) == [("container", "x.zip!a.jsonl")]
+    assert "encrypted" in details_of(items)
+    assert rows_of(items) == [{"b": 1}]
+
+
+def test_a_sparse_member_is_not_followed(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("s.txt")
+        info.size = 10
+        info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(2**60), "GNU.sparse.map": "0,10"}
+        archive.addfile(info, io.BytesIO(b"x" * 10))
+    items = read_all(write(tmp_path, "x.tar", file.getvalue()))
+    assert [kind for kind, _ in faults_of(items)] == ["container"]
+
+
+def test_without_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "x.jsonl.zst", zst(b"{}\n"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MachineError, match=r"z2all_ds\[corpus\]"):
+        read_all(path, "jsonl")
+
+
+def test_a_file_that_vanished(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.jsonl", b"{}\n")
+    (piece,) = plan_slices(path, "auto")
+    path.unlink()
+    with open_slice(piece, ReadLimits(), lambda _: None) as reader:
+        (fault,) = reader
+    assert fault.kind == "container" and "No such file" in fault.detail
+
+
+def test_no_room_to_spool(tmp_path: Path) -> None:
+    (piece,) = plan_slices(write(tmp_path, "x.parquet.gz", gzip.compress(as_form(ROWS, "parquet"))), "auto")
+    with open_slice(piece, ReadLimits(), lambda _: None, tmp_path / "missing") as reader:
+        with pytest.raises(MachineError, match="TMPDIR"):
+            list(reader)

@@ -1,0 +1,116 @@
+"""Processes and Ray do the same work, pass on errors, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import ended
+from z2all_ds.corpus import Executor
+from z2all_ds.errors import ClusterError, ConfigError, DataError, MachineError
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def fail_at_three(number: int) -> int:
+    if number == 3:
+        raise DataError("row 3", "is bad", "Mend it.")
+    return number
+
+
+def vanish(number: int) -> int:
+    os._exit(9)
+
+
+def process_id(number: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_task_once_with_its_number(workers: int) -> None:
+    assert sorted(Executor(workers).run(square, range(10))) == [(n, n * n) for n in range(10)]
+    assert list(Executor(workers).run(square, [])) == []
+
+
+def test_several_tasks_go_to_several_processes() -> None:
+    found = {pid for _, pid in Executor(2).run(process_id, range(20))}
+    assert len(found) == 2
+    assert os.getpid() not in found
+    assert {pid for _, pid in Executor(1).run(process_id, range(3))} == {os.getpid()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_ours_comes_through_whole(workers: int) -> None:
+    with pytest.raises(DataError, match=r"^row 3: is bad\. Mend it\.$") as caught:
+        list(Executor(workers).run(fail_at_three, range(10)))
+    assert (caught.value.what, caught.value.rule, caught.value.fix) == ("row 3", "is bad", "Mend it.")
+
+
+def test_a_worker_that_vanishes_is_one_line() -> None:
+    with pytest.raises(MachineError, match="ended without a word.*fewer --workers"):
+        list(Executor(2).run(vanish, range(2)))
+
+
+def test_no_workers_is_senseless() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        Executor(0)
+
+
+SLEEPERS = """
+import os, sys, time
+from pathlib import Path
+from z2all_ds.corpus import Executor
+
+def sleep(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(120)
+
+if __name__ == "__main__":
+    list(Executor(2).run(sleep, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_its_owner(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    marks = [tmp_path / "a", tmp_path / "b"]
+    command = [sys.executable, str(script), *map(str, marks)]
+    with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as owner:
+        deadline = time.monotonic() + 60
+        while not all(mark.exists() and mark.read_text() for mark in marks):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        owner.send_signal(number)
+        owner.wait(30)
+        pids = [int(mark.read_text()) for mark in marks]
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            assert time.monotonic() < deadline, "a worker is left"
+            time.sleep(0.1)
+
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+
+def test_ray_does_the_same_and_passes_errors_on() -> None:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        executor = Executor(ray="local")  # finds the connection that is there, and leaves it
+        assert sorted(executor.run(square, range(10))) == [(n, n * n) for n in range(10)]
+        with pytest.raises(DataError, match=r"^row 3: is bad\. Mend it\.$"):
+            list(executor.run(fail_at_three, range(10)))
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+def test_no_ray_at_the_address_is_one_line() -> None:
+    with pytest.raises(ClusterError, match=r"not reachable.*ray start --head"):
+        list(Executor(ray="127.0.0.1:1").run(square, [1]))

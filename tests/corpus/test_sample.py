@@ -1,0 +1,125 @@
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.corpus.making import write_corpus, write_shard
+from z2all_ds.corpus import sample as sample_module
+from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, load_manifest, write_manifest
+from z2all_ds.corpus.sample import find_document, render, sample_documents
+from z2all_ds.corpus.schema import Record
+from z2all_ds.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    texts = {"en": [f"text {n} " * (n % 9 + 1) for n in range(300)], "zh": [f"第 {n} 篇" for n in range(200)]}
+    return write_corpus(tmp_path / "corpus", texts, documents_per_shard=70)
+
+
+def test_the_same_seed_gives_the_same_distinct_documents(corpus: Path) -> None:
+    found = sample_documents(corpus, 20, seed=5)
+    assert found == sample_documents(corpus, 20, seed=5)
+    assert found != sample_documents(corpus, 20, seed=6)
+    assert len({record.gid for _, record in found}) == 20
+    assert {record.data_src for _, record in found} == {"en", "zh"}
+    for path, record in found:
+        assert record.to_line().encode() in (corpus / path).read_bytes()
+
+
+def test_a_domain_alone(corpus: Path) -> None:
+    assert {path[:2] for path, _ in sample_documents(corpus, 30, "zh")} == {"zh"}
+    with pytest.raises(ConfigError, match=r"domain 'fr': the domains of .* are en, zh"):
+        sample_documents(corpus, 1, "fr")
+
+
+def test_few_documents_do_not_read_the_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_module, "_all_starts", lambda *_: pytest.fail("read everything"))
+    assert len(sample_documents(corpus, 40)) == 40
+
+
+def test_every_document_can_be_met(corpus: Path) -> None:
+    """The first and the last of a shard too."""
+    small = write_corpus(corpus.parent / "small", {"a": ["x", "yy", "zzz", "w"]})
+    met = {record.content for seed in range(60) for _, record in sample_documents(small, 1, seed=seed)}
+    assert met == {"x", "yy", "zzz", "w"}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=30), max_size=15), st.integers(1, 20), st.integers(0, 3))
+def test_as_many_as_wanted_or_all(texts: list[str], count: int, seed: int) -> None:
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        write_corpus(Path(folder), {"a": texts}, documents_per_shard=4)
+        gids = [record.gid for _, record in sample_documents(folder, count, seed=seed)]
+        assert len(gids) == len(set(gids)) == min(count, len(texts))
+
+
+def test_one_giant_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_corpus(tmp_path, {"a": ["small"] * 5 + ["x" * 1_000_000] + ["small"] * 50}, documents_per_shard=100)
+    assert len({record.gid for _, record in sample_documents(tmp_path, 20)}) == 20
+
+
+def test_senseless_wishes(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="count 0: must be at least 1"):
+        sample_documents(corpus, 0)
+    (corpus / "zh-00000.jsonl").unlink()
+    with pytest.raises(DataError, match=r"zh-00000\.jsonl: no such file, but the manifest lists it"):
+        sample_documents(corpus, 190, "zh")
+
+
+def test_every_gid_is_found_by_halves(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_module, "SMALLEST_SEARCH_BYTES", 100)
+    monkeypatch.setattr(sample_module, "_lines", lambda *_: pytest.fail("read everything"))
+    for gid in range(500):
+        path, record = find_document(corpus, gid)
+        assert record.gid == gid
+        assert record.to_line().encode() in (corpus / path).read_bytes()
+
+
+@pytest.mark.parametrize("smallest", [1, 64, 1 << 16])
+def test_long_documents_among_short_ones(tmp_path: Path, smallest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_module, "SMALLEST_SEARCH_BYTES", smallest)
+    write_corpus(tmp_path, {"a": ["x" * n for n in (3, 90_000, 0, 5, 200_000, 1)]}, documents_per_shard=10)
+    assert [find_document(tmp_path, gid)[1].gid for gid in range(6)] == list(range(6))
+
+
+def test_gids_in_any_order_are_found_by_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_module, "SMALLEST_SEARCH_BYTES", 100)
+    gids = [(n * 37) % 101 for n in range(101)]
+    shard = write_shard(tmp_path, "a.jsonl", "a", [Record(gid, 0, "a", "", "", f"{gid}", "", {}) for gid in gids])
+    write_manifest(tmp_path, Manifest(FORMAT_VERSION, (shard,)))
+    assert [find_document(tmp_path, gid)[1].content for gid in range(101)] == [str(gid) for gid in range(101)]
+
+
+def test_a_gid_that_is_not_there(corpus: Path) -> None:
+    for gid in (500, -1, 10**30):
+        with pytest.raises(DataError, match=f"gid {gid}: no document of .* has it, of 500"):
+            find_document(corpus, gid)
+    write_manifest(corpus, replace(load_manifest(corpus), shards=()))
+    with pytest.raises(DataError, match="of 0"):
+        find_document(corpus, 1)
+
+
+def test_blocks_are_readable_and_cut() -> None:
+    full = Record(7, 3, "zh", "散文", "雪", "下雪了。\n很大。", "一句话", {"n": [1]})
+    bare = Record(8, 4, "en", "", "", "x" * 1500, "", {})
+    assert render([("zh-0.jsonl", full), ("en-0.jsonl", bare)], max_chars=10).split("\n") == [
+        "--- zh-0.jsonl  gid 7  id 3  zh  [散文]",
+        "title: 雪",
+        "desc: 一句话",
+        f"others: {json.dumps({'n': [1]})}",
+        "content (8 characters):",
+        "下雪了。",
+        "很大。",
+        "",
+        "--- en-0.jsonl  gid 8  id 4  en",
+        "content (1,500 characters):",
+        "xxxxxxxxxx ... (1,490 more characters)",
+        "",
+    ]
+    assert render([]) == ""

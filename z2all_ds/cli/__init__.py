@@ -1,0 +1,213 @@
+"""The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
+
+The groups of verbs (`corpus`, `tokenizer`, `bench`) have files of their own. Nothing else imports this room. A user's
+mistake ends with one line and the exit code of its error class; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from z2all_ds import __version__
+from z2all_ds.cli.bench import bench_app
+from z2all_ds.cli.corpus import corpus_app
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.tokenizer import tokenizer_app
+from z2all_ds.errors import MachineError, Z2allError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed.",
+)
+evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
+app.add_typer(corpus_app, name="corpus")
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    # SIGTERM ends us as Ctrl-C does: through `finally`, so that no process we started is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        app()
+    except Z2allError as error:
+        if os.environ.get("Z2ALL_DEBUG"):
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(128 + signal.SIGPIPE)
+    sys.exit(0)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors too.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    if debug:
+        os.environ["Z2ALL_DEBUG"] = "1"
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("quickstart_out"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """The whole way once: corpus, tokenizer, training with a stop and a resume, export, proof, generation."""
+    from z2all_ds.quickstart import run_quickstart
+
+    run_quickstart(out, fresh, overrides or [])
+
+
+@app.command()
+def config(config: ConfigOption = None, overrides: Overrides = None) -> None:
+    """Print the resolved run config, every setting with its value."""
+    from z2all_ds.config import dump_yaml, load_run_config
+
+    print(dump_yaml(load_run_config(config, overrides)), end="")
+
+
+@app.command()
+def train(
+    config: ConfigOption = None,
+    deepspeed: Annotated[str | None, typer.Option(help="zero0 ... zero3, zero2_offload, or a path.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
+    overrides: Overrides = None,
+) -> None:
+    """Train on this machine with the deepspeed launcher; goes on from the newest checkpoint of the run folder."""
+    from z2all_ds.train.command import train_on_this_machine
+
+    chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
+    train_on_this_machine(config, chosen, ranks, resume)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Run folder (its newest checkpoint) or one checkpoint's folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write (default: in the run's exports/).")] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
+    max_shard_size: Annotated[str, typer.Option(help="Of one safetensors file.")] = "4GB",
+) -> None:
+    """Write a Hugging Face folder and prove that its logits are those of the training weights."""
+    from z2all_ds.export.to_hf import export_checkpoint
+
+    report = export_checkpoint(checkpoint, out, dtype, max_shard_size)
+    print(
+        f"{report.folder}: step {report.step}, {report.parameters:,} parameters, logits within "
+        f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens"
+    )
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(help="Hugging Face folder (an export).")],
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given several times.")],
+    max_new_tokens: Annotated[int, typer.Option()] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Continue prompts with an exported model."""
+    from z2all_ds.evaluate.generate import continue_prompts
+
+    for text in continue_prompts(model, prompt, max_new_tokens, temperature, top_p, seed):
+        print(text)
+
+
+@evaluate_app.command("ppl")
+def evaluate_ppl(
+    model: Annotated[Path, typer.Argument(help="Hugging Face folder (an export).")],
+    corpus: Annotated[Path, typer.Option(help="Corpus folder.")],
+    documents: Annotated[int, typer.Option(help="Documents per domain.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Perplexity per domain: by token, and bits per byte so that tokenizers can be compared."""
+    from z2all_ds.evaluate.perplexity import measure_perplexity, render, to_json
+
+    rows = measure_perplexity(model, corpus, documents)
+    if as_json:
+        print(to_json(rows))
+    else:
+        render(rows)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help=".png or .svg (default: plots/loss.png of the first run).")] = None,
+) -> None:
+    """Draw the loss, whole and per domain, of one or several runs."""
+    from z2all_ds.run_folder import RunFolder
+    from z2all_ds.track.plots import plot_loss
+
+    print(plot_loss(runs, out or RunFolder(runs[0]).plots / "loss.png"))
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="Preset or run YAML.")] = "z2all_1b",
+    gpus: Annotated[int, typer.Option()] = 1,
+    gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, e.g. 80GB or 80GiB.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bytes of model states per GPU under each ZeRO JSON (activations are not counted yet)."""
+    from z2all_ds.accounting import count_parameters
+    from z2all_ds.config import load_run_config
+    from z2all_ds.plan import parse_size, plan_table, render, to_json
+
+    parameters = count_parameters(load_run_config(model).model.shape).total
+    table = plan_table(parameters, gpus, parse_size(gpu_memory) if gpu_memory else None)
+    if as_json:
+        print(to_json(table))
+    else:
+        render(table)
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
+    prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's CPU ops now.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Remove locks of builds that were killed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at everything on this machine that has stopped a run before."""
+    from z2all_ds import doctor as room
+    from z2all_ds.build_locks import remove_stale_locks
+    from z2all_ds.machine import extensions_dir
+
+    if fix:
+        for lock in remove_stale_locks(extensions_dir()):
+            print(f"removed {lock}")
+    if prebuild:
+        from z2all_ds.train.op_builds import BUILDERS
+        from z2all_ds.train.op_builds import prebuild as build
+
+        build(list(BUILDERS))
+    findings = room.examine(folder)
+    if as_json:
+        print(room.to_json(findings))
+    else:
+        room.render(findings)
+    raise typer.Exit(MachineError.exit_code if room.has_failures(findings) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""The verbs of `z2all bench`."""
+
+from typing import Annotated
+
+import typer
+
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
+
+
+@bench_app.command("step")
+def bench_step(
+    config: ConfigOption = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """Time, tokens per second, MFU and peak memory of a training step."""
+    from z2all_ds.bench.step import bench_step as measure
+    from z2all_ds.bench.step import to_json, to_line
+
+    costs = measure(config, overrides or [], ranks, steps)
+    print(to_json(costs) if as_json else to_line(costs))

@@ -1,0 +1,150 @@
+"""The verbs of `z2all corpus`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from z2all_ds.cli.options import JsonOption, WorkersOption
+
+if TYPE_CHECKING:
+    from z2all_ds.corpus import Manifest
+
+corpus_app = typer.Typer(no_args_is_help=True, help="Raw text to clean shards with a manifest.")
+
+CorpusArgument = Annotated[Path, typer.Argument(help="Corpus folder.")]
+OutOption = Annotated[Path, typer.Option(help="Corpus folder.")]
+MaxBytesOption = Annotated[int | None, typer.Option(help="Limit of each domain in bytes.")]
+CleanOption = Annotated[
+    list[str] | None, typer.Option("--clean", help="A cleaning step, e.g. control_characters, min_chars=20, or all.")
+]
+OnErrorOption = Annotated[str, typer.Option(help="What to do with broken data: stop or skip.")]
+BadShareOption = Annotated[float, typer.Option(help="With skip: stop when more than this share of the rows is broken.")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="Do away with what was built from other data.")]
+RayOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster to work on; `local` starts one here.")]
+PluginOption = Annotated[Path | None, typer.Option(help="Python file that registers further converters.")]
+
+
+@corpus_app.command("convert")
+def corpus_convert(
+    source: Annotated[str, typer.Argument(help="Name of the converter, see `corpus sources`.")],
+    raw: Annotated[list[str], typer.Argument(help="Raw files, folders or patterns; .gz, .zst, .zip and .tar.* too.")],
+    out: OutOption,
+    domain: Annotated[str | None, typer.Option(help="Name of the domain (default: the source's).")] = None,
+    form: Annotated[
+        str, typer.Option(help="jsonl, json_array, parquet, txt or lines, if left open.")
+    ] = "",
+    fields: Annotated[str, typer.Option(help="For generic: content=RAW_FIELD,title=RAW_FIELD...")] = "",
+    compose: Annotated[
+        str, typer.Option(help=r"Content from several fields, e.g. '{title}\n{content}'.")
+    ] = "",
+    clean: CleanOption = None,
+    on_error: OnErrorOption = "stop",
+    max_bad_share: BadShareOption = 0.01,
+    max_bytes: MaxBytesOption = None,
+    max_record_bytes: Annotated[int, typer.Option(help="Longer rows are broken ones.")] = 64 * 2**20,
+    max_expansion: Annotated[float, typer.Option(help="Refuse archives that grow more than so many times.")] = 200.0,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
+    plugin: PluginOption = None,
+    replace: ReplaceOption = False,
+) -> None:
+    """Add one source to a corpus: convert its raw files, clean them, and write shards."""
+    from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+    from z2all_ds.corpus.cleaning import CleaningRules
+    from z2all_ds.corpus.converters import parse_field_map
+    from z2all_ds.corpus.forms import ReadLimits
+
+    spec = SourceSpec(
+        domain or source,
+        source,
+        tuple(Path(path).expanduser() for path in raw),
+        max_bytes,
+        form,
+        tuple(parse_field_map(fields).items()) if fields else (),
+        compose.replace("\\n", "\n"),
+        CleaningRules.parse(clean or []),
+        on_error,
+        max_bad_share,
+        ReadLimits(max_record_bytes=max_record_bytes, max_expansion=max_expansion),
+        plugin,
+    )
+    manifest = build_corpus(out, [spec], replace=replace, add=True, executor=Executor(workers, ray))
+    _tell(out, manifest, [spec.domain])
+
+
+@corpus_app.command("build")
+def corpus_build(
+    sources: Annotated[list[str], typer.Argument(help="DOMAIN=CONVERTER[:PATH,PATH...], see `corpus sources`.")],
+    out: OutOption,
+    max_bytes: MaxBytesOption = None,
+    clean: CleanOption = None,
+    on_error: OnErrorOption = "stop",
+    max_bad_share: BadShareOption = 0.01,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
+    plugin: PluginOption = None,
+    replace: ReplaceOption = False,
+) -> None:
+    """Build a corpus from one or more sources in one go."""
+    from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+    from z2all_ds.corpus.cleaning import CleaningRules
+    from z2all_ds.errors import ConfigError
+
+    rules, specs = CleaningRules.parse(clean or []), []
+    for text in sources:
+        domain, equals, rest = text.partition("=")
+        converter, _, paths = rest.partition(":")
+        if not equals or not converter:
+            raise ConfigError(f"source {text!r}", "must read DOMAIN=CONVERTER[:PATH,...]", "E.g. code=python_code.")
+        raw = tuple(Path(p).expanduser() for p in paths.split(",") if p)
+        specs.append(
+            SourceSpec(
+                domain,
+                converter,
+                raw,
+                max_bytes,
+                cleaning=rules,
+                on_error=on_error,
+                max_bad_share=max_bad_share,
+                plugin=plugin,
+            )
+        )
+    manifest = build_corpus(out, specs, replace=replace, executor=Executor(workers, ray))
+    _tell(out, manifest, [spec.domain for spec in specs])
+
+
+def _tell(out: Path, manifest: "Manifest", domains: list[str]) -> None:
+    from z2all_ds.corpus import read_report
+    from z2all_ds.corpus.report import summary_lines
+
+    for domain in domains:
+        for line in summary_lines(read_report(out, domain)):
+            print(line)
+
+
+@corpus_app.command("report")
+def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
+    """What the build counted: broken rows with their places, and what each cleaning step changed or dropped."""
+    from z2all_ds.corpus import load_manifest, read_report
+    from z2all_ds.corpus.report import full_lines
+
+    reports: dict[str, Any] = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
+    if as_json:
+        print(json.dumps(reports, ensure_ascii=False, indent=1))
+        return
+    for report in reports.values():
+        for line in full_lines(report):
+            print(line)
+
+
+@corpus_app.command("sources")
+def corpus_sources(plugin: PluginOption = None) -> None:
+    """List the converters."""
+    from z2all_ds.corpus.converters import describe_converters, load_plugin
+
+    if plugin is not None:
+        load_plugin(plugin)
+    for name, purpose in describe_converters().items():
+        print(f"{name:20} {purpose}")

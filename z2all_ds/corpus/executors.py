@@ -1,0 +1,139 @@
+"""Runs the same function over many tasks: here, in processes of this machine, or as tasks of a Ray cluster.
+
+Tasks and results are small and picklable; the data itself goes through files. Results come as they are finished, with
+the number of their task. If one fails, or the user presses Ctrl-C, no worker is left behind.
+"""
+
+import logging
+import multiprocessing
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from z2all_ds.errors import ClusterError, ConfigError, MachineError, Z2allError
+from z2all_ds.lifeline import follow_owner, owner_mark
+from z2all_ds.machine import usable_cores
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+KNOCK_SECONDS = 5.0
+TASKS_IN_FLIGHT_PER_RAY_CPU = 2
+"""Enough that no CPU waits for the driver, few enough that a stop does not leave thousands queued."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where work is done."""
+
+    workers: int | None = None
+    """Processes on this machine; None is one for each core."""
+    ray: str | None = None
+    """Address of a Ray cluster (`auto`, `host:6379`, `ray://host:10001`, or `local` for one on this machine)."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers {self.workers}", "must be at least 1", "Leave it out for one a core.")
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """(task number, result) of each task, in the order in which they finish."""
+        if self.ray is not None:
+            yield from _run_on_ray(self.ray, work, tasks)
+            return
+        workers = min(self.workers or usable_cores(), len(tasks))
+        if workers <= 1:
+            for number, task in enumerate(tasks):
+                yield number, work(task)
+            return
+        yield from _run_in_processes(workers, work, tasks)
+
+
+def _start_worker(owner: str) -> None:
+    # Ctrl-C reaches the whole process group; only the owner answers it, and then ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    follow_owner(owner)
+
+
+def _run_in_processes(
+    workers: int, work: Callable[[Task], Result], tasks: Sequence[Task]
+) -> Iterator[tuple[int, Result]]:
+    # Not fork: the driver has threads (the progress bar, Arrow), and a forked child can inherit a lock held by one.
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(owner_mark(),))
+    try:
+        numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+        open_futures = set(numbers)
+        while open_futures:
+            finished, open_futures = wait(open_futures, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield numbers[future], future.result()
+        pool.shutdown()
+    except BrokenProcessPool:
+        fix = f"Give fewer --workers (now {workers}), or more memory; what is finished is kept."
+        raise MachineError("a worker process", "ended without a word, most often for want of memory", fix) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+            process.join()
+
+
+def _run_on_ray(address: str, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+    ray, ours = _connected_ray(address)
+    remote = ray.remote(max_retries=2)(work)
+    waiting = list(reversed(list(enumerate(tasks))))
+    running: dict[Any, int] = {}
+    try:
+        while waiting or running:
+            slots = max(1, int(ray.cluster_resources().get("CPU", 1))) * TASKS_IN_FLIGHT_PER_RAY_CPU
+            while waiting and len(running) < slots:
+                number, task = waiting.pop()
+                running[remote.remote(task)] = number
+            finished, _ = ray.wait(list(running), num_returns=1)
+            for reference in finished:
+                number = running.pop(reference)
+                try:
+                    yield number, ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    if isinstance(error.cause, Z2allError):
+                        raise error.cause from None
+                    raise
+                except ray.exceptions.RayError as error:
+                    fix = "Look at `ray status` and the logs of that node, then run again: what is finished is kept."
+                    raise ClusterError(f"Ray at {address}", f"a task was lost ({error})", fix) from None
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        if ours:
+            ray.shutdown()
+
+
+def _connected_ray(address: str) -> tuple[Any, bool]:
+    """Ray, and whether we connected it: one that was connected before stays so."""
+    try:
+        import ray
+    except ImportError:
+        raise MachineError("--ray", "Ray is not installed", "Run pip install 'z2all_ds[ray]'.") from None
+    if ray.is_initialized():
+        return ray, False
+    where: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
+    try:
+        _knock(address)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+    except Exception as error:  # OSError, TimeoutError, ValueError: Ray has no family of its own for it
+        fix = "Start one with `ray start --head`, give its address, or `local` for one on this machine."
+        raise ClusterError(f"Ray at {address}", f"not reachable ({error})", fix) from None
+    return ray, True
+
+
+def _knock(address: str) -> None:
+    """Ray itself tries a dead address for five minutes and more."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()

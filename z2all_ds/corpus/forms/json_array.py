@@ -1,0 +1,237 @@
+"""Reader of one big JSON array, gigabytes long, in bounded memory, that goes on behind a broken element.
+
+Two ways through the same buffer:
+
+- fast: guess a comma between two elements near the buffer's end (`}, {` and the key that the first element begins
+  with), put brackets around all before it, and let orjson read the batch. If that is valid JSON, the guess was right:
+  no other reading of those bytes is possible. 300 to 500 MB/s.
+- slow, for the rest and for whatever the fast way refuses: the end of one element is found with the standard
+  library's decoder, and its bytes are judged like a JSON line. It looks at the bytes as Latin-1, where every byte is
+  one character and structure is what it is in UTF-8, so broken UTF-8 hurts only the element it lies in.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from z2all_ds.corpus.faults import Fault
+from z2all_ds.corpus.forms.array_buffer import FILL_BYTES, ArrayBuffer
+from z2all_ds.corpus.forms.judge import BOM, fast_loads, may_be_big_number, read_object
+from z2all_ds.corpus.forms.naming import harmless
+from z2all_ds.corpus.forms.slices import ReadLimits, Row
+from z2all_ds.corpus.forms.streams import ByteStream
+
+_ANY_BORDER = re.compile(rb"\}\s{0,200},\s{0,200}(?=\{)")
+_FIRST_KEY = re.compile(rb'\{\s*("(?:[^"\\]|\\.){0,200}")\s*:')
+_BORDER_BYTES = 2048
+"""More than any border that the expressions above match."""
+_GUESS_IN_LAST_BYTES = 64 * 2**10
+_DOUBT_BYTES = 64
+"""An error so near to the buffer's end may come from the cut, not from the file."""
+_FIND_END = json.JSONDecoder(strict=False, parse_int=float).raw_decode  # int() refuses more than 4,300 digits
+
+
+class JsonArrayReader:
+    """`[{...}, {...}]`: rows, and a fault for each element that is none."""
+
+    def __init__(self, stream: ByteStream, name: str, limits: ReadLimits) -> None:
+        self._buffer, self._name, self._limits = ArrayBuffer(stream), name, limits
+        self._loads = fast_loads()
+        self._element = 0
+        self._line: Callable[[], int] | None = None
+        self._border = _ANY_BORDER
+        self._slow_bytes = 0  # still to be read the slow way since the fast one failed
+        self._fast_failures = 0
+        self._lost_some = False
+        self._over = False
+        self._text, self._text_of = "", b""  # the buffer as Latin-1
+
+    def where(self) -> str:
+        place = f", element {self._element}" if self._element else ""
+        line = f" (line {self._line()})" if self._line else ""
+        return f"{self._name}{place}{line}"
+
+    def __iter__(self) -> Iterator[Row | Fault]:
+        buffer = self._buffer
+        buffer.grow()
+        if buffer.data.startswith(BOM):
+            yield self._fault("bom", "before the text")
+            buffer.at = len(BOM)
+        first = buffer.skip_blanks()
+        if first == b"[":
+            buffer.at += 1
+            yield from self._elements()
+        elif first or not buffer.broken:
+            yield self._not_an_array(first)
+        if buffer.broken:
+            yield self._fault(buffer.broken.fault.kind, buffer.broken.fault.detail)
+
+    def _fault(self, kind: str, detail: str) -> Fault:
+        self._line = self._buffer.line_finder()
+        return Fault(kind, detail)
+
+    def _elements(self) -> Iterator[Row | Fault]:
+        """From behind the `[`."""
+        buffer = self._buffer
+        next_byte = buffer.skip_blanks()
+        if key := _FIRST_KEY.match(buffer.data, buffer.at):
+            self._border = re.compile(_ANY_BORDER.pattern[:-1] + rb"\s{0,200}" + re.escape(key[1]) + rb"\s{0,200}:)")
+        while next_byte and next_byte != b"]":  # each turn begins where an element should
+            self._line = None
+            rows = self._batch()
+            for row in rows:
+                self._element += 1
+                yield row
+            if not rows:
+                self._element += 1
+                item = self._one()
+                if item is not None:
+                    yield item
+                if self._over:
+                    return
+            next_byte = buffer.skip_blanks()
+            if next_byte == b",":
+                buffer.at += 1
+                next_byte = buffer.skip_blanks()
+                if next_byte == b"]":
+                    yield self._fault("json", "a comma before the end of the array")
+            elif next_byte and next_byte != b"]":
+                yield self._fault("json", "a comma is missing behind this element")
+            if next_byte == b"]":
+                buffer.at += 1
+                if not buffer.skip_blanks():
+                    return
+                yield self._fault("json", "something follows the end of the array")
+                # Behind a broken element this may have been the end of a list inside it: look for the next border.
+                if not self._lost_some or not self._resume(buffer.at):
+                    return
+                buffer.at += 1  # the comma
+                next_byte = buffer.skip_blanks()
+        if next_byte == b"]":
+            buffer.at += 1
+            if buffer.skip_blanks():
+                yield self._fault("json", "something follows the end of the array")
+        elif not buffer.broken:
+            yield self._fault("truncated", "the array has no end")
+
+    def _batch(self) -> list[Row]:
+        """The fast way: all elements in front of the last border in the buffer. Empty if it cannot be gone."""
+        buffer = self._buffer
+        if self._slow_bytes > 0:
+            return []
+        if buffer.left() < FILL_BYTES // 2:
+            buffer.grow()
+        border = self._last_border()
+        if border is None:
+            return []
+        comma = buffer.data.index(b",", border.start())
+        batch = b"[%b]" % buffer.data[buffer.at : comma]
+        rows: list[Row] = []
+        # rfind: the backslash is rare and comes first, so looking from behind is twice as fast as `in`
+        if batch.rfind(b"\\u0000") < 0:
+            try:
+                rows = self._loads(batch)
+            except ValueError:
+                rows = []
+        too_long = len(batch) > self._limits.max_record_bytes
+        if not rows or too_long or any(type(row) is not dict or may_be_big_number(row) for row in rows):
+            # One bad batch is one bad row; many in a row mean that borders cannot be guessed in this file.
+            self._fast_failures += 1
+            self._slow_bytes = len(batch) << min(6, self._fast_failures - 1)
+            return []
+        self._fast_failures = 0
+        buffer.at = comma
+        return rows
+
+    def _last_border(self) -> "re.Match[bytes] | None":
+        buffer = self._buffer
+        for border in (self._border, _ANY_BORDER):
+            for start in (max(buffer.at, len(buffer.data) - _GUESS_IN_LAST_BYTES), buffer.at):
+                last = None
+                for last in border.finditer(buffer.data, start):  # noqa: B007
+                    pass
+                if last:
+                    return last
+        return None
+
+    def _one(self) -> Row | Fault | None:
+        """The slow way: one element, or what is wrong with it. None at the end of a file whose fault comes later."""
+        buffer = self._buffer
+        while True:
+            self._line = buffer.line_finder()
+            if self._text_of is not buffer.data:
+                self._text, self._text_of = buffer.data.decode("latin-1"), buffer.data
+            try:
+                _, end = _FIND_END(self._text, buffer.at)
+            except json.JSONDecodeError as error:
+                failed_at, why = error.pos, error.msg
+            except RecursionError:
+                failed_at, why = buffer.at, "nested too deeply"
+            else:
+                if end < len(buffer.data) or buffer.ended or self._text[end - 1] in '}]"':
+                    return self._take(end)
+                failed_at, why = end, "a number is cut"
+            if why.startswith("Unterminated") or failed_at >= len(buffer.data) - _DOUBT_BYTES:
+                if buffer.ended and not self._looks_whole(failed_at):
+                    self._over = True
+                    return None if buffer.broken else Fault("truncated", "the file ends inside this element")
+                if not buffer.ended:
+                    if buffer.left() > self._limits.max_record_bytes:
+                        return self._give_up("too_long", f"more than {buffer.left():,} bytes", len(buffer.data))
+                    buffer.grow(max(FILL_BYTES, buffer.left()))
+                    continue
+            return self._give_up("json", f"{why} at byte {failed_at - buffer.at + 1} of the element", buffer.at + 1)
+
+    def _looks_whole(self, failed_at: int) -> bool:
+        """Whether an error near the end of the file is a broken last element, with the array's end behind it."""
+        rest = self._buffer.data.rstrip()
+        return rest.endswith(b"]") and failed_at < len(rest) - 1
+
+    def _take(self, end: int) -> Row | Fault:
+        buffer = self._buffer
+        element = buffer.data[buffer.at : end]
+        self._slow_bytes -= end - buffer.at
+        buffer.at = end
+        if len(element) > self._limits.max_record_bytes:
+            return Fault("too_long", f"{len(element):,} bytes; the limit is {self._limits.max_record_bytes:,}")
+        return read_object(element, self._loads)
+
+    def _give_up(self, kind: str, detail: str, search_from: int) -> Fault | None:
+        self._lost_some = True
+        if not self._resume(search_from) and self._buffer.broken:
+            self._over = True
+        return Fault(kind, detail)
+
+    def _resume(self, search_from: int) -> bool:
+        """Moves to the comma in front of the next element that can be told; else to the end of the file."""
+        buffer = self._buffer
+        buffer.at = max(buffer.at, search_from - _BORDER_BYTES) if search_from == len(buffer.data) else search_from
+        borders = (self._border, _ANY_BORDER)
+        while True:
+            for border in borders:
+                if found := border.search(buffer.data, buffer.at):
+                    self._slow_bytes -= found.end() - buffer.at
+                    buffer.at = buffer.data.index(b",", found.start())
+                    return True
+            if buffer.ended:
+                break
+            buffer.at = max(buffer.at, len(buffer.data) - _BORDER_BYTES)
+            buffer.grow()
+        rest = buffer.data.rstrip()
+        buffer.at = len(rest) - 1 if rest.endswith(b"]") else len(buffer.data)
+        return False
+
+    def _not_an_array(self, first: bytes) -> Fault:
+        head = self._buffer.data[self._buffer.at : self._buffer.at + 64 * 2**10]
+        if not first:
+            return self._fault("empty_file", "nothing in it")
+        if first != b"{":
+            return self._fault("json", f"begins with {first.decode('latin-1')!a}, where an array begins with '['")
+        if type(read_object(head.partition(b"\n")[0], self._loads)) is dict:
+            return self._fault("not_an_object", "JSON lines, not one array: read it with the form jsonl")
+        if key := re.search(rb'"([^"\\\x00-\x1f]{1,80})"\s*:\s*\[', head):
+            name = harmless(key[1].decode("utf-8", "replace"))
+            return self._fault(
+                "not_an_object", f"one object; its key {name!r} holds a list: jq -c '.{name}[]' gives jsonl"
+            )
+        return self._fault("not_an_object", "one object, not an array; one object a line is the form jsonl")

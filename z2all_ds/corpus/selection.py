@@ -1,0 +1,123 @@
+"""Which documents of a domain stay: no duplicates, and no more bytes than were asked for.
+
+It is decided when all units are finished, over their small files of keys, signatures and lengths, so that it does not
+depend on which worker was first.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from z2all_ds.console import heartbeat
+from z2all_ds.corpus.cleaning.exact_duplicates import find_exact_duplicates
+from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
+from z2all_ds.corpus.cleaning.report import visible
+from z2all_ds.corpus.converters import BuiltIn
+from z2all_ds.corpus.settings import SourceSpec
+from z2all_ds.corpus.shards import Part, numbered_bytes
+from z2all_ds.corpus.units import MISSES_BEFORE_FULL, Unit
+
+TITLE_CHARS = 40
+
+
+@dataclass
+class Dropped:
+    """What one step over the whole domain took out."""
+
+    documents: int = 0
+    bytes: int = 0
+    """Of JSON."""
+    samples: list[str] = field(default_factory=list)
+
+
+def select(
+    spec: SourceSpec, units: Sequence[Unit], documents: Sequence[int], first_gid: int, folder: Path
+) -> tuple[list[Part], dict[str, Dropped]]:
+    """The parts with their masks, which lie in `folder`, and what each step dropped."""
+    masks = [np.ones(count, dtype=np.bool_) for count in documents]
+    lengths = [np.fromfile(unit.file("lengths"), dtype=np.uint32) for unit in units]
+    dropped: dict[str, Dropped] = {}
+
+    def drop(step: str, keep: Sequence[np.ndarray], samples: list[str]) -> None:
+        found = dropped[step] = Dropped(samples=samples)
+        for mask, kept, sizes in zip(masks, keep, lengths, strict=True):
+            out = mask & ~kept
+            found.documents += int(out.sum())
+            found.bytes += int(sizes[out].sum())
+            mask &= kept
+
+    def titles(pairs: Sequence[tuple[int, int]]) -> list[str]:
+        return [
+            f"{_title(units, lengths, later)} repeats {_title(units, lengths, earlier)}" for later, earlier in pairs
+        ]
+
+    if spec.cleaning.exact_duplicates:
+        with heartbeat(f"exact duplicates of {spec.domain}"):
+            keys = [np.fromfile(unit.file("keys"), dtype="V16") for unit in units]
+            found = find_exact_duplicates(keys)
+        drop("exact_duplicates", found.keep, titles(found.pairs))
+    if spec.cleaning.near_duplicates is not None:
+        with heartbeat(f"near duplicates of {spec.domain}"):
+            signatures = [_signatures(unit, count) for unit, count in zip(units, documents, strict=True)]
+            found = find_near_duplicates(signatures, spec.cleaning.near_duplicates, masks, folder)
+        drop("near_duplicates", found.keep, titles(found.pairs))
+    if spec.max_bytes is not None:
+        drop("max_bytes", _within(spec, masks, lengths, first_gid), [])
+    parts = []
+    for unit, mask in zip(units, masks, strict=True):
+        keep = ""
+        if not mask.all():
+            keep = str(folder / f"{unit.name}.keep")
+            mask.tofile(keep)
+        parts.append(Part(str(unit.file("part")), len(mask), keep))
+    return parts, dropped
+
+
+def _signatures(unit: Unit, documents: int) -> np.ndarray:
+    if documents == 0:  # an empty file cannot be mapped
+        return np.empty((0, NUM_PERM), dtype=np.uint32)
+    return np.memmap(unit.file("signatures"), np.uint32, "r", shape=(documents, NUM_PERM))
+
+
+def _title(units: Sequence[Unit], lengths: Sequence[np.ndarray], number: int) -> str:
+    """What a person knows the document by: its number in the source, and its title or first words."""
+    ends = np.cumsum([len(sizes) for sizes in lengths])
+    which = int(np.searchsorted(ends, number, side="right"))
+    sizes = lengths[which]
+    place = number - int(ends[which]) + len(sizes)
+    with open(units[which].file("part"), "rb") as stream:
+        stream.seek(int(sizes[:place].sum(dtype=np.int64)))
+        values = json.loads(b"{" + stream.read(int(sizes[place])))
+    return f"{number} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"
+
+
+def _within(
+    spec: SourceSpec, masks: Sequence[np.ndarray], lengths: Sequence[np.ndarray], first_gid: int
+) -> list[np.ndarray]:
+    """Takes whole documents while they fit: a built-in's in their order, which is spread already, others' in random."""
+    assert spec.max_bytes is not None
+    kept = np.flatnonzero(np.concatenate([*masks, np.empty(0, np.bool_)]))
+    # Measured with the numbers they would have if nothing more was left out, so never as shorter than they will be.
+    sizes = np.concatenate([*lengths, np.empty(0, np.uint32)]).astype(np.int64)[kept]
+    sizes = numbered_bytes(sizes, first_gid + np.arange(len(kept)), kept)
+    if int(sizes.sum()) <= spec.max_bytes:
+        return list(masks)
+    order = np.arange(len(kept))
+    if not isinstance(spec.found_converter(), BuiltIn):
+        order = np.random.Generator(np.random.PCG64(0)).permutation(len(kept))
+    taken = np.zeros(sum(len(mask) for mask in masks), dtype=np.bool_)
+    left, misses = spec.max_bytes, 0
+    for place in order.tolist():
+        size = int(sizes[place])
+        if size <= left:
+            taken[kept[place]] = True
+            left, misses = left - size, 0
+        else:
+            misses += 1
+            if misses == MISSES_BEFORE_FULL:
+                break
+    borders = np.cumsum([len(mask) for mask in masks])[:-1]
+    return list(np.split(taken, borders))

@@ -1,0 +1,165 @@
+"""From parts to shards: which lines go into which shard is planned from their lengths; each is written by itself.
+
+A line gets its numbers here. `gid` runs on over the documents that stay; `id` is the place of a document in its source,
+so it does not change when others are dropped.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
+from z2all_ds.corpus.manifest import ShardInfo
+from z2all_ds.errors import DataError
+
+BYTES_PER_READ = 4_000_000
+_NUMBERS = b'{"gid":%d,"id":%d,'
+_NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d")
+_POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished unit's lines, and which of them stay."""
+
+    path: str
+    """Of the `.part` file; `.lengths` lies beside it."""
+    documents: int
+    keep: str = ""
+    """File with one byte a document, 1 for those that stay; empty if all do."""
+
+    def lengths(self) -> np.ndarray:
+        return np.fromfile(Path(self.path).with_suffix(".lengths"), dtype=np.uint32).astype(np.int64)
+
+    def kept(self) -> np.ndarray:
+        """Places of the documents that stay."""
+        return np.flatnonzero(np.fromfile(self.keep, dtype=np.bool_)) if self.keep else np.arange(self.documents)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The documents of one part, from `start` to before `stop`, that go into one shard."""
+
+    part: Part
+    start: int
+    stop: int
+    first_id: int
+    """Of the part's document 0."""
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Everything that writing one shard needs."""
+
+    folder: str
+    name: str
+    domain: str
+    first_gid: int
+    pieces: tuple[Piece, ...]
+
+
+def numbered_bytes(lengths: np.ndarray, gids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Bytes of lines once they have their numbers."""
+    digits = np.searchsorted(_POWERS_OF_TEN, gids, side="right") + np.searchsorted(_POWERS_OF_TEN, ids, side="right")
+    return lengths + digits + (2 + _NUMBERS_BYTES)
+
+
+def plan_shards(
+    parts: Sequence[Part], folder: Path, domain: str, prefix: str, first_gid: int, max_shard_bytes: int
+) -> list[ShardTask]:
+    """Fills shard after shard. Needs memory for the numbers of one part at a time."""
+    tasks: list[ShardTask] = []
+    pieces: list[Piece] = []
+    shard_gid = gid = first_gid
+    first_id, room = 0, max_shard_bytes
+
+    def close() -> None:
+        nonlocal shard_gid, room
+        tasks.append(ShardTask(str(folder), f"{prefix}-{len(tasks):05d}.jsonl", domain, shard_gid, tuple(pieces)))
+        pieces.clear()
+        shard_gid, room = gid, max_shard_bytes
+
+    for part in parts:
+        kept = part.kept()
+        ids = first_id + kept
+        ends = np.cumsum(numbered_bytes(part.lengths()[kept], gid + np.arange(len(kept)), ids))
+        done = 0
+        while done < len(kept):
+            before = int(ends[done - 1]) if done else 0
+            fits = int(np.searchsorted(ends, before + room, side="right"))
+            if fits > done:
+                pieces.append(Piece(part, int(kept[done]), int(kept[fits - 1]) + 1, first_id))
+                gid += fits - done
+                room -= int(ends[fits - 1]) - before
+                done = fits
+            elif pieces:
+                close()
+            else:
+                rule = f"{int(ends[done]) - before:,} bytes of JSON, more than a whole shard ({max_shard_bytes:,})"
+                fix = "Lower --max-record-bytes to leave such documents out, or raise max_shard_bytes."
+                raise DataError(f"document {int(ids[done])} of domain {domain}", rule, fix)
+        first_id += part.documents
+    if pieces:
+        close()
+    return tasks
+
+
+def write_shard(task: ShardTask) -> ShardInfo:
+    """Writes the shard, or finds it written: its description, renamed last, is the proof."""
+    path = Path(task.folder) / task.name
+    description = path.with_suffix(".json")
+    if description.exists():
+        return ShardInfo(**json.loads(description.read_bytes()))
+    digest, size, gid = hashlib.sha256(), 0, task.first_gid
+    with machine_limits_named(path.parent):
+        temporary = temporary_name(path)
+        try:
+            with open(temporary, "wb") as stream:
+                for piece in task.pieces:
+                    for lines in _numbered_lines(piece, gid):
+                        block = b"".join(lines)
+                        stream.write(block)
+                        digest.update(block)
+                        size += len(block)
+                        gid += len(lines) // 2
+                stream.flush()
+                os.fsync(stream.fileno())
+            publish(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        info = ShardInfo(task.name, task.domain, gid - task.first_gid, size, digest.hexdigest())
+        write_whole(description, json.dumps(asdict(info)))
+    return info
+
+
+def _numbered_lines(piece: Piece, gid: int) -> Iterator[list[bytes]]:
+    """Blocks of [numbers, rest of the line, numbers, rest of the line, ...], a few megabytes each."""
+    ends = np.cumsum(piece.part.lengths())
+    kept = piece.part.kept()
+    kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
+    kept_ends = ends[kept]
+    with open(piece.part.path, "rb") as stream:
+        done = 0
+        while done < len(kept):
+            first = int(kept[done])
+            start = int(ends[first - 1]) if first else 0
+            # at least one document, however large
+            upto = max(done + 1, int(np.searchsorted(kept_ends, start + BYTES_PER_READ, side="right")))
+            some = kept[done:upto]
+            stream.seek(start)
+            data = stream.read(int(kept_ends[upto - 1]) - start)
+            begins = (np.where(some > 0, ends[some - 1], 0) - start).tolist()
+            stops = (kept_ends[done:upto] - start).tolist()
+            block = []
+            for number, begin, stop in zip((piece.first_id + some).tolist(), begins, stops, strict=True):
+                block.append(_NUMBERS % (gid, number))
+                block.append(data[begin:stop])
+                gid += 1
+            yield block
+            done = upto

@@ -1,0 +1,222 @@
+"""One unit of a build: a slice of raw data becomes a part, a file of lines that lack only their numbers.
+
+Units are independent of each other, so they can run anywhere in any order. Each is named by a hash of all it depends
+on; the summary is written last, and a unit with a summary is never done again. Beside the lines lie, one entry per
+document: their lengths, and where duplicates are looked for, keys of their contents and MinHash signatures.
+"""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
+from z2all_ds.corpus.cleaning import Cleaner, CleaningReport
+from z2all_ds.corpus.cleaning.exact_duplicates import content_key
+from z2all_ds.corpus.cleaning.near_duplicates import signature
+from z2all_ds.corpus.compose import composed
+from z2all_ds.corpus.converters import BuiltIn, Source
+from z2all_ds.corpus.converters.generic import field_map_converter
+from z2all_ds.corpus.draft import Draft, RowRefused
+from z2all_ds.corpus.faults import Fault, FaultLog
+from z2all_ds.corpus.forms import Slice, open_slice
+from z2all_ds.corpus.schema import escape_line_breakers
+from z2all_ds.corpus.settings import SourceSpec, hashed
+from z2all_ds.corpus.unit_progress import ProgressFile
+
+WRITE_BUFFER_BYTES = 1 << 20
+MISSES_BEFORE_FULL = 32
+"""So many documents in a row that no longer fit end a limited domain; one giant among them must not."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The work of one task."""
+
+    name: str
+    """The same for the same output."""
+    folder: str
+    """Where its files go."""
+    spec: SourceSpec
+    slice: Slice | None
+    """None for a built-in converter."""
+
+    @classmethod
+    def of(cls, folder: Path, spec: SourceSpec, piece: Slice | None) -> "Unit":
+        parts = spec.output_key()
+        if piece is not None:
+            # by path, size and time, as hashing terabytes takes long
+            stat = os.stat(piece.path)
+            parts += [sorted(asdict(piece).items()), stat.st_size, stat.st_mtime_ns]
+        return cls(hashed(parts), str(folder), spec, piece)
+
+    def file(self, suffix: str) -> Path:
+        return Path(self.folder) / f"{self.name}.{suffix}"
+
+    def is_finished(self) -> bool:
+        return self.file("json").exists() and self.file("part").exists()
+
+    def clear(self) -> None:
+        """Removes all but the summary; done when the shards are written, to give the disk space back."""
+        for suffix in ("part", "lengths", "keys", "signatures"):
+            self.file(suffix).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class UnitSummary:
+    """What a finished unit holds."""
+
+    documents: int
+    bytes: int
+    faults: FaultLog
+    cleaning: CleaningReport
+
+    @classmethod
+    def read(cls, unit: Unit) -> "UnitSummary":
+        values = json.loads(unit.file("json").read_bytes())
+        faults = FaultLog("skip", 1.0, values["rows"], values["counts"], values["samples"])
+        cleaning = CleaningReport.from_json(values["cleaning"])
+        return cls(values["documents"], values["bytes"], faults, cleaning)
+
+
+def convert_unit(unit: Unit) -> UnitSummary:
+    """Does the unit unless it is done."""
+    if not unit.is_finished():
+        with machine_limits_named(Path(unit.folder)):
+            _convert(unit)
+    return UnitSummary.read(unit)
+
+
+def _convert(unit: Unit) -> None:
+    spec = unit.spec
+    found = spec.found_converter()
+    log, cleaner = spec.new_log(), Cleaner(spec.cleaning, found.is_code)
+    with ExitStack() as stack:
+        part = stack.enter_context(_PartWriter(unit))
+        report = stack.enter_context(ProgressFile(unit.file("progress")))
+        if isinstance(found, BuiltIn):
+            drafts = _generated(found, spec, part)
+        else:
+            assert unit.slice is not None
+            drafts = _converted(found, unit.slice, spec, log, report)
+        for draft in drafts:
+            if spec.compose:
+                draft.content = composed(draft, spec.compose)
+            kept = cleaner.clean(draft)
+            if kept is not None:
+                part.write(kept)
+                report.documents += 1
+        part.finish()
+    values = {"documents": part.documents, "bytes": part.bytes, **log.to_json(), "cleaning": cleaner.report.to_json()}
+    write_whole(unit.file("json"), json.dumps(values, ensure_ascii=False))
+
+
+def _generated(found: BuiltIn, spec: SourceSpec, part: "_PartWriter") -> Iterator[Draft]:
+    """Drafts of a built-in, until so many in a row go beyond the limit that it is full."""
+    misses = 0
+    for draft in found.generate(spec.max_bytes):
+        before = part.bytes
+        yield draft
+        if spec.max_bytes is not None:
+            # Rather some too many: which of them fit exactly is decided when their numbers are known.
+            misses = misses + 1 if before > spec.max_bytes else 0
+            if misses == MISSES_BEFORE_FULL:
+                return
+
+
+def _converted(found: Source, piece: Slice, spec: SourceSpec, log: FaultLog, report: ProgressFile) -> Iterator[Draft]:
+    convert = field_map_converter(dict(spec.fields)) if spec.fields else found.convert
+    with open_slice(piece, spec.limits, report.advance) as rows:
+        for row in rows:
+            if isinstance(row, Fault):
+                log.add(row, rows.where)
+                log.rows += row.kind not in ("bom", "line_ends")
+                continue
+            log.rows += 1
+            try:
+                draft = convert(row)
+                for text in (draft.title, draft.content, draft.category, draft.desc):
+                    if type(text) is not str:
+                        raise RowRefused(f"a text is wanted where there is {text!r:.60}")
+            except RowRefused as error:
+                log.add(Fault("columns", str(error)), rows.where)
+            except (KeyError, TypeError, AttributeError) as error:
+                log.add(Fault("columns", f"{type(error).__name__} {error} in {spec.converter}"), rows.where)
+            else:
+                if draft.content and not draft.content.isspace():
+                    yield draft
+                else:
+                    log.add(Fault("empty_text", "left out"), rows.where)
+
+
+class _PartWriter:
+    """Lines into `.part`, lengths, keys and signatures beside it; all renamed by `finish`, thrown away without it."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._data_src = unit.spec.domain
+        rules = unit.spec.cleaning
+        self._files = [unit.file("part"), unit.file("lengths")]
+        self._wants_keys, self._wants_signatures = rules.exact_duplicates, rules.near_duplicates is not None
+        self._files += [unit.file("keys")] if self._wants_keys else []
+        self._files += [unit.file("signatures")] if self._wants_signatures else []
+        self._lengths = array("I")
+        self.documents = self.bytes = 0
+
+    def __enter__(self) -> "_PartWriter":
+        self._streams = {
+            path.suffix: open(temporary_name(path), "wb", buffering=WRITE_BUFFER_BYTES)  # noqa: SIM115 - closed below
+            for path in self._files
+        }
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for path in self._files:
+            temporary_name(path).unlink(missing_ok=True)
+        for stream in self._streams.values():
+            try:
+                stream.close()
+            except OSError:  # a full disk; the error that brought us here says so
+                if kind is None:
+                    raise
+
+    def write(self, draft: Draft) -> None:
+        line = numberless_line(draft, self._data_src)
+        self._streams[".part"].write(line)
+        self._lengths.append(len(line))
+        if self._wants_keys:
+            self._streams[".keys"].write(content_key(draft.content))
+        if self._wants_signatures:
+            self._streams[".signatures"].write(signature(draft.content).tobytes())
+        self.documents += 1
+        self.bytes += len(line)
+
+    def finish(self) -> None:
+        self._lengths.tofile(self._streams[".lengths"])
+        for path in self._files:
+            stream = self._streams[path.suffix]
+            stream.flush()
+            os.fsync(stream.fileno())
+            publish(temporary_name(path), path)
+
+
+def numberless_line(draft: Draft, data_src: str) -> bytes:
+    """The record's JSON after `{"gid":1,"id":1,`, with the line end."""
+    values: dict[str, Any] = {
+        "data_src": data_src,
+        "category": draft.category,
+        "title": draft.title,
+        "content": draft.content,
+        "desc": draft.desc,
+        "others": draft.others,
+    }
+    try:
+        line = orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # whole numbers beyond 64 bits, which the standard library writes
+        line = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return escape_line_breakers(line)[1:]

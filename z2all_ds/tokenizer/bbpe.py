@@ -1,0 +1,38 @@
+"""Learns a byte-level BPE vocabulary: all 256 bytes are in it, so any text can be encoded and comes back exactly."""
+
+from collections.abc import Iterator
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from z2all_ds.errors import DataError
+from z2all_ds.tokenizer.pre_split import PRE_SPLIT
+
+SMALLEST_VOCABULARY = 256
+"""One token for each byte."""
+SEEN_AT_LEAST = 2
+"""A merge that occurs once in the whole corpus is a quotation, not a piece of language."""
+
+
+def learn_bbpe(texts: Iterator[str], text_vocab_size: int) -> Tokenizer:
+    """The backend, without control tokens yet."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRE_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=text_vocab_size,
+        min_frequency=SEEN_AT_LEAST,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    reached = backend.get_vocab_size()
+    if reached != text_vocab_size:
+        rule = f"the corpus has only enough repeated text for {reached}"
+        fix = f"Give a larger corpus (or a larger max_bytes), or set text_vocab_size to at most {reached}."
+        raise DataError(f"text_vocab_size {text_vocab_size}", rule, fix)
+    return backend

@@ -1,0 +1,175 @@
+"""How well tokenizers pack text, side by side: per domain, numbers, indentation, Chinese, and what the tokens are."""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from z2all_ds.errors import ConfigError
+from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
+from z2all_ds.tokenizer.raw_bytes import ByteTable
+from z2all_ds.tokenizer.sampling import open_sources
+
+SAMPLE_BYTES_PER_DOMAIN = 2_000_000
+NUMBERS = ("7", "42", "2024", "1234567890", "3.14159265", "2024-12-31", "12:30:59", "1,000,000")
+INDENTATIONS = {
+    "4 blanks": "x\n    y",
+    "8 blanks": "x\n        y",
+    "12 blanks": "x\n            y",
+    "2 tabs": "x\n\t\ty",
+    "a second line end": "x\n\ny",
+}
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]+")
+_CJK = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]")
+KINDS = ("CJK", "Latin", "digits", "whitespace", "signs", "other letters", "parts of characters", "control")
+
+
+@dataclass(frozen=True)
+class DomainFigures:
+    """How one domain is packed."""
+
+    bytes_per_token: float
+    chars_per_token: float
+    comes_back: bool
+    """Every document of the sample decodes to itself."""
+
+
+@dataclass(frozen=True)
+class TokenizerFigures:
+    """One tokenizer; counts are tokens."""
+
+    folder: str
+    size: int
+    domains: dict[str, DomainFigures]
+    chinese_chars_per_token: float | None
+    """Over the runs of Han characters in all domains; None where there are none."""
+    numbers: dict[str, int]
+    indentation: dict[str, int]
+    """Between two letters, which are not counted."""
+    comes_back: bool
+    """All documents, and a list of texts that tokenizers are known to change."""
+    does_not_come_back: str
+    """The first of these that does not; empty if all do."""
+    composition: dict[str, int]
+
+
+def report_tokenizers(
+    folders: Sequence[str | Path],
+    corpus: str | Path | Sequence[str | Path],
+    sample_bytes: int = SAMPLE_BYTES_PER_DOMAIN,
+) -> list[TokenizerFigures]:
+    """Measures each folder (or tokenizer.json, or .model) on the same sample of a corpus folder or files."""
+    if not folders:
+        raise ConfigError("no tokenizer", "a report needs at least one", "Give its folder.")
+    if sample_bytes < 1:
+        raise ConfigError(f"sample of {sample_bytes} bytes", "must be positive", f"Leave it at {SAMPLE_BYTES_PER_DOMAIN}.")
+    sources = open_sources(corpus)
+    texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in sources.domains.items()}
+    return [measure(str(folder), texts) for folder in folders]
+
+
+def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
+    """Figures of one tokenizer over texts by domain."""
+    path = find_file(Path(folder))
+    backend = open_existing(path, path.read_bytes())
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    domains, lost = {}, ""
+    for name, some in texts.items():
+        ids = _encode(backend, some)
+        tokens = max(1, sum(map(len, ids)))
+        backs = backend.decode_batch(ids, skip_special_tokens=False)
+        changed = next((text for text, back in zip(some, backs, strict=True) if text != back), "")
+        lost = lost or changed
+        domains[name] = DomainFigures(
+            bytes_per_token=round(sum(len(text.encode()) for text in some) / tokens, 4),
+            chars_per_token=round(sum(map(len, some)) / tokens, 4),
+            comes_back=not changed,
+        )
+    for probe, ids_of_probe in zip(PROBES, _encode(backend, list(PROBES)), strict=True):
+        if not lost and backend.decode(ids_of_probe, skip_special_tokens=False) != probe:
+            lost = probe
+    han = [run for some in texts.values() for text in some for run in _HAN.findall(text)]
+    ends = len(_encode(backend, ["x"])[0]) + len(_encode(backend, ["y"])[0])
+    return TokenizerFigures(
+        folder=folder,
+        size=max(backend.get_vocab().values()) + 1,
+        domains=domains,
+        chinese_chars_per_token=round(sum(map(len, han)) / sum(map(len, _encode(backend, han))), 4) if han else None,
+        numbers={text: len(ids) for text, ids in zip(NUMBERS, _encode(backend, list(NUMBERS)), strict=True)},
+        indentation={name: max(0, len(_encode(backend, [text])[0]) - ends) for name, text in INDENTATIONS.items()},
+        comes_back=not lost,
+        does_not_come_back=lost[:80],
+        composition=composition(backend),
+    )
+
+
+def composition(backend: Tokenizer) -> dict[str, int]:
+    """How many tokens are of each kind."""
+    table = ByteTable.of(backend)
+    special = {n for n, token in backend.get_added_tokens_decoder().items() if token.special}
+    counts = Counter[str]()
+    for token, number in backend.get_vocab(with_added_tokens=True).items():
+        if number in special:
+            counts["control"] += 1
+        else:
+            counts[kind_of(table.bytes_of_id[number] if table else token.replace("\u2581", " ").encode())] += 1
+    return {kind: counts[kind] for kind in KINDS}
+
+
+def kind_of(data: bytes) -> str:
+    """What a token mainly is."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "parts of characters"
+    if not text.strip():
+        return "whitespace"
+    if _CJK.search(text):
+        return "CJK"
+    if any(char.isalpha() for char in text):
+        return "Latin" if any(char.isalpha() and ord(char) < 0x250 for char in text) else "other letters"
+    return "digits" if any(char.isdigit() for char in text) else "signs"
+
+
+def to_json(figures: Sequence[TokenizerFigures]) -> str:
+    return json.dumps([asdict(one) for one in figures], indent=2, ensure_ascii=False)
+
+
+def print_report(figures: Sequence[TokenizerFigures]) -> None:
+    """A table on stdout, one column a tokenizer."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", *(one.folder for one in figures), title="tokenizers")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(label: str, values: Sequence[str], last: bool = False) -> None:
+        table.add_row(label, *values, end_section=last)
+
+    row("ids", [f"{one.size:,}" for one in figures], last=True)
+    for name in figures[0].domains:
+        row(f"{name}: bytes per token", [f"{one.domains[name].bytes_per_token:.3f}" for one in figures])
+        row(f"{name}: characters per token", [f"{one.domains[name].chars_per_token:.3f}" for one in figures])
+    chinese = [one.chinese_chars_per_token for one in figures]
+    row("Chinese: characters per token", ["-" if value is None else f"{value:.3f}" for value in chinese], last=True)
+    for text in NUMBERS:
+        row(f"tokens of {text}", [str(one.numbers[text]) for one in figures], last=text == NUMBERS[-1])
+    for text in INDENTATIONS:
+        row(f"tokens of a line end and {text}", [str(one.indentation[text]) for one in figures])
+    row("every text comes back", ["yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures], True)
+    for kind in KINDS:
+        row(f"tokens that are {kind}", [f"{one.composition[kind]:,}" for one in figures])
+    # A terminal narrower than the table cuts figures off; a pipe has no width.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 40 + 40 * len(figures)).print(table)
+
+
+def _encode(backend: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
