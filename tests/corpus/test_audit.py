@@ -53,6 +53,8 @@ def test_a_cut_shard_is_found(corpus: Path) -> None:
 
 def test_missing_and_unlisted_shards(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").rename(corpus / "stray.jsonl")
+    (corpus / ".building").mkdir()
+    (corpus / ".building" / "fr-00000.jsonl").write_text("of a build that goes on")
     assert audit_corpus(corpus).problems == ("en-00001.jsonl: missing", "stray.jsonl: not in the manifest")
 
 

@@ -239,7 +239,7 @@ from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 
 if __name__ == "__main__":
     raw = tuple(sorted(Path(sys.argv[1]).iterdir()))
-    spec = SourceSpec("a", "slow_lines", raw, plugin=Path(sys.argv[3]))
+    spec = SourceSpec("a", sys.argv[4], raw, plugin=Path(sys.argv[3]))
     build_corpus(sys.argv[2], [spec], max_shard_bytes=5_000, executor=Executor(2))
 """
 SLOW_PLUGIN = """
@@ -247,7 +247,7 @@ import time
 from z2all_ds.corpus.converters import source
 from z2all_ds.corpus.draft import Draft
 
-@source("slow_lines", form="jsonl")
+@source("{name}", form="jsonl")
 def slow_lines(row):
     '''Takes its time.'''
     time.sleep({seconds})
@@ -260,8 +260,10 @@ def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -
     raw = many_files(tmp_path / "raw", 6)
     (tmp_path / "build.py").write_text(SLOW_BUILD)
     plugin = tmp_path / "plugin.py"
-    plugin.write_text(SLOW_PLUGIN.format(seconds=0.02))
-    command = [sys.executable, str(tmp_path / "build.py"), str(tmp_path / "raw"), str(tmp_path / "c"), str(plugin)]
+    name = f"slow_{number.name}"
+    plugin.write_text(SLOW_PLUGIN.format(name=name, seconds=0.02))
+    arguments = [tmp_path / "build.py", tmp_path / "raw", tmp_path / "c", plugin, name]
+    command = [sys.executable, *map(str, arguments)]
     units = tmp_path / "c" / ".building" / "units"
     with ended(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as build:
         deadline = time.monotonic() + 60
@@ -274,7 +276,7 @@ def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -
     finished = {path.name: path.stat().st_mtime_ns for path in units.glob("*.json")}
     assert 0 < len(finished) < 6
     subprocess.run(command, check=True, capture_output=True)
-    whole_build(tmp_path / "unbroken", [SourceSpec("a", "slow_lines", raw, plugin=plugin)])
+    whole_build(tmp_path / "unbroken", [SourceSpec("a", name, raw, plugin=plugin)])
     assert files(tmp_path / "c") == files(tmp_path / "unbroken")
     assert not (tmp_path / "c" / ".building").exists()
     assert multiprocessing.active_children() == []

@@ -1,10 +1,11 @@
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.corpus.schema import Record, parse_record, without_lone_surrogates
+from z2all_ds.corpus.schema import Record, _parse_strictly, parse_record, without_lone_surrogates
 from z2all_ds.errors import DataError
 
 GOOD = {"gid": 7, "id": 3, "data_src": "zh", "category": "散文", "title": "雪", "content": "下雪\n了。", "desc": "", "others": {"a": [1]}}  # fmt: skip  # noqa: E501
@@ -68,3 +69,28 @@ def test_broken_lines(line: bytes, words: str) -> None:
 def test_surrogate_pairs_are_joined_and_halves_replaced() -> None:
     assert without_lone_surrogates("a\ud83d\ude00b\ud800c") == "a😀b\ufffdc"
     assert without_lone_surrogates("plain 中文") == "plain 中文"
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.integers(-(2**70), 2**70)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*GOOD, "extra"])
+
+
+def outcome(parse: Callable[[str | bytes, str], Record], line: str | bytes) -> str:
+    try:
+        return repr(parse(line, "f:1"))
+    except DataError as error:
+        return str(error)
+
+
+@given(st.dictionaries(FIELDS, VALUES, max_size=2), st.booleans(), st.booleans())
+def test_the_fast_way_reads_as_the_strict_one(changes: dict, is_ascii: bool, is_cut: bool) -> None:
+    """repr tells 1 from 1.0 and sees NaN as equal to itself."""
+    text = json.dumps({**GOOD, **changes}, ensure_ascii=is_ascii)
+    text = text[: len(text) // 2] if is_cut else text
+    lines: list[str | bytes] = [text, text.encode("utf-8", "surrogatepass")]
+    for line in lines:
+        assert outcome(parse_record, line) == outcome(_parse_strictly, line)

@@ -57,7 +57,7 @@ def test_processes_make_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=40),
     st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=40),

@@ -15,7 +15,7 @@ from tests.tokenizer.test_tokenization_z2all import UNICODE
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer, train_tokenizer
-from z2all_ds.tokenizer.folder import read_recipe, write_folder
+from z2all_ds.tokenizer.folder import check_place, read_recipe
 
 CHAT = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "Hi"}]
 CHAT_TEXT = "<|im_start|>user\n你好<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -172,11 +172,11 @@ def test_recipes(tmp_path: Path, small_tokenizer: Path) -> None:
         read_recipe(tmp_path, {})
 
 
-def test_a_folder_that_cannot_be_written(small_tokenizer: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    tmp_path.chmod(0o500)
+def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"file is a file"):
+        check_place(tmp_path / "file" / "deep" / "t")
+    check_place(tmp_path / "new" / "deep" / "t")
+    assert not (tmp_path / "new").exists()
     with pytest.raises(MachineError, match="not writable"):
-        write_folder(Tokenizer.from_file(str(small_tokenizer / "tokenizer.json")), tmp_path / "t", {})
+        check_place(Path("/proc/t"))

@@ -39,7 +39,11 @@ def test_the_ids_are_sentencepieces_own_on_real_text(small_corpus: Path, ours: Z
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(st.text(st.characters(codec="utf-8", exclude_characters="\u2581")), st.text("aein =-.\n\t中的", max_size=60)))
+@given(
+    st.one_of(
+        st.text(st.characters(codec="utf-8", exclude_characters="\u2581")), st.text("aein =-.\n\t中的", max_size=60)
+    )
+)
 def test_the_ids_are_sentencepieces_own_on_odd_text(ours: Z2allTokenizer, original: Any, text: str) -> None:
     assert ours.encode(text) == original.encode(text)
 
@@ -85,7 +89,7 @@ def test_vocabularies_that_do_not_fit(small_corpus: Path, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_library(small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:
@@ -95,4 +99,4 @@ def test_without_the_library(small_corpus: Path, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MachineError, match=r"pip install 'z2all_ds\[tokenizer\]'"):
-        train_tokenizer(small_corpus, tmp_path / "t", 2500, algorithm="spm")
+        learn_spm(iter(["a"]), 2500)

@@ -32,9 +32,7 @@ def test_numbers(tokenizer: Z2allTokenizer, folder: Path, text_vocab: int) -> No
 
 @KEEP
 @given(text=WITH_CONTROL_TEXT)
-def test_any_text_comes_back_and_forges_no_control_token(
-    tokenizer: Z2allTokenizer, text_vocab: int, text: str
-) -> None:
+def test_any_text_comes_back_and_forges_no_control_token(tokenizer: Z2allTokenizer, text_vocab: int, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert all(0 <= number < text_vocab for number in ids)
@@ -72,10 +70,11 @@ def test_injection(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> No
 
 
 @KEEP
-@given(parts=st.lists(st.one_of(UNICODE, st.sampled_from(SPECIAL_TOKENS))), allowed=st.sets(st.sampled_from(SPECIAL_TOKENS)))
-def test_doors_open_one_by_one(
-    tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]
-) -> None:
+@given(
+    parts=st.lists(st.one_of(UNICODE, st.sampled_from(SPECIAL_TOKENS))),
+    allowed=st.sets(st.sampled_from(SPECIAL_TOKENS)),
+)
+def test_doors_open_one_by_one(tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]) -> None:
     text = "".join(parts)
     ids = tokenizer.encode(text, allowed_special=allowed)
     assert tokenizer.decode(ids) == text

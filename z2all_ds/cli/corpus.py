@@ -148,3 +148,75 @@ def corpus_sources(plugin: PluginOption = None) -> None:
         load_plugin(plugin)
     for name, purpose in describe_converters().items():
         print(f"{name:20} {purpose}")
+
+
+@corpus_app.command("audit")
+def corpus_audit(corpus: CorpusArgument, workers: WorkersOption = None) -> None:
+    """Check every shard and record against the manifest: hashes, schema, numbers, encoding."""
+    from z2all_ds.corpus import audit_corpus
+    from z2all_ds.errors import DataError
+
+    report = audit_corpus(corpus, workers)
+    for line in (*report.problems, *(f"warning: {warning}" for warning in report.warnings)):
+        print(line)
+    if report.problems:
+        raise DataError(f"corpus {corpus}", f"{len(report.problems)} problems", "Build it again.")
+    print(f"{corpus}: {report.documents:,} documents in {report.shards} shards, no problem found")
+
+
+@corpus_app.command("stats")
+def corpus_stats(
+    corpus: CorpusArgument,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder, to count tokens.")] = None,
+    sample: Annotated[float, typer.Option(help="Look at this share of the text and scale up.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the lengths into this .png or .svg.")] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Documents, bytes, lengths and tokens of each domain."""
+    from rich.console import Console
+
+    from z2all_ds.corpus import stats as room
+
+    found = room.corpus_stats(corpus, tokenizer, workers, sample)
+    if as_json:
+        print(json.dumps(room.to_json(found), ensure_ascii=False, indent=1))
+    else:
+        Console().print(room.render(found))
+    if plot is not None:
+        print(room.draw_lengths(found, plot))
+
+
+@corpus_app.command("sample")
+def corpus_sample(
+    corpus: CorpusArgument,
+    count: Annotated[int, typer.Option("--count", "-n", help="So many documents.")] = 3,
+    domain: Annotated[str | None, typer.Option(help="Of this domain alone.")] = None,
+    gid: Annotated[int | None, typer.Option(help="The document with this number.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
+    max_chars: Annotated[int, typer.Option(help="Of each document.")] = 1000,
+) -> None:
+    """Look at documents."""
+    from z2all_ds.corpus import sample as room
+
+    documents = room.sample_documents(corpus, count, domain, seed) if gid is None else [room.find_document(corpus, gid)]
+    print(room.render(documents, max_chars))
+
+
+@corpus_app.command("split")
+def corpus_split(
+    corpus: CorpusArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the two corpora, train and validation.")],
+    share: Annotated[float, typer.Option(help="Share of the documents that goes to validation.")] = 0.001,
+    seed: Annotated[str, typer.Option(help="Another seed, another choice.")] = "",
+    workers: WorkersOption = None,
+) -> None:
+    """Set documents aside for validation, chosen by a hash of their text: the same ones when the corpus grows."""
+    from z2all_ds.corpus.split import split_corpus
+
+    report = split_corpus(corpus, out, share, seed, workers)
+    for domain, (documents, size) in report.train.items():
+        aside = report.validation.get(domain, (0, 0))
+        print(f"{domain}: train {documents:,} documents, {size:,} bytes; validation {aside[0]:,}, {aside[1]:,} bytes")
+    for warning in report.warnings:
+        print(f"warning: {warning}")

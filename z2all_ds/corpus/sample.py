@@ -142,11 +142,11 @@ def _search_ordered(corpus_dir: Path, shard: ShardInfo, gid: int) -> Record | No
         # low is always the begin of a line; the document begins at low or later, and before high.
         while high - low > SMALLEST_SEARCH_BYTES:
             middle = (low + high) // 2
-            stream.seek(middle)
+            stream.seek(middle - 1)  # if that byte ends a line, the next one begins at the middle
             stream.readline()
             start = stream.tell()
             if start >= high:
-                high = middle + 1  # no line begins between, so the document begins in the first half
+                high = middle  # no line begins in the second half
                 continue
             record = parse_record(stream.readline(), f"{shard.path}, byte {start}")
             if record.gid == gid:

@@ -13,7 +13,7 @@ import orjson
 from z2all_ds.errors import DataError
 
 # Legal inside JSON strings, but str.splitlines() and some readers end a line at them, so they go out escaped.
-_LINE_BREAKERS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
+_LINE_BREAKERS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,22 @@ class Record:
     def to_line(self) -> str:
         """The record as one line of JSON, without the line end."""
         line = json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return escape_line_breakers(line.encode()).decode()
+        return escape_line_breakers(line.encode("utf-8")).decode("utf-8")
+
+
+def has_line_breakers(lines: bytes) -> bool:
+    """Whether there is anything to escape in these lines of JSON."""
+    # As text: looking for one character there is ten times as fast as for its three bytes among Chinese ones.
+    text = lines.decode("utf-8")
+    return any(char in text for char in _LINE_BREAKERS)
 
 
 def escape_line_breakers(line: bytes) -> bytes:
     """A line of JSON without the characters that some readers take for its end."""
+    text = line.decode("utf-8")
     for char, escaped in _LINE_BREAKERS.items():
-        if char in line:
-            line = line.replace(char, escaped)
-    return line
+        text = text.replace(char, escaped)
+    return text.encode("utf-8")
 
 
 _TYPES: dict[str, type] = {

@@ -90,7 +90,7 @@ def _title(units: Sequence[Unit], lengths: Sequence[np.ndarray], number: int) ->
     place = number - int(ends[which]) + len(sizes)
     with open(units[which].file("part"), "rb") as stream:
         stream.seek(int(sizes[:place].sum(dtype=np.int64)))
-        values = json.loads(b"{" + stream.read(int(sizes[place])))
+        values = json.loads(stream.read(int(sizes[place])))
     return f"{number} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"
 
 

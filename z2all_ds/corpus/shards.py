@@ -17,9 +17,10 @@ from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 
-BYTES_PER_READ = 4_000_000
+BYTES_PER_READ = 524288
 _NUMBERS = b'{"gid":%d,"id":%d,'
-_NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d")
+_NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d") - len(b"{")
+"""What they add to a line without the digits: its own opening bracket falls away."""
 _POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
@@ -159,7 +160,7 @@ def _numbered_lines(piece: Piece, gid: int) -> Iterator[list[bytes]]:
             block = []
             for number, begin, stop in zip((piece.first_id + some).tolist(), begins, stops, strict=True):
                 block.append(_NUMBERS % (gid, number))
-                block.append(data[begin:stop])
+                block.append(data[begin + 1 : stop])
                 gid += 1
             yield block
             done = upto

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from z2all_ds.console import Advance
@@ -18,10 +19,10 @@ _COUNTS = struct.Struct("<qq")
 class ProgressFile:
     """Raw bytes and documents of one unit so far."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, documents: Callable[[], int]) -> None:
+        self._path, self._documents = path, documents
         self._next = 0.0
-        self.raw_bytes = self.documents = 0
+        self._raw_bytes = 0
 
     def __enter__(self) -> "ProgressFile":
         self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o644)
@@ -32,11 +33,11 @@ class ProgressFile:
         self._path.unlink(missing_ok=True)
 
     def advance(self, raw_bytes: int) -> None:
-        self.raw_bytes += raw_bytes
+        self._raw_bytes += raw_bytes
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY_SECONDS
-            os.pwrite(self._file, _COUNTS.pack(self.raw_bytes, self.documents), 0)
+            os.pwrite(self._file, _COUNTS.pack(self._raw_bytes, self._documents()), 0)
 
 
 def read_progress(folder: Path) -> tuple[int, int]:

@@ -12,25 +12,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
-from z2all_ds.corpus.cleaning import Cleaner, CleaningReport
+from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.cleaning.exact_duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature
 from z2all_ds.corpus.compose import composed
 from z2all_ds.corpus.converters import BuiltIn, Source
 from z2all_ds.corpus.converters.generic import field_map_converter
 from z2all_ds.corpus.draft import Draft, RowRefused
-from z2all_ds.corpus.faults import Fault, FaultLog
+from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
 from z2all_ds.corpus.forms import Slice, open_slice
-from z2all_ds.corpus.schema import escape_line_breakers
+from z2all_ds.corpus.schema import escape_line_breakers, has_line_breakers
 from z2all_ds.corpus.settings import SourceSpec, hashed
 from z2all_ds.corpus.unit_progress import ProgressFile
 
-WRITE_BUFFER_BYTES = 1 << 20
+BLOCK_BYTES = 262144
 MISSES_BEFORE_FULL = 32
 """So many documents in a row that no longer fit end a limited domain; one giant among them must not."""
 
@@ -97,9 +96,10 @@ def _convert(unit: Unit) -> None:
     spec = unit.spec
     found = spec.found_converter()
     log, cleaner = spec.new_log(), Cleaner(spec.cleaning, found.is_code)
+    wants_cleaning = spec.cleaning != CleaningRules()  # even a cleaner without rules counts bytes
     with ExitStack() as stack:
         part = stack.enter_context(_PartWriter(unit))
-        report = stack.enter_context(ProgressFile(unit.file("progress")))
+        report = stack.enter_context(ProgressFile(unit.file("progress"), lambda: part.documents))
         if isinstance(found, BuiltIn):
             drafts = _generated(found, spec, part)
         else:
@@ -108,10 +108,12 @@ def _convert(unit: Unit) -> None:
         for draft in drafts:
             if spec.compose:
                 draft.content = composed(draft, spec.compose)
-            kept = cleaner.clean(draft)
-            if kept is not None:
-                part.write(kept)
-                report.documents += 1
+            if wants_cleaning:
+                kept = cleaner.clean(draft)
+                if kept is None:
+                    continue
+                draft = kept
+            part.write(draft)
         part.finish()
     values = {"documents": part.documents, "bytes": part.bytes, **log.to_json(), "cleaning": cleaner.report.to_json()}
     write_whole(unit.file("json"), json.dumps(values, ensure_ascii=False))
@@ -136,41 +138,53 @@ def _converted(found: Source, piece: Slice, spec: SourceSpec, log: FaultLog, rep
         for row in rows:
             if isinstance(row, Fault):
                 log.add(row, rows.where)
-                log.rows += row.kind not in ("bom", "line_ends")
+                log.rows += row.kind not in HARMLESS
                 continue
             log.rows += 1
             try:
                 draft = convert(row)
-                for text in (draft.title, draft.content, draft.category, draft.desc):
-                    if type(text) is not str:
-                        raise RowRefused(f"a text is wanted where there is {text!r:.60}")
+                content = draft.content
+                if not type(content) is type(draft.title) is type(draft.category) is type(draft.desc) is str:
+                    raise RowRefused("title, content, category and desc must be texts")
             except RowRefused as error:
                 log.add(Fault("columns", str(error)), rows.where)
             except (KeyError, TypeError, AttributeError) as error:
                 log.add(Fault("columns", f"{type(error).__name__} {error} in {spec.converter}"), rows.where)
             else:
-                if draft.content and not draft.content.isspace():
+                if content and not content.isspace():
                     yield draft
                 else:
-                    log.add(Fault("empty_text", "left out"), rows.where)
+                    log.add(Fault("empty_text", "nothing but blanks"), rows.where)
 
 
 class _PartWriter:
-    """Lines into `.part`, lengths, keys and signatures beside it; all renamed by `finish`, thrown away without it."""
+    """Lines into `.part`, lengths, keys and signatures beside it; all renamed by `finish`, thrown away without it.
+
+    Lines are gathered and handled a block at a time: what is done for each costs more than the writing.
+    """
 
     def __init__(self, unit: Unit) -> None:
         self._data_src = unit.spec.domain
         rules = unit.spec.cleaning
-        self._files = [unit.file("part"), unit.file("lengths")]
         self._wants_keys, self._wants_signatures = rules.exact_duplicates, rules.near_duplicates is not None
+        self._files = [unit.file("part"), unit.file("lengths")]
         self._files += [unit.file("keys")] if self._wants_keys else []
         self._files += [unit.file("signatures")] if self._wants_signatures else []
+        self._lines: list[bytes] = []
+        self._block_bytes = self._written_bytes = 0
         self._lengths = array("I")
-        self.documents = self.bytes = 0
+
+    @property
+    def documents(self) -> int:
+        return len(self._lengths) + len(self._lines)
+
+    @property
+    def bytes(self) -> int:
+        return self._written_bytes + self._block_bytes
 
     def __enter__(self) -> "_PartWriter":
         self._streams = {
-            path.suffix: open(temporary_name(path), "wb", buffering=WRITE_BUFFER_BYTES)  # noqa: SIM115 - closed below
+            path.suffix: open(temporary_name(path), "wb")  # noqa: SIM115 - closed below
             for path in self._files
         }
         return self
@@ -187,16 +201,17 @@ class _PartWriter:
 
     def write(self, draft: Draft) -> None:
         line = numberless_line(draft, self._data_src)
-        self._streams[".part"].write(line)
-        self._lengths.append(len(line))
+        self._lines.append(line)
+        self._block_bytes += len(line)
         if self._wants_keys:
             self._streams[".keys"].write(content_key(draft.content))
         if self._wants_signatures:
             self._streams[".signatures"].write(signature(draft.content).tobytes())
-        self.documents += 1
-        self.bytes += len(line)
+        if self._block_bytes >= BLOCK_BYTES:
+            self._write_block()
 
     def finish(self) -> None:
+        self._write_block()
         self._lengths.tofile(self._streams[".lengths"])
         for path in self._files:
             stream = self._streams[path.suffix]
@@ -204,10 +219,20 @@ class _PartWriter:
             os.fsync(stream.fileno())
             publish(temporary_name(path), path)
 
+    def _write_block(self) -> None:
+        block = b"".join(self._lines)
+        if has_line_breakers(block):
+            self._lines = [escape_line_breakers(line) for line in self._lines]
+            block = b"".join(self._lines)
+        self._lengths.extend(map(len, self._lines))
+        self._streams[".part"].write(block)
+        self._written_bytes += len(block)
+        self._lines, self._block_bytes = [], 0
+
 
 def numberless_line(draft: Draft, data_src: str) -> bytes:
-    """The record's JSON after `{"gid":1,"id":1,`, with the line end."""
-    values: dict[str, Any] = {
+    """The record's JSON without gid and id, which come first, with the line end."""
+    values = {
         "data_src": data_src,
         "category": draft.category,
         "title": draft.title,
@@ -216,7 +241,6 @@ def numberless_line(draft: Draft, data_src: str) -> bytes:
         "others": draft.others,
     }
     try:
-        line = orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # whole numbers beyond 64 bits, which the standard library writes
-        line = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-    return escape_line_breakers(line)[1:]
+        return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -13,8 +13,8 @@ SEEN_AT_LEAST = 2
 """A merge that occurs once in the whole corpus is a quotation, not a piece of language."""
 
 
-def learn_bbpe(texts: Iterator[str], text_vocab_size: int) -> Tokenizer:
-    """The backend, without control tokens yet."""
+def learn_bbpe(texts: Iterator[str], text_vocab_size: int, tell_progress: bool = False) -> Tokenizer:
+    """The backend, without control tokens yet. Progress goes to stderr, one JSON object a line."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -26,9 +26,11 @@ def learn_bbpe(texts: Iterator[str], text_vocab_size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=text_vocab_size,
         min_frequency=SEEN_AT_LEAST,
-        show_progress=False,
+        show_progress=tell_progress,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
+    if hasattr(trainer, "progress_format"):  # new in tokenizers 0.23; before, there are bars on a terminal alone
+        trainer.progress_format = "json"
     backend.train_from_iterator(texts, trainer=trainer)
     reached = backend.get_vocab_size()
     if reached != text_vocab_size:

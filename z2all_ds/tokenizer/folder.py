@@ -7,6 +7,7 @@ folder was made from.
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from z2all_ds.atomic import force_to_disk, machine_limits_named, temporary_name
-from z2all_ds.errors import ConfigError
+from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES, SPECIAL_TOKENS
 
 RECIPE_FILE = "training.json"
@@ -75,6 +76,24 @@ def write_folder(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def check_place(out_dir: Path) -> None:
+    """Refuses a place that cannot be written, before an hour of work instead of after it."""
+    ancestor = next(path for path in out_dir.absolute().parents if path.exists())
+    if not ancestor.is_dir():
+        raise ConfigError(f"folder {out_dir}", f"{ancestor} is a file", "Choose another folder.")
+    if not os.access(ancestor, os.W_OK) or not _accepts_files(ancestor):
+        raise MachineError(f"folder {ancestor}", "not writable", "Choose another folder or change its owner.")
+
+
+def _accepts_files(folder: Path) -> bool:
+    """Root is told that it may write anywhere; /proc and read-only mounts disagree."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def is_filled(out_dir: Path) -> bool:

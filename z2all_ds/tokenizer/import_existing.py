@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, processors
 
 from z2all_ds.console import say
 from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.tokenizer.folder import control_token, is_filled, read_recipe, write_folder
+from z2all_ds.tokenizer.folder import check_place, control_token, is_filled, read_recipe, write_folder
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
 from z2all_ds.tokenizer.spm_convert import spm_to_backend
@@ -72,6 +72,7 @@ def import_tokenizer(
         if strict and values["warnings"]:
             raise DataError(f"tokenizer {path}", values["warnings"][0], "Leave out --strict to take it as it is.")
         return _report(out_dir, values)
+    check_place(out_dir)
 
     backend = open_existing(path, data)
     warnings = _make_plain(backend)
@@ -104,9 +105,7 @@ def find_file(path: Path) -> Path:
     return path
 
 
-def place_special_tokens(
-    vocabulary: Mapping[str, int], given: Mapping[str, int], start: int | None
-) -> dict[str, int]:
+def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int], start: int | None) -> dict[str, int]:
     """Numbers for all control tokens. One that the tokenizer has already keeps its number."""
     end = max(vocabulary.values(), default=-1) + 1
     if start is not None and start < end:
@@ -152,7 +151,9 @@ def _make_plain(backend: Tokenizer) -> list[str]:
     """Nothing is cut off, filled up or added at the ends; control tokens are put in by whoever packs the text."""
     backend.no_truncation()
     backend.no_padding()
-    added = [name for name in backend.encode("a").tokens if name not in backend.encode("a", add_special_tokens=False).tokens]
+    added = [
+        name for name in backend.encode("a").tokens if name not in backend.encode("a", add_special_tokens=False).tokens
+    ]
     if not added:
         return []
     backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
@@ -194,8 +195,9 @@ def _losses(backend: Tokenizer) -> list[str]:
         if back != text:
             found.append(f"text does not come back exactly: {text!r} becomes {back!r}")
             break
+    unknown = tokenizer.encode("\U000f0000")  # what no text holds: a token for unknown characters, or bytes
     for name, number in tokenizer.special_tokens.items():
-        if number in tokenizer.encode(f"a {name} b") + tokenizer.encode(name):
+        if number not in unknown and number in tokenizer.encode(f"a {name} b") + tokenizer.encode(name):
             found.append(f"text that spells {name} becomes the control token {number}")
             break
     return found

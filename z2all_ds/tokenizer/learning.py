@@ -1,77 +1,133 @@
-"""Runs a library's trainer so that a person sees how far it is and Ctrl-C works at once.
+"""Has a vocabulary learned in a process of its own, shows how far it is, and stops it at once on Ctrl-C.
 
-Trainers stay in their own code for minutes, where Python cannot deliver Ctrl-C. So they run in a thread of their own
-(they let go of the interpreter lock), while this one shows the bar and listens.
+Trainers stay in their own code for minutes, where Python cannot deliver Ctrl-C, and use gigabytes that Python does not
+give back. A process can be ended at any time, and its memory goes with it.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import z2all_ds
+from z2all_ds import errors
 from z2all_ds.console import heartbeat, progress
+from z2all_ds.errors import MachineError, Z2allError
+from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
 
-Learned = TypeVar("Learned")
-LOOK_EVERY_SECONDS = 0.1
-
-
-class Reading:
-    """Hands texts to a trainer and counts them. What goes wrong while reading is kept, as trainers may swallow it."""
-
-    def __init__(self, sample: Iterator[tuple[int, str]]) -> None:
-        self._sample = sample
-        self.bytes_on_disk = self.bytes_of_text = 0
-        self.over, self.stop = threading.Event(), threading.Event()
-        self.failure: BaseException | None = None
-
-    def texts(self) -> Iterator[str]:
-        try:
-            for size, text in self._sample:
-                if self.stop.is_set():
-                    return
-                self.bytes_on_disk += size
-                self.bytes_of_text += len(text.encode())
-                yield text
-        except BaseException as error:
-            self.failure = error
-        finally:
-            self.over.set()
+MERGE_STAGE = "Compute merges"
+"""What `tokenizers` calls it in its progress lines."""
 
 
-class _Work(threading.Thread, Generic[Learned]):
-    def __init__(self, job: Callable[[], Learned]) -> None:
-        super().__init__(daemon=True)  # it must not keep the process alive after Ctrl-C
-        self._job = job
-        self.result: list[Learned] = []
-        self.failure: BaseException | None = None
+@dataclass(frozen=True)
+class Learned:
+    """Files of the tokenizer by name, and how much text it took."""
 
-    def run(self) -> None:
-        try:
-            self.result.append(self._job())
-        except BaseException as error:
-            self.failure = error
+    files: dict[str, bytes]
+    text_bytes: int
 
 
-def learn_watched(
-    sample: Iterator[tuple[int, str]], total_bytes: int, learn: Callable[[Iterator[str]], Learned], merging: str
-) -> tuple[Learned, int]:
-    """What `learn` makes of the texts, and their bytes. `sample` gives (bytes on disk, text)."""
-    reading = Reading(sample)
-    work = _Work(lambda: learn(reading.texts()))
-    work.start()
-    try:
-        with progress("reading text", total_bytes / 1e6, "MB") as advance:
+def learn_in_own_process(
+    algorithm: str, inputs: Sequence[str], shares: Mapping[str, int], text_vocab_size: int
+) -> Learned:
+    """`inputs` as for open_sources, `shares` the bytes on disk to read of each domain."""
+    with tempfile.TemporaryDirectory(prefix="z2all-tokenizer-") as scratch:
+        job = {
+            "algorithm": algorithm,
+            "inputs": list(inputs),
+            "shares": dict(shares),
+            "text_vocab_size": text_vocab_size,
+            "out": scratch,
+        }
+        with _process(job) as reports:
+            text_bytes = _watch(reports, sum(shares.values()), algorithm, text_vocab_size)
+        files = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
+    return Learned(files, text_bytes)
+
+
+def _watch(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, text_vocab_size: int) -> int:
+    """Bars for the reports of one process; returns the bytes of text."""
+    report: dict[str, Any] = {}
+    with progress("reading text", total_bytes / 1e6, "MB") as advance:
+        shown = 0
+        for report in reports:
+            if "read" not in report:
+                break
+            advance((report["read"] - shown) / 1e6)
+            shown = report["read"]
+    # SentencePiece does not say how far it is.
+    with heartbeat("counting" if algorithm == "bbpe" else f"merging to {text_vocab_size:,} tokens"):
+        for report in reports:
+            if report.get("stage") == MERGE_STAGE or "done" in report:
+                break
+    if "done" not in report:
+        with progress("merging", text_vocab_size - SMALLEST_VOCABULARY, "tokens") as advance:
             shown = 0
-            while work.is_alive() and not reading.over.wait(LOOK_EVERY_SECONDS):
-                advance((reading.bytes_on_disk - shown) / 1e6)
-                shown = reading.bytes_on_disk
-            advance((reading.bytes_on_disk - shown) / 1e6)
-        with heartbeat(merging):
-            while work.is_alive():
-                work.join(LOOK_EVERY_SECONDS)
-    except BaseException:
-        reading.stop.set()
-        raise
-    for failure in (reading.failure, work.failure):
-        if failure is not None:
-            raise failure
-    return work.result[0], reading.bytes_of_text
+            for report in reports:
+                if report.get("stage") == MERGE_STAGE:
+                    advance(report["current"] - shown)
+                    shown = report["current"]
+    return int(report["done"])
+
+
+@contextmanager
+def _process(job: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+    """Gives its reports; whatever happens, it is gone afterwards."""
+    command = [sys.executable, "-m", "z2all_ds.tokenizer.learning_process"]
+    # It must find this very package, also where that is not installed.
+    paths = [str(Path(z2all_ds.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # `tokenizers` tells its progress there
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+    )
+    assert process.stdin and process.stdout
+    try:
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        yield _reports(process)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    """Its lines up to the one that says done; an error it tells, and its death, are raised."""
+    assert process.stdout
+    other_lines = deque[str](maxlen=3)
+    for line in process.stdout:
+        try:
+            report = json.loads(line)
+        except ValueError:
+            report = None
+        if not isinstance(report, dict):
+            other_lines.append(line.strip())
+            continue
+        if "error" in report:
+            name, what, rule, fix = report["error"]
+            kind: type[Z2allError] = getattr(errors, name)
+            raise kind(what, rule, fix)
+        yield report
+        if "done" in report:
+            return
+    code = process.wait()
+    # The kernel's way of saying that memory is short is to kill.
+    why = (
+        "it was killed, most likely for lack of memory" if code == -9 else f"exit code {code}: {' '.join(other_lines)}"
+    )
+    raise MachineError("the process that learns the vocabulary", why, "Try a smaller max_bytes.")

@@ -67,7 +67,9 @@ def report_tokenizers(
     if not folders:
         raise ConfigError("no tokenizer", "a report needs at least one", "Give its folder.")
     if sample_bytes < 1:
-        raise ConfigError(f"sample of {sample_bytes} bytes", "must be positive", f"Leave it at {SAMPLE_BYTES_PER_DOMAIN}.")
+        raise ConfigError(
+            f"sample of {sample_bytes} bytes", "must be positive", f"Leave it at {SAMPLE_BYTES_PER_DOMAIN}."
+        )
     sources = open_sources(corpus)
     texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in sources.domains.items()}
     return [measure(str(folder), texts) for folder in folders]
@@ -164,7 +166,11 @@ def print_report(figures: Sequence[TokenizerFigures]) -> None:
         row(f"tokens of {text}", [str(one.numbers[text]) for one in figures], last=text == NUMBERS[-1])
     for text in INDENTATIONS:
         row(f"tokens of a line end and {text}", [str(one.indentation[text]) for one in figures])
-    row("every text comes back", ["yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures], True)
+    row(
+        "every text comes back",
+        ["yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures],
+        True,
+    )
     for kind in KINDS:
         row(f"tokens that are {kind}", [f"{one.composition[kind]:,}" for one in figures])
     # A terminal narrower than the table cuts figures off; a pipe has no width.

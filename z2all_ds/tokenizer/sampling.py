@@ -55,17 +55,22 @@ class Sources:
     """For messages."""
 
 
-def open_sources(inputs: str | Path | Sequence[str | Path]) -> Sources:
-    """A corpus folder, or files: each `PATH` (its name is the domain) or `NAME=PATH`; one name may be given twice."""
+def open_sources(inputs: str | Path | Sequence[str | Path], with_fingerprint: bool = True) -> Sources:
+    """A corpus folder, or files: each `PATH` (its name is the domain) or `NAME=PATH`; one name may be given twice.
+
+    The fingerprint of files costs reading them once.
+    """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     if not given:
         raise ConfigError("no input", "a sample needs text", "Give a corpus folder, files, or NAME=FILE.")
     if len(given) == 1 and "=" not in str(given[0]) and not Path(given[0]).is_file():
         return _corpus_sources(Path(given[0]))
-    return _file_sources([str(one) for one in given])
+    return _file_sources([str(one) for one in given], with_fingerprint)
 
 
-def share_budget(available: Mapping[str, int], budget: int, weights: Mapping[str, float] | None = None) -> dict[str, int]:
+def share_budget(
+    available: Mapping[str, int], budget: int, weights: Mapping[str, float] | None = None
+) -> dict[str, int]:
     """Bytes for each domain, in proportion to the weights (equal without); what a small one cannot use is shared on."""
     exact = {name: Fraction(str(1 if weights is None else weights.get(name, 0))) for name in available}
     shares = dict.fromkeys((name for name in available if not exact[name]), 0)
@@ -88,7 +93,9 @@ def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
         if not math.isfinite(weight) or weight < 0:
             raise ConfigError(f"weight {name}={weight}", "must be zero or a positive number", "Try 0.5.")
     if not any(weights.values()):
-        raise ConfigError(f"weights {dict(weights)}", "all are zero, so no text is left", "Give one of them more than 0.")
+        raise ConfigError(
+            f"weights {dict(weights)}", "all are zero, so no text is left", "Give one of them more than 0."
+        )
 
 
 def _corpus_sources(folder: Path) -> Sources:
@@ -119,7 +126,7 @@ def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[Pie
             raise DataError(f"shard {folder / shard.path}", f"not readable ({error.strerror})", fix) from None
 
 
-def _file_sources(given: list[str]) -> Sources:
+def _file_sources(given: list[str], with_fingerprint: bool) -> Sources:
     paths: dict[str, list[Path]] = {}
     for one in given:
         name, equals, rest = one.partition("=")
@@ -137,7 +144,8 @@ def _file_sources(given: list[str]) -> Sources:
         name: Domain(name, sizes[name], lambda some=some: (p for path in some for p in file_pieces(path)))  # type: ignore[misc]
         for name, some in sorted(paths.items())
     }
-    return Sources(domains, _files_fingerprint(paths, sum(sizes.values())), "the files")
+    fingerprint = _files_fingerprint(paths, sum(sizes.values())) if with_fingerprint else ""
+    return Sources(domains, fingerprint, "the files")
 
 
 def _files_fingerprint(paths: dict[str, list[Path]], total: int) -> str:

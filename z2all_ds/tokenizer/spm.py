@@ -19,8 +19,8 @@ MODEL_FILE = "sentencepiece.model"
 SMALLEST_VOCABULARY = 257
 """Each byte, and <unk>."""
 CHARACTER_COVERAGE = 0.9999
-"""Of all characters in the text; the rare rest is written in bytes. SentencePiece's own 0.9995 counts over the whole mix
-and would leave 1 Chinese character in 250 to bytes where an eighth of the characters are Chinese."""
+"""Of all characters in the text; the rare rest is written in bytes. SentencePiece's own 0.9995 counts over the whole
+mix and would leave 1 Chinese character in 250 to bytes where an eighth of the characters are Chinese."""
 LONGEST_SENTENCE = 1000
 """Characters. Minified code and base64 have lines of megabytes, and SentencePiece drops lines beyond its limit."""
 

@@ -1,6 +1,6 @@
-"""Plain files as training text: .jsonl with a `text` or `content` field, anything else as UTF-8 text in blocks of lines.
+"""Plain files as training text: .jsonl with a `text` or `content` field, anything else as UTF-8 in blocks of lines.
 
-Both are streamed. A piece is parsed only when it is wanted, so skipping most of a large file costs no more than reading.
+Both are streamed. A piece is parsed only when it is wanted, so skipping most of a large file costs only the reading.
 """
 
 import hashlib

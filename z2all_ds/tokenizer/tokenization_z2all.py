@@ -76,7 +76,7 @@ class Z2allTokenizer:
         return text
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Ids of any bytes: UTF-8 stretches as text, the rest byte by byte. `decode_bytes` gives exactly `data` back."""
+        """Ids of any bytes: UTF-8 stretches as text, the rest byte by byte. `decode_bytes` gives `data` back."""
         if self._bytes is None:
             rule = "it has no token for each byte, or changes text before encoding it"
             raise DataError("raw bytes with this tokenizer", rule, "Encode text with encode(), or train a tokenizer.")

@@ -76,7 +76,7 @@ def test_code_is_untouched_byte_for_byte():
     assert any("never altered" in row[-1] for row in cleaner.report.rows())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.builds(Draft, texts, st.one_of(texts, runs), desc=texts), max_size=4))
 def test_code_is_kept_as_it_is_or_dropped(drafts):
     cleaner = Cleaner(ALL, is_code=True)
@@ -86,7 +86,7 @@ def test_code_is_kept_as_it_is_or_dropped(drafts):
         assert (draft.title, draft.content, draft.desc) == before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.builds(Draft, texts, st.one_of(texts, runs), desc=texts), max_size=4), st.integers(0, 5))
 def test_numbers_add_up_and_cleaning_twice_is_cleaning_once(drafts, min_chars):
     rules = CleaningRules.parse(["all", f"min_chars={min_chars}", "max_symbol_share=0.5"])

@@ -60,7 +60,7 @@ words = st.sampled_from([0, 1, 1 << 62, 3 << 62, (1 << 64) - 1])
 parts_of_keys = st.lists(npst.arrays(np.uint64, st.tuples(st.integers(0, 8), st.just(2)), elements=words), max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parts_of_keys, st.integers(1, 6))
 def test_as_a_set_would_do_it_with_any_number_of_buckets(parts, rows_per_bucket):
     first_seen: dict[tuple[int, int], int] = {}

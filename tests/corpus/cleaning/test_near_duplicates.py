@@ -74,7 +74,7 @@ def test_the_candidates_are_those_of_datasketchs_index(threshold):
         theirs |= {(number, earlier) for earlier in index.query(minhash)}
         index.insert(number, minhash)
     ours = candidate_pairs([signatures[:100], signatures[100:]], bands_and_rows(threshold))
-    assert ours == theirs and len(ours) > 100
+    assert ours == theirs and len(ours) >= 30
 
 
 @pytest.mark.parametrize(("tokens", "joint"), [(WORDS, " "), (HAN, "")])
@@ -87,9 +87,9 @@ def test_planted_copies(tokens, joint, changes, found):
     assert (similarity > 0.87) if found else (similarity < 0.6)
     keep = keep_of([*originals, *copies])
     assert keep[:40] == [True] * 40
-    # 9 bands of 13 miss a copy of similarity 0.87 one time in five; identical ones never
+    # 14 bands of 9 miss a copy of similarity 0.87 one time in fifty, and its estimate may fall short; identical never
     dropped = keep[40:].count(False)
-    assert dropped == (40 if changes == 0 else dropped) and (dropped >= 25 if found else dropped == 0)
+    assert dropped == (40 if changes == 0 else dropped) and (dropped >= 37 if found else dropped == 0)
 
 
 def test_the_reason_is_an_earlier_document_that_is_alike():
@@ -159,6 +159,12 @@ def test_parts_buckets_and_files_make_no_difference(tmp_path, monkeypatch, limit
     assert np.concatenate(found.keep).tolist() == whole.keep[0].tolist() and found.pairs == whole.pairs
     assert 10 < found.count == whole.count < 60
     assert [path.name for path in tmp_path.iterdir()] == ["part.npy"]
+
+
+def test_a_threshold_of_one_is_for_the_same_shingles():
+    texts = ["one two three four five six", "One, two, three, four, five, six!", "one two three four five seven"]
+    assert bands_and_rows(1.0) == (2, 64)
+    assert keep_of(texts, 1.0) == [True, False, True]
 
 
 def test_no_documents():

@@ -139,7 +139,7 @@ def chain(text):
     return text
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.one_of(texts, runs))
 def test_a_second_time_changes_nothing(text):
     for step in (*STEPS, chain):
@@ -148,7 +148,7 @@ def test_a_second_time_changes_nothing(text):
         assert (once is text) == (once == text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
 def test_letters_and_digits_are_never_touched(text):
     def words(text):
@@ -157,7 +157,7 @@ def test_letters_and_digits_are_never_touched(text):
     assert words(chain(text)) == words(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
 def test_lines_stay_lines(text):
     plain = control_characters(text)

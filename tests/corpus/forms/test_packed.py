@@ -181,7 +181,8 @@ def test_bombs(tmp_path: Path) -> None:
         items = read_all(write(tmp_path, name, data), limits=ReadLimits(100_000_000, 50, 2**20))
         kinds = [kind for kind, _ in faults_of(items)]
         assert kinds and set(kinds) == {"expansion"}, name
-        assert len(rows_of(items)) < 8_000, name
+        members = 3 if name.startswith("twice") else 1
+        assert len(rows_of(items)) < 8_000 * members, name
 
 
 def test_honest_files_are_no_bombs(tmp_path: Path) -> None:

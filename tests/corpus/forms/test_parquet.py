@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write
-from z2all_ds.corpus.forms import ReadLimits, plan_slices
+from z2all_ds.corpus.forms import ReadLimits, open_slice, plan_slices
 
 
 def parquet(table: pa.Table, **options: object) -> bytes:
@@ -123,6 +123,18 @@ def test_checksums_are_looked_at(tmp_path: Path) -> None:
 )
 def test_files_that_are_no_parquet(tmp_path: Path, data: bytes, kind: str) -> None:
     assert faults_of(read_all(write(tmp_path, "x.parquet", data))) == [(kind, "x.parquet")]
+
+
+def test_repeated_texts_do_not_grow_in_memory(tmp_path: Path) -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["x" * 2**20]))
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": texts}), path, store_schema=False)
+    (piece,) = plan_slices(path, "auto")
+    pa.default_memory_pool().release_unused()
+    with open_slice(piece, ReadLimits(), lambda _: None) as reader:
+        next(iter(reader))
+        assert pa.total_allocated_bytes() < 2**26
+    assert path.stat().st_size < 2**20
 
 
 def test_long_rows(tmp_path: Path) -> None:

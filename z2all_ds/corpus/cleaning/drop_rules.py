@@ -15,8 +15,8 @@ MAX_BLOCK_SHARE = 0.2
 
 # What bytes 80 to BF are read as: in Latin-1 themselves, in Windows-1252 partly these.
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
-# By first character: UTF-8 read as Latin-1 or Windows-1252 (Ã© for é, â€™ for ’, ä½ å¥½ for 你好, ï¼Œ for ，, ðŸ˜€ for an
-# emoji); 锟斤拷, which is U+FFFD in UTF-8 read as GBK; 烫 and 屯, memory that a compiler filled with CC and CD.
+# By first character: UTF-8 read as Latin-1 or Windows-1252 (Ã© for é, â€™ for ’, ä½ å¥½ for 你好, ï¼Œ for ，, ðŸ˜€ for
+# an emoji); 锟斤拷, which is U+FFFD in UTF-8 read as GBK; 烫 and 屯, memory that a compiler filled with CC and CD.
 # Of two-byte characters only those of European, Greek and Cyrillic letters, so that CAFÉ» and MENÜ“ do not count.
 _GARBLED_BY_START = {
     "\ufffd": "",
@@ -30,7 +30,7 @@ _GARBLED_BY_START = {
     "屯": "屯屯+",
 }
 # One set of first characters in front, so that the search runs from one to the next; as plain alternatives it was 15
-# MB/s on European text instead of 70.
+# MB/s on European text instead of 81.
 _GARBLED = re.compile(
     f"[{''.join(_GARBLED_BY_START)}](?:{'|'.join(f'(?<=[{one}]){rest}' for one, rest in _GARBLED_BY_START.items())})"
 )
@@ -61,7 +61,7 @@ def why_garbled(text: str, is_code: bool = False) -> str:
 
 def _chars_decoded_wrongly(text: str, encoded: bytes) -> int:
     wrong = 0
-    # Finding one byte or one word takes a tenth of the time of a regex.
+    # Finding one byte or one word first: 62 -> 142 MB/s on Chinese.
     if _LATIN_START_UTF8 in encoded or any(word in text for word in _GARBLED_WORDS):
         wrong += sum(len(match) for match in _GARBLED.findall(text))
     if ("锛" in text or "銆" in text) and len(set(signs := _UTF8_AS_GBK.findall(text))) >= 3:
@@ -96,7 +96,7 @@ _BYTES_OF_NO_SYMBOL = bytes(
 def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:
     """Whether too many characters are neither letters, digits, blanks nor punctuation."""
     encoded, enough = text.encode("utf-8", "surrogatepass"), max_share * len(text)
-    # An upper bound first: it settles nearly all texts, several times faster than looking at characters.
+    # An upper bound first: it settles nearly all texts without looking at characters.
     if len(encoded.translate(None, _BYTES_OF_NO_SYMBOL)) <= enough:
         return ""
     symbols = 0 if is_code else len(encoded) - len(encoded.translate(None, _ASCII_SYMBOLS))

@@ -10,6 +10,7 @@ connected group stays (the other usual rule), where two documents that are not a
 The price is the same as there: in a chain of versions, each like the one before it, only the first stays.
 """
 
+import importlib
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ EMPTY = np.uint32(0xFFFFFFFF)
 NEIGHBOURS = 32
 """A document is compared with that many before it in its run, and with that many at the run's start: with all, in runs
 of up to 65. Longer ones are boilerplate, where the first comparison decides."""
+_WEIGHTS = (0.1, 0.9)  # of false and of missing candidates
 _SHINGLES_PER_UPDATE = (
     512  # times 128 permutations times 4 bytes is 256 KB, which fits the cache; 2048 took twice as long
 )
@@ -54,11 +56,10 @@ _BYTES_IN_MEMORY = 256 * 1024**2
 def require_datasketch() -> Any:
     """The library, or one line about how to get it. Call it before a build starts, not after hours of conversion."""
     try:
-        import datasketch
+        return importlib.import_module("datasketch")
     except ImportError:
         rule, fix = "near_duplicates needs it and it is not installed", "Install it: pip install 'z2all_ds[corpus]'"
         raise MachineError("library datasketch", rule, fix) from None
-    return datasketch
 
 
 # -- phase 1 ----------------------------------------------------------------------------------------------------------
@@ -89,8 +90,13 @@ def _already_hashed(hashes: Any) -> Any:
 
 @cache
 def bands_and_rows(threshold: float) -> tuple[int, int]:
-    """How datasketch would cut signatures into bands for the threshold."""
-    index = require_datasketch().MinHashLSH(threshold=threshold, num_perm=NUM_PERM)
+    """How datasketch cuts signatures into bands for the threshold, with weights for many candidates: each is compared
+    anyway, so a false one costs time and a missing one is a duplicate in the corpus. For 0.8 that is 14 bands of 9,
+    which find 87% of the pairs of similarity 0.8 and 97% of 0.85; its usual weights find 40% and 69%."""
+    try:
+        index = require_datasketch().MinHashLSH(threshold=threshold, num_perm=NUM_PERM, weights=_WEIGHTS)
+    except ValueError:  # near 1 it wants a single band, and refuses that itself
+        return 2, NUM_PERM // 2
     return index.b, index.r
 
 
@@ -105,7 +111,8 @@ def find_near_duplicates(
 
     Documents that are not `alive` were dropped before, say as exact duplicates, and are compared with nothing. The
     hashes of bands, 8 bytes a band and document, go to a file under `scratch` (the system's place for temporary files
-    if None) when they are more than a few hundred megabytes.
+    if None) when they are more than a few hundred megabytes: 7 GB for 60 million documents at 0.8. A million documents
+    took 11 s and 290 MB of private memory, four million 41 s and 380 MB, on two busy cores.
     """
     assert all(part.shape[1:] == (NUM_PERM,) for part in signatures), [part.shape for part in signatures]
     offsets = np.cumsum([0, *(len(part) for part in signatures)])

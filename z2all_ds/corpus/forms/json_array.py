@@ -42,8 +42,8 @@ class JsonArrayReader:
         self._border = _ANY_BORDER
         self._slow_bytes = 0  # still to be read the slow way since the fast one failed
         self._fast_failures = 0
-        self._lost_some = False
         self._over = False
+        self._usual_keys: set[str] = set()  # of the first good row, as Latin-1
         self._text, self._text_of = "", b""  # the buffer as Latin-1
 
     def where(self) -> str:
@@ -79,12 +79,16 @@ class JsonArrayReader:
         while next_byte and next_byte != b"]":  # each turn begins where an element should
             self._line = None
             rows = self._batch()
+            if rows and not self._usual_keys:
+                self._usual_keys = {key.encode().decode("latin-1") for key in rows[0]}
             for row in rows:
                 self._element += 1
                 yield row
             if not rows:
                 self._element += 1
                 item = self._one()
+                if type(item) is dict and not self._usual_keys:
+                    self._usual_keys = {key.encode().decode("latin-1") for key in item}
                 if item is not None:
                     yield item
                 if self._over:
@@ -102,8 +106,8 @@ class JsonArrayReader:
                 if not buffer.skip_blanks():
                     return
                 yield self._fault("json", "something follows the end of the array")
-                # Behind a broken element this may have been the end of a list inside it: look for the next border.
-                if not self._lost_some or not self._resume(buffer.at):
+                # It may have been a stray bracket, or the end of a list inside a broken element.
+                if not self._resume(buffer.at):
                     return
                 buffer.at += 1  # the comma
                 next_byte = buffer.skip_blanks()
@@ -125,7 +129,7 @@ class JsonArrayReader:
         if border is None:
             return []
         comma = buffer.data.index(b",", border.start())
-        batch = b"[%b]" % buffer.data[buffer.at : comma]
+        batch = b"".join((b"[", memoryview(buffer.data)[buffer.at : comma], b"]"))
         rows: list[Row] = []
         # rfind: the backslash is rare and comes first, so looking from behind is twice as fast as `in`
         if batch.rfind(b"\\u0000") < 0:
@@ -134,7 +138,7 @@ class JsonArrayReader:
             except ValueError:
                 rows = []
         too_long = len(batch) > self._limits.max_record_bytes
-        if not rows or too_long or any(type(row) is not dict or may_be_big_number(row) for row in rows):
+        if not rows or too_long or not _all_plain(rows):
             # One bad batch is one bad row; many in a row mean that borders cannot be guessed in this file.
             self._fast_failures += 1
             self._slow_bytes = len(batch) << min(6, self._fast_failures - 1)
@@ -159,10 +163,8 @@ class JsonArrayReader:
         buffer = self._buffer
         while True:
             self._line = buffer.line_finder()
-            if self._text_of is not buffer.data:
-                self._text, self._text_of = buffer.data.decode("latin-1"), buffer.data
             try:
-                _, end = _FIND_END(self._text, buffer.at)
+                _, end = _FIND_END(self._latin1(), buffer.at)
             except json.JSONDecodeError as error:
                 failed_at, why = error.pos, error.msg
             except RecursionError:
@@ -197,7 +199,6 @@ class JsonArrayReader:
         return read_object(element, self._loads)
 
     def _give_up(self, kind: str, detail: str, search_from: int) -> Fault | None:
-        self._lost_some = True
         if not self._resume(search_from) and self._buffer.broken:
             self._over = True
         return Fault(kind, detail)
@@ -209,7 +210,8 @@ class JsonArrayReader:
         borders = (self._border, _ANY_BORDER)
         while True:
             for border in borders:
-                if found := border.search(buffer.data, buffer.at):
+                found = next((b for b in border.finditer(buffer.data, buffer.at) if self._may_begin(b.end())), None)
+                if found:
                     self._slow_bytes -= found.end() - buffer.at
                     buffer.at = buffer.data.index(b",", found.start())
                     return True
@@ -220,6 +222,19 @@ class JsonArrayReader:
         rest = buffer.data.rstrip()
         buffer.at = len(rest) - 1 if rest.endswith(b"]") else len(buffer.data)
         return False
+
+    def _may_begin(self, offset: int) -> bool:
+        """Whether an element may begin here, and not an object inside a broken one: it has half of the usual keys."""
+        try:
+            value, _ = _FIND_END(self._latin1(), offset)
+        except (ValueError, RecursionError):
+            return True  # broken as well, or cut by the buffer
+        return 2 * len(self._usual_keys & value.keys()) >= len(self._usual_keys)
+
+    def _latin1(self) -> str:
+        if self._text_of is not self._buffer.data:
+            self._text, self._text_of = self._buffer.data.decode("latin-1"), self._buffer.data
+        return self._text
 
     def _not_an_array(self, first: bytes) -> Fault:
         head = self._buffer.data[self._buffer.at : self._buffer.at + 64 * 2**10]
@@ -235,3 +250,15 @@ class JsonArrayReader:
                 "not_an_object", f"one object; its key {name!r} holds a list: jq -c '.{name}[]' gives jsonl"
             )
         return self._fault("not_an_object", "one object, not an array; one object a line is the form jsonl")
+
+
+def _all_plain(rows: list[Row]) -> bool:
+    """Whether all are objects in which orjson bent no number."""
+    for row in rows:
+        if type(row) is not dict:
+            return False
+        for value in row.values():
+            kind = type(value)
+            if kind is not str and kind is not int and may_be_big_number(value):
+                return False
+    return True

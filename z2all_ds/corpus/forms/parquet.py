@@ -13,9 +13,11 @@ from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row
 from z2all_ds.corpus.forms.streams import os_fault
 
 MAGIC = b"PAR1"
-BATCH_BYTES = 8 * 2**20
+BATCH_BYTES = 2 * 2**20
+"""Smaller ones save no memory, larger ones no time."""
 MAX_BATCH_ROWS = 1024
 """Larger batches are not faster: 100 us a batch are nothing against 1,024 rows."""
+PROBE_ROWS = 16
 COLUMN_BUFFER_BYTES = 2**20
 """With a buffer a column is read page by page; without one pyarrow loads a row group's whole column."""
 
@@ -81,10 +83,12 @@ class ParquetReader:
         meta = table.metadata.row_group(group)
         bytes_on_disk = sum(meta.column(number).total_compressed_size for number in range(meta.num_columns))
         bytes_told, done = 0, 0
-        batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * meta.num_rows // max(1, meta.total_byte_size)))
-        batches = table.iter_batches(batch_size=batch_rows, row_groups=[group], use_threads=False)
+        batches: Any = None
         while True:
             try:
+                if batches is None:
+                    batch_rows = _rows_per_batch(table, group)
+                    batches = table.iter_batches(batch_size=batch_rows, row_groups=[group], use_threads=False)
                 batch = next(batches, None)
                 if batch is None:
                     break
@@ -118,6 +122,16 @@ class ParquetReader:
             if size > limit:
                 faults[number] = Fault("too_long", f"{size:,} characters; the limit is {limit:,}")
         return faults
+
+
+def _rows_per_batch(table: Any, group: int) -> int:
+    """By the first rows: a text that comes a million times is stored once, so the file's own sizes tell too little."""
+    probe = next(table.iter_batches(batch_size=PROBE_ROWS, row_groups=[group], use_threads=False), None)
+    if probe is None or probe.num_rows < PROBE_ROWS:
+        return PROBE_ROWS
+    meta = table.metadata.row_group(group)
+    bytes_per_row = max(probe.nbytes / probe.num_rows, meta.total_byte_size / max(1, meta.num_rows), 1)
+    return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / bytes_per_row)))
 
 
 def _ends(file: Path | IO[bytes]) -> tuple[bytes, bytes, int]:

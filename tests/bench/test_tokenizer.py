@@ -1,0 +1,40 @@
+"""A real short measurement; figures are checked against each other, not against the clock."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.bench.tokenizer import TRAINERS, bench_tokenizer, to_json, to_line
+from z2all_ds.errors import ConfigError
+
+
+def test_the_trainers_are_measured_on_the_same_text(small_corpus: Path) -> None:
+    costs = bench_tokenizer([small_corpus], 300_000, 2500, names=list(TRAINERS))
+    assert [one.trainer for one in costs.trainers] == ["bbpe", "hf_default", "spm"]
+    assert 200_000 < costs.text_bytes < 330_000
+    assert sum(costs.mix.values()) == pytest.approx(1, abs=0.001)
+    for one in costs.trainers:
+        assert not one.failed
+        assert one.peak_memory_bytes and 20_000_000 < one.peak_memory_bytes < 4_000_000_000
+        assert one.encode_megabytes_per_second_per_core and one.encode_megabytes_per_second_per_core > 0
+        assert one.bytes_per_token and one.bytes_per_token.keys() == {"code", "en", "zh"}
+        assert all(1 < value < 10 for value in one.bytes_per_token.values())
+    assert json.loads(to_json(costs))["trainers"][0]["trainer"] == "bbpe"
+    assert to_line(costs).count("MB/s/core") == 3
+
+
+def test_a_failed_trainer_is_told_and_the_others_go_on(small_corpus: Path) -> None:
+    costs = bench_tokenizer([small_corpus], 60_000, 60_000, names=["spm", "hf_default"])
+    assert costs.trainers[0].failed == "exit code 1"
+    assert not costs.trainers[1].failed
+    assert "spm: failed" in to_line(costs)
+
+
+def test_built_in_text_and_wrong_settings() -> None:
+    costs = bench_tokenizer(sample_bytes=150_000, text_vocab_size=400, names=["bbpe"])
+    assert costs.mix.keys() == {"code", "en", "zh"}
+    with pytest.raises(ConfigError, match="trainer 'x'"):
+        bench_tokenizer(names=["x"])
+    with pytest.raises(ConfigError, match="must be positive"):
+        bench_tokenizer(sample_bytes=0)

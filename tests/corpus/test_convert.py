@@ -1,0 +1,280 @@
+"""From raw files to records through the whole build: the known sources, dirt of every kind, cleaning, Ray."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpus.forms.reading import tar_of
+from z2all_ds.corpus import Executor, SourceSpec, audit_corpus, build_corpus, parse_record, read_report
+from z2all_ds.corpus.cleaning import CleaningRules
+from z2all_ds.corpus.forms import ReadLimits
+from z2all_ds.corpus.report import full_lines, summary_lines
+from z2all_ds.corpus.schema import Record
+from z2all_ds.errors import DataError
+
+RAW = Path(__file__).parents[1] / "assets" / "raw"
+SOURCES = {
+    "baike2018qa": ("baike_qa.json",),
+    "news2016zh": ("news2016zh_valid.json",),
+    "webtext2019zh": ("web_text_zh_testa.json",),
+    "wikipedia_cn": ("wiki_00",),
+    "zhihu_kol": ("zhihu_kol.rows.json",),
+    "wudao": ("part-2021009337.json",),
+    "wikipedia_en": ("wikipedia_en.rows.json",),
+    "github_python": ("github_python-000000000000.json",),
+}
+
+
+def raw_files(source: str, folder: Path) -> tuple[Path, ...]:
+    """The committed files; those of Parquet sources are made from the rows that lie there as JSON."""
+    files = [RAW / name for name in SOURCES[source]]
+    if source not in ("zhihu_kol", "wikipedia_en"):
+        return tuple(files)
+    path = folder / f"{source}.parquet"
+    pq.write_table(pa.Table.from_pylist(json.loads(files[0].read_text("utf-8"))), path, row_group_size=2)
+    return (path,)
+
+
+def records(corpus: Path, domain: str | None = None) -> list[Record]:
+    lines = [line for path in sorted(corpus.glob("*.jsonl")) for line in path.read_bytes().splitlines(keepends=True)]
+    found = [parse_record(line, "x") for line in lines]
+    return [record for record in found if domain in (None, record.data_src)]
+
+
+def contents(corpus: Path) -> list[str]:
+    return [record.content for record in records(corpus)]
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), "utf-8")
+    return path
+
+
+def test_the_eight_sources_in_one_corpus(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for source in SOURCES:
+        spec = SourceSpec(source, source, raw_files(source, tmp_path))
+        build_corpus(corpus, [spec], add=True)
+        expected = [json.loads(line) for line in (RAW / f"expected/{source}.jsonl").read_text("utf-8").splitlines()]
+        found = records(corpus, source)
+        assert [record.id for record in found] == list(range(len(expected)))
+        as_draft = ("title", "content", "category", "desc", "others")
+        assert [{name: getattr(record, name) for name in as_draft} for record in found] == expected
+    gids = [record.gid for record in records(corpus)]
+    assert sorted(gids) == list(range(len(gids)))
+    assert len(gids) > 8 * 4
+    assert audit_corpus(corpus).ok
+
+
+def test_wudao_pretty_or_not_one_file_or_many(tmp_path: Path) -> None:
+    files = (RAW / "part-2021009337.json", RAW / "part-2021009338.json")
+    build_corpus(tmp_path / "two", [SourceSpec("wudao", "wudao", files)])
+    texts = [row["content"] for file in files for row in json.loads(file.read_text("utf-8"))]
+    assert contents(tmp_path / "two") == texts
+
+
+def test_a_field_map_for_anything_else(tmp_path: Path) -> None:
+    raw = tmp_path / "odd.json"
+    raw.write_text(json.dumps([{"body": "正文", "meta": {"subject": "题"}, "score": 3}], ensure_ascii=False))
+    fields = (("content", "body"), ("title", "meta.subject"))
+    build_corpus(tmp_path / "c", [SourceSpec("odd", "generic", (raw,), fields=fields)])
+    (record,) = records(tmp_path / "c")
+    assert (record.title, record.content, record.others["score"]) == ("题", "正文", 3)
+
+
+def test_folders_and_archives(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    (raw / "deep").mkdir(parents=True)
+    write_jsonl(raw / "deep" / "b.jsonl", ["b"])
+    (raw / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    (raw / "z.tar.gz").write_bytes(gzip.compress(tar_of({"../../evil.jsonl": b'{"text": "z"}\n'})))
+    build_corpus(tmp_path / "c", [SourceSpec("x", "generic", (raw,))])
+    assert contents(tmp_path / "c") == ["a", "b", "z"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "raw"]
+
+
+def test_question_before_answer(tmp_path: Path) -> None:
+    spec = SourceSpec("qa", "baike2018qa", raw_files("baike2018qa", tmp_path), compose="问：{title}\n{desc}\n答：{content}")
+    build_corpus(tmp_path / "c", [spec])
+    for record in records(tmp_path / "c"):
+        assert record.content.startswith(f"问：{record.title}\n" + (f"{record.desc}\n答：" if record.desc else "答："))
+
+
+# Dirt
+
+
+def parquet_with_a_corrupt_group() -> bytes:
+    sink = pa.BufferOutputStream()
+    rows = [{"text": f"row {number} " * 50} for number in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=10, compression="NONE", use_dictionary=False)
+    data = bytearray(sink.getvalue().to_pybytes())
+    where = data.index(b"row 15 ")
+    data[where - 900 : where - 100] = bytes(800)  # lengths inside the second group
+    return bytes(data)
+
+
+GOOD = b'{"text": "good"}\n'
+DIRT: dict[str, tuple[str, bytes, str, str, int]] = {
+    # name: (file, bytes, kind of fault, its place, good records left)
+    "truncated line": ("x.jsonl", GOOD + b'{"text": "cu\n' + GOOD, "json", "x.jsonl:2", 2),
+    "broken last line": ("x.jsonl", GOOD + b'{"text": "cu', "truncated", "x.jsonl:2", 1),
+    "invalid UTF-8": ("x.jsonl", GOOD + b'{"text": "\xff\xfe"}\n' + GOOD, "utf8", "x.jsonl:2", 2),
+    "NUL bytes": ("x.jsonl", GOOD + b'{"text": "\x00"}\n' + GOOD, "nul", "x.jsonl:2", 2),
+    "wrong columns": ("x.jsonl", GOOD + b'{"txt": "a"}\n' + GOOD, "columns", "x.jsonl:2", 2),
+    "no object": ("x.jsonl", GOOD + b"[1]\n" + GOOD, "not_an_object", "x.jsonl:2", 2),
+    "long line": ("x.jsonl", GOOD + b'{"text": "' + b"x" * 3000 + b'"}\n' + GOOD, "too_long", "x.jsonl:2", 2),
+    "cut array": ("x.json", b'[{"text": "good"}, {"text": "go', "truncated", "x.json", 1),
+    "broken element": ("x.json", b'[{"text": "good"}, {"te": }, {"text": "good"}]', "json", "x.json", 2),
+    # what lies before the break counts, so at least:
+    "corrupt row group": ("x.parquet", parquet_with_a_corrupt_group(), "row_group", "x.parquet", -30),
+    "cut gzip": ("x.jsonl.gz", gzip.compress(GOOD * 5000)[:-20], "container", "x.jsonl.gz", -1),
+}
+
+
+@pytest.mark.parametrize("name", DIRT)
+def test_dirt_stops_with_one_line_or_is_counted_and_skipped(tmp_path: Path, name: str) -> None:
+    file, data, kind, place, good = DIRT[name]
+    (tmp_path / file).write_bytes(data)
+    fine = write_jsonl(tmp_path / "fine.jsonl", ["fine"])
+    limits = ReadLimits(max_record_bytes=2000)
+    settings: dict[str, Any] = {"limits": limits, "max_bad_share": 0.5}
+    sources = [SourceSpec("x", "generic", (fine, tmp_path / file), **settings)]
+    with pytest.raises(DataError, match="--on-error skip") as caught:
+        build_corpus(tmp_path / "c", sources)
+    assert place in caught.value.what
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "c" / "MANIFEST.json").exists()
+    sources = [SourceSpec("x", "generic", (fine, tmp_path / file), on_error="skip", **settings)]
+    build_corpus(tmp_path / "c", sources)
+    found = len(records(tmp_path / "c")) - 1
+    assert found == good or (good < 0 and found >= -good)
+    faults = read_report(tmp_path / "c", "x")["faults"]
+    assert faults["counts"] == {kind: 1}
+    assert place in faults["samples"][kind][0]
+    assert any(place in line for line in summary_lines(read_report(tmp_path / "c", "x")))
+
+
+def test_an_empty_file_is_a_fault_and_not_a_loss(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    fine = write_jsonl(tmp_path / "fine.jsonl", ["a", "b"])
+    with pytest.raises(DataError, match=r"empty\.jsonl.*an empty file"):
+        build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (fine, tmp_path / "empty.jsonl"))])
+    spec = SourceSpec("x", "jsonl", (fine, tmp_path / "empty.jsonl"), on_error="skip", max_bad_share=0.4)
+    build_corpus(tmp_path / "c", [spec])
+    assert contents(tmp_path / "c") == ["a", "b"]
+
+
+def test_harmless_oddities_are_counted_and_cost_nothing(tmp_path: Path) -> None:
+    data = b"\xef\xbb\xbf" + GOOD + b'{"text": "crlf"}\r\n\n{"text": " "}\n' + GOOD
+    (tmp_path / "x.jsonl").write_bytes(data)
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",))])
+    assert contents(tmp_path / "c") == ["good", "crlf", "good"]
+    assert read_report(tmp_path / "c", "x")["faults"]["counts"] == {"bom": 1, "line_ends": 1, "empty_text": 1}
+
+
+def test_too_many_bad_rows_are_not_dirt(tmp_path: Path) -> None:
+    lines = [GOOD if number % 20 else b"{\n" for number in range(2000)]
+    (tmp_path / "x.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(DataError, match=r"rows.*100 x not JSON|not JSON.*allowed share of 0\.01.*x\.jsonl:1"):
+        build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",), on_error="skip")])
+    spec = SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",), on_error="skip", max_bad_share=0.06)
+    build_corpus(tmp_path / "c", [spec])
+    assert len(records(tmp_path / "c")) == 1900
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
+    limits = ReadLimits(max_expansion=50, expansion_allowance_bytes=1_000_000)
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz.*grows too much"):
+        build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl.gz",), limits=limits)])
+
+
+def test_separators_of_lines_inside_a_text_stay_inside(tmp_path: Path) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    raw = write_jsonl(tmp_path / "x.jsonl", [text])
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (raw,))])
+    (shard,) = (tmp_path / "c").glob("*.jsonl")
+    assert len(shard.read_text("utf-8").splitlines()) == 1
+    assert contents(tmp_path / "c") == [text]
+
+
+def test_numbers_beyond_64_bits_come_through(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a", "key": 123456789012345678901234567890}\n')
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",))])
+    assert records(tmp_path / "c")[0].others == {"key": 123456789012345678901234567890}
+
+
+# Cleaning
+
+
+SENTENCES = [f"这是第{number}篇文章，讲的是第{number}件事，和别的都不一样，所以要留下来。" * 5 for number in range(12)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_duplicates_over_files_first_stays(tmp_path: Path, workers: int) -> None:
+    """However many workers there are, and in whatever order they finish."""
+    near = SENTENCES[3].replace("所以要留下来。", "所以要留下。", 1)
+    files = (
+        write_jsonl(tmp_path / "a.jsonl", SENTENCES[:6]),
+        write_jsonl(tmp_path / "b.jsonl", [SENTENCES[2] + "\n", near, *SENTENCES[6:9]]),
+        write_jsonl(tmp_path / "c.jsonl", [*SENTENCES[9:], SENTENCES[0], SENTENCES[7]]),
+    )
+    rules = CleaningRules(exact_duplicates=True, near_duplicates=0.8)
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", files, cleaning=rules)], executor=Executor(workers))
+    assert contents(tmp_path / "c") == SENTENCES
+    assert [record.gid for record in records(tmp_path / "c")] == list(range(12))
+    dropped = read_report(tmp_path / "c", "x")["dropped"]
+    assert (dropped["exact_duplicates"]["documents"], dropped["near_duplicates"]["documents"]) == (3, 1)
+    assert dropped["exact_duplicates"]["samples"][0].startswith("6 (这是第2篇")
+    assert "repeats 2 (这是第2篇" in dropped["exact_duplicates"]["samples"][0]
+
+
+def test_each_rule_is_counted_with_samples(tmp_path: Path) -> None:
+    texts = ["好的 文章\x07，写完了。。。。。。。", "短", "锟斤拷锟斤拷锟斤拷锟斤拷", "一篇正常的文章，没有什么要改的。"]
+    raw = write_jsonl(tmp_path / "x.jsonl", texts)
+    rules = CleaningRules.parse(["all", "min_chars=3", "near_duplicates=off"])
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (raw,), cleaning=rules)])
+    assert contents(tmp_path / "c") == ["好的文章，写完了。。。", texts[3]]
+    report = read_report(tmp_path / "c", "x")
+    rules_did = report["cleaning"]["rules"]
+    assert rules_did["control_characters"]["records_changed"] == 1
+    assert rules_did["min_chars"]["records_dropped"] == 1
+    assert rules_did["garbled"]["records_dropped"] == 1
+    lines = "\n".join(full_lines(report))
+    assert "min_chars: 1 documents dropped, 3 B" in lines
+    assert "\\x07" in lines
+
+
+def test_code_is_never_altered(tmp_path: Path) -> None:
+    code = 'def f():\r\n\tprint("你 好!!!!!!!!")  \x0c\n' * 3
+    row = {"repo_name": "a/b", "ref": "refs/heads/master", "path": "f.py", "copies": "1", "content": code}
+    (tmp_path / "x.json").write_text(json.dumps(row) + "\n")
+    rules = CleaningRules.parse(["all"])
+    build_corpus(tmp_path / "c", [SourceSpec("code", "github_python", (tmp_path / "x.json",), cleaning=rules)])
+    assert contents(tmp_path / "c") == [code]
+    lines = "\n".join(summary_lines(read_report(tmp_path / "c", "code")))
+    assert "control_characters: not applied, code is never altered" in lines
+
+
+# Ray
+
+
+def test_ray_gives_the_same_bytes(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    files = tuple(write_jsonl(tmp_path / f"{n}.jsonl", SENTENCES[n:]) for n in range(4))
+    spec = [SourceSpec("x", "jsonl", files, cleaning=CleaningRules(exact_duplicates=True))]
+    build_corpus(tmp_path / "here", spec, max_shard_bytes=1500)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        build_corpus(tmp_path / "ray", spec, max_shard_bytes=1500, executor=Executor(ray="local"))
+    finally:
+        ray.shutdown()
+    names = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "ray").iterdir())
+    for path in (tmp_path / "here").glob("*.json*"):
+        assert path.read_bytes() == (tmp_path / "ray" / path.name).read_bytes()

@@ -1,0 +1,180 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.tokenizer.test_folder import open_plain
+from tests.tokenizer.test_spm_model import other_model
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.tokenizer import SPECIAL_TOKENS, import_tokenizer, load_tokenizer
+from z2all_ds.tokenizer.import_existing import place_special_tokens
+from z2all_ds.tokenizer.spm import MODEL_FILE
+
+TEXT = "Hello, wörld! 今天 def f(x):\n    return x  # <|endoftext|>"
+
+
+def byte_level(path: Path, **parts: Any) -> Path:
+    """A foreign tokenizer.json with one control token of its own."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([TEXT] * 20, trainer)
+    backend.add_special_tokens(["<|theirs|>"])
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    backend.save(str(path))
+    return path
+
+
+def test_specials_come_behind_the_vocabulary(tmp_path: Path) -> None:
+    theirs = Tokenizer.from_file(str(byte_level(tmp_path / "tokenizer.json")))
+    report = import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out")
+    size = theirs.get_vocab_size()
+    assert report.text_vocab_size == size
+    assert report.warnings == []
+    assert report.special_ids == {name: size + place for place, name in enumerate(SPECIAL_TOKENS)}
+    ours, plain = load_tokenizer(tmp_path / "out"), open_plain(tmp_path / "out")
+    assert ours.encode(TEXT) == theirs.encode(TEXT).ids
+    assert ours.decode(ours.encode(TEXT)) == TEXT
+    assert plain.encode(TEXT, split_special_tokens=True) == ours.encode(TEXT)
+    assert ours.special_id("<|theirs|>") == theirs.token_to_id("<|theirs|>")
+    assert ours.encode_bytes(b"\xff") and ours.decode_bytes(ours.encode_bytes(b"a\xff")) == b"a\xff"
+    assert len(plain) == ours.size == size + 12
+    assert import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out") == report  # at once
+    with pytest.raises(ConfigError, match="something else"):
+        import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out", special_start=500)
+
+
+def test_a_gap_is_filled_with_reserved_tokens(tmp_path: Path, small_spm: Path) -> None:
+    report = import_tokenizer(
+        small_spm / MODEL_FILE, tmp_path / "out", special_start=3000, special_ids={"<|tool|>": 3050}
+    )
+    assert report.special_ids["<|PAD|>"] == 3006
+    assert (report.text_vocab_size, report.size) == (2500, 3051)
+    ours, plain = load_tokenizer(tmp_path / "out"), open_plain(tmp_path / "out")
+    assert ours.special_id("<|tool|>") == 3050
+    assert (plain.pad_token_id, plain.convert_tokens_to_ids("<|tool|>"), len(plain)) == (3006, 3050, 3051)
+    assert ours.decode([2777]) == plain.decode([2777]) == "<|reserved_2777|>"
+    trained = load_tokenizer(small_spm)
+    assert ours.encode(TEXT) == trained.encode(TEXT)
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == (small_spm / MODEL_FILE).read_bytes()
+    plain.save_pretrained(str(tmp_path / "again"))
+    assert open_plain(tmp_path / "again").encode(f"a{TEXT}") == plain.encode(f"a{TEXT}")
+
+
+def test_tokens_it_has_already_keep_their_number(tmp_path: Path, small_tokenizer: Path) -> None:
+    report = import_tokenizer(small_tokenizer, tmp_path / "out", special_ids={"<|tool|>": 1020})
+    assert report.special_ids == {name: 1000 + place for place, name in enumerate(SPECIAL_TOKENS)}
+    assert report.size == 1021
+
+
+@pytest.mark.parametrize(
+    ("given", "start", "message"),
+    [
+        (
+            {"<|PAD|>": 3},
+            None,
+            r"special <|PAD|>=3: ids 0 to 9 belong to the tokenizer's own tokens. Choose 10 or more.",
+        ),
+        ({}, 9, "special start 9: ids 0 to 9 belong"),
+        ({"<|PAD|>": 20, "<|x|>": 20}, None, "has that id, too"),
+        ({"t3": 12}, None, "special t3=12: the tokenizer has it already, as 3"),
+    ],
+)
+def test_numbers_that_collide(given: dict[str, int], start: int | None, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        place_special_tokens({f"t{n}": n for n in range(10)}, given, start)
+    assert message in str(caught.value)
+
+
+def test_numbers() -> None:
+    placed = place_special_tokens({"<|PAD|>": 0, "a": 1}, {"<|CLS|>": 4}, None)
+    assert placed["<|PAD|>"] == 0 and placed["<|CLS|>"] == 4
+    assert sorted(placed.values()) == [0, *range(2, 13)]
+
+
+def test_holes_in_the_vocabulary(tmp_path: Path) -> None:
+    path = byte_level(tmp_path / "tokenizer.json")
+    rules = json.loads(path.read_text("utf-8"))
+    rules["added_tokens"] = []
+    last = max(rules["model"]["vocab"], key=rules["model"]["vocab"].get)
+    rules["model"]["vocab"][last] += 5
+    path.write_text(json.dumps(rules), "utf-8")
+    report = import_tokenizer(path, tmp_path / "out")
+    assert report.text_vocab_size == rules["model"]["vocab"][last] + 1
+    assert load_tokenizer(tmp_path / "out").decode(load_tokenizer(tmp_path / "out").encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"normalizer": normalizers.NFKC()}, "becomes '今天的天气真不错,我们出去走走。'"),
+        ({"normalizer": normalizers.Lowercase()}, "becomes 'the quick brown fox"),
+        ({"post_processor": None}, r"it put <\|theirs\|> around every text"),
+    ],
+)
+def test_losses_are_said_or_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], parts: dict[str, Any], message: str
+) -> None:
+    size = Tokenizer.from_file(str(byte_level(tmp_path / "x.json"))).token_to_id("<|theirs|>")
+    if "post_processor" in parts:
+        template = processors.TemplateProcessing(single="<|theirs|> $A", special_tokens=[("<|theirs|>", size)])
+        parts = {"post_processor": template}
+    path = byte_level(tmp_path / "tokenizer.json", **parts)
+    with pytest.raises(DataError, match=message):
+        import_tokenizer(path, tmp_path / "out", strict=True)
+    assert not (tmp_path / "out").exists()
+    report = import_tokenizer(path, tmp_path / "out")
+    assert len(report.warnings) == 1
+    assert "warning: tokenizer.json" in capfd.readouterr().err
+    with pytest.raises(DataError, match=message):
+        import_tokenizer(path, tmp_path / "out", strict=True)
+    assert open_plain(tmp_path / "out").encode("a b") == load_tokenizer(tmp_path / "out").encode("a b")
+
+
+def test_truncation_is_taken_off(tmp_path: Path) -> None:
+    path = byte_level(tmp_path / "tokenizer.json")
+    backend = Tokenizer.from_file(str(path))
+    backend.enable_truncation(5)
+    backend.enable_padding(length=8)
+    backend.save(str(path))
+    import_tokenizer(path, tmp_path / "out")
+    ours = load_tokenizer(tmp_path / "out")
+    assert ours.decode(ours.encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_foreign_sentencepiece_models_give_their_own_ids(tmp_path: Path, kind: str) -> None:
+    """With its defaults: a blank in front, NFKC, unknown characters without bytes, and its own <s> and </s>."""
+    data = other_model(model_type=kind, user_defined_symbols=["<x>"])
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    report = import_tokenizer(tmp_path, tmp_path / "out")
+    assert "does not come back" in report.warnings[0]
+    ours, original = load_tokenizer(tmp_path / "out"), sentencepiece.SentencePieceProcessor(model_proto=data)
+    for text in ("the cat sat", "then  Ａ ran ", "今天 number 42", "a", "the<x>"):
+        assert ours.encode(text) == original.encode(text), text
+        assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
+    assert ours.special_id("</s>") == original.eos_id()
+    assert original.eos_id() not in ours.encode("a </s> b")
+    with pytest.raises(DataError, match="raw bytes with this tokenizer"):
+        ours.encode_bytes(b"a")
+
+
+def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "b.model").write_bytes(b"hello")
+    for name, message in [
+        ("a.json", "not readable"),
+        ("folder", "neither tokenizer.json nor exactly one .model"),
+        ("b.model", "not a SentencePiece model"),
+        ("none", "no such file"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            import_tokenizer(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,66 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers.processes import ended
+from z2all_ds.errors import DataError, MachineError
+from z2all_ds.tokenizer.learning import learn_in_own_process
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    path = tmp_path / "words.txt"
+    path.write_text("the cat sat on the mat\n" * 2000)
+    return path
+
+
+def test_what_comes_back(words: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    size = words.stat().st_size
+    bbpe = learn_in_own_process("bbpe", [f"en={words}"], {"en": size}, 262)
+    assert bbpe.files.keys() == {"tokenizer.json"}
+    assert bbpe.text_bytes == size
+    spm = learn_in_own_process("spm", [f"en={words}"], {"en": size}, 272)
+    assert spm.files.keys() == {"tokenizer.json", "sentencepiece.model"}
+    said = capfd.readouterr().err
+    assert "reading text: 0 MB" in said and "merging" in said
+    assert "Compute merges" not in said
+
+
+def test_errors_cross_over_in_one_line(words: Path) -> None:
+    with pytest.raises(DataError, match="text_vocab_size 5000: the corpus has only enough repeated text for"):
+        learn_in_own_process("bbpe", [str(words)], {"words": 1000}, 5000)
+    words.write_bytes(b"\xff\xff")
+    for algorithm in ("bbpe", "spm"):
+        with pytest.raises(DataError, match=r"words\.txt: not UTF-8"):
+            learn_in_own_process(algorithm, [str(words)], {"words": 1000}, 300)
+
+
+def test_a_process_that_dies_is_told(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MachineError, match=r"exit code 1: .*KeyError: 'nothing'"):
+        learn_in_own_process("bbpe", [str(words)], {"nothing": 1000}, 300)
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises((MachineError, BrokenPipeError)):
+        learn_in_own_process("bbpe", [str(words)], {"words": 1000}, 300)
+
+
+def test_the_learner_does_not_outlive_a_killed_parent(words: Path) -> None:
+    words.write_text("".join(chr(0x4E00 + (n * n) % 20000) for n in range(3_000_000)))
+    code = (
+        "import sys; from z2all_ds.tokenizer.learning import learn_in_own_process as learn; "
+        "learn('spm', [sys.argv[1]], {'words': 10**9}, 60_000)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(words)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    with ended(process):
+        for line in process.stderr:
+            if line.startswith("merging"):
+                break
+        children = psutil.Process(process.pid).children()
+        process.kill()
+        process.stderr.close()
+    assert len(children) == 1
+    assert psutil.wait_procs(children, timeout=60)[1] == []
