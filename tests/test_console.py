@@ -79,7 +79,7 @@ def test_long_work_is_never_silent(capfd: pytest.CaptureFixture[str], monkeypatc
         time.sleep(0.02)
         advance(7)
     assert without_times(capfd.readouterr().err).splitlines() == [
-        "reading: 1,500/2,000 files (Ns)",
+        "reading: 1,500 of 2,000 files (Ns, Ns left)",
         "reading: 1,500 files in Ns",
         "counting: 7 words (Ns)",
         "counting: 7 words in Ns",
@@ -130,3 +130,14 @@ def test_no_bar_in_continuous_integration() -> None:
     out, seen = show_on_a_terminal({"CI": "true"})
     assert out == "plain\n"
     assert without_times(seen) == "reading: 3 files in Ns\r\ncompiling ...\r\nsaid\r\n"
+
+
+def test_bytes_with_a_note(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PLAIN_LINE_EVERY_SECONDS", 0.01)
+    with console.progress("corpus", total=4096, unit="bytes") as advance:
+        time.sleep(0.02)
+        advance(1536, "12 records")
+    assert without_times(capfd.readouterr().err).splitlines() == [
+        "corpus: 1.5 KiB of 4.0 KiB, 12 records (Ns, Ns left)",
+        "corpus: 1.5 KiB, 12 records in Ns",
+    ]

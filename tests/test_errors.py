@@ -1,11 +1,13 @@
 """The error family: one line each, and an exit code of its own."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from z2all_ds import errors
-from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, Z2allError
+from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, DataError, Z2allError
 
 FAMILY = Z2allError.__subclasses__()
 
@@ -35,3 +37,15 @@ def test_an_error_says_value_rule_and_fix(kind: type[Z2allError]) -> None:
 @given(st.text(), st.text(), st.text())
 def test_an_error_is_one_line_whatever_it_quotes(what: str, rule: str, fix: str) -> None:
     assert len(str(Z2allError(what, rule, fix)).splitlines()) == 1
+
+
+def test_an_error_comes_whole_out_of_a_worker() -> None:
+    before = DataError("x.jsonl:3", "not JSON", "Repair it.")
+    after = pickle.loads(pickle.dumps(before))
+    assert (type(after), after.what, after.rule, after.fix, str(after)) == (
+        DataError,
+        "x.jsonl:3",
+        "not JSON",
+        "Repair it.",
+        str(before),
+    )

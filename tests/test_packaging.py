@@ -19,7 +19,7 @@ FIND_FROM_THE_WHEEL = """
 from pathlib import Path
 import z2all_ds
 from z2all_ds.config import load_run_config
-from z2all_ds.corpus.converters import CHINESE_TEXTS
+from z2all_ds.corpus.converters.builtin import CHINESE_TEXTS
 from z2all_ds.resources import find_named_file
 
 home = Path(z2all_ds.__file__).parent
@@ -126,12 +126,14 @@ def package(requirement: str) -> str:
 def test_requirements_are_all_named() -> None:
     core, extras = requirements()
     needed = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors", "pyarrow", "wandb", "pydantic"}
-    needed |= {"pyyaml", "numpy", "rich", "typer", "matplotlib", "ninja", "setuptools"}
+    needed |= {"pyyaml", "numpy", "orjson", "rich", "typer", "matplotlib", "ninja", "setuptools"}
     assert needed - set(map(package, core)) == set()
-    assert set(extras) == {"gpu", "corpus", "eval", "board", "dev"}
+    assert set(extras) == {"gpu", "corpus", "tokenizer", "ray", "eval", "board", "dev"}
     by_extra = {name: set(map(package, listed)) for name, listed in extras.items()}
     assert {"flash-attn", "xformers", "liger-kernel", "torchao"} <= by_extra["gpu"]
-    assert {"orjson", "ijson", "zstandard", "datasketch"} <= by_extra["corpus"]
+    assert {"zstandard", "datasketch"} <= by_extra["corpus"]
+    assert {"sentencepiece"} <= by_extra["tokenizer"]
+    assert {"ray"} <= by_extra["ray"]
     assert {"lm-eval"} <= by_extra["eval"]
     assert {"starlette", "uvicorn"} <= by_extra["board"]
     assert {"pytest", "hypothesis", "ruff", "mypy"} <= by_extra["dev"]

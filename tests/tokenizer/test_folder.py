@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.tokenizer.test_tokenization_z2all import UNICODE
+from tests.tokenizer.test_tokenization_z2all import WITH_CONTROL_TEXT
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer, train_tokenizer
@@ -49,9 +49,10 @@ def test_our_ids_on_real_text(plain: Any, tokenizer: Z2allTokenizer, small_corpu
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=UNICODE)
+@given(text=WITH_CONTROL_TEXT)
 def test_every_string_comes_back(plain: Any, tokenizer: Z2allTokenizer, text: str) -> None:
-    ids = plain.encode(text)
+    assert plain.decode(plain.encode(text)) == text
+    ids = plain.encode(text, split_special_tokens=True)
     assert plain.decode(ids) == text
     assert ids == tokenizer.encode(text)
 

@@ -10,7 +10,7 @@ from tests.tokenizer.test_folder import open_plain
 from tests.tokenizer.test_spm_model import other_model
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, import_tokenizer, load_tokenizer
-from z2all_ds.tokenizer.import_existing import place_special_tokens
+from z2all_ds.tokenizer.import_existing import parse_special_ids, place_special_tokens
 from z2all_ds.tokenizer.spm import MODEL_FILE
 
 TEXT = "Hello, wörld! 今天 def f(x):\n    return x  # <|endoftext|>"
@@ -90,6 +90,13 @@ def test_numbers_that_collide(given: dict[str, int], start: int | None, message:
     with pytest.raises(ConfigError) as caught:
         place_special_tokens({f"t{n}": n for n in range(10)}, given, start)
     assert message in str(caught.value)
+
+
+def test_numbers_from_a_command_line() -> None:
+    assert parse_special_ids(["<|PAD|>=64006", "a=b=3"]) == {"<|PAD|>": 64006, "a=b": 3}
+    for given in (["<|PAD|>"], ["=3"], ["x=-1"], ["x=1.5"], ["x=1", "x=2"]):
+        with pytest.raises(ConfigError, match="special"):
+            parse_special_ids(given)
 
 
 def test_numbers() -> None:

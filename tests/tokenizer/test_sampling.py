@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.tokenizer.sampling import check_weights, open_sources, share_budget
+from z2all_ds.tokenizer.sampling import check_weights, open_sources, parse_weights, share_budget
 
 AVAILABLE = st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), min_size=1, max_size=6)
 
@@ -52,6 +52,14 @@ def test_wrong_weights(weights: dict[str, float], message: str) -> None:
         check_weights(weights, ["zh", "en", "code"])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_from_a_command_line() -> None:
+    assert parse_weights("zh=0.5, en=2") == {"zh": 0.5, "en": 2.0}
+    assert parse_weights('{"zh": 0.5, "a=b": 1}') == {"zh": 0.5, "a=b": 1.0}
+    for text in ("", "zh", "zh=x", "{", "{}", '{"zh": null}', "[1]"):
+        with pytest.raises(ConfigError, match="not NAME=NUMBER"):
+            parse_weights(text)
 
 
 def texts_of(inputs: object, domain: str, budget: int) -> list[str]:

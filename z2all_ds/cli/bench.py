@@ -23,3 +23,20 @@ def bench_step(
 
     costs = measure(config, overrides or [], ranks, steps)
     print(to_json(costs) if as_json else to_line(costs))
+
+
+@bench_app.command("corpus")
+def bench_corpus(
+    megabytes: Annotated[int, typer.Option(help="Of text in each form.")] = 200,
+    form: Annotated[list[str] | None, typer.Option(help="Only this form; may be given several times.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """MB/s per core and peak memory of converting raw data, for each form, beside orjson alone."""
+    from z2all_ds.bench import corpus as room
+
+    costs = room.bench_corpus(megabytes, form)
+    if as_json:
+        print(room.to_json(costs))
+        return
+    for line in room.to_lines(costs):
+        print(line)

@@ -32,13 +32,9 @@ def corpus_convert(
     raw: Annotated[list[str], typer.Argument(help="Raw files, folders or patterns; .gz, .zst, .zip and .tar.* too.")],
     out: OutOption,
     domain: Annotated[str | None, typer.Option(help="Name of the domain (default: the source's).")] = None,
-    form: Annotated[
-        str, typer.Option(help="jsonl, json_array, parquet, txt or lines, if left open.")
-    ] = "",
+    form: Annotated[str, typer.Option(help="jsonl, json_array, parquet, txt or lines, if left open.")] = "",
     fields: Annotated[str, typer.Option(help="For generic: content=RAW_FIELD,title=RAW_FIELD...")] = "",
-    compose: Annotated[
-        str, typer.Option(help=r"Content from several fields, e.g. '{title}\n{content}'.")
-    ] = "",
+    compose: Annotated[str, typer.Option(help=r"Content from several fields, e.g. '{title}\n{content}'.")] = "",
     clean: CleanOption = None,
     on_error: OnErrorOption = "stop",
     max_bad_share: BadShareOption = 0.01,

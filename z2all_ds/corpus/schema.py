@@ -13,7 +13,7 @@ import orjson
 from z2all_ds.errors import DataError
 
 # Legal inside JSON strings, but str.splitlines() and some readers end a line at them, so they go out escaped.
-_LINE_BREAKERS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+_LINE_BREAKERS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,12 @@ def has_line_breakers(lines: bytes) -> bool:
     """Whether there is anything to escape in these lines of JSON."""
     # As text: looking for one character there is ten times as fast as for its three bytes among Chinese ones.
     text = lines.decode("utf-8")
-    return any(char in text for char in _LINE_BREAKERS)
+    return "\u2028" in text or "\u2029" in text or "\x85" in text
 
 
 def escape_line_breakers(line: bytes) -> bytes:
     """A line of JSON without the characters that some readers take for its end."""
-    text = line.decode("utf-8")
-    for char, escaped in _LINE_BREAKERS.items():
-        text = text.replace(char, escaped)
-    return text.encode("utf-8")
+    return line.decode("utf-8").translate(_LINE_BREAKERS).encode("utf-8")
 
 
 _TYPES: dict[str, type] = {

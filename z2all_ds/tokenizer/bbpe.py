@@ -1,4 +1,9 @@
-"""Learns a byte-level BPE vocabulary: all 256 bytes are in it, so any text can be encoded and comes back exactly."""
+"""Learns a byte-level BPE vocabulary: all 256 bytes are in it, so any text can be encoded and comes back exactly.
+
+The trainer is that of `tokenizers`: 1 GB of zh, en and code to 64,000 tokens took it 559 s of CPU and 4.4 GB. rustbpe
+0.1 took 194 s and 2.1 GB with the same split, and all but 8 of the tokens are the same; but it merges down to pairs
+seen once, tells no progress, and would be one library more. For work done once per corpus that is not worth it.
+"""
 
 from collections.abc import Iterator
 

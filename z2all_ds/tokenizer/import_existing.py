@@ -7,7 +7,7 @@ What it cannot give back exactly (NFKC, lower-casing, unknown characters) is sai
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,19 @@ def import_tokenizer(
     results = {"text_vocab_size": text_vocab_size, "warnings": warnings}
     write_folder(backend, out_dir, {**recipe, **results}, extra_files, safe_by_default)
     return _report(out_dir, read_recipe(out_dir, recipe))
+
+
+def parse_special_ids(given: Sequence[str]) -> dict[str, int]:
+    """`["<|PAD|>=64006"]` -> `{"<|PAD|>": 64006}`."""
+    numbers: dict[str, int] = {}
+    for one in given:
+        name, _, number = one.rpartition("=")
+        if not name or not number.isdecimal():
+            raise ConfigError(f"special {one!r}", "not NAME=ID", "Write e.g. '<|PAD|>=64006', in quotes.")
+        if numbers.get(name, int(number)) != int(number):
+            raise ConfigError(f"special {one!r}", f"{name} was given id {numbers[name]} before", "Give it once.")
+        numbers[name] = int(number)
+    return numbers
 
 
 def find_file(path: Path) -> Path:

@@ -82,6 +82,21 @@ def share_budget(
     return shares
 
 
+def parse_weights(text: str) -> dict[str, float]:
+    """`zh=0.5,en=0.3` or `{"zh": 0.5, "en": 0.3}`; which domains there are is checked later."""
+    try:
+        if text.lstrip().startswith("{"):
+            pairs = list(json.loads(text).items())
+        else:
+            pairs = [tuple(part.rsplit("=", 1)) for part in text.split(",") if part.strip()]
+        weights = {name.strip(): float(weight) for name, weight in pairs}
+        if not weights:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ConfigError(f"weights {text!r}", "not NAME=NUMBER, separated by commas", "Try zh=0.5,en=0.5.") from None
+    return weights
+
+
 def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
     """Refuses weights that cannot be meant."""
     known = ", ".join(domains)
