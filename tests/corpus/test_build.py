@@ -119,7 +119,7 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
 def test_other_sources_do_not_overwrite_unless_told(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one", "two"])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,)), SourceSpec("b", "jsonl", (raw,))])
-    with pytest.raises(ConfigError, match="domain b .*not among the sources"):
+    with pytest.raises(ConfigError, match=r"domain b .*not among the sources"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))], replace=True)
     assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a-00000.jsonl"]

@@ -100,7 +100,9 @@ def test_folders_and_archives(tmp_path: Path) -> None:
 
 
 def test_question_before_answer(tmp_path: Path) -> None:
-    spec = SourceSpec("qa", "baike2018qa", raw_files("baike2018qa", tmp_path), compose="问：{title}\n{desc}\n答：{content}")
+    spec = SourceSpec(
+        "qa", "baike2018qa", raw_files("baike2018qa", tmp_path), compose="问：{title}\n{desc}\n答：{content}"
+    )
     build_corpus(tmp_path / "c", [spec])
     for record in records(tmp_path / "c"):
         assert record.content.startswith(f"问：{record.title}\n" + (f"{record.desc}\n答：" if record.desc else "答："))
@@ -234,7 +236,12 @@ def test_duplicates_over_files_first_stays(tmp_path: Path, workers: int) -> None
 
 
 def test_each_rule_is_counted_with_samples(tmp_path: Path) -> None:
-    texts = ["好的 文章\x07，写完了。。。。。。。", "短", "锟斤拷锟斤拷锟斤拷锟斤拷", "一篇正常的文章，没有什么要改的。"]
+    texts = [
+        "好的 文章\x07，写完了。。。。。。。",
+        "短",
+        "锟斤拷锟斤拷锟斤拷锟斤拷",
+        "一篇正常的文章，没有什么要改的。",
+    ]
     raw = write_jsonl(tmp_path / "x.jsonl", texts)
     rules = CleaningRules.parse(["all", "min_chars=3", "near_duplicates=off"])
     build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (raw,), cleaning=rules)])

@@ -11,7 +11,7 @@ from pathlib import Path
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.near_duplicates import require_datasketch
 from z2all_ds.corpus.compose import check_template
-from z2all_ds.corpus.converters import BuiltIn, Source, find_converter, load_plugin
+from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter, find_converter, load_plugin
 from z2all_ds.corpus.converters.builtin import CHINESE_TEXTS
 from z2all_ds.corpus.faults import FaultLog
 from z2all_ds.corpus.forms import FORMS, ReadLimits
@@ -101,6 +101,8 @@ def _check_one(spec: SourceSpec) -> None:
     if spec.fields and spec.converter not in ("generic", "jsonl", "text"):
         rule = "knows its fields; a field map is for the generic converter"
         raise ConfigError(f"converter {spec.converter} of domain {spec.domain}", rule, "Leave --fields out.")
+    if spec.fields:
+        field_map_converter(dict(spec.fields))  # refuses names that a record does not have
     if spec.form and spec.form not in (*FORMS, "auto"):
         rule = f"the forms are {', '.join(FORMS)} and auto"
         raise ConfigError(f"form {spec.form!r} of domain {spec.domain}", rule, "Leave it out.")

@@ -20,8 +20,7 @@ from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.cleaning.exact_duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature
 from z2all_ds.corpus.compose import composed
-from z2all_ds.corpus.converters import BuiltIn, Source
-from z2all_ds.corpus.converters.generic import field_map_converter
+from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
 from z2all_ds.corpus.draft import Draft, RowRefused
 from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
 from z2all_ds.corpus.forms import Slice, open_slice

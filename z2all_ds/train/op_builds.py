@@ -12,9 +12,9 @@ from pathlib import Path
 from z2all_ds import machine
 from z2all_ds.build_locks import find_locks, remove_stale_locks
 from z2all_ds.cluster.group import run_group
-from z2all_ds.lifeline import follow_owner
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import MachineError
+from z2all_ds.lifeline import follow_owner
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 
 BUILDERS = {"deepspeed_shm_comm": "ShareMemCommBuilder", "cpu_adam": "CPUAdamBuilder"}

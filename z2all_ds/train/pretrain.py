@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.atomic import write_whole
-from z2all_ds.lifeline import follow_owner
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
+from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.train.inputs import open_tokenizer
 from z2all_ds.train.logs import RankOutput

@@ -1,7 +1,6 @@
 """The command as users meet it: real processes, their exit codes, what goes to stdout and what to stderr."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,46 +11,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
 from z2all_ds import __version__
 from z2all_ds.config import RunConfig, dump_yaml, load_run_config
-from z2all_ds.corpus.converters import describe_converters
-from z2all_ds.tokenizer import load_tokenizer
-
-ROOT = Path(__file__).resolve().parents[1]
-COMMAND = [sys.executable, "-m", "z2all_ds"]
-
-
-def environment(**changes: str) -> dict[str, str]:
-    """Ours, without what would change the command's ways; wide, so that no help text is folded."""
-    dropped = ("Z2ALL_DEBUG", "CI", "CUDA_VISIBLE_DEVICES", "FORCE_COLOR")
-    own = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**own, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **changes}
-
-
-def z2all(*arguments: str | Path, cwd: Path, **changes: str) -> "subprocess.CompletedProcess[str]":
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(**changes), timeout=120)
-
-
-def one_line(answer: "subprocess.CompletedProcess[str]", code: int) -> str:
-    """The only line of a user's mistake: on stderr, with the code of its class."""
-    assert answer.returncode == code, answer.stderr
-    assert answer.stdout == ""
-    (line,) = answer.stderr.splitlines()
-    return line
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    """A small JSON-lines file."""
-    path = tmp_path / "raw 文本.jsonl"
-    lines = [
-        {"text": f"第{number}篇。 A document of some words, number {number}.", "n": number} for number in range(60)
-    ]
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    return path
-
 
 # The command itself
 
@@ -137,73 +100,6 @@ def test_config_prints_the_resolved_config(tmp_path: Path) -> None:
 )
 def test_config_errors(arguments: list[str], start: str, tmp_path: Path) -> None:
     assert one_line(z2all("config", *arguments, cwd=tmp_path), 2).startswith(f"ConfigError: {start}")
-
-
-# corpus and tokenizer
-
-
-def test_from_raw_text_to_a_tokenizer(raw: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    answer = z2all("corpus", "build", f"notes=jsonl:{raw}", "--out", corpus, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    manifest = json.loads((corpus / "MANIFEST.json").read_text())
-    (shard,) = manifest["shards"]
-    size = (corpus / shard["path"]).stat().st_size
-    assert answer.stdout == f"notes: 60 documents, {size:,} bytes\n"
-    assert "corpus notes: " in answer.stderr
-
-    answer = z2all("corpus", "audit", corpus, cwd=tmp_path)
-    assert (answer.returncode, answer.stdout) == (0, f"{corpus}: 60 documents in 1 shards, no problem found\n")
-
-    answer = z2all("tokenizer", "train", corpus, "--out", tmp_path / "tok", "--vocab-size", "300", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    first, second = answer.stdout.splitlines()
-    assert first == f"{tmp_path / 'tok'}: 312 ids"
-    assert second.startswith("notes: ")
-    assert second.endswith(" bytes per token")
-    tokenizer = load_tokenizer(tmp_path / "tok")
-    assert tokenizer.size == 312
-    assert tokenizer.decode(tokenizer.encode("第7篇。 words")) == "第7篇。 words"
-
-    content = bytearray((corpus / shard["path"]).read_bytes())
-    content[content.index("第".encode())] ^= 1
-    (corpus / shard["path"]).write_bytes(content)
-    answer = z2all("corpus", "audit", corpus, cwd=tmp_path)
-    assert answer.returncode == 3
-    assert shard["path"] in answer.stdout
-    assert answer.stderr.splitlines()[-1].startswith(f"DataError: corpus {corpus}: ")
-    assert "Traceback" not in answer.stderr
-
-
-def test_sources_are_listed(tmp_path: Path) -> None:
-    answer = z2all("corpus", "sources", cwd=tmp_path)
-    assert answer.returncode == 0
-    described = describe_converters()
-    assert "jsonl" in described
-    assert answer.stdout == "".join(f"{name:20} {purpose}\n" for name, purpose in described.items())
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "start"),
-    [
-        ("notes", 2, "ConfigError: source 'notes': must read DOMAIN=CONVERTER[:PATH,...]. E.g. code=python_code."),
-        ("notes=", 2, "ConfigError: source 'notes=': must read DOMAIN=CONVERTER"),
-        ("notes=jsonlines:x", 2, "ConfigError: converter 'jsonlines': the converters are "),
-        ("a/b=jsonl:x", 2, "ConfigError: domain 'a/b': "),
-        ("notes=jsonl:missing.jsonl", 3, "DataError: raw file missing.jsonl of domain notes: no such file."),
-    ],
-)
-def test_sources_that_cannot_be(source: str, code: int, start: str, tmp_path: Path) -> None:
-    answer = z2all("corpus", "build", source, "--out", tmp_path / "corpus", cwd=tmp_path)
-    assert one_line(answer, code).startswith(start)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("verb", [["corpus", "audit", "nowhere"], ["tokenizer", "train", "nowhere", "--out", "tok"]])
-def test_a_corpus_that_is_not_there(verb: list[str], tmp_path: Path) -> None:
-    line = one_line(z2all(*verb, cwd=tmp_path), 3)
-    assert line.startswith("DataError: nowhere/MANIFEST.json: no such file")
-    assert list(tmp_path.iterdir()) == []
 
 
 # plan, doctor, plot
