@@ -217,6 +217,28 @@ def test_a_stop_between_the_moves_is_undone(tmp_path: Path, monkeypatch: pytest.
     assert files(tmp_path / "c") == expected
 
 
+def test_a_stop_after_the_manifest_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old shards were not removed yet; the same call does it."""
+    raw = many_files(tmp_path / "raw", 2)
+    build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])])
+    spec = [SourceSpec("a", "jsonl", raw[1:])]
+
+    def write_and_die(folder: Path, manifest: Manifest) -> None:
+        write(folder, manifest)
+        raise KeyboardInterrupt
+
+    write = build_module.write_manifest
+    monkeypatch.setattr(build_module, "write_manifest", write_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(tmp_path / "c", spec, replace=True)
+    monkeypatch.undo()
+    after = load_manifest(tmp_path / "c")
+    assert (tmp_path / "c" / "a-00000.jsonl").exists()
+    assert build_corpus(tmp_path / "c", spec, replace=True) == after
+    assert names(tmp_path / "c") == ["MANIFEST.json", "a.2-00000.jsonl"]
+    assert audit_corpus(tmp_path / "c").ok
+
+
 def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = many_files(tmp_path / "raw", 3)
     good = raw[1].read_bytes()

@@ -235,6 +235,23 @@ def test_duplicates_over_files_first_stays(tmp_path: Path, workers: int) -> None
     assert "repeats 2 (这是第2篇" in dropped["exact_duplicates"]["samples"][0]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_copy_of_another_domains_document_is_a_duplicate(tmp_path: Path, at_once: bool) -> None:
+    rules = CleaningRules(exact_duplicates=True)
+    first = SourceSpec("a", "jsonl", (write_jsonl(tmp_path / "a.jsonl", SENTENCES[:6]),), cleaning=rules)
+    second = SourceSpec("b", "jsonl", (write_jsonl(tmp_path / "b.jsonl", SENTENCES[4:]),), cleaning=rules)
+    if at_once:
+        build_corpus(tmp_path / "c", [first, second])
+    else:
+        build_corpus(tmp_path / "c", [first], add=True)
+        build_corpus(tmp_path / "c", [second], add=True)
+    assert contents(tmp_path / "c") == SENTENCES
+    assert [record.id for record in records(tmp_path / "c", "b")] == list(range(2, 8))
+    dropped = read_report(tmp_path / "c", "b")["dropped"]["exact_duplicates"]
+    assert dropped["documents"] == 2
+    assert dropped["samples"][0].endswith("repeats one of another domain")
+
+
 def test_each_rule_is_counted_with_samples(tmp_path: Path) -> None:
     texts = [
         "好的 文章\x07，写完了。。。。。。。",

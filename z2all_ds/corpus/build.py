@@ -25,7 +25,7 @@ from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.forms import expand_raw, plan_slices
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
-from z2all_ds.corpus.selection import select
+from z2all_ds.corpus.selection import KEYS_NAME, select
 from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, hashed
 from z2all_ds.corpus.shards import ShardTask, plan_shards, write_shard
 from z2all_ds.corpus.unit_progress import UnitProgress
@@ -70,12 +70,14 @@ def build_corpus(
     complete = {name for name, key in there.build_keys.items() if wanted.get(name) == key}
     complete -= {shard.domain for shard in there.shards if not _is_present(out_dir, shard)}
     stay = [s for s in there.shards if s.domain in complete or (add and s.domain not in wanted)]
-    if len(complete) == len(domains) and len(stay) == len(there.shards):
+    if len(complete) == len(domains) and len(stay) == len(there.shards) and not building.is_publishing():
         return there
     with machine_limits_named(out_dir), only_build(out_dir):
         building.open(there)
         to_build = [domain for domain in domains if domain.spec.domain not in complete]
-        new, next_gid = _build(to_build, building, there, there.next_gid if stay else 0, max_shard_bytes, executor)
+        known_keys = [_keys_file(out_dir, name) for name in dict.fromkeys(shard.domain for shard in stay)]
+        first_gid = there.next_gid if stay else 0
+        new, next_gid = _build(to_build, building, there, first_gid, known_keys, max_shard_bytes, executor)
         manifest = Manifest(
             FORMAT_VERSION,
             _in_order(stay, new, list(wanted)),
@@ -91,6 +93,7 @@ def _build(
     building: BuildingFolder,
     there: Manifest,
     first_gid: int,
+    known_keys: Sequence[Path],
     max_shard_bytes: int,
     executor: Executor,
 ) -> tuple[list[ShardInfo], int]:
@@ -111,11 +114,12 @@ def _build(
             _convert([domain], building, executor)
             finished = None
         if finished is None:
-            stages.append(_stage(domain, building, first_gid, max_shard_bytes, listed))
+            stages.append(_stage(domain, building, first_gid, known_keys, max_shard_bytes, listed))
             first_gid += stages[-1].documents
         else:
             new += finished[1]
             first_gid += sum(shard.documents for shard in finished[1])
+        known_keys = [*known_keys, building.shards(name, domain.key) / KEYS_NAME]
     return new + _write_shards(stages, building, executor), first_gid
 
 
@@ -176,7 +180,14 @@ class _Stage:
     report: dict[str, Any]
 
 
-def _stage(domain: _Domain, building: BuildingFolder, first_gid: int, max_shard_bytes: int, listed: set[str]) -> _Stage:
+def _stage(
+    domain: _Domain,
+    building: BuildingFolder,
+    first_gid: int,
+    known_keys: Sequence[Path],
+    max_shard_bytes: int,
+    listed: set[str],
+) -> _Stage:
     """Judges what was converted, selects what stays, and plans the shards."""
     spec = domain.spec
     faults, cleaning, counts = spec.new_log(), CleaningReport(), []
@@ -186,7 +197,8 @@ def _stage(domain: _Domain, building: BuildingFolder, first_gid: int, max_shard_
         counts.append(summary.documents)
     faults.judge(f"of domain {spec.domain}")
     folder = building.shards(spec.domain, domain.key)
-    parts, dropped = select(spec, domain.units, counts, first_gid, folder)
+    known_keys = [path for path in known_keys if path.exists()]
+    parts, dropped = select(spec, domain.units, counts, first_gid, folder, known_keys)
     documents = sum(len(part.kept()) for part in parts)
     if not documents:
         limit = "" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes"
@@ -237,29 +249,43 @@ def _publish(
     out_dir: Path, building: BuildingFolder, there: Manifest, manifest: Manifest, new: Sequence[ShardInfo]
 ) -> None:
     """Moves the new shards in, lets the new manifest take the old one's place, then removes what it lists no more."""
-    building.announce([(shard.path, shard.domain, manifest.build_keys[shard.domain]) for shard in new])
-    reports = out_dir / REPORTS_NAME
-    reports.mkdir(exist_ok=True)
+    listed = {shard.path for shard in manifest.shards}
+    building.announce(
+        [(shard.path, shard.domain, manifest.build_keys[shard.domain]) for shard in new],
+        [shard.path for shard in there.shards if shard.path not in listed],
+    )
+    (out_dir / REPORTS_NAME).mkdir(exist_ok=True)
     for shard in new:
         folder = building.shards(shard.domain, manifest.build_keys[shard.domain])
         (folder / shard.path).replace(out_dir / shard.path)
     for name in dict.fromkeys(shard.domain for shard in new):
-        report = building.report(name, manifest.build_keys[name])
-        write_whole(reports / f"{name}.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+        key = manifest.build_keys[name]
+        report = building.report(name, key)
+        write_whole(_report_file(out_dir, name), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+        _keys_file(out_dir, name).unlink(missing_ok=True)
+        if (building.shards(name, key) / KEYS_NAME).exists():
+            (building.shards(name, key) / KEYS_NAME).replace(_keys_file(out_dir, name))
     force_to_disk(out_dir)
     write_manifest(out_dir, manifest)
-    listed = {shard.path for shard in manifest.shards}
-    for shard in there.shards:
-        if shard.path not in listed:
-            (out_dir / shard.path).unlink(missing_ok=True)
-        if shard.domain not in manifest.domains:
-            (reports / f"{shard.domain}.json").unlink(missing_ok=True)
+    for name in there.domains.keys() - manifest.domains.keys():
+        _report_file(out_dir, name).unlink(missing_ok=True)
+        _keys_file(out_dir, name).unlink(missing_ok=True)
+    building.open(manifest)  # removes the shards that are not listed any more
     shutil.rmtree(out_dir / BUILDING_NAME)
+
+
+def _report_file(out_dir: Path, domain: str) -> Path:
+    return out_dir / REPORTS_NAME / f"{domain}.json"
+
+
+def _keys_file(out_dir: Path, domain: str) -> Path:
+    """Keys of a domain's documents, if its exact duplicates were looked for."""
+    return out_dir / REPORTS_NAME / f"{domain}.keys"
 
 
 def read_report(corpus_dir: str | Path, domain: str) -> dict[str, Any]:
     """What the build counted for a domain."""
-    path = Path(corpus_dir) / REPORTS_NAME / f"{domain}.json"
+    path = _report_file(Path(corpus_dir), domain)
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -52,6 +52,7 @@ class BuildingFolder:
     def __init__(self, out_dir: Path) -> None:
         self._out_dir = out_dir
         self._root = out_dir / BUILDING_NAME
+        self._publishing = self._root / "PUBLISHING.json"
         self.units = self._root / "units"
 
     def open(self, there: Manifest) -> None:
@@ -59,16 +60,22 @@ class BuildingFolder:
         self.units.mkdir(parents=True, exist_ok=True)
         for leftover in [*self._root.rglob(f"*{TEMPORARY_SUFFIX}"), *self.units.glob("*.progress")]:
             leftover.unlink()
-        try:
-            on_the_way = json.loads((self._root / "PUBLISHING.json").read_bytes())
-        except FileNotFoundError:
+        if not self.is_publishing():
             return
+        on_the_way = json.loads(self._publishing.read_bytes())
         listed = {shard.path for shard in there.shards}
-        for name, domain, key in on_the_way:
-            moved, origin = self._out_dir / name, self.shards(domain, key)
-            if name not in listed and moved.exists():
-                moved.replace(origin / name)
-        (self._root / "PUBLISHING.json").unlink()
+        for name, domain, key in on_the_way["new"]:
+            moved = self._out_dir / name
+            if name not in listed and moved.exists():  # stopped before the manifest: back to where it came from
+                moved.replace(self.shards(domain, key) / name)
+        for name in on_the_way["old"]:
+            if name not in listed:  # stopped after the manifest: it was to be removed
+                (self._out_dir / name).unlink(missing_ok=True)
+        self._publishing.unlink()
+
+    def is_publishing(self) -> bool:
+        """Whether a build was stopped in its last step."""
+        return self._publishing.exists()
 
     def shards(self, domain: str, key: str) -> Path:
         folder = self._root / f"{domain}-{key}"
@@ -116,6 +123,9 @@ class BuildingFolder:
     def forget(self, domain: str, key: str) -> None:
         shutil.rmtree(self.shards(domain, key))
 
-    def announce(self, on_the_way: Sequence[tuple[str, str, str]]) -> None:
-        """Writes down what is about to be moved into the corpus folder, so that a stop in between can be undone."""
-        write_whole(self._root / "PUBLISHING.json", json.dumps(on_the_way))
+    def announce(self, new: Sequence[tuple[str, str, str]], old: Sequence[str]) -> None:
+        """Writes down what is about to be moved into the corpus folder or removed, so that a stop in between is mended.
+
+        `new`: (file, domain, key) of each shard to come; `old`: shards that will not be listed any more.
+        """
+        write_whole(self._publishing, json.dumps({"new": new, "old": old}))

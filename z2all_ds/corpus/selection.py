@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.console import heartbeat
-from z2all_ds.corpus.cleaning.exact_duplicates import find_exact_duplicates
+from z2all_ds.corpus.cleaning.exact_duplicates import KEY_BYTES, find_exact_duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
 from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn
@@ -21,6 +21,9 @@ from z2all_ds.corpus.shards import Part, numbered_bytes
 from z2all_ds.corpus.units import MISSES_BEFORE_FULL, Unit
 
 TITLE_CHARS = 40
+KEYS_NAME = "kept.keys"
+"""Keys of the documents that stay, for domains that come later."""
+KEY_DTYPE = f"V{KEY_BYTES}"
 
 
 @dataclass
@@ -34,9 +37,18 @@ class Dropped:
 
 
 def select(
-    spec: SourceSpec, units: Sequence[Unit], documents: Sequence[int], first_gid: int, folder: Path
+    spec: SourceSpec,
+    units: Sequence[Unit],
+    documents: Sequence[int],
+    first_gid: int,
+    folder: Path,
+    known_keys: Sequence[Path] = (),
 ) -> tuple[list[Part], dict[str, Dropped]]:
-    """The parts with their masks, which lie in `folder`, and what each step dropped."""
+    """The parts with their masks, which lie in `folder`, and what each step dropped.
+
+    `known_keys`: keys of the documents of domains that come before this one; a copy of one of those is a duplicate too.
+    Near duplicates are looked for within the domain: their signatures are too large to be kept with the corpus.
+    """
     masks = [np.ones(count, dtype=np.bool_) for count in documents]
     lengths = [np.fromfile(unit.file("lengths"), dtype=np.uint32) for unit in units]
     dropped: dict[str, Dropped] = {}
@@ -49,16 +61,22 @@ def select(
             found.bytes += int(sizes[out].sum())
             mask &= kept
 
-    def titles(pairs: Sequence[tuple[int, int]]) -> list[str]:
-        return [
-            f"{_title(units, lengths, later)} repeats {_title(units, lengths, earlier)}" for later, earlier in pairs
-        ]
+    def titles(pairs: Sequence[tuple[int, int]], num_known: int = 0) -> list[str]:
+        told = []
+        for later, earlier in pairs:
+            original = "one of another domain"
+            if earlier >= num_known:
+                original = _title(units, lengths, earlier - num_known)
+            told.append(f"{_title(units, lengths, later - num_known)} repeats {original}")
+        return told
 
+    keys = []
     if spec.cleaning.exact_duplicates:
         with heartbeat(f"exact duplicates of {spec.domain}"):
-            keys = [np.fromfile(unit.file("keys"), dtype="V16") for unit in units]
-            found = find_exact_duplicates(keys)
-        drop("exact_duplicates", found.keep, titles(found.pairs))
+            known = [np.fromfile(path, dtype=KEY_DTYPE) for path in known_keys]
+            keys = [np.fromfile(unit.file("keys"), dtype=KEY_DTYPE) for unit in units]
+            found = find_exact_duplicates([*known, *keys])
+        drop("exact_duplicates", found.keep[len(known) :], titles(found.pairs, sum(map(len, known))))
     if spec.cleaning.near_duplicates is not None:
         with heartbeat(f"near duplicates of {spec.domain}"):
             signatures = [_signatures(unit, count) for unit, count in zip(units, documents, strict=True)]
@@ -66,6 +84,8 @@ def select(
         drop("near_duplicates", found.keep, titles(found.pairs))
     if spec.max_bytes is not None:
         drop("max_bytes", _within(spec, masks, lengths, first_gid), [])
+    if spec.cleaning.exact_duplicates:
+        np.concatenate([some[mask] for some, mask in zip(keys, masks, strict=True)]).tofile(folder / KEYS_NAME)
     parts = []
     for unit, mask in zip(units, masks, strict=True):
         keep = ""
