@@ -40,3 +40,23 @@ def bench_corpus(
         return
     for line in room.to_lines(costs):
         print(line)
+
+
+@bench_app.command("tokenizer")
+def bench_tokenizer(
+    inputs: Annotated[list[str] | None, typer.Argument(help="Corpus folder or files (default: built-in text).")] = None,
+    sample_bytes: Annotated[int, typer.Option("--bytes", help="Text to train on.")] = 20_000_000,
+    vocab_size: Annotated[int, typer.Option(help="Text tokens.")] = 16_000,
+    weights: Annotated[str, typer.Option(help="Part of each domain, e.g. zh=0.3,en=0.4,code=0.3.")] = "",
+    trainer: Annotated[list[str] | None, typer.Option(help="Only this trainer; may be repeated.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time and peak memory of training, beside the Hugging Face trainer with its default split, and encoding speed."""
+    from z2all_ds.bench import tokenizer as room
+    from z2all_ds.tokenizer.sampling import parse_weights
+
+    chosen = {"names": trainer} if trainer else {}
+    costs = room.bench_tokenizer(
+        inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
+    )
+    print(room.to_json(costs) if as_json else room.to_line(costs))
