@@ -80,7 +80,7 @@ def test_workers_and_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     build_corpus(tmp_path / "three", spec, max_shard_bytes=5_000, executor=Executor(3))
     assert files(tmp_path / "one") == files(tmp_path / "three")
     plan = build_module.plan_slices
-    monkeypatch.setattr(build_module, "plan_slices", lambda path, form: plan(path, form, 500))
+    monkeypatch.setattr(build_module, "plan_slices", lambda path, form, size: plan(path, form, 500))
     sliced = build_corpus(tmp_path / "sliced", spec, max_shard_bytes=5_000)
     assert sliced.fingerprint == load_manifest(tmp_path / "one").fingerprint
     found = records(tmp_path / "one", sliced)

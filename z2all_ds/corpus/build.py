@@ -34,6 +34,8 @@ from z2all_ds.errors import ConfigError, DataError
 
 REPORTS_NAME = "reports"
 HERE = Executor(workers=1)
+UNITS_WANTED = 64
+SMALLEST_UNIT_BYTES, LARGEST_UNIT_BYTES = 4 * 2**20, 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,11 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
         units: tuple[Unit, ...] = (Unit.of(building.units, spec, None),)
     else:
         form = spec.form or getattr(spec.found_converter(), "form", "auto")
-        slices = [piece for path in expand_raw(spec.raw) for piece in plan_slices(path.absolute(), form)]
+        files = [path.absolute() for path in expand_raw(spec.raw)]
+        # Small enough that every core has several, whatever machine it is; not so small that there are thousands.
+        size = sum(path.stat().st_size for path in files) // UNITS_WANTED
+        size = min(max(size, SMALLEST_UNIT_BYTES), LARGEST_UNIT_BYTES)
+        slices = [piece for path in files for piece in plan_slices(path, form, size)]
         units = tuple(Unit.of(building.units, spec, piece) for piece in slices)
     return _Domain(spec, units, hashed([[unit.name for unit in units], spec.max_bytes, max_shard_bytes]))
 

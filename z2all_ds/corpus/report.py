@@ -15,6 +15,8 @@ def summary_lines(report: dict[str, Any]) -> Iterator[str]:
         first = report["faults"]["samples"][kind][0]
         yield f"  {count:,} x {KINDS[kind]}, e.g. {first}"
     for rule, counts in CleaningReport.from_json(report["cleaning"]).rules.items():
+        if rule in report["dropped"]:  # decided later, over all documents
+            continue
         did = []
         if counts.records_changed:
             did.append(f"{counts.records_changed:,} documents changed, {human_bytes(counts.bytes_removed)} removed")
@@ -24,8 +26,7 @@ def summary_lines(report: dict[str, Any]) -> Iterator[str]:
     for rule in report["cleaning"]["not_applied_to_code"]:
         yield f"  {rule}: not applied, code is never altered"
     for step, dropped in report["dropped"].items():
-        if dropped["documents"]:
-            yield f"  {step}: {dropped['documents']:,} documents dropped, {human_bytes(dropped['bytes'])}"
+        yield f"  {step}: {dropped['documents']:,} documents dropped, {human_bytes(dropped['bytes'])}"
 
 
 def full_lines(report: dict[str, Any]) -> Iterator[str]:
