@@ -7,7 +7,6 @@ gives without further thought: byte-level BPE with its built-in way of cutting, 
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.console import heartbeat, human_bytes
 from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError
@@ -182,17 +182,6 @@ def encode_speed(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dict[str
         backend.encode_batch_fast(everything, add_special_tokens=False)
         best = max(best, megabytes / (time.perf_counter() - started))
     return {"encode_megabytes_per_second_per_core": round(best, 3), "bytes_per_token": packed}
-
-
-def peak_memory_bytes() -> int:
-    """Of this process since it was started; getrusage also counts the process it was forked from."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def to_json(costs: TokenizerCosts) -> str:

@@ -35,7 +35,7 @@ from z2all_ds.errors import ConfigError, DataError
 REPORTS_NAME = "reports"
 HERE = Executor(workers=1)
 UNITS_WANTED = 64
-SMALLEST_UNIT_BYTES, LARGEST_UNIT_BYTES = 4 * 2**20, 128 * 2**20
+SMALLEST_UNIT_BYTES, LARGEST_UNIT_BYTES = 16 * 2**20, 128 * 2**20
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 
-BYTES_PER_READ = 524288
+BYTES_PER_READ = 524_288
 _NUMBERS = b'{"gid":%d,"id":%d,'
 _NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d") - len(b"{")
 """What they add to a line without the digits: its own opening bracket falls away."""

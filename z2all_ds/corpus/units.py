@@ -24,11 +24,11 @@ from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
 from z2all_ds.corpus.draft import Draft, RowRefused
 from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
 from z2all_ds.corpus.forms import Slice, open_slice
-from z2all_ds.corpus.schema import escape_line_breakers, has_line_breakers
+from z2all_ds.corpus.line_breakers import escape_line_breakers, has_line_breakers
 from z2all_ds.corpus.settings import SourceSpec, hashed
 from z2all_ds.corpus.unit_progress import ProgressFile
 
-BLOCK_BYTES = 262144
+BLOCK_BYTES = 262_144
 MISSES_BEFORE_FULL = 32
 """So many documents in a row that no longer fit end a limited domain; one giant among them must not."""
 

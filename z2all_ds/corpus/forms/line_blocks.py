@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from z2all_ds.corpus.forms.streams import ByteStream
 
-BLOCK_BYTES = 262144
+BLOCK_BYTES = 262_144
 
 
 class LongLine:
