@@ -32,7 +32,7 @@ from z2all_ds.corpus.converters import BuiltIn, find_converter
 from z2all_ds.errors import ConfigError
 
 DEFAULT_MEGABYTES = 200
-ROWS_PER_GROUP = 20_000
+ROWS_PER_BATCH = 10_000
 CLEANED = "jsonl, cleaned"
 SAMPLE_BYTES = 4_000_000
 """Of each built-in source; repeated with a number in front until there is enough."""
@@ -137,7 +137,7 @@ def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
     raise AssertionError("a cycle does not end")
 
 
-# One writer a form: from the JSON lines, a piece at a time, so that gigabytes need no gigabytes of memory.
+# One writer a form: from the JSON lines, a piece at a time (all but Parquet).
 
 
 def _copy_lines(lines: Path, out: Path) -> None:
@@ -179,9 +179,13 @@ def _parquet(lines: Path, out: Path) -> None:
     import pyarrow.parquet as pq
 
     schema = pa.schema([("id", pa.int64()), ("title", pa.string()), ("url", pa.string()), ("text", pa.string())])
-    with open(lines, "rb") as source, pq.ParquetWriter(out, schema) as writer:
-        while rows := [orjson.loads(line) for line in itertools.islice(source, ROWS_PER_GROUP)]:
-            writer.write_table(pa.Table.from_pylist(rows, schema))
+    tables = []
+    with open(lines, "rb") as source:
+        while rows := [orjson.loads(line) for line in itertools.islice(source, ROWS_PER_BATCH)]:
+            tables.append(pa.Table.from_pylist(rows, schema))
+    table = pa.concat_tables(tables)
+    # All in one row group, which is the hard case for the reader. The writer has to hold it.
+    pq.write_table(table, out, row_group_size=table.num_rows)
 
 
 def _plain_lines(lines: Path, out: Path) -> None:

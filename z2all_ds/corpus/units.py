@@ -103,7 +103,7 @@ def _convert(unit: Unit) -> None:
             drafts = _generated(found, spec, part)
         else:
             assert unit.slice is not None
-            drafts = _converted(found, unit.slice, spec, log, report)
+            drafts = _converted(found, unit.slice, spec, log, report, Path(unit.folder))
         for draft in drafts:
             if spec.compose:
                 draft.content = composed(draft, spec.compose)
@@ -131,9 +131,11 @@ def _generated(found: BuiltIn, spec: SourceSpec, part: "_PartWriter") -> Iterato
                 return
 
 
-def _converted(found: Source, piece: Slice, spec: SourceSpec, log: FaultLog, report: ProgressFile) -> Iterator[Draft]:
+def _converted(
+    found: Source, piece: Slice, spec: SourceSpec, log: FaultLog, report: ProgressFile, spool_folder: Path
+) -> Iterator[Draft]:
     convert = field_map_converter(dict(spec.fields)) if spec.fields else found.convert
-    with open_slice(piece, spec.limits, report.advance) as rows:
+    with open_slice(piece, spec.limits, report.advance, spool_folder) as rows:
         for row in rows:
             if isinstance(row, Fault):
                 log.add(row, rows.where)

@@ -1,0 +1,44 @@
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import one_line, z2all
+
+
+def test_every_form_is_measured(tmp_path: Path) -> None:
+    answer = z2all("bench", "corpus", "--megabytes", "1", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    costs = json.loads(answer.stdout)
+    forms = {cost["form"]: cost for cost in costs["forms"]}
+    packed = {"jsonl.gz", "jsonl.zst", "jsonl.zip", "jsonl.tar.gz"}
+    assert set(forms) == {"jsonl", "json_array", "parquet", "lines", "jsonl, cleaned", *packed}
+    for cost in forms.values():
+        assert cost["text_bytes"] >= 1_000_000
+        assert cost["text_mb_per_cpu_second"] == pytest.approx(cost["text_bytes"] / 1e6 / cost["cpu_seconds"])
+        assert 20_000_000 < cost["peak_memory_bytes"] < 1_000_000_000
+    for name in packed:
+        assert forms[name]["raw_bytes"] < forms["jsonl"]["raw_bytes"]
+    assert costs["orjson_mb_per_cpu_second"] > forms["jsonl"]["text_mb_per_cpu_second"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_form_for_people(tmp_path: Path) -> None:
+    answer = z2all("bench", "corpus", "--megabytes", "1", "--form", "jsonl", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    first, second = islice(answer.stdout.splitlines(), 2)
+    assert first.startswith("orjson alone: ")
+    assert second.startswith("jsonl ")
+    assert " MB/s per core" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--form", "xml"], "ConfigError: form 'xml': the forms are jsonl; json_array; "),
+        (["--megabytes", "0"], "ConfigError: megabytes 0: must be at least 1."),
+    ],
+)
+def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], start: str) -> None:
+    assert one_line(z2all("bench", "corpus", *arguments, cwd=tmp_path), 2).startswith(start)
