@@ -283,7 +283,7 @@ def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -
     (tmp_path / "build.py").write_text(SLOW_BUILD)
     plugin = tmp_path / "plugin.py"
     name = f"slow_{number.name}"
-    plugin.write_text(SLOW_PLUGIN.format(name=name, seconds=0.02))
+    plugin.write_text(SLOW_PLUGIN.format(name=name, seconds=0.01))
     arguments = [tmp_path / "build.py", tmp_path / "raw", tmp_path / "c", plugin, name]
     command = [sys.executable, *map(str, arguments)]
     units = tmp_path / "c" / ".building" / "units"
