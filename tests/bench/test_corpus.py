@@ -1,5 +1,4 @@
 import json
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,11 @@ def test_every_form_is_measured(tmp_path: Path) -> None:
 
 
 def test_one_form_for_people(tmp_path: Path) -> None:
-    answer = z2all("bench", "corpus", "--megabytes", "1", "--form", "jsonl", cwd=tmp_path)
+    scaling = ("--workers", "1", "--workers", "2", "--clean", "exact_duplicates")
+    answer = z2all("bench", "corpus", "--megabytes", "1", "--form", "jsonl", *scaling, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    first, second = islice(answer.stdout.splitlines(), 2)
+    first, second, *by_workers = answer.stdout.splitlines()
+    assert [line.split()[:2] for line in by_workers] == [["1", "workers"], ["2", "workers"]]
     assert first.startswith("orjson alone: ")
     assert second.startswith("jsonl ")
     assert " MB/s per core" in second

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -26,7 +26,7 @@ import orjson
 
 from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.console import human_bytes, progress
-from z2all_ds.corpus import SourceSpec, build_corpus
+from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.converters import BuiltIn, find_converter
 from z2all_ds.errors import ConfigError
@@ -34,6 +34,8 @@ from z2all_ds.errors import ConfigError
 DEFAULT_MEGABYTES = 200
 ROWS_PER_BATCH = 10_000
 CLEANED = "jsonl, cleaned"
+TEXT_STEPS = ["all", "exact_duplicates=off", "near_duplicates=off"]
+"""Every step that looks at one document."""
 SAMPLE_BYTES = 4_000_000
 """Of each built-in source; repeated with a number in front until there is enough."""
 
@@ -64,29 +66,42 @@ class CorpusCosts:
     """Reading the JSON-lines file and parsing each line, nothing else."""
     jsonl_share_of_orjson: float
     forms: list[ConversionCost]
+    text_mb_per_second_by_workers: dict[str, float]
+    """JSON lines with the asked cleaning and numbers of worker processes, by the clock."""
     packages: dict[str, str]
 
 
-def bench_corpus(megabytes: int = DEFAULT_MEGABYTES, only: list[str] | None = None) -> CorpusCosts:
-    """Writes the files, converts each, and throws everything away."""
+def bench_corpus(
+    megabytes: int = DEFAULT_MEGABYTES,
+    only: Sequence[str] = (),
+    workers: Sequence[int] = (),
+    cleaning: Sequence[str] = (),
+) -> CorpusCosts:
+    """Writes the files, converts each, and throws everything away.
+
+    `only` names forms (all without). With `workers`, the JSON lines are converted with each number of processes, too,
+    and there with the steps of `cleaning`.
+    """
     names = [*WRITERS, CLEANED]
-    wrong = [name for name in only or [] if name not in names]
+    wrong = [name for name in only if name not in names]
     if wrong:
         raise ConfigError(f"form {wrong[0]!r}", f"the forms are {'; '.join(names)}", "Leave it out for all of them.")
     if megabytes < 1:
         raise ConfigError(f"megabytes {megabytes}", "must be at least 1", f"Leave it at {DEFAULT_MEGABYTES}.")
     chosen = [name for name in names if name in (only or names)]
+    rules, executors = CleaningRules.parse(list(cleaning)), [Executor(count) for count in workers]
     with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
         folder = Path(scratch)
         lines = folder / "documents.jsonl"
         text_bytes, documents = _write_lines(lines, megabytes * 1_000_000)
-        found = []
-        with progress("bench corpus", len(chosen) + 1, "forms") as advance:
+        found, by_workers = [], {}
+        with progress("bench corpus", len(chosen) + 1 + len(workers), "measurements") as advance:
             floor = _in_new_process(_parse_only, lines)
             advance(1)
             for name in chosen:
                 raw = lines if name == CLEANED else _write_form(name, lines, folder)
-                cost = _in_new_process(_convert, (raw, folder / "corpus", name == CLEANED))
+                steps = CleaningRules.parse(TEXT_STEPS if name == CLEANED else [])
+                cost = _in_new_process(_convert, (raw, folder / "corpus", steps, Executor(1)))
                 rates = {
                     "text_mb_per_cpu_second": text_bytes / 1e6 / cost["cpu_seconds"],
                     "text_mb_per_second": text_bytes / 1e6 / cost["seconds"],
@@ -95,10 +110,14 @@ def bench_corpus(megabytes: int = DEFAULT_MEGABYTES, only: list[str] | None = No
                 if raw != lines:
                     raw.unlink()
                 advance(1, name)
+            for executor in executors:
+                cost = _in_new_process(_convert, (lines, folder / "corpus", rules, executor))
+                by_workers[str(executor.workers)] = text_bytes / 1e6 / cost["seconds"]
+                advance(1, f"{executor.workers} workers")
     floor_rate = text_bytes / 1e6 / floor
     jsonl = next((cost.text_mb_per_cpu_second for cost in found if cost.form == "jsonl"), 0.0)
     packages = {name: version(name) for name in ("orjson", "pyarrow", "numpy")}
-    return CorpusCosts(floor_rate, jsonl / floor_rate, found, packages)
+    return CorpusCosts(floor_rate, jsonl / floor_rate, found, by_workers, packages)
 
 
 def to_json(costs: CorpusCosts) -> str:
@@ -112,6 +131,8 @@ def to_lines(costs: CorpusCosts) -> Iterator[str]:
         rates = f"{cost.text_mb_per_cpu_second:6.1f} MB/s per core, {cost.text_mb_per_second:.1f} by the clock"
         sizes = f"peak {human_bytes(cost.peak_memory_bytes)}, {human_bytes(cost.raw_bytes)} on disk"
         yield f"{cost.form:16} {rates}, {sizes}"
+    for workers, rate in costs.text_mb_per_second_by_workers.items():
+        yield f"{workers:>3} workers      {rate:6.1f} MB/s by the clock"
 
 
 def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
@@ -226,12 +247,11 @@ def _parse_only(lines: Path) -> float:
     return time.process_time() - started
 
 
-def _convert(task: tuple[Path, Path, bool]) -> dict[str, float | int]:
-    raw, out, cleaned = task
-    form = "lines" if raw.suffix == ".txt" else ""
-    rules = CleaningRules.parse(["all", "exact_duplicates=off", "near_duplicates=off"] if cleaned else [])
+def _convert(task: tuple[Path, Path, CleaningRules, Executor]) -> dict[str, float | int]:
+    raw, out, rules, executor = task
+    spec = SourceSpec("bench", "generic", (raw,), form="lines" if raw.suffix == ".txt" else "", cleaning=rules)
     started, cpu_started = time.perf_counter(), time.process_time()
-    build_corpus(out, [SourceSpec("bench", "generic", (raw,), form=form, cleaning=rules)])
+    build_corpus(out, [spec], executor=executor)
     cpu_seconds, seconds = time.process_time() - cpu_started, time.perf_counter() - started
     shutil.rmtree(out)
     return {"cpu_seconds": cpu_seconds, "seconds": seconds, "peak_memory_bytes": peak_memory_bytes()}

@@ -22,7 +22,7 @@ from z2all_ds.atomic import force_to_disk, machine_limits_named, write_whole
 from z2all_ds.console import progress
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
-from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.executors import Executor, Run
 from z2all_ds.corpus.forms import expand_raw, plan_slices
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.selection import KEYS_NAME, select
@@ -74,12 +74,12 @@ def build_corpus(
     stay = [s for s in there.shards if s.domain in complete or (add and s.domain not in wanted)]
     if len(complete) == len(domains) and len(stay) == len(there.shards) and not building.is_publishing():
         return there
-    with machine_limits_named(out_dir), only_build(out_dir):
+    with machine_limits_named(out_dir), only_build(out_dir), executor.opened() as run:
         building.open(there)
         to_build = [domain for domain in domains if domain.spec.domain not in complete]
         known_keys = [_keys_file(out_dir, name) for name in dict.fromkeys(shard.domain for shard in stay)]
         first_gid = there.next_gid if stay else 0
-        new, next_gid = _build(to_build, building, there, first_gid, known_keys, max_shard_bytes, executor)
+        new, next_gid = _build(to_build, building, there, first_gid, known_keys, max_shard_bytes, run)
         manifest = Manifest(
             FORMAT_VERSION,
             _in_order(stay, new, list(wanted)),
@@ -97,12 +97,10 @@ def _build(
     first_gid: int,
     known_keys: Sequence[Path],
     max_shard_bytes: int,
-    executor: Executor,
+    run: Run,
 ) -> tuple[list[ShardInfo], int]:
     """(the shards of the domains, ready to be published; the first gid after them)."""
-    _convert(
-        [domain for domain in domains if not building.is_finished(domain.spec.domain, domain.key)], building, executor
-    )
+    _convert([domain for domain in domains if not building.is_finished(domain.spec.domain, domain.key)], building, run)
     new: list[ShardInfo] = []
     stages: list[_Stage] = []
     for domain in domains:
@@ -113,7 +111,7 @@ def _build(
         if finished is not None and (finished[0] != first_gid or listed & {shard.path for shard in finished[1]}):
             # with other numbers, or under names that are not free any more; its parts are gone, so from the start
             building.forget(name, domain.key)
-            _convert([domain], building, executor)
+            _convert([domain], building, run)
             finished = None
         if finished is None:
             stages.append(_stage(domain, building, first_gid, known_keys, max_shard_bytes, listed))
@@ -122,7 +120,7 @@ def _build(
             new += finished[1]
             first_gid += sum(shard.documents for shard in finished[1])
         known_keys = [*known_keys, building.shards(name, domain.key) / KEYS_NAME]
-    return new + _write_shards(stages, building, executor), first_gid
+    return new + _write_shards(stages, building, run), first_gid
 
 
 def _in_order(stay: list[ShardInfo], new: list[ShardInfo], wanted: list[str]) -> tuple[ShardInfo, ...]:
@@ -163,7 +161,7 @@ def _is_present(out_dir: Path, shard: ShardInfo) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes
 
 
-def _convert(domains: Sequence[_Domain], building: BuildingFolder, executor: Executor) -> None:
+def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> None:
     """Converts the units that are not finished. Those of all domains together, so that no worker waits for a domain."""
     open_units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
     if not open_units:
@@ -171,7 +169,7 @@ def _convert(domains: Sequence[_Domain], building: BuildingFolder, executor: Exe
     raw_bytes = [unit.slice.raw_bytes if unit.slice else unit.spec.max_bytes or 0 for unit in open_units]
     label = f"corpus {', '.join(dict.fromkeys(unit.spec.domain for unit in open_units))}"
     with progress(label, sum(raw_bytes), "bytes") as advance, UnitProgress(building.units, advance) as watch:
-        for number, summary in executor.run(convert_unit, open_units):
+        for number, summary in run(convert_unit, open_units):
             watch.unit_finished(raw_bytes[number], summary.documents)
 
 
@@ -227,13 +225,13 @@ def _stage(
     return _Stage(domain, first_gid, tasks, documents, report)
 
 
-def _write_shards(stages: Sequence[_Stage], building: BuildingFolder, executor: Executor) -> list[ShardInfo]:
+def _write_shards(stages: Sequence[_Stage], building: BuildingFolder, run: Run) -> list[ShardInfo]:
     """The shards of all stages, in order; then the parts they were made of are removed."""
     tasks = [task for stage in stages for task in stage.tasks]
     found: dict[int, ShardInfo] = {}
     if tasks:
         with progress("shards", len(tasks), "shards") as advance:
-            for number, shard in executor.run(write_shard, tasks):
+            for number, shard in run(write_shard, tasks):
                 found[number] = shard
                 advance(1, shard.path)
     in_order = [found[number] for number in range(len(tasks))]

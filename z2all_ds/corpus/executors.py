@@ -11,7 +11,9 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from z2all_ds.errors import ClusterError, ConfigError, MachineError, Z2allError
@@ -20,6 +22,7 @@ from z2all_ds.machine import usable_cores
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]
 
 KNOCK_SECONDS = 5.0
 TASKS_IN_FLIGHT_PER_RAY_CPU = 2
@@ -41,15 +44,18 @@ class Executor:
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
         """(task number, result) of each task, in the order in which they finish."""
+        with self.opened() as run:
+            yield from run(work, tasks)
+
+    @contextmanager
+    def opened(self) -> Iterator[Run]:
+        """A `run` that keeps its workers from one call to the next; starting them takes a second."""
         if self.ray is not None:
-            yield from _run_on_ray(self.ray, work, tasks)
-            return
-        workers = min(self.workers or usable_cores(), len(tasks))
-        if workers <= 1:
-            for number, task in enumerate(tasks):
-                yield number, work(task)
-            return
-        yield from _run_in_processes(workers, work, tasks)
+            with _connected_ray(self.ray) as ray:
+                yield partial(_run_on_ray, ray, self.ray)
+        else:
+            with _Processes(self.workers or usable_cores()) as processes:
+                yield processes.run
 
 
 def _start_worker(owner: str) -> None:
@@ -59,33 +65,57 @@ def _start_worker(owner: str) -> None:
     follow_owner(owner)
 
 
-def _run_in_processes(
-    workers: int, work: Callable[[Task], Result], tasks: Sequence[Task]
-) -> Iterator[tuple[int, Result]]:
-    # Not fork: the driver has threads (the progress bar, Arrow), and a forked child can inherit a lock held by one.
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(owner_mark(),))
-    try:
-        numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
-        open_futures = set(numbers)
-        while open_futures:
-            finished, open_futures = wait(open_futures, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield numbers[future], future.result()
-        pool.shutdown()
-    except BrokenProcessPool:
-        fix = f"Give fewer --workers (now {workers}), or more memory; what is finished is kept."
-        raise MachineError("a worker process", "ended without a word, most often for want of memory", fix) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
+class _Processes:
+    """Worker processes, started when there is more than one task; none is left when the block is left."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool: ProcessPoolExecutor | None = None
+        self._size = 0
+        self._others = set(multiprocessing.active_children())
+
+    def __enter__(self) -> "_Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - self._others:
             process.terminate()
             process.join()
 
+    def run(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        wanted = min(self._most, len(tasks))
+        if wanted <= 1:
+            for number, task in enumerate(tasks):
+                yield number, work(task)
+            return
+        pool = self._pool_of(wanted)
+        try:
+            numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+            open_futures = set(numbers)
+            while open_futures:
+                finished, open_futures = wait(open_futures, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield numbers[future], future.result()
+        except BrokenProcessPool:
+            fix = f"Give fewer --workers (now {wanted}), or more memory; what is finished is kept."
+            raise MachineError("a worker process", "ended without a word, most often for want of memory", fix) from None
 
-def _run_on_ray(address: str, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-    ray, ours = _connected_ray(address)
+    def _pool_of(self, size: int) -> ProcessPoolExecutor:
+        if self._pool is None or self._size < size:
+            if self._pool is not None:
+                self._pool.shutdown()
+            # Not fork: the driver has threads (the progress bar, Arrow), and a forked child can inherit a held lock.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                size, mp_context=context, initializer=_start_worker, initargs=(owner_mark(),)
+            )
+            self._size = size
+        return self._pool
+
+
+def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     remote = ray.remote(max_retries=2)(work)
     waiting = list(reversed(list(enumerate(tasks))))
     running: dict[Any, int] = {}
@@ -110,18 +140,18 @@ def _run_on_ray(address: str, work: Callable[[Task], Result], tasks: Sequence[Ta
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-        if ours:
-            ray.shutdown()
 
 
-def _connected_ray(address: str) -> tuple[Any, bool]:
-    """Ray, and whether we connected it: one that was connected before stays so."""
+@contextmanager
+def _connected_ray(address: str) -> Iterator[Any]:
+    """Ray; a connection that was there before stays."""
     try:
         import ray
     except ImportError:
         raise MachineError("--ray", "Ray is not installed", "Run pip install 'z2all_ds[ray]'.") from None
     if ray.is_initialized():
-        return ray, False
+        yield ray
+        return
     where: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
     try:
         _knock(address)
@@ -129,7 +159,10 @@ def _connected_ray(address: str) -> tuple[Any, bool]:
     except Exception as error:  # OSError, TimeoutError, ValueError: Ray has no family of its own for it
         fix = "Start one with `ray start --head`, give its address, or `local` for one on this machine."
         raise ClusterError(f"Ray at {address}", f"not reachable ({error})", fix) from None
-    return ray, True
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:
