@@ -150,7 +150,7 @@ def human_count(count: float) -> str:
 def draw_lengths(stats: CorpusStats, out: Path) -> Path:
     """How long the documents of each domain are, as PNG or SVG. Returns the file's path."""
     if out.suffix not in (".png", ".svg"):
-        raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
+        raise ConfigError(f"picture {out}", "must end in .png or .svg", "Give such a name.")
     from matplotlib import font_manager, rc_context
 
     # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
