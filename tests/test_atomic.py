@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
-from z2all_ds.errors import MachineError
+from z2all_ds.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.errors import ConfigError, MachineError
 
 NOBODY = 65534
 OVER_A_LIMIT = """
@@ -84,3 +84,13 @@ def test_a_folder_without_permission_is_a_machine_error() -> None:
 def test_other_failures_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), machine_limits_named(tmp_path):
         (tmp_path / "missing" / "x").touch()
+
+
+def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert make_folder(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/none")):
+        with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
+            make_folder(place)
+    assert (tmp_path / "file").read_text() == "mine"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from z2all_ds.errors import MachineError
+from z2all_ds.errors import ConfigError, MachineError
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -44,6 +44,16 @@ def write_whole(final: Path, data: bytes | str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     publish(temporary, final)
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, which is there now; a place where none can be is said in one line."""
+    with machine_limits_named(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"folder {folder}", f"cannot be made ({error.strerror})", "Choose another.") from None
+    return folder
 
 
 @contextmanager

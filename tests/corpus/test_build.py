@@ -372,6 +372,13 @@ def test_senseless_sources(tmp_path: Path, specs: list[SourceSpec], words: str) 
     assert not (tmp_path / "c").exists()
 
 
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
+    for place in (raw, raw / "inside", Path("/proc/none")):
+        with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
+            build_corpus(place, [SourceSpec("a", "jsonl", (raw,))])
+
+
 def test_data_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (tmp_path / "none",))])

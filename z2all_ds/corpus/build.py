@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import force_to_disk, machine_limits_named, write_whole
+from z2all_ds.atomic import force_to_disk, machine_limits_named, make_folder, write_whole
 from z2all_ds.console import progress
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
@@ -74,7 +74,7 @@ def build_corpus(
     stay = [s for s in there.shards if s.domain in complete or (add and s.domain not in wanted)]
     if len(complete) == len(domains) and len(stay) == len(there.shards) and not building.is_publishing():
         return there
-    with machine_limits_named(out_dir), only_build(out_dir), executor.opened() as run:
+    with machine_limits_named(out_dir), only_build(make_folder(out_dir)), executor.opened() as run:
         building.open(there)
         to_build = [domain for domain in domains if domain.spec.domain not in complete]
         known_keys = [_keys_file(out_dir, name) for name in dict.fromkeys(shard.domain for shard in stay)]

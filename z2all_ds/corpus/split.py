@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, machine_limits_named, publish, write_whole
+from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, machine_limits_named, make_folder, publish, write_whole
 from z2all_ds.console import progress
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
@@ -68,6 +68,7 @@ def split_corpus(
     key = {"rule": RULE_VERSION, "corpus": manifest.fingerprint, "share": share, "seed": seed}
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         return _split_before(out_dir, key)
+    make_folder(out_dir.parent)
     with machine_limits_named(out_dir.parent):
         temporary = out_dir.with_name(f".{out_dir.name}.split{TEMPORARY_SUFFIX}")
         shutil.rmtree(temporary, ignore_errors=True)  # of a split that was killed

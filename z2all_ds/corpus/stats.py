@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from z2all_ds.atomic import machine_limits_named
+from z2all_ds.atomic import machine_limits_named, make_folder
 from z2all_ds.console import human_bytes, progress
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import ShardInfo, load_manifest
@@ -173,7 +173,7 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
         axes.grid(alpha=0.3)
         figure.tight_layout()
         with machine_limits_named(out.parent):
-            out.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(out.parent)
             figure.savefig(out)
     return out
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from z2all_ds.atomic import make_folder
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
@@ -36,7 +37,7 @@ def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     figure.savefig(out)
     return out
 
