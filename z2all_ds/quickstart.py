@@ -33,8 +33,8 @@ TEXT_VOCAB_SIZE = 2048
 TOKENIZER_BYTES = 4_000_000
 DISK_BYTES = 500_000_000
 MIN_LOSS_DROP_NATS = 2.0
-"""Guessing evenly among 2112 tokens costs 7.66 nats; the preset's 300 steps ended at 4.9, 5.3, 5.4 and 5.4 for four draws
-of documents. Less of a fall is broken."""
+"""Guessing evenly among 2112 tokens costs 7.66 nats; the preset's 300 steps ended at 4.9, 5.3, 5.4 and 5.4 for four
+draws of documents. Less of a fall is broken."""
 MARK = ".z2all_quickstart"
 """Only a folder with this file is ever deleted by --fresh."""
 
