@@ -16,6 +16,7 @@ from tests.helpers.processes import ended
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
 from z2all_ds.corpus import build as build_module
 from z2all_ds.corpus.building import only_build
+from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.errors import ConfigError, DataError, MachineError
 
 
@@ -157,7 +158,8 @@ def test_a_build_stopped_anywhere_goes_on(
 ) -> None:
     """Stopped before the n-th call of a step; nothing is visible then, and what was finished is not done again."""
     raw = many_files(tmp_path / "raw", 4)
-    spec = [SourceSpec("a", "jsonl", raw[:2]), SourceSpec("b", "jsonl", raw[2:])]
+    rules = CleaningRules(exact_duplicates=True)  # so that keys for later domains are among the files
+    spec = [SourceSpec("a", "jsonl", raw[:2], cleaning=rules), SourceSpec("b", "jsonl", raw[2:], cleaning=rules)]
     expected = whole_build(tmp_path / "unbroken", spec)
     owner = build_module.BuildingFolder if step == "announce" else build_module
     real, left = getattr(owner, step), calls

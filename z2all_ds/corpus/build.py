@@ -18,7 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import force_to_disk, machine_limits_named, make_folder, write_whole
+from z2all_ds.atomic import (
+    force_to_disk,
+    machine_limits_named,
+    make_folder,
+    publish,
+    temporary_name,
+    write_whole,
+)
 from z2all_ds.console import progress
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
@@ -266,9 +273,14 @@ def _publish(
         key = manifest.build_keys[name]
         report = building.report(name, key)
         write_whole(_report_file(out_dir, name), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-        _keys_file(out_dir, name).unlink(missing_ok=True)
-        if (building.shards(name, key) / KEYS_NAME).exists():
-            (building.shards(name, key) / KEYS_NAME).replace(_keys_file(out_dir, name))
+        keys = building.shards(name, key) / KEYS_NAME
+        if keys.exists():  # copied: if the build is stopped before the manifest, the next one needs them again
+            temporary = temporary_name(_keys_file(out_dir, name))
+            shutil.copyfile(keys, temporary)
+            force_to_disk(temporary)
+            publish(temporary, _keys_file(out_dir, name))
+        else:
+            _keys_file(out_dir, name).unlink(missing_ok=True)
     force_to_disk(out_dir)
     write_manifest(out_dir, manifest)
     for name in there.domains.keys() - manifest.domains.keys():

@@ -73,8 +73,8 @@ def select(
     keys = []
     if spec.cleaning.exact_duplicates:
         with heartbeat(f"exact duplicates of {spec.domain}"):
-            known = [np.fromfile(path, dtype=KEY_DTYPE) for path in known_keys]
-            keys = [np.fromfile(unit.file("keys"), dtype=KEY_DTYPE) for unit in units]
+            known = [_keys(path) for path in known_keys]
+            keys = [_keys(unit.file("keys")) for unit in units]
             found = find_exact_duplicates([*known, *keys])
         drop("exact_duplicates", found.keep[len(known) :], titles(found.pairs, sum(map(len, known))))
     if spec.cleaning.near_duplicates is not None:
@@ -85,7 +85,9 @@ def select(
     if spec.max_bytes is not None:
         drop("max_bytes", _within(spec, masks, lengths, first_gid), [])
     if spec.cleaning.exact_duplicates:
-        np.concatenate([some[mask] for some, mask in zip(keys, masks, strict=True)]).tofile(folder / KEYS_NAME)
+        with open(folder / KEYS_NAME, "wb") as stream:
+            for some, mask in zip(keys, masks, strict=True):
+                some[mask].tofile(stream)
     parts = []
     for unit, mask in zip(units, masks, strict=True):
         keep = ""
@@ -96,8 +98,14 @@ def select(
     return parts, dropped
 
 
+def _keys(path: Path) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=KEY_DTYPE)
+    return np.memmap(path, KEY_DTYPE, "r")
+
+
 def _signatures(unit: Unit, documents: int) -> np.ndarray:
-    if documents == 0:  # an empty file cannot be mapped
+    if documents == 0:
         return np.empty((0, NUM_PERM), dtype=np.uint32)
     return np.memmap(unit.file("signatures"), np.uint32, "r", shape=(documents, NUM_PERM))
 
