@@ -188,6 +188,17 @@ def test_too_many_bad_rows_are_not_dirt(tmp_path: Path) -> None:
     assert len(records(tmp_path / "c")) == 1900
 
 
+def test_what_was_skipped_before_still_stops_a_build_that_is_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(GOOD * 20 + b"{\n")
+    raw = (tmp_path / "x.jsonl",)
+    with pytest.raises(DataError, match="1 of 21 rows of domain x"):
+        build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", raw, on_error="skip")])
+    with pytest.raises(DataError, match=r"1 of 21 rows of domain x.*share of 0;.*x\.jsonl:21"):
+        build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", raw, max_bad_share=0.5)])
+    build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", raw, on_error="skip", max_bad_share=0.5)])
+    assert len(records(tmp_path / "c")) == 20
+
+
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
     limits = ReadLimits(max_expansion=20, expansion_allowance_bytes=1_000_000)

@@ -80,12 +80,16 @@ class FaultLog:
             self.judge("so far")
 
     def judge(self, of_what: str) -> None:
-        """Stops when too much was bad. Call it at the end, when all logs are together."""
-        if self.bad > self.max_bad_share * max(1, self.rows):
+        """Stops when too much was bad. Call it at the end, when all logs are together.
+
+        Under `stop` that is any: a part may come from an earlier try that was told to skip.
+        """
+        allowed = self.max_bad_share if self.on_error == "skip" else 0.0
+        if self.bad > allowed * max(1, self.rows):
             kinds = ", ".join(f"{n} x {KINDS[kind]}" for kind, n in self.counts.items() if kind not in HARMLESS)
             first = next(iter(next(s for kind, s in self.samples.items() if kind not in HARMLESS)), "")
-            rule = f"{kinds}; more than the allowed share of {self.max_bad_share:g}; the first: {first}"
-            fix = "Look at those rows and at the source's name; raise --max-bad-share if they may go."
+            rule = f"{kinds}; more than the allowed share of {allowed:g}; the first: {first}"
+            fix = "Look at those rows and at the source's name; --on-error skip --max-bad-share lets them go."
             raise DataError(f"{self.bad} of {self.rows} rows {of_what}", rule, fix)
 
     def merge(self, other: "FaultLog") -> None:

@@ -69,18 +69,18 @@ def parse_record(line: str | bytes, where: str) -> Record:
                 break
         else:
             others = values["others"]
-            if not others or not _has_huge_number(others):
+            if not others or not may_be_huge_number(others):
                 return Record(**values)
     return _parse_strictly(line, where)
 
 
-def _has_huge_number(value: Any) -> bool:
+def may_be_huge_number(value: Any) -> bool:
     """Whether orjson may have made a float of an integer: it does so beyond 64 bits."""
     if type(value) is float:
         return abs(value) >= 2.0**63
     if type(value) is dict:
-        return any(map(_has_huge_number, value.values()))
-    return type(value) is list and any(map(_has_huge_number, value))
+        return any(map(may_be_huge_number, value.values()))
+    return type(value) is list and any(map(may_be_huge_number, value))
 
 
 def _parse_strictly(line: str | bytes, where: str) -> Record:

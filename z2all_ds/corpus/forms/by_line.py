@@ -5,10 +5,11 @@ from io import BytesIO
 from pathlib import Path
 
 from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms.judge import BOM, fast_loads, judge_json, may_be_big_number, utf8_fault
+from z2all_ds.corpus.forms.judge import BOM, fast_loads, judge_json, utf8_fault
 from z2all_ds.corpus.forms.line_blocks import BLOCK_BYTES, LongLine, line_blocks
 from z2all_ds.corpus.forms.slices import ReadLimits, Row
 from z2all_ds.corpus.forms.streams import ByteStream, Unreadable
+from z2all_ds.corpus.schema import may_be_huge_number
 
 
 class _ByLine:
@@ -89,7 +90,7 @@ class JsonlReader(_ByLine):
             # Written out, because a call for each row costs a fifth of the speed on rows of 700 bytes.
             for value in row.values():
                 kind = type(value)
-                if kind is not str and kind is not int and may_be_big_number(value):
+                if kind is not str and kind is not int and may_be_huge_number(value):
                     yield from self._slowly(line)
                     break
             else:

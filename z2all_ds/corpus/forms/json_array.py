@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.array_buffer import FILL_BYTES, ArrayBuffer
-from z2all_ds.corpus.forms.judge import BOM, fast_loads, may_be_big_number, read_object
+from z2all_ds.corpus.forms.judge import BOM, fast_loads, read_object
 from z2all_ds.corpus.forms.naming import harmless
 from z2all_ds.corpus.forms.slices import ReadLimits, Row
 from z2all_ds.corpus.forms.streams import ByteStream
+from z2all_ds.corpus.schema import may_be_huge_number
 
 _ANY_BORDER = re.compile(rb"\}\s{0,200},\s{0,200}(?=\{)")
 _FIRST_KEY = re.compile(rb'\{\s*("(?:[^"\\]|\\.){0,200}")\s*:')
@@ -259,6 +260,6 @@ def _all_plain(rows: list[Row]) -> bool:
             return False
         for value in row.values():
             kind = type(value)
-            if kind is not str and kind is not int and may_be_big_number(value):
+            if kind is not str and kind is not int and may_be_huge_number(value):
                 return False
     return True

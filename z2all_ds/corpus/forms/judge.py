@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.slices import Row
-from z2all_ds.corpus.schema import without_lone_surrogates
+from z2all_ds.corpus.schema import may_be_huge_number, without_lone_surrogates
 
 BOM = b"\xef\xbb\xbf"
-_BEYOND_64_BITS = float(2**63)
 
 
 class _Refused(ValueError):
@@ -34,15 +33,6 @@ def fast_loads() -> Callable[[bytes], Any]:
 
 def _no_loads(_: bytes) -> NoReturn:
     raise ValueError("orjson is not installed")
-
-
-def may_be_big_number(value: Any) -> bool:
-    """Whether a float stands in it where orjson may have met an integer beyond 64 bits."""
-    if type(value) is float:
-        return not -_BEYOND_64_BITS < value < _BEYOND_64_BITS
-    if type(value) is dict:
-        return any(map(may_be_big_number, value.values()))
-    return type(value) is list and any(map(may_be_big_number, value))
 
 
 def judge_json(data: bytes) -> Row | Fault:
@@ -74,7 +64,7 @@ def read_object(data: bytes, loads: Callable[[bytes], Any]) -> Row | Fault:
         row = loads(data)
     except ValueError:
         return judge_json(data)
-    if type(row) is not dict or b"\\u0000" in data or may_be_big_number(row):
+    if type(row) is not dict or b"\\u0000" in data or may_be_huge_number(row):
         return judge_json(data)
     return row
 
