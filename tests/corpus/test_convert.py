@@ -211,7 +211,8 @@ def test_separators_of_lines_inside_a_text_stay_inside(tmp_path: Path) -> None:
     raw = write_jsonl(tmp_path / "x.jsonl", [text])
     build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (raw,))])
     (shard,) = (tmp_path / "c").glob("*.jsonl")
-    assert len(shard.read_text("utf-8").splitlines()) == 1
+    with shard.open(encoding="utf-8") as lines:
+        assert [json.loads(line)["content"] for line in lines] == [text]
     assert contents(tmp_path / "c") == [text]
 
 

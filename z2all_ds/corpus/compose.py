@@ -5,6 +5,7 @@ as "{title}\\n{desc}\\n{content}" the content becomes the whole; a line of it wh
 """
 
 import re
+from collections.abc import Iterable, Iterator
 
 from z2all_ds.corpus.draft import Draft
 from z2all_ds.errors import ConfigError
@@ -24,6 +25,13 @@ def check_template(template: str) -> None:
         raise ConfigError(f"template {template!r}", f"there is no field {wrong[0]!r}", fix)
     if "content" not in names:
         raise ConfigError(f"template {template!r}", "it must contain {content}", fix)
+
+
+def with_composed_content(drafts: Iterable[Draft], template: str) -> Iterator[Draft]:
+    """The same drafts, their content replaced by what the template makes of them."""
+    for draft in drafts:
+        draft.content = composed(draft, template)
+        yield draft
 
 
 def composed(draft: Draft, template: str) -> str:

@@ -1,7 +1,8 @@
 """The record: the one shape of a document between raw text and tokens, and the strict way to read it back.
 
-One record is one line of JSON in UTF-8. Reading is strict on purpose: a shard with a broken line is named with its
-line number here, before it becomes a strange loss curve somewhere else.
+One record is one line of JSON in UTF-8. A line ends at the line feed: a text may hold U+2028 or U+0085, where Python's
+`str.splitlines()` breaks and reading a file line by line does not. Reading is strict on purpose: a shard with a broken
+line is named with its line number here, before it becomes a strange loss curve somewhere else.
 """
 
 import json
@@ -10,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from z2all_ds.corpus.line_breakers import escape_line_breakers
 from z2all_ds.errors import DataError
 
 
@@ -36,8 +36,7 @@ class Record:
 
     def to_line(self) -> str:
         """The record as one line of JSON, without the line end."""
-        line = json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return escape_line_breakers(line.encode("utf-8")).decode("utf-8")
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 _TYPES: dict[str, type] = {

@@ -17,7 +17,7 @@ from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 
-BYTES_PER_READ = 524_288
+BLOCK_BYTES = 524_288
 _NUMBERS = b'{"gid":%d,"id":%d,'
 _NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d") - len(b"{")
 """What they add to a line without the digits: its own opening bracket falls away."""
@@ -139,28 +139,25 @@ def write_shard(task: ShardTask) -> ShardInfo:
     return info
 
 
-def _numbered_lines(piece: Piece, gid: int) -> Iterator[list[bytes]]:
-    """Blocks of [numbers, rest of the line, numbers, rest of the line, ...], a few megabytes each."""
-    ends = np.cumsum(piece.part.lengths())
+def _numbered_lines(piece: Piece, first_gid: int) -> Iterator[list[bytes]]:
+    """Blocks of [numbers, rest of the line, numbers, rest of the line, ...], about `BLOCK_BYTES` each."""
+    part_ends = np.cumsum(piece.part.lengths())
     kept = piece.part.kept()
     kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
-    kept_ends = ends[kept]
+    begins = np.where(kept > 0, part_ends[kept - 1], 0) + 1  # without the opening bracket, which the numbers bring
+    ends = part_ends[kept]
+    gids, ids = range(first_gid, first_gid + len(kept)), piece.first_id + kept
     with open(piece.part.path, "rb") as stream:
         done = 0
         while done < len(kept):
-            first = int(kept[done])
-            start = int(ends[first - 1]) if first else 0
             # at least one document, however large
-            upto = max(done + 1, int(np.searchsorted(kept_ends, start + BYTES_PER_READ, side="right")))
-            some = kept[done:upto]
+            upto = max(done + 1, int(np.searchsorted(ends, begins[done] + BLOCK_BYTES, side="right")))
+            block = [b""] * (2 * (upto - done))
+            block[::2] = [_NUMBERS % pair for pair in zip(gids[done:upto], ids[done:upto].tolist(), strict=True)]
+            start, stop = int(begins[done]), int(ends[upto - 1])
             stream.seek(start)
-            data = stream.read(int(kept_ends[upto - 1]) - start)
-            begins = (np.where(some > 0, ends[some - 1], 0) - start).tolist()
-            stops = (kept_ends[done:upto] - start).tolist()
-            block = []
-            for number, begin, stop in zip((piece.first_id + some).tolist(), begins, stops, strict=True):
-                block.append(_NUMBERS % (gid, number))
-                block.append(data[begin + 1 : stop])
-                gid += 1
+            data = stream.read(stop - start)
+            places = zip((begins[done:upto] - start).tolist(), (ends[done:upto] - start).tolist(), strict=True)
+            block[1::2] = [data[begin:end] for begin, end in places]
             yield block
             done = upto

@@ -8,6 +8,7 @@ name of each list below that the row has is taken. Whatever is not taken goes to
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from z2all_ds.corpus.converters.fields import columns_of, refused, text_or_refusal
@@ -29,31 +30,39 @@ _ABSENT = object()
 @source("generic", form="auto")
 def generic(row: Row) -> Draft:
     """Any rows: content from text, content, body, answer...; title from title, name...; or as --fields says."""
-    for content_name in CONTENT_NAMES:
-        if content_name in row:
-            break
-    else:
+    content_name, title_name, category_name, desc_name = _chosen_names(tuple(row))
+    if not content_name:
         names = ", ".join(CONTENT_NAMES)
         raise RowRefused(f"none of the fields {names} is there; {columns_of(row)}; name one with --fields content=NAME")
     content = row[content_name]
     if type(content) is not str:
         raise refused(row, content_name, content)
     del row[content_name]
-    return Draft(_guess(row, TITLE_NAMES), content, _guess(row, CATEGORY_NAMES), _guess(row, DESC_NAMES), row)
+    title = _taken(row, title_name) if title_name else ""
+    category = _taken(row, category_name) if category_name else ""
+    desc = _taken(row, desc_name) if desc_name else ""
+    return Draft(title, content, category, desc, row)
 
 
-def _guess(row: Row, names: tuple[str, ...]) -> str:
-    """The first of the names that the row has, if it holds a text or a number: a guess must refuse nothing."""
-    for name in names:
-        if name in row:
-            value = row[name]
-            if type(value) is str:
-                del row[name]
-                return value
-            if type(value) is int or type(value) is float:
-                del row[name]
-                return str(value)
-            return ""
+@lru_cache(maxsize=1024)
+def _chosen_names(columns: tuple[str, ...]) -> tuple[str, str, str, str]:
+    """Where content, title, category and desc are; empty if nowhere. Rows of a source have few sets of columns."""
+    content, title, category, desc = (
+        next((name for name in names if name in columns), "")
+        for names in (CONTENT_NAMES, TITLE_NAMES, CATEGORY_NAMES, DESC_NAMES)
+    )
+    return content, title, category, desc
+
+
+def _taken(row: Row, name: str) -> str:
+    """The value, out of the row, if it is a text or a number: a guess must refuse nothing."""
+    value = row[name]
+    if type(value) is str:
+        del row[name]
+        return value
+    if type(value) is int or type(value) is float:
+        del row[name]
+        return str(value)
     return ""
 
 
