@@ -64,7 +64,7 @@ def test_interrupted_while_it_works(number: signal.Signals, code: int, tmp_path:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=tmp_path
     )
     with ended(process):
-        while not list(corpus.glob(".building/units/*.part.tmp")):
+        while not list(corpus.glob(".building/units/*.lines.tmp")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)

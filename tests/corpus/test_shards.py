@@ -19,7 +19,7 @@ LIMIT = 300
 
 def write_part(folder: Path, number: int, texts: list[str], keep: list[bool]) -> Part:
     lines = [json.dumps({"content": text}, ensure_ascii=False).encode() + b"\n" for text in texts]
-    path = folder / f"{number}.part"
+    path = folder / f"{number}.lines"
     path.write_bytes(b"".join(lines))
     np.array([len(line) for line in lines], dtype=np.uint32).tofile(path.with_suffix(".lengths"))
     if all(keep):
@@ -42,7 +42,7 @@ def test_any_parts(
         for number, some in enumerate(given_parts)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards_module, "BYTES_PER_READ", read)
+        patch.setattr(shards_module, "BLOCK_BYTES", read)
         infos = [write_shard(task) for task in plan_shards(parts, folder, "d", "d", first_gid, LIMIT)]
     found, sizes = [], []
     for info in infos:
@@ -64,15 +64,15 @@ def test_any_parts(
 @given(st.integers(0, 10**17), st.integers(0, 10**17))
 def test_numbered_bytes(gid: int, number: int) -> None:
     line = b'{"content":"x"}\n'
-    with_numbers = b'{"gid":%d,"id":%d,"content":"x"}\n' % (gid, number)
-    assert numbered_bytes(np.array([len(line)]), np.array([gid]), np.array([number])).tolist() == [len(with_numbers)]
+    whole = b'{"gid":%d,"id":%d,"data_src":"zh","content":"x"}\n' % (gid, number)
+    assert numbered_bytes(np.array([len(line)]), np.array([gid]), np.array([number]), "zh").tolist() == [len(whole)]
 
 
 def test_a_shard_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b"], [True, True])
     (task,) = plan_shards([part], tmp_path, "d", "d", 0, LIMIT)
     first = write_shard(task)
-    (tmp_path / "0.part").unlink()
+    (tmp_path / "0.lines").unlink()
     assert write_shard(task) == first
 
 

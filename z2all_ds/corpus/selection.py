@@ -94,7 +94,7 @@ def select(
         if not mask.all():
             keep = str(folder / f"{unit.name}.keep")
             mask.tofile(keep)
-        parts.append(Part(str(unit.file("part")), len(mask), keep))
+        parts.append(Part(str(unit.file("lines")), len(mask), keep))
     return parts, dropped
 
 
@@ -116,7 +116,7 @@ def _title(units: Sequence[Unit], lengths: Sequence[np.ndarray], number: int) ->
     which = int(np.searchsorted(ends, number, side="right"))
     sizes = lengths[which]
     place = number - int(ends[which]) + len(sizes)
-    with open(units[which].file("part"), "rb") as stream:
+    with open(units[which].file("lines"), "rb") as stream:
         stream.seek(int(sizes[:place].sum(dtype=np.int64)))
         values = json.loads(stream.read(int(sizes[place])))
     return f"{number} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"
@@ -130,7 +130,7 @@ def _within(
     kept = np.flatnonzero(np.concatenate([*masks, np.empty(0, np.bool_)]))
     # Measured with the numbers they would have if nothing more was left out, so never as shorter than they will be.
     sizes = np.concatenate([*lengths, np.empty(0, np.uint32)]).astype(np.int64)[kept]
-    sizes = numbered_bytes(sizes, first_gid + np.arange(len(kept)), kept)
+    sizes = numbered_bytes(sizes, first_gid + np.arange(len(kept)), kept, spec.domain)
     if int(sizes.sum()) <= spec.max_bytes:
         return list(masks)
     order = np.arange(len(kept))

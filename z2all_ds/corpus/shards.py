@@ -18,9 +18,6 @@ from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 
 BLOCK_BYTES = 524_288
-_NUMBERS = b'{"gid":%d,"id":%d,'
-_NUMBERS_BYTES = len(_NUMBERS) - 2 * len(b"%d") - len(b"{")
-"""What they add to a line without the digits: its own opening bracket falls away."""
 _POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
@@ -29,7 +26,7 @@ class Part:
     """A finished unit's lines, and which of them stay."""
 
     path: str
-    """Of the `.part` file; `.lengths` lies beside it."""
+    """Of the `.lines` file; `.lengths` lies beside it."""
     documents: int
     keep: str = ""
     """File with one byte a document, 1 for those that stay; empty if all do."""
@@ -64,10 +61,15 @@ class ShardTask:
     pieces: tuple[Piece, ...]
 
 
-def numbered_bytes(lengths: np.ndarray, gids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def line_start(domain: str) -> bytes:
+    """What takes the place of a line's opening bracket, as a format for gid and id."""
+    return b'{"gid":%%d,"id":%%d,"data_src":%s,' % json.dumps(domain, ensure_ascii=False).encode()
+
+
+def numbered_bytes(lengths: np.ndarray, gids: np.ndarray, ids: np.ndarray, domain: str) -> np.ndarray:
     """Bytes of lines once they have their numbers."""
     digits = np.searchsorted(_POWERS_OF_TEN, gids, side="right") + np.searchsorted(_POWERS_OF_TEN, ids, side="right")
-    return lengths + digits + (2 + _NUMBERS_BYTES)
+    return lengths + digits + len(line_start(domain) % (0, 0)) - len(b"{")
 
 
 def plan_shards(
@@ -88,7 +90,7 @@ def plan_shards(
     for part in parts:
         kept = part.kept()
         ids = first_id + kept
-        ends = np.cumsum(numbered_bytes(part.lengths()[kept], gid + np.arange(len(kept)), ids))
+        ends = np.cumsum(numbered_bytes(part.lengths()[kept], gid + np.arange(len(kept)), ids, domain))
         done = 0
         while done < len(kept):
             before = int(ends[done - 1]) if done else 0
@@ -117,12 +119,13 @@ def write_shard(task: ShardTask) -> ShardInfo:
     if description.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
     digest, size, gid = hashlib.sha256(), 0, task.first_gid
+    start = line_start(task.domain)
     with machine_limits_named(path.parent):
         temporary = temporary_name(path)
         try:
             with open(temporary, "wb") as stream:
                 for piece in task.pieces:
-                    for lines in _numbered_lines(piece, gid):
+                    for lines in _numbered_lines(piece, gid, start):
                         block = b"".join(lines)
                         stream.write(block)
                         digest.update(block)
@@ -139,8 +142,8 @@ def write_shard(task: ShardTask) -> ShardInfo:
     return info
 
 
-def _numbered_lines(piece: Piece, first_gid: int) -> Iterator[list[bytes]]:
-    """Blocks of [numbers, rest of the line, numbers, rest of the line, ...], about `BLOCK_BYTES` each."""
+def _numbered_lines(piece: Piece, first_gid: int, line_start: bytes) -> Iterator[list[bytes]]:
+    """Blocks of [start of a line, the rest of it, start of the next, ...], about `BLOCK_BYTES` each."""
     part_ends = np.cumsum(piece.part.lengths())
     kept = piece.part.kept()
     kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
@@ -153,7 +156,7 @@ def _numbered_lines(piece: Piece, first_gid: int) -> Iterator[list[bytes]]:
             # at least one document, however large
             upto = max(done + 1, int(np.searchsorted(ends, begins[done] + BLOCK_BYTES, side="right")))
             block = [b""] * (2 * (upto - done))
-            block[::2] = [_NUMBERS % pair for pair in zip(gids[done:upto], ids[done:upto].tolist(), strict=True)]
+            block[::2] = [line_start % pair for pair in zip(gids[done:upto], ids[done:upto].tolist(), strict=True)]
             start, stop = int(begins[done]), int(ends[upto - 1])
             stream.seek(start)
             data = stream.read(stop - start)

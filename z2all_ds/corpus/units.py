@@ -1,4 +1,4 @@
-"""One unit of a build: a slice of raw data becomes a part, a file of lines that lack only their numbers.
+"""One unit of a build: a slice of raw data becomes a part, whose lines lack only the start with numbers and domain.
 
 Units are independent of each other, so they can run anywhere in any order. Each is named by a hash of all it depends
 on; the summary is written last, and a unit with a summary is never done again. Beside the lines lie, one entry per
@@ -58,11 +58,11 @@ class Unit:
         return Path(self.folder) / f"{self.name}.{suffix}"
 
     def is_finished(self) -> bool:
-        return self.file("json").exists() and self.file("part").exists()
+        return self.file("json").exists() and self.file("lines").exists()
 
     def clear(self) -> None:
         """Removes all but the summary; done when the shards are written, to give the disk space back."""
-        for suffix in ("part", "lengths", "keys", "signatures"):
+        for suffix in ("lines", "lengths", "keys", "signatures"):
             self.file(suffix).unlink(missing_ok=True)
 
 
@@ -154,16 +154,15 @@ def _converted(
 
 
 class _PartWriter:
-    """Lines into `.part`, lengths, keys and signatures beside it; all renamed by `finish`, thrown away without it.
+    """Lines into `.lines`, lengths, keys and signatures beside it; all renamed by `finish`, thrown away without it.
 
     Lines are gathered in one block of memory, used again and again: fresh memory for each costs more than the writing.
     """
 
     def __init__(self, unit: Unit) -> None:
-        self._data_src = unit.spec.domain
         rules = unit.spec.cleaning
         self._wants_keys, self._wants_signatures = rules.exact_duplicates, rules.near_duplicates is not None
-        self._files = [unit.file("part"), unit.file("lengths")]
+        self._files = [unit.file("lines"), unit.file("lengths")]
         self._files += [unit.file("keys")] if self._wants_keys else []
         self._files += [unit.file("signatures")] if self._wants_signatures else []
         self._block_bytes = self._written_bytes = 0
@@ -196,10 +195,10 @@ class _PartWriter:
 
     def write(self, drafts: Iterable[Draft]) -> None:
         """One call for all of them: this loop is a part of what every document costs."""
-        data_src, block, add_length = self._data_src, BytesIO(), self._lengths.append
+        block, add_length = BytesIO(), self._lengths.append
         add_line = block.write
         for draft in drafts:
-            line = numberless_line(draft, data_src)
+            line = numberless_line(draft)
             size = len(line)
             add_line(line)
             add_length(size)
@@ -222,16 +221,15 @@ class _PartWriter:
 
     def _write_block(self, block: BytesIO) -> None:
         with block.getbuffer()[: self._block_bytes] as data:
-            self._streams[".part"].write(data)
+            self._streams[".lines"].write(data)
         self._written_bytes += self._block_bytes
         self._block_bytes = 0
         block.seek(0)
 
 
-def numberless_line(draft: Draft, data_src: str) -> bytes:
-    """The record's JSON without gid and id, which come first, with the line end."""
+def numberless_line(draft: Draft) -> bytes:
+    """The record's JSON with the line end, without gid, id and data_src, which come first."""
     values = {
-        "data_src": data_src,
         "category": draft.category,
         "title": draft.title,
         "content": draft.content,
