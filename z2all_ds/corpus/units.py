@@ -165,7 +165,7 @@ class _PartWriter:
         self._files = [unit.file("lines"), unit.file("lengths")]
         self._files += [unit.file("keys")] if self._wants_keys else []
         self._files += [unit.file("signatures")] if self._wants_signatures else []
-        self._block_bytes = self._written_bytes = 0
+        self._block, self._written_bytes = BytesIO(), 0
         self._lengths = array("I")
 
     @property
@@ -174,7 +174,7 @@ class _PartWriter:
 
     @property
     def bytes(self) -> int:
-        return self._written_bytes + self._block_bytes
+        return self._written_bytes + self._block.tell()
 
     def __enter__(self) -> "_PartWriter":
         self._streams = {
@@ -195,21 +195,18 @@ class _PartWriter:
 
     def write(self, drafts: Iterable[Draft]) -> None:
         """One call for all of them: this loop is a part of what every document costs."""
-        block, add_length = BytesIO(), self._lengths.append
-        add_line = block.write
+        add_line, add_length, wants_extras = self._block.write, self._lengths.append, len(self._files) > 2
+        block_bytes = 0
         for draft in drafts:
-            line = numberless_line(draft)
-            size = len(line)
-            add_line(line)
+            size = add_line(numberless_line(draft))
             add_length(size)
-            self._block_bytes += size
-            if self._wants_keys:
-                self._streams[".keys"].write(content_key(draft.content))
-            if self._wants_signatures:
-                self._streams[".signatures"].write(signature(draft.content).tobytes())
-            if self._block_bytes >= BLOCK_BYTES:
-                self._write_block(block)
-        self._write_block(block)
+            block_bytes += size
+            if wants_extras:
+                self._write_extras(draft.content)
+            if block_bytes >= BLOCK_BYTES:
+                self._write_block()
+                block_bytes = 0
+        self._write_block()
 
     def finish(self) -> None:
         self._lengths.tofile(self._streams[".lengths"])
@@ -219,12 +216,18 @@ class _PartWriter:
             os.fsync(stream.fileno())
             publish(temporary_name(path), path)
 
-    def _write_block(self, block: BytesIO) -> None:
-        with block.getbuffer()[: self._block_bytes] as data:
+    def _write_extras(self, content: str) -> None:
+        if self._wants_keys:
+            self._streams[".keys"].write(content_key(content))
+        if self._wants_signatures:
+            self._streams[".signatures"].write(signature(content).tobytes())
+
+    def _write_block(self) -> None:
+        size = self._block.tell()
+        with self._block.getbuffer()[:size] as data:
             self._streams[".lines"].write(data)
-        self._written_bytes += self._block_bytes
-        self._block_bytes = 0
-        block.seek(0)
+        self._written_bytes += size
+        self._block.seek(0)
 
 
 def numberless_line(draft: Draft) -> bytes:
