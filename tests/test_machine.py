@@ -167,3 +167,14 @@ def test_an_environment_in_a_folder_with_a_blank_gets_a_path_without(tmp_path: P
     assert (link / "torch").resolve() == odd.resolve()
     assert machine.blank_free_packages(odd) == link
     link.unlink()
+
+
+def test_processes_with_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with machine.one_thread_each():
+        said = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "OPENBLAS_NUM_THREADS=1" in said
+    assert "OMP_NUM_THREADS=7" in said  # the user's own word
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "7"

@@ -7,7 +7,7 @@ from tests.helpers.command import one_line, z2all
 
 
 def test_every_form_is_measured(tmp_path: Path) -> None:
-    answer = z2all("bench", "corpus", "--megabytes", "1", "--json", cwd=tmp_path)
+    answer = z2all("bench", "corpus", "--megabytes", "1", "--repeats", "1", "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     costs = json.loads(answer.stdout)
     forms = {cost["form"]: cost for cost in costs["forms"]}
@@ -39,6 +39,7 @@ def test_one_form_for_people(tmp_path: Path) -> None:
     [
         (["--form", "xml"], "ConfigError: form 'xml': the forms are jsonl; json_array; "),
         (["--megabytes", "0"], "ConfigError: megabytes 0: must be at least 1."),
+        (["--repeats", "0"], "ConfigError: repeats 0: must be at least 1."),
     ],
 )
 def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], start: str) -> None:

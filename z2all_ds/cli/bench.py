@@ -31,12 +31,13 @@ def bench_corpus(
     form: Annotated[list[str] | None, typer.Option(help="Only this form; may be given several times.")] = None,
     workers: Annotated[list[int] | None, typer.Option(help="Also with so many processes; may be repeated.")] = None,
     clean: Annotated[list[str] | None, typer.Option(help="Cleaning steps for --workers.")] = None,
+    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
     """MB/s per core and peak memory of converting raw data, for each form, beside orjson alone."""
     from z2all_ds.bench import corpus as room
 
-    costs = room.bench_corpus(megabytes, form or [], workers or [], clean or [])
+    costs = room.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
     if as_json:
         print(room.to_json(costs))
         return

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from z2all_ds.errors import ClusterError, ConfigError, MachineError, Z2allError
 from z2all_ds.lifeline import follow_owner, owner_mark
-from z2all_ds.machine import usable_cores
+from z2all_ds.machine import one_thread_each, usable_cores
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -92,7 +92,8 @@ class _Processes:
             return
         pool = self._pool_of(wanted)
         try:
-            numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+            with one_thread_each():  # the processes start with the first task
+                numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
             open_futures = set(numbers)
             while open_futures:
                 finished, open_futures = wait(open_futures, return_when=FIRST_COMPLETED)
