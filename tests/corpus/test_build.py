@@ -19,6 +19,10 @@ from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.errors import ConfigError, DataError, MachineError
 
+pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
+BILLION = 1_000_000_000
+grouped = build_module._grouped
+
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a build writes; the indices that readers keep beside the shards are not of it."""
@@ -61,11 +65,11 @@ def test_small_corpus_is_sound(small_corpus: Path) -> None:
     code = [shard.path for shard in manifest.shards if shard.domain == "code"]
     assert code == ["code-00000.jsonl", "code-00001.jsonl", "code-00002.jsonl"]
     found = records(small_corpus, manifest)
-    assert [record.gid for record in found] == list(range(len(found)))
-    assert manifest.next_gid == len(found)
-    for domain in manifest.domains:
+    assert manifest.next_gid == 3 * BILLION
+    for number, domain in enumerate(manifest.domains):
         ids = [record.id for record in found if record.data_src == domain]
         assert ids == sorted(set(ids))
+        assert [record.gid for record in found if record.data_src == domain] == [number * BILLION + id for id in ids]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -82,11 +86,26 @@ def test_workers_and_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert files(tmp_path / "one") == files(tmp_path / "three")
     plan = build_module.plan_slices
     monkeypatch.setattr(build_module, "plan_slices", lambda path, form, size: plan(path, form, 500))
-    sliced = build_corpus(tmp_path / "sliced", spec, max_shard_bytes=5_000)
-    assert sliced.fingerprint == load_manifest(tmp_path / "one").fingerprint
-    found = records(tmp_path / "one", sliced)
-    assert [record.gid for record in found] == list(range(7 * 40))
-    assert [record.id for record in found] == [*range(4 * 40), *range(3 * 40)]
+    whole = records(tmp_path / "one", load_manifest(tmp_path / "one"))
+    sliced = records(tmp_path / "sliced", build_corpus(tmp_path / "sliced", spec, max_shard_bytes=5_000))
+    assert [record.content for record in sliced] == [record.content for record in whole]
+    in_a_file = [file * BILLION + row for file in range(7) for row in range(40)]
+    assert [record.gid for record in whole] == in_a_file
+    assert [record.id for record in whole] == [*in_a_file[: 4 * 40], *in_a_file[: 3 * 40]]
+    assert len({record.gid for record in sliced}) == 7 * 40
+
+
+def test_small_files_share_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = many_files(tmp_path / "raw", 7)
+    monkeypatch.setattr(build_module, "_grouped", grouped)
+    one = records(tmp_path / "one", build_corpus(tmp_path / "one", [SourceSpec("a", "jsonl", raw)]))
+    assert [record.gid for record in one] == list(range(7 * 40))
+    assert [record.content.split()[1] for record in one] == [str(file) for file in range(7) for _ in range(40)]
+    sizes = [path.stat().st_size for path in raw]
+    monkeypatch.setattr(build_module, "SMALLEST_UNIT_BYTES", sum(sizes[:3]))
+    three = records(tmp_path / "three", build_corpus(tmp_path / "three", [SourceSpec("a", "jsonl", raw)]))
+    assert [record.content for record in three] == [record.content for record in one]
+    assert [record.gid // BILLION for record in three] == [0] * 120 + [1] * 120 + [2] * 40
 
 
 def test_a_finished_corpus_is_reused_at_once(
@@ -107,13 +126,16 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
     }
     assert list(second.domains) == ["a", "b"]
     assert second.shards[:1] == first.shards
-    assert [record.gid for record in records(tmp_path / "c", second)] == list(range(120))
+    assert [record.gid for record in records(tmp_path / "c", second)] == [
+        file * BILLION + row for file in range(3) for row in range(40)
+    ]
     assert build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])], add=True) == second
     # replaced: new numbers, so that no gid ever means two documents, and the manifest is true at every moment
     third = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[2:])], add=True, replace=True)
     assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a.2-00000.jsonl", "b-00000.jsonl"]
-    assert [record.gid for record in records(tmp_path / "c", third) if record.data_src == "a"] == list(range(120, 160))
-    assert third.next_gid == 160
+    gids = [record.gid for record in records(tmp_path / "c", third) if record.data_src == "a"]
+    assert gids == list(range(3 * BILLION, 3 * BILLION + 40))
+    assert third.next_gid == 4 * BILLION
     assert audit_corpus(tmp_path / "c").ok
 
 
@@ -150,7 +172,7 @@ def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("step", "calls"),
-    [(step, calls) for step in ("convert_unit", "write_shard") for calls in (1, 2, 3)]
+    [(step, calls) for step in ("convert_unit", "make_shard") for calls in (1, 2, 3)]
     + [("announce", 1), ("write_manifest", 1)],
 )
 def test_a_build_stopped_anywhere_goes_on(
@@ -251,7 +273,7 @@ def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.M
     raw[1].write_bytes(good)
     done = []
     real = build_module.convert_unit
-    monkeypatch.setattr(build_module, "convert_unit", lambda unit: (done.append(unit.slice.path), real(unit))[1])
+    monkeypatch.setattr(build_module, "convert_unit", lambda unit: (done.append(unit.slices[0].path), real(unit))[1])
     build_corpus(tmp_path / "c", spec)
     assert [Path(path).name for path in done] == ["001.jsonl", "002.jsonl"]
 
@@ -259,7 +281,9 @@ def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.M
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
-from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+from z2all_ds.corpus import Executor, SourceSpec, build, build_corpus
+
+build._grouped = lambda slices, _: [[piece] for piece in slices]
 
 if __name__ == "__main__":
     raw = tuple(sorted(Path(sys.argv[1]).iterdir()))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.corpus import shards as shards_module
-from z2all_ds.corpus.shards import Part, numbered_bytes, plan_shards, write_shard
+from z2all_ds.corpus.shards import Part, make_shard, plan_shards
 from z2all_ds.errors import DataError
 
 LIMIT = 300
@@ -20,21 +21,23 @@ LIMIT = 300
 def write_part(folder: Path, number: int, texts: list[str], keep: list[bool]) -> Part:
     lines = [json.dumps({"content": text}, ensure_ascii=False).encode() + b"\n" for text in texts]
     path = folder / f"{number}.lines"
-    path.write_bytes(b"".join(lines))
+    data = b"".join(lines)
+    path.write_bytes(data)
     np.array([len(line) for line in lines], dtype=np.uint32).tofile(path.with_suffix(".lengths"))
+    values = (str(path), number * 1000, len(texts), len(data), hashlib.sha256(data).hexdigest())
     if all(keep):
-        return Part(str(path), len(texts))
+        return Part(*values)
     np.array(keep, dtype=np.bool_).tofile(path.with_suffix(".keep"))
-    return Part(str(path), len(texts), str(path.with_suffix(".keep")))
+    return Part(*values, str(path.with_suffix(".keep")))
 
 
 documents = st.lists(st.tuples(st.text("a文\n", max_size=40), st.booleans()), max_size=12)
 
 
-@settings(max_examples=60)
-@given(st.lists(documents, max_size=4), st.integers(0, 10**12), st.sampled_from([1, 150, 10**6]))
+@settings(max_examples=100)
+@given(st.lists(documents, max_size=4), st.sampled_from([1, 150, 10**6]), st.sampled_from([1, 4, 10**6]))
 def test_any_parts(
-    tmp_path_factory: pytest.TempPathFactory, given_parts: list[list[tuple[str, bool]]], first_gid: int, read: int
+    tmp_path_factory: pytest.TempPathFactory, given_parts: list[list[tuple[str, bool]]], block: int, share: int
 ) -> None:
     folder = tmp_path_factory.mktemp("parts")
     parts = [
@@ -42,41 +45,67 @@ def test_any_parts(
         for number, some in enumerate(given_parts)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards_module, "BLOCK_BYTES", read)
-        infos = [write_shard(task) for task in plan_shards(parts, folder, "d", "d", first_gid, LIMIT)]
+        patch.setattr(shards_module, "BLOCK_BYTES", block)
+        patch.setattr(shards_module, "SMALLEST_SHARE", share)
+        tasks = plan_shards(parts, folder, "d", "d", LIMIT)
+        infos = [make_shard(task) for task in tasks]
     found, sizes = [], []
     for info in infos:
         data = (folder / info.path).read_bytes()
         lines = data.splitlines(keepends=True)
         assert (info.documents, info.bytes) == (len(lines), len(data))
         assert info.sha256 == hashlib.sha256(data).hexdigest()
-        assert info.bytes <= LIMIT
+        assert 0 < info.bytes <= LIMIT
         sizes.append(info.bytes)
-        found += [json.loads(line) for line in lines]
-    everything = [(text, stays) for some in given_parts for text, stays in some]
-    stay = [(number, text) for number, (text, stays) in enumerate(everything) if stays]
-    assert [(record["id"], record["content"]) for record in found] == stay
-    assert [record["gid"] for record in found] == list(range(first_gid, first_gid + len(stay)))
-    # filled: no two neighbours would have fitted into one
-    assert all(one + other > LIMIT for one, other in pairwise(sizes)) or len(sizes) < 2
+        found += [json.loads(line)["content"] for line in lines]
+    assert found == [text for some in given_parts for text, stays in some if stays]
+    # filled: of two neighbours that would have fitted into one, one is a part as it was
+    whole = [len(task.pieces) == 1 and task.pieces[0].is_whole_part for task in tasks]
+    for one, other in pairwise(range(len(tasks))):
+        assert sizes[one] + sizes[other] > LIMIT or whole[one] or whole[other]
 
 
-@given(st.integers(0, 10**17), st.integers(0, 10**17))
-def test_numbered_bytes(gid: int, number: int) -> None:
-    line = b'{"content":"x"}\n'
-    whole = b'{"gid":%d,"id":%d,"data_src":"zh","content":"x"}\n' % (gid, number)
-    assert numbered_bytes(np.array([len(line)]), np.array([gid]), np.array([number]), "zh").tolist() == [len(whole)]
+def test_a_large_part_is_not_copied(tmp_path: Path) -> None:
+    large, small = write_part(tmp_path, 0, ["a" * 100], [True]), write_part(tmp_path, 1, ["b"], [True])
+    tasks = plan_shards([large, small, small, large], tmp_path, "d", "d", LIMIT)
+    assert [[piece.part for piece in task.pieces] for task in tasks] == [[large], [small, small], [large]]
+    info = make_shard(tasks[0])
+    assert (tmp_path / info.path).samefile(large.path)
 
 
-def test_a_shard_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = write_part(tmp_path, 0, ["a" * 100], [True])
+    (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
+    linked = make_shard(task)
+    (tmp_path / linked.path).unlink()
+    (tmp_path / linked.path).with_suffix(".json").unlink()
+
+    def no_link(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_link)
+    assert make_shard(task) == linked
+    assert not (tmp_path / linked.path).samefile(part.path)
+
+
+def test_a_shard_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b"], [True, True])
-    (task,) = plan_shards([part], tmp_path, "d", "d", 0, LIMIT)
-    first = write_shard(task)
+    (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
+    first = make_shard(task)
     (tmp_path / "0.lines").unlink()
-    assert write_shard(task) == first
+    assert make_shard(task) == first
 
 
 def test_a_document_larger_than_a_shard_is_named(tmp_path: Path) -> None:
-    part = write_part(tmp_path, 0, ["a", "b" * LIMIT], [True, True])
-    with pytest.raises(DataError, match=r"document 1 of domain d: 3\d\d bytes of JSON, more than a whole shard"):
-        plan_shards([part], tmp_path, "d", "d", 0, LIMIT)
+    parts = [write_part(tmp_path, 0, ["a"], [True]), write_part(tmp_path, 1, ["a", "b" * LIMIT], [True, True])]
+    with pytest.raises(DataError, match=r"document 1001 of domain d: 3\d\d bytes of JSON, more than a whole shard"):
+        plan_shards(parts, tmp_path, "d", "d", LIMIT)
+
+
+def test_a_part_cut_short_is_noticed(tmp_path: Path) -> None:
+    part = write_part(tmp_path, 0, ["a", "b", "c"], [True, False, True])
+    (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
+    os.truncate(part.path, 30)
+    with pytest.raises(DataError, match="is shorter than it was written"):
+        make_shard(task)
+    assert not list(tmp_path.glob("d-*"))

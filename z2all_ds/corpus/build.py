@@ -1,9 +1,9 @@
 """Builds a corpus: raw data to numbered records in shards, and a manifest at the very end.
 
     plan      each source's raw files are cut into units that can be worked on alone            (forms, units)
-    convert   every unit becomes a part: lines without numbers, in processes or on Ray           (units, executors)
+    convert   every unit becomes a part: a file of numbered records, in processes or on Ray      (units, executors)
     select    duplicates and what is beyond the limit are marked, over all units of a domain     (selection)
-    shard     the lines that stay get their numbers and go into shards of bounded size           (shards)
+    shard     parts become shards of bounded size, most of them as they are                      (shards)
     publish   the shards are moved into the corpus, and the new manifest takes the old one's place
 
 All before the last step happens in `.building` inside the corpus folder. Whatever is finished there is used again by
@@ -11,6 +11,7 @@ the next build, whether this one was stopped by an error, Ctrl-C or a power cut.
 however many workers there are.
 """
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -30,13 +31,13 @@ from z2all_ds.console import progress
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.executors import Executor, Run
-from z2all_ds.corpus.forms import expand_raw, plan_slices
+from z2all_ds.corpus.forms import Slice, expand_raw, plan_slices
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.selection import KEYS_NAME, select
 from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, hashed
-from z2all_ds.corpus.shards import ShardTask, plan_shards, write_shard
+from z2all_ds.corpus.shards import ShardTask, make_shard, plan_shards
 from z2all_ds.corpus.unit_progress import UnitProgress
-from z2all_ds.corpus.units import Unit, UnitSummary, convert_unit
+from z2all_ds.corpus.units import NUMBERS_PER_UNIT, Unit, UnitSummary, convert_unit
 from z2all_ds.errors import ConfigError, DataError
 
 REPORTS_NAME = "reports"
@@ -53,6 +54,16 @@ class _Domain:
     units: tuple[Unit, ...]
     key: str
     """Of all that its shards depend on, its first gid aside."""
+    first_gid: int = 0
+
+    def numbered(self, first_gid: int) -> "_Domain":
+        """The same with its gids from there on."""
+        units = tuple(dataclasses.replace(unit, first_gid=first_gid + unit.first_id) for unit in self.units)
+        return dataclasses.replace(self, units=units, first_gid=first_gid)
+
+    @property
+    def next_gid(self) -> int:
+        return self.first_gid + len(self.units) * NUMBERS_PER_UNIT
 
 
 def build_corpus(
@@ -83,10 +94,14 @@ def build_corpus(
         return there
     with machine_limits_named(out_dir), only_build(make_folder(out_dir)), executor.opened() as run:
         building.open(there)
-        to_build = [domain for domain in domains if domain.spec.domain not in complete]
+        next_gid = there.next_gid if stay else 0
+        to_build = []
+        for domain in domains:
+            if domain.spec.domain not in complete:
+                to_build.append(domain.numbered(next_gid))
+                next_gid = to_build[-1].next_gid
         known_keys = [_keys_file(out_dir, name) for name in dict.fromkeys(shard.domain for shard in stay)]
-        first_gid = there.next_gid if stay else 0
-        new, next_gid = _build(to_build, building, there, first_gid, known_keys, max_shard_bytes, run)
+        new = _build(to_build, building, there, known_keys, max_shard_bytes, run)
         manifest = Manifest(
             FORMAT_VERSION,
             _in_order(stay, new, list(wanted)),
@@ -101,33 +116,33 @@ def _build(
     domains: Sequence[_Domain],
     building: BuildingFolder,
     there: Manifest,
-    first_gid: int,
     known_keys: Sequence[Path],
     max_shard_bytes: int,
     run: Run,
-) -> tuple[list[ShardInfo], int]:
-    """(the shards of the domains, ready to be published; the first gid after them)."""
-    _convert([domain for domain in domains if not building.is_finished(domain.spec.domain, domain.key)], building, run)
-    new: list[ShardInfo] = []
-    stages: list[_Stage] = []
+) -> list[ShardInfo]:
+    """The shards of the domains, ready to be published."""
+    finished: dict[str, list[ShardInfo]] = {}
+    # Shard names that the old manifest lists are not used again: it stays true until the new one is there.
+    taken: dict[str, set[str]] = {}
     for domain in domains:
         name = domain.spec.domain
-        # Shard names that the old manifest lists are not used again: it stays true until the new one is there.
-        listed = {s.path for s in there.shards if s.domain == name and there.build_keys.get(name) != domain.key}
-        finished = building.finished_shards(name, domain.key)
-        if finished is not None and (finished[0] != first_gid or listed & {shard.path for shard in finished[1]}):
-            # with other numbers, or under names that are not free any more; its parts are gone, so from the start
+        taken[name] = {s.path for s in there.shards if s.domain == name and there.build_keys.get(name) != domain.key}
+        found = building.finished_shards(name, domain.key)
+        if found is None:
+            continue
+        first_gid, shards = found
+        if first_gid == domain.first_gid and not taken[name] & {shard.path for shard in shards}:
+            finished[name] = shards
+        else:  # with other numbers, or under names that are not free any more; its parts are gone, so from the start
             building.forget(name, domain.key)
-            _convert([domain], building, run)
-            finished = None
-        if finished is None:
-            stages.append(_stage(domain, building, first_gid, known_keys, max_shard_bytes, listed))
-            first_gid += stages[-1].documents
-        else:
-            new += finished[1]
-            first_gid += sum(shard.documents for shard in finished[1])
+    _convert([domain for domain in domains if domain.spec.domain not in finished], building, run)
+    stages = []
+    for domain in domains:
+        name = domain.spec.domain
+        if name not in finished:
+            stages.append(_stage(domain, building, known_keys, max_shard_bytes, taken[name]))
         known_keys = [*known_keys, building.shards(name, domain.key) / KEYS_NAME]
-    return new + _write_shards(stages, building, run), first_gid
+    return [shard for shards in finished.values() for shard in shards] + _make_shards(stages, building, run)
 
 
 def _in_order(stay: list[ShardInfo], new: list[ShardInfo], wanted: list[str]) -> tuple[ShardInfo, ...]:
@@ -138,7 +153,7 @@ def _in_order(stay: list[ShardInfo], new: list[ShardInfo], wanted: list[str]) ->
 
 def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _Domain:
     if not spec.raw:
-        units: tuple[Unit, ...] = (Unit.of(building.units, spec, None),)
+        units: tuple[Unit, ...] = (Unit.of(building.units, spec, (), 0),)
     else:
         form = spec.form or getattr(spec.found_converter(), "form", "auto")
         files = [path.absolute() for path in expand_raw(spec.raw)]
@@ -146,8 +161,22 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
         size = sum(path.stat().st_size for path in files) // UNITS_WANTED
         size = min(max(size, SMALLEST_UNIT_BYTES), LARGEST_UNIT_BYTES)
         slices = [piece for path in files for piece in plan_slices(path, form, size)]
-        units = tuple(Unit.of(building.units, spec, piece) for piece in slices)
-    return _Domain(spec, units, hashed([[unit.name for unit in units], spec.max_bytes, max_shard_bytes]))
+        groups = enumerate(_grouped(slices, size))
+        units = tuple(Unit.of(building.units, spec, group, number) for number, group in groups)
+    return _Domain(spec, units, hashed([[unit.key for unit in units], spec.max_bytes, max_shard_bytes]))
+
+
+def _grouped(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
+    """Neighbours together up to `size`: a folder of a million small files must not become a million units."""
+    groups: list[list[Slice]] = []
+    room = 0
+    for piece in slices:
+        if not groups or piece.raw_bytes > room:
+            groups.append([])
+            room = size
+        groups[-1].append(piece)
+        room -= piece.raw_bytes
+    return groups
 
 
 def _refuse_to_overwrite(out_dir: Path, there: Manifest, wanted: dict[str, str], replace: bool, add: bool) -> None:
@@ -173,7 +202,7 @@ def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> 
     open_units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
     if not open_units:
         return
-    raw_bytes = [unit.slice.raw_bytes if unit.slice else unit.spec.max_bytes or 0 for unit in open_units]
+    raw_bytes = [unit.raw_bytes for unit in open_units]
     label = f"corpus {', '.join(dict.fromkeys(unit.spec.domain for unit in open_units))}"
     with progress(label, sum(raw_bytes), "bytes") as advance, UnitProgress(building.units, advance) as watch:
         for number, summary in run(convert_unit, open_units):
@@ -185,7 +214,6 @@ class _Stage:
     """A domain on its way into shards."""
 
     domain: _Domain
-    first_gid: int
     tasks: list[ShardTask]
     documents: int
     report: dict[str, Any]
@@ -194,51 +222,51 @@ class _Stage:
 def _stage(
     domain: _Domain,
     building: BuildingFolder,
-    first_gid: int,
     known_keys: Sequence[Path],
     max_shard_bytes: int,
-    listed: set[str],
+    taken: set[str],
 ) -> _Stage:
     """Judges what was converted, selects what stays, and plans the shards."""
     spec = domain.spec
-    faults, cleaning, counts = spec.new_log(), CleaningReport(), []
-    for summary in (UnitSummary.read(unit) for unit in domain.units):
+    faults, cleaning = spec.new_log(), CleaningReport()
+    summaries = [UnitSummary.read(unit) for unit in domain.units]
+    for summary in summaries:
         faults.merge(summary.faults)
         cleaning.merge(summary.cleaning)
-        counts.append(summary.documents)
     faults.judge(f"of domain {spec.domain}")
     folder = building.shards(spec.domain, domain.key)
     known_keys = [path for path in known_keys if path.exists()]
-    parts, dropped = select(spec, domain.units, counts, first_gid, folder, known_keys)
+    parts, dropped = select(spec, domain.units, summaries, folder, known_keys)
     documents = sum(len(part.kept()) for part in parts)
     if not documents:
         limit = "" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes"
-        rule = f"gave no document{limit} ({faults.rows} rows, {faults.bad} bad, {sum(counts)} clean)"
+        clean = sum(summary.documents for summary in summaries)
+        rule = f"gave no document{limit} ({faults.rows} rows, {faults.bad} bad, {clean} clean)"
         raise DataError(f"source {spec.converter} of domain {spec.domain}", rule, "Check its files and settings.")
     generation = 1
-    while any(path.startswith(f"{_prefix(spec.domain, generation)}-") for path in listed):
+    while any(path.startswith(f"{_prefix(spec.domain, generation)}-") for path in taken):
         generation += 1
     prefix = _prefix(spec.domain, generation)
-    tasks = plan_shards(parts, folder, spec.domain, prefix, first_gid, max_shard_bytes)
-    building.claim(spec.domain, domain.key, {"first_gid": first_gid, "prefix": prefix})
+    tasks = plan_shards(parts, folder, spec.domain, prefix, max_shard_bytes)
+    building.claim(spec.domain, domain.key, {"first_gid": domain.first_gid, "prefix": prefix})
     report = {
         "domain": spec.domain,
         "converter": spec.converter,
-        "raw_files": len({unit.slice.path for unit in domain.units if unit.slice}),
+        "raw_files": len({piece.path for unit in domain.units for piece in unit.slices}),
         "faults": faults.to_json(),
         "cleaning": cleaning.to_json(),
         "dropped": {step: asdict(what) for step, what in dropped.items()},
     }
-    return _Stage(domain, first_gid, tasks, documents, report)
+    return _Stage(domain, tasks, documents, report)
 
 
-def _write_shards(stages: Sequence[_Stage], building: BuildingFolder, run: Run) -> list[ShardInfo]:
+def _make_shards(stages: Sequence[_Stage], building: BuildingFolder, run: Run) -> list[ShardInfo]:
     """The shards of all stages, in order; then the parts they were made of are removed."""
     tasks = [task for stage in stages for task in stage.tasks]
     found: dict[int, ShardInfo] = {}
     if tasks:
         with progress("shards", len(tasks), "shards") as advance:
-            for number, shard in run(write_shard, tasks):
+            for number, shard in run(make_shard, tasks):
                 found[number] = shard
                 advance(1, shard.path)
     in_order = [found[number] for number in range(len(tasks))]
@@ -246,7 +274,7 @@ def _write_shards(stages: Sequence[_Stage], building: BuildingFolder, run: Run) 
         name = stage.domain.spec.domain
         shards = [shard for shard in in_order if shard.domain == name]
         sizes = {"documents": stage.documents, "bytes": sum(shard.bytes for shard in shards)}
-        building.finish(name, stage.domain.key, stage.first_gid, shards, {**stage.report, **sizes})
+        building.finish(name, stage.domain.key, stage.domain.first_gid, shards, {**stage.report, **sizes})
         for unit in stage.domain.units:
             unit.clear()
     return in_order

@@ -105,9 +105,6 @@ class BuildingFolder:
             return None
         return values["first_gid"], [ShardInfo(**shard) for shard in values["shards"]]
 
-    def is_finished(self, domain: str, key: str) -> bool:
-        return self._done(domain, key) is not None
-
     def report(self, domain: str, key: str) -> dict[str, Any]:
         values = self._done(domain, key)
         assert values is not None

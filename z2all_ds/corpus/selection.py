@@ -17,8 +17,8 @@ from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplica
 from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn
 from z2all_ds.corpus.settings import SourceSpec
-from z2all_ds.corpus.shards import Part, numbered_bytes
-from z2all_ds.corpus.units import MISSES_BEFORE_FULL, Unit
+from z2all_ds.corpus.shards import Part
+from z2all_ds.corpus.units import MISSES_BEFORE_FULL, Unit, UnitSummary
 
 TITLE_CHARS = 40
 KEYS_NAME = "kept.keys"
@@ -39,8 +39,7 @@ class Dropped:
 def select(
     spec: SourceSpec,
     units: Sequence[Unit],
-    documents: Sequence[int],
-    first_gid: int,
+    summaries: Sequence[UnitSummary],
     folder: Path,
     known_keys: Sequence[Path] = (),
 ) -> tuple[list[Part], dict[str, Dropped]]:
@@ -49,7 +48,7 @@ def select(
     `known_keys`: keys of the documents of domains that come before this one; a copy of one of those is a duplicate too.
     Near duplicates are looked for within the domain: their signatures are too large to be kept with the corpus.
     """
-    masks = [np.ones(count, dtype=np.bool_) for count in documents]
+    masks = [np.ones(summary.documents, dtype=np.bool_) for summary in summaries]
     lengths = [np.fromfile(unit.file("lengths"), dtype=np.uint32) for unit in units]
     dropped: dict[str, Dropped] = {}
 
@@ -79,22 +78,23 @@ def select(
         drop("exact_duplicates", found.keep[len(known) :], titles(found.pairs, sum(map(len, known))))
     if spec.cleaning.near_duplicates is not None:
         with heartbeat(f"near duplicates of {spec.domain}"):
-            signatures = [_signatures(unit, count) for unit, count in zip(units, documents, strict=True)]
+            signatures = [_signatures(unit, len(mask)) for unit, mask in zip(units, masks, strict=True)]
             found = find_near_duplicates(signatures, spec.cleaning.near_duplicates, masks, folder)
         drop("near_duplicates", found.keep, titles(found.pairs))
     if spec.max_bytes is not None:
-        drop("max_bytes", _within(spec, masks, lengths, first_gid), [])
+        drop("max_bytes", _within(spec, masks, lengths), [])
     if spec.cleaning.exact_duplicates:
         with open(folder / KEYS_NAME, "wb") as stream:
             for some, mask in zip(keys, masks, strict=True):
                 some[mask].tofile(stream)
     parts = []
-    for unit, mask in zip(units, masks, strict=True):
+    for unit, summary, mask in zip(units, summaries, masks, strict=True):
         keep = ""
         if not mask.all():
-            keep = str(folder / f"{unit.name}.keep")
+            keep = str(folder / unit.file("keep").name)
             mask.tofile(keep)
-        parts.append(Part(str(unit.file("lines")), len(mask), keep))
+        path = str(unit.file("lines"))
+        parts.append(Part(path, unit.first_id, summary.documents, summary.bytes, summary.sha256, keep))
     return parts, dropped
 
 
@@ -119,18 +119,14 @@ def _title(units: Sequence[Unit], lengths: Sequence[np.ndarray], number: int) ->
     with open(units[which].file("lines"), "rb") as stream:
         stream.seek(int(sizes[:place].sum(dtype=np.int64)))
         values = json.loads(stream.read(int(sizes[place])))
-    return f"{number} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"
+    return f"{values['id']} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"
 
 
-def _within(
-    spec: SourceSpec, masks: Sequence[np.ndarray], lengths: Sequence[np.ndarray], first_gid: int
-) -> list[np.ndarray]:
+def _within(spec: SourceSpec, masks: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Takes whole documents while they fit: a built-in's in their order, which is spread already, others' in random."""
     assert spec.max_bytes is not None
     kept = np.flatnonzero(np.concatenate([*masks, np.empty(0, np.bool_)]))
-    # Measured with the numbers they would have if nothing more was left out, so never as shorter than they will be.
     sizes = np.concatenate([*lengths, np.empty(0, np.uint32)]).astype(np.int64)[kept]
-    sizes = numbered_bytes(sizes, first_gid + np.arange(len(kept)), kept, spec.domain)
     if int(sizes.sum()) <= spec.max_bytes:
         return list(masks)
     order = np.arange(len(kept))

@@ -1,7 +1,7 @@
-"""From parts to shards: which lines go into which shard is planned from their lengths; each is written by itself.
+"""From parts to shards: which documents go into which shard is planned from their lengths; each is made by itself.
 
-A line gets its numbers here. `gid` runs on over the documents that stay; `id` is the place of a document in its source,
-so it does not change when others are dropped.
+A large part of which everything stays is a shard as it is, and only gets another name. Small parts, and what is left of
+those that lost documents, are copied together until a shard is full.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,8 @@ from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.errors import DataError
 
 BLOCK_BYTES = 524_288
-_POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
+SMALLEST_SHARE = 16
+"""A part of at least a sixteenth of a shard is not copied together with others."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,18 @@ class Part:
 
     path: str
     """Of the `.lines` file; `.lengths` lies beside it."""
+    first_id: int
+    """Of its first document."""
     documents: int
+    bytes: int
+    sha256: str
     keep: str = ""
     """File with one byte a document, 1 for those that stay; empty if all do."""
 
-    def lengths(self) -> np.ndarray:
-        return np.fromfile(Path(self.path).with_suffix(".lengths"), dtype=np.uint32).astype(np.int64)
+    def borders(self) -> np.ndarray:
+        """Where each document begins, and where the last one ends."""
+        lengths = np.fromfile(Path(self.path).with_suffix(".lengths"), dtype=np.uint32)
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     def kept(self) -> np.ndarray:
         """Places of the documents that stay."""
@@ -47,58 +53,52 @@ class Piece:
     part: Part
     start: int
     stop: int
-    first_id: int
-    """Of the part's document 0."""
+    documents: int
+    """Those among them that stay."""
+
+    @property
+    def is_whole_part(self) -> bool:
+        return self.documents == self.part.documents
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Everything that writing one shard needs."""
+    """Everything that making one shard needs."""
 
     folder: str
     name: str
     domain: str
-    first_gid: int
     pieces: tuple[Piece, ...]
 
 
-def line_start(domain: str) -> bytes:
-    """What takes the place of a line's opening bracket, as a format for gid and id."""
-    return b'{"gid":%%d,"id":%%d,"data_src":%s,' % json.dumps(domain, ensure_ascii=False).encode()
-
-
-def numbered_bytes(lengths: np.ndarray, gids: np.ndarray, ids: np.ndarray, domain: str) -> np.ndarray:
-    """Bytes of lines once they have their numbers."""
-    digits = np.searchsorted(_POWERS_OF_TEN, gids, side="right") + np.searchsorted(_POWERS_OF_TEN, ids, side="right")
-    return lengths + digits + len(line_start(domain) % (0, 0)) - len(b"{")
-
-
-def plan_shards(
-    parts: Sequence[Part], folder: Path, domain: str, prefix: str, first_gid: int, max_shard_bytes: int
-) -> list[ShardTask]:
-    """Fills shard after shard. Needs memory for the numbers of one part at a time."""
+def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, max_shard_bytes: int) -> list[ShardTask]:
+    """Fills shard after shard. Needs memory for the lengths of one part at a time."""
     tasks: list[ShardTask] = []
     pieces: list[Piece] = []
-    shard_gid = gid = first_gid
-    first_id, room = 0, max_shard_bytes
+    room = max_shard_bytes
 
     def close() -> None:
-        nonlocal shard_gid, room
-        tasks.append(ShardTask(str(folder), f"{prefix}-{len(tasks):05d}.jsonl", domain, shard_gid, tuple(pieces)))
+        nonlocal room
+        if pieces:
+            tasks.append(ShardTask(str(folder), f"{prefix}-{len(tasks):05d}.jsonl", domain, tuple(pieces)))
         pieces.clear()
-        shard_gid, room = gid, max_shard_bytes
+        room = max_shard_bytes
 
     for part in parts:
+        if not part.keep and max(1, max_shard_bytes // SMALLEST_SHARE) <= part.bytes <= max_shard_bytes:
+            close()
+            pieces.append(Piece(part, 0, part.documents, part.documents))
+            close()
+            continue
         kept = part.kept()
-        ids = first_id + kept
-        ends = np.cumsum(numbered_bytes(part.lengths()[kept], gid + np.arange(len(kept)), ids, domain))
+        borders = part.borders()
+        ends = np.cumsum((borders[1:] - borders[:-1])[kept])
         done = 0
         while done < len(kept):
             before = int(ends[done - 1]) if done else 0
             fits = int(np.searchsorted(ends, before + room, side="right"))
             if fits > done:
-                pieces.append(Piece(part, int(kept[done]), int(kept[fits - 1]) + 1, first_id))
-                gid += fits - done
+                pieces.append(Piece(part, int(kept[done]), int(kept[fits - 1]) + 1, fits - done))
                 room -= int(ends[fits - 1]) - before
                 done = fits
             elif pieces:
@@ -106,71 +106,75 @@ def plan_shards(
             else:
                 rule = f"{int(ends[done]) - before:,} bytes of JSON, more than a whole shard ({max_shard_bytes:,})"
                 fix = "Lower --max-record-bytes to leave such documents out, or raise max_shard_bytes."
-                raise DataError(f"document {int(ids[done])} of domain {domain}", rule, fix)
-        first_id += part.documents
-    if pieces:
-        close()
+                raise DataError(f"document {part.first_id + int(kept[done])} of domain {domain}", rule, fix)
+    close()
     return tasks
 
 
-def write_shard(task: ShardTask) -> ShardInfo:
-    """Writes the shard, or finds it written: its description, renamed last, is the proof."""
+def make_shard(task: ShardTask) -> ShardInfo:
+    """Makes the shard, or finds it made: its description, renamed last, is the proof."""
     path = Path(task.folder) / task.name
     description = path.with_suffix(".json")
     if description.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
-    digest, size, gid = hashlib.sha256(), 0, task.first_gid
-    start = line_start(task.domain)
     with machine_limits_named(path.parent):
-        temporary = temporary_name(path)
-        try:
-            with open(temporary, "wb") as stream:
-                for piece in task.pieces:
-                    for block, documents in _numbered_blocks(piece, gid, start):
-                        stream.write(block)
-                        digest.update(block)
-                        size += len(block)
-                        gid += documents
-                stream.flush()
-                os.fsync(stream.fileno())
-            publish(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        info = ShardInfo(task.name, task.domain, gid - task.first_gid, size, digest.hexdigest())
+        info = _link(task, path) or _copy(task, path)
         write_whole(description, json.dumps(asdict(info)))
     return info
 
 
-def _numbered_blocks(piece: Piece, first_gid: int, start: bytes) -> Iterator[tuple[memoryview, int]]:
-    """(whole lines, about `BLOCK_BYTES` of them; their number). A block is good until the next one is asked for.
+def _link(task: ShardTask, path: Path) -> ShardInfo | None:
+    """One whole part under a second name, so that nothing is lost if the build is stopped before it is noted."""
+    if len(task.pieces) != 1 or not task.pieces[0].is_whole_part:
+        return None
+    part = task.pieces[0].part
+    path.unlink(missing_ok=True)
+    try:
+        os.link(part.path, path)
+    except OSError:  # a file system without links
+        return None
+    return ShardInfo(task.name, task.domain, part.documents, part.bytes, part.sha256)
 
-    Reads into the same memory and writes into the same memory all the time: fresh blocks cost a tenth more.
-    """
-    part_ends = np.cumsum(piece.part.lengths())
+
+def _copy(task: ShardTask, path: Path) -> ShardInfo:
+    digest, size = hashlib.sha256(), 0
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "wb") as stream:
+            for piece in task.pieces:
+                for block in _blocks(piece):
+                    stream.write(block)
+                    digest.update(block)
+                    size += len(block)
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    documents = sum(piece.documents for piece in task.pieces)
+    return ShardInfo(task.name, task.domain, documents, size, digest.hexdigest())
+
+
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """The lines that stay, in order."""
+    with open(piece.part.path, "rb", buffering=BLOCK_BYTES) as stream:
+        for begin, end in _byte_ranges(piece):
+            stream.seek(begin)
+            while begin < end:
+                block = stream.read(min(BLOCK_BYTES, end - begin))
+                if not block:
+                    raise DataError(piece.part.path, "is shorter than it was written", "Remove it and build again.")
+                begin += len(block)
+                yield block
+
+
+def _byte_ranges(piece: Piece) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each run of documents that stay."""
     kept = piece.part.kept()
     kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
-    begins = np.where(kept > 0, part_ends[kept - 1], 0) + 1  # without the bracket, whose place the start takes
-    ends = part_ends[kept]
-    gids, ids = range(first_gid, first_gid + len(kept)), piece.first_id + kept
-    done, space, numbered = 0, bytearray(BLOCK_BYTES), BytesIO()
-    with open(piece.part.path, "rb") as stream:
-        while done < len(kept):
-            # at least one document, however large
-            upto = max(done + 1, int(np.searchsorted(ends, begins[done] + BLOCK_BYTES, side="right")))
-            first, size = int(begins[done]), int(ends[upto - 1] - begins[done])
-            if size > len(space):
-                space = bytearray(size)
-            lines = memoryview(space)[:size]
-            stream.seek(first)
-            if stream.readinto(lines) != size:
-                raise DataError(piece.part.path, "is shorter than it was written", "Remove it and build again.")
-            pieces: list[bytes | memoryview] = [b""] * (2 * (upto - done))
-            pieces[::2] = [start % numbers for numbers in zip(gids[done:upto], ids[done:upto].tolist(), strict=True)]
-            places = zip((begins[done:upto] - first).tolist(), (ends[done:upto] - first).tolist(), strict=True)
-            pieces[1::2] = [lines[begin:end] for begin, end in places]
-            numbered.seek(0)
-            numbered.writelines(pieces)
-            with numbered.getbuffer()[: numbered.tell()] as block:
-                yield block, upto - done
-            done = upto
+    last_of_run = np.flatnonzero(np.diff(kept) != 1)
+    firsts = kept[np.concatenate([[0], last_of_run + 1])]
+    lasts = kept[np.concatenate([last_of_run, [len(kept) - 1]])]
+    borders = piece.part.borders()
+    return zip(borders[firsts].tolist(), borders[lasts + 1].tolist(), strict=True)

@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+
+import pytest
+
+from z2all_ds.corpus import build as build_module
+
+
+@pytest.fixture
+def a_unit_for_each_slice() -> Iterator[None]:
+    """The small files of tests would all become one unit; this way there is something to do in parallel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "_grouped", lambda slices, _: [[piece] for piece in slices])
+        yield
