@@ -15,6 +15,8 @@ from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
 from tests.helpers.processes import ended
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
 from z2all_ds.corpus import build as build_module
+from z2all_ds.corpus import parts as parts_module
+from z2all_ds.corpus import shards as shards_module
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.errors import ConfigError, DataError, MachineError
@@ -106,6 +108,22 @@ def test_small_files_share_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     three = records(tmp_path / "three", build_corpus(tmp_path / "three", [SourceSpec("a", "jsonl", raw)]))
     assert [record.content for record in three] == [record.content for record in one]
     assert [record.gid // BILLION for record in three] == [0] * 120 + [1] * 120 + [2] * 40
+
+
+def test_a_file_that_cannot_be_cut_becomes_shards_without_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"row {row} " * 20 for row in range(300)]
+    (tmp_path / "raw.json").write_text(json.dumps([{"text": text} for text in texts]))
+    monkeypatch.setattr(parts_module, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(shards_module, "_copy", lambda *_: pytest.fail("copied"))
+    spec = [SourceSpec("a", "generic", (tmp_path / "raw.json",))]
+    manifest = build_corpus(tmp_path / "c", spec, max_shard_bytes=10_000)
+    assert max(shard.bytes for shard in manifest.shards) <= 10_000
+    assert len(manifest.shards) > 5
+    assert [record.content for record in records(tmp_path / "c", manifest)] == texts
+    assert audit_corpus(tmp_path / "c").ok
+    assert all((tmp_path / "c" / shard.path).stat().st_nlink == 1 for shard in manifest.shards)
 
 
 def test_a_finished_corpus_is_reused_at_once(

@@ -153,7 +153,7 @@ def _in_order(stay: list[ShardInfo], new: list[ShardInfo], wanted: list[str]) ->
 
 def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _Domain:
     if not spec.raw:
-        units: tuple[Unit, ...] = (Unit.of(building.units, spec, (), 0),)
+        units: tuple[Unit, ...] = (Unit.of(building.units, spec, (), max_shard_bytes, 0),)
     else:
         form = spec.form or getattr(spec.found_converter(), "form", "auto")
         files = [path.absolute() for path in expand_raw(spec.raw)]
@@ -162,7 +162,7 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
         size = min(max(size, SMALLEST_UNIT_BYTES), LARGEST_UNIT_BYTES)
         slices = [piece for path in files for piece in plan_slices(path, form, size)]
         groups = enumerate(_grouped(slices, size))
-        units = tuple(Unit.of(building.units, spec, group, number) for number, group in groups)
+        units = tuple(Unit.of(building.units, spec, group, max_shard_bytes, number) for number, group in groups)
     return _Domain(spec, units, hashed([[unit.key for unit in units], spec.max_bytes, max_shard_bytes]))
 
 
@@ -236,7 +236,7 @@ def _stage(
     faults.judge(f"of domain {spec.domain}")
     folder = building.shards(spec.domain, domain.key)
     known_keys = [path for path in known_keys if path.exists()]
-    parts, dropped = select(spec, domain.units, summaries, folder, known_keys)
+    parts, dropped = select(spec, [part for summary in summaries for part in summary.parts], folder, known_keys)
     documents = sum(len(part.kept()) for part in parts)
     if not documents:
         limit = "" if spec.max_bytes is None else f" of at most {spec.max_bytes} bytes"

@@ -1,12 +1,12 @@
 """Which documents of a domain stay: no duplicates, and no more bytes than were asked for.
 
-It is decided when all units are finished, over their small files of keys, signatures and lengths, so that it does not
+It is decided when all parts are written, over their small files of keys, signatures and lengths, so that it does not
 depend on which worker was first.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from z2all_ds.corpus.cleaning.exact_duplicates import KEY_BYTES, find_exact_dupl
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
 from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn
+from z2all_ds.corpus.parts import Part
 from z2all_ds.corpus.settings import SourceSpec
-from z2all_ds.corpus.shards import Part
-from z2all_ds.corpus.units import MISSES_BEFORE_FULL, Unit, UnitSummary
+from z2all_ds.corpus.units import MISSES_BEFORE_FULL
 
 TITLE_CHARS = 40
 KEYS_NAME = "kept.keys"
@@ -38,18 +38,17 @@ class Dropped:
 
 def select(
     spec: SourceSpec,
-    units: Sequence[Unit],
-    summaries: Sequence[UnitSummary],
+    parts: Sequence[Part],
     folder: Path,
     known_keys: Sequence[Path] = (),
 ) -> tuple[list[Part], dict[str, Dropped]]:
-    """The parts with their masks, which lie in `folder`, and what each step dropped.
+    """The same parts with their masks, which lie in `folder`, and what each step dropped.
 
     `known_keys`: keys of the documents of domains that come before this one; a copy of one of those is a duplicate too.
     Near duplicates are looked for within the domain: their signatures are too large to be kept with the corpus.
     """
-    masks = [np.ones(summary.documents, dtype=np.bool_) for summary in summaries]
-    lengths = [np.fromfile(unit.file("lengths"), dtype=np.uint32) for unit in units]
+    masks = [np.ones(part.documents, dtype=np.bool_) for part in parts]
+    lengths = [part.lengths() for part in parts]
     dropped: dict[str, Dropped] = {}
 
     def drop(step: str, keep: Sequence[np.ndarray], samples: list[str]) -> None:
@@ -65,20 +64,20 @@ def select(
         for later, earlier in pairs:
             original = "one of another domain"
             if earlier >= num_known:
-                original = _title(units, lengths, earlier - num_known)
-            told.append(f"{_title(units, lengths, later - num_known)} repeats {original}")
+                original = _title(parts, lengths, earlier - num_known)
+            told.append(f"{_title(parts, lengths, later - num_known)} repeats {original}")
         return told
 
     keys = []
     if spec.cleaning.exact_duplicates:
         with heartbeat(f"exact duplicates of {spec.domain}"):
             known = [_keys(path) for path in known_keys]
-            keys = [_keys(unit.file("keys")) for unit in units]
+            keys = [_keys(part.file(".keys")) for part in parts]
             found = find_exact_duplicates([*known, *keys])
         drop("exact_duplicates", found.keep[len(known) :], titles(found.pairs, sum(map(len, known))))
     if spec.cleaning.near_duplicates is not None:
         with heartbeat(f"near duplicates of {spec.domain}"):
-            signatures = [_signatures(unit, len(mask)) for unit, mask in zip(units, masks, strict=True)]
+            signatures = [_signatures(part) for part in parts]
             found = find_near_duplicates(signatures, spec.cleaning.near_duplicates, masks, folder)
         drop("near_duplicates", found.keep, titles(found.pairs))
     if spec.max_bytes is not None:
@@ -87,15 +86,14 @@ def select(
         with open(folder / KEYS_NAME, "wb") as stream:
             for some, mask in zip(keys, masks, strict=True):
                 some[mask].tofile(stream)
-    parts = []
-    for unit, summary, mask in zip(units, summaries, masks, strict=True):
+    selected = []
+    for part, mask in zip(parts, masks, strict=True):
         keep = ""
         if not mask.all():
-            keep = str(folder / unit.file("keep").name)
+            keep = str(folder / part.file(".keep").name)
             mask.tofile(keep)
-        path = str(unit.file("lines"))
-        parts.append(Part(path, unit.first_id, summary.documents, summary.bytes, summary.sha256, keep))
-    return parts, dropped
+        selected.append(replace(part, keep=keep))
+    return selected, dropped
 
 
 def _keys(path: Path) -> np.ndarray:
@@ -104,19 +102,19 @@ def _keys(path: Path) -> np.ndarray:
     return np.memmap(path, KEY_DTYPE, "r")
 
 
-def _signatures(unit: Unit, documents: int) -> np.ndarray:
-    if documents == 0:
+def _signatures(part: Part) -> np.ndarray:
+    if part.documents == 0:
         return np.empty((0, NUM_PERM), dtype=np.uint32)
-    return np.memmap(unit.file("signatures"), np.uint32, "r", shape=(documents, NUM_PERM))
+    return np.memmap(part.file(".signatures"), np.uint32, "r", shape=(part.documents, NUM_PERM))
 
 
-def _title(units: Sequence[Unit], lengths: Sequence[np.ndarray], number: int) -> str:
+def _title(parts: Sequence[Part], lengths: Sequence[np.ndarray], number: int) -> str:
     """What a person knows the document by: its number in the source, and its title or first words."""
     ends = np.cumsum([len(sizes) for sizes in lengths])
     which = int(np.searchsorted(ends, number, side="right"))
     sizes = lengths[which]
     place = number - int(ends[which]) + len(sizes)
-    with open(units[which].file("lines"), "rb") as stream:
+    with open(parts[which].path, "rb") as stream:
         stream.seek(int(sizes[:place].sum(dtype=np.int64)))
         values = json.loads(stream.read(int(sizes[place])))
     return f"{values['id']} ({visible((values['title'] or values['content'])[:TITLE_CHARS])})"

@@ -15,35 +15,12 @@ import numpy as np
 
 from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
 from z2all_ds.corpus.manifest import ShardInfo
+from z2all_ds.corpus.parts import Part
 from z2all_ds.errors import DataError
 
 BLOCK_BYTES = 524_288
 SMALLEST_SHARE = 16
 """A part of at least a sixteenth of a shard is not copied together with others."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A finished unit's lines, and which of them stay."""
-
-    path: str
-    """Of the `.lines` file; `.lengths` lies beside it."""
-    first_id: int
-    """Of its first document."""
-    documents: int
-    bytes: int
-    sha256: str
-    keep: str = ""
-    """File with one byte a document, 1 for those that stay; empty if all do."""
-
-    def borders(self) -> np.ndarray:
-        """Where each document begins, and where the last one ends."""
-        lengths = np.fromfile(Path(self.path).with_suffix(".lengths"), dtype=np.uint32)
-        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-    def kept(self) -> np.ndarray:
-        """Places of the documents that stay."""
-        return np.flatnonzero(np.fromfile(self.keep, dtype=np.bool_)) if self.keep else np.arange(self.documents)
 
 
 @dataclass(frozen=True)
@@ -91,8 +68,7 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
             close()
             continue
         kept = part.kept()
-        borders = part.borders()
-        ends = np.cumsum((borders[1:] - borders[:-1])[kept])
+        ends = np.cumsum(part.lengths()[kept], dtype=np.int64)
         done = 0
         while done < len(kept):
             before = int(ends[done - 1]) if done else 0
@@ -176,5 +152,5 @@ def _byte_ranges(piece: Piece) -> Iterator[tuple[int, int]]:
     last_of_run = np.flatnonzero(np.diff(kept) != 1)
     firsts = kept[np.concatenate([[0], last_of_run + 1])]
     lasts = kept[np.concatenate([last_of_run, [len(kept) - 1]])]
-    borders = piece.part.borders()
+    borders = np.concatenate([[0], np.cumsum(piece.part.lengths(), dtype=np.int64)])
     return zip(borders[firsts].tolist(), borders[lasts + 1].tolist(), strict=True)
