@@ -134,7 +134,7 @@ def _copy(task: ShardTask, path: Path) -> ShardInfo:
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
     """The lines that stay, in order."""
-    with open(piece.part.path, "rb", buffering=BLOCK_BYTES) as stream:
+    with open(piece.part.path, "rb") as stream:
         for begin, end in _byte_ranges(piece):
             stream.seek(begin)
             while begin < end:
