@@ -17,6 +17,7 @@ from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_
 from z2all_ds.corpus import build as build_module
 from z2all_ds.corpus import parts as parts_module
 from z2all_ds.corpus import shards as shards_module
+from z2all_ds.corpus import units as units_module
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.errors import ConfigError, DataError, MachineError
@@ -124,6 +125,15 @@ def test_a_file_that_cannot_be_cut_becomes_shards_without_copies(
     assert [record.content for record in records(tmp_path / "c", manifest)] == texts
     assert audit_corpus(tmp_path / "c").ok
     assert all((tmp_path / "c" / shard.path).stat().st_nlink == 1 for shard in manifest.shards)
+
+
+def test_more_documents_than_a_unit_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units_module, "NUMBERS_PER_UNIT", 5)
+    five, six = (raw_jsonl(tmp_path / f"{count}.jsonl", ["text"] * count) for count in (5, 6))
+    build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (five,))])
+    with pytest.raises(DataError, match=r"6\.jsonl: more than 5 documents in a file that cannot be read in pieces"):
+        build_corpus(tmp_path / "d", [SourceSpec("a", "jsonl", (six,))])
+    assert not list((tmp_path / "d" / ".building" / "units").iterdir())
 
 
 def test_a_finished_corpus_is_reused_at_once(

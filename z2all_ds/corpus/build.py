@@ -1,8 +1,8 @@
 """Builds a corpus: raw data to numbered records in shards, and a manifest at the very end.
 
     plan      each source's raw files are cut into units that can be worked on alone            (forms, units)
-    convert   every unit becomes a part: a file of numbered records, in processes or on Ray      (units, executors)
-    select    duplicates and what is beyond the limit are marked, over all units of a domain     (selection)
+    convert   every unit becomes parts: files of numbered records, in processes or on Ray        (units, executors)
+    select    duplicates and what is beyond the limit are marked, over all parts of a domain     (selection)
     shard     parts become shards of bounded size, most of them as they are                      (shards)
     publish   the shards are moved into the corpus, and the new manifest takes the old one's place
 
@@ -163,7 +163,7 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
         slices = [piece for path in files for piece in plan_slices(path, form, size)]
         groups = enumerate(_grouped(slices, size))
         units = tuple(Unit.of(building.units, spec, group, max_shard_bytes, number) for number, group in groups)
-    return _Domain(spec, units, hashed([[unit.key for unit in units], spec.max_bytes, max_shard_bytes]))
+    return _Domain(spec, units, hashed([[unit.key for unit in units], spec.max_bytes]))
 
 
 def _grouped(slices: Sequence[Slice], size: int) -> list[list[Slice]]:

@@ -67,7 +67,7 @@ class PartWriter:
         rules: CleaningRules,
         max_bytes: int,
     ) -> None:
-        """`path_of` names the lines of each part; a new one begins before `max_bytes` are reached."""
+        """`path_of` names the lines of each part; no part is larger than `max_bytes` unless one block is."""
         self._path_of, self._data_src, self._max_bytes = path_of, data_src, max_bytes
         self._first_gid, self._first_id = first_gid, first_id
         self._block = BytesIO()
@@ -77,6 +77,7 @@ class PartWriter:
         if rules.near_duplicates is not None:
             self._extras[".signatures"] = (lambda content: signature(content).tobytes(), BytesIO())
         self.parts: list[Part] = []
+        self._part_bytes = self._part_documents = 0  # without the block
         self._lengths = array("I")  # of the open part and of the block
         self._streams: dict[str, BinaryIO] = {}
 
@@ -132,7 +133,6 @@ class PartWriter:
         for suffix in (".lines", ".lengths", *self._extras):
             self._streams[suffix] = open(temporary_name(path.with_suffix(suffix)), "wb")  # noqa: SIM115 - closed below
         self._digest = hashlib.sha256()
-        self._part_bytes = self._part_documents = 0
 
     def _close_part(self) -> None:
         self._lengths[: self._part_documents].tofile(self._streams[".lengths"])
