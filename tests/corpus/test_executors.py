@@ -114,3 +114,36 @@ def test_ray_does_the_same_and_passes_errors_on() -> None:
 def test_no_ray_at_the_address_is_one_line() -> None:
     with pytest.raises(ClusterError, match=r"not reachable.*ray start --head"):
         list(Executor(ray="127.0.0.1:1").run(square, [1]))
+
+
+FAILS_BESIDE_A_SLEEPER = """
+import os, sys, time
+from pathlib import Path
+from z2all_ds.corpus import Executor
+from z2all_ds.errors import DataError
+
+def sleep_or_fail(path):
+    mark = Path(path)
+    if mark.name == "sleeper":
+        mark.write_text(str(os.getpid()))
+        time.sleep(120)
+    while not mark.with_name("sleeper").exists():
+        time.sleep(0.05)
+    raise DataError("row 3", "is bad", "Mend it.")
+
+if __name__ == "__main__":
+    list(Executor(ray="local").run(sleep_or_fail, sys.argv[1:]))
+"""
+
+
+def test_an_error_on_ray_ends_the_other_tasks(tmp_path: Path) -> None:
+    script = tmp_path / "tasks.py"
+    script.write_text(FAILS_BESIDE_A_SLEEPER)
+    command = [sys.executable, str(script), str(tmp_path / "sleeper"), str(tmp_path / "fails")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stderr.strip().splitlines()[-1].endswith("DataError: row 3: is bad. Mend it.")
+    pid = int((tmp_path / "sleeper").read_text())
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "a task is left"
+        time.sleep(0.1)

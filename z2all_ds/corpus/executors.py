@@ -117,30 +117,31 @@ class _Processes:
 
 
 def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Never cancels a task: one that ends in the same moment makes Ray 2.60 abort this process.
+
+    Where the connection is ours, its end also ends what still runs. In one that was there before, the few tasks in
+    flight run to their end, and what they finish is kept.
+    """
     remote = ray.remote(max_retries=2)(work)
     waiting = list(reversed(list(enumerate(tasks))))
     running: dict[Any, int] = {}
-    try:
-        while waiting or running:
-            slots = max(1, int(ray.cluster_resources().get("CPU", 1))) * TASKS_IN_FLIGHT_PER_RAY_CPU
-            while waiting and len(running) < slots:
-                number, task = waiting.pop()
-                running[remote.remote(task)] = number
-            finished, _ = ray.wait(list(running), num_returns=1)
-            for reference in finished:
-                number = running.pop(reference)
-                try:
-                    yield number, ray.get(reference)
-                except ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, Z2allError):
-                        raise error.cause from None
-                    raise
-                except ray.exceptions.RayError as error:
-                    fix = "Look at `ray status` and the logs of that node, then run again: what is finished is kept."
-                    raise ClusterError(f"Ray at {address}", f"a task was lost ({error})", fix) from None
-    finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+    while waiting or running:
+        slots = max(1, int(ray.cluster_resources().get("CPU", 1))) * TASKS_IN_FLIGHT_PER_RAY_CPU
+        while waiting and len(running) < slots:
+            number, task = waiting.pop()
+            running[remote.remote(task)] = number
+        finished, _ = ray.wait(list(running), num_returns=1)
+        for reference in finished:
+            number = running.pop(reference)
+            try:
+                yield number, ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, Z2allError):
+                    raise error.cause from None
+                raise
+            except ray.exceptions.RayError as error:
+                fix = "Look at `ray status` and the logs of that node, then run again: what is finished is kept."
+                raise ClusterError(f"Ray at {address}", f"a task was lost ({error})", fix) from None
 
 
 @contextmanager
