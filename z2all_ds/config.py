@@ -5,9 +5,10 @@ keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names w
 """
 
 import difflib
+import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -102,7 +103,7 @@ class DataSection(Section):
     """Where the text comes from and how it is mixed."""
 
     corpus: str = ""
-    """Folder of JSON-lines shards with a MANIFEST.json (made by `z2all corpus build`)."""
+    """Folder or URL of shards: a corpus (`z2all corpus build`, `corpus adopt`) or its tokens (`corpus tokenize`)."""
     tokenizer: str = ""
     """Tokenizer folder (made by `z2all tokenizer train`)."""
     weights: dict[str, float] | None = None
@@ -112,6 +113,12 @@ class DataSection(Section):
     num_lanes: int | None = Field(None, gt=0)
     """Number of canonical lanes of the data order, each in the middle of one document at a time; world sizes must
     divide it. Default: the first multiple of global_batch from 64 on. Many lanes mix the domains well."""
+    packing: Literal["cut", "best_fit"] = "cut"
+    """cut: documents end to end, cut to length, no padding. best_fit: a document that fits into a sample is not cut."""
+    num_workers: int = Field(0, ge=0)
+    """Processes a rank that tokenize ahead, beside one thread. The order of the data does not depend on it."""
+    skip_samples: tuple[tuple[int, int], ...] = ()
+    """Global samples [first, end) to leave out, e.g. [[51200, 52224]] after a loss spike."""
     document_mask: bool = True
     """Keep attention inside a document where several are packed into one sequence."""
     allow_change: bool = False
@@ -141,6 +148,25 @@ class TrainSection(Section):
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
+
+
+class StageSection(Section):
+    """One stage of a run with several; what is left out is as in `data`, `train` and `model`."""
+
+    name: str
+    """For people, in the log."""
+    steps: int | None = Field(None, gt=0)
+    """Steps it lasts; the last stage goes on to train.steps."""
+    sequence_length: int | None = Field(None, gt=1)
+    """Tokens per sample."""
+    global_batch: int | None = Field(None, gt=0)
+    """Samples per step; the micro-batch changes in proportion, so that longer samples need no more memory."""
+    rope_theta: float | None = Field(None, gt=0)
+    """Base of the rotary position frequencies; larger for longer samples."""
+    weights: dict[str, float] | None = None
+    """Share of tokens per domain."""
+    temperature: float | None = Field(None, gt=0)
+    """Without weights, shares are bytes^(1/temperature)."""
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
@@ -209,6 +235,8 @@ class RunConfig(Section):
     """Corpus, tokenizer, mixture."""
     train: TrainSection = TrainSection()
     """Steps, batch, precision."""
+    stages: tuple[StageSection, ...] = ()
+    """Stages one after the other, e.g. pretrain, long context, anneal; none: the whole run is one."""
     optimizer: OptimizerSection = OptimizerSection()
     """AdamW."""
     schedule: ScheduleSection = ScheduleSection()
@@ -225,11 +253,16 @@ class RunConfig(Section):
                 f"train.global_batch={self.train.global_batch} must be a multiple of"
                 f" train.micro_batch={self.train.micro_batch}"
             )
-        if self.train.sequence_length > self.model.max_position_embeddings:
-            raise ValueError(
-                f"train.sequence_length={self.train.sequence_length} must not exceed"
-                f" model.max_position_embeddings={self.model.max_position_embeddings}"
-            )
+        lengths = {f"stages.{number}.sequence_length": s.sequence_length for number, s in enumerate(self.stages)}
+        for name, length in {"train.sequence_length": self.train.sequence_length, **lengths}.items():
+            if length is not None and length > self.model.max_position_embeddings:
+                raise ValueError(
+                    f"{name}={length} must not exceed"
+                    f" model.max_position_embeddings={self.model.max_position_embeddings}"
+                )
+        for first, end in self.data.skip_samples:
+            if not 0 <= first < end:
+                raise ValueError(f"data.skip_samples: [{first}, {end}] must go up from 0")
         return self
 
     @property
@@ -262,7 +295,7 @@ def anchored(config: RunConfig) -> RunConfig:
     """The same config with absolute folders: written down, it means the same from wherever it is read."""
 
     def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path else path
+        return str(Path(path).expanduser().absolute()) if path and "://" not in path else path
 
     data = config.data.model_copy(
         update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
@@ -323,17 +356,23 @@ def _one_line(error: ValidationError) -> ConfigError:
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)
     if first["type"] == "extra_forbidden":
-        section: type[BaseModel] = RunConfig
-        for part in location[:-1]:
-            inner = section.model_fields[part].annotation
-            assert isinstance(inner, type)
-            section = inner
-        known = list(section.model_fields)
+        known = list(_section_at(location[:-1]).model_fields)
         near = difflib.get_close_matches(location[-1], known, n=1)
         fix = f"Did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"Known here: {', '.join(known)}."
         return ConfigError(dotted, "no such setting", fix)
     if first["type"] == "value_error":
         return ConfigError(dotted or "config", str(first["ctx"]["error"]), "Change one of the two.")
-    return ConfigError(
-        f"{dotted}={first['input']!r}", first["msg"], "See `z2all config` for every setting with its default."
-    )
+    # A file has lists and sections, whatever Python makes of them.
+    rule = re.sub(r" or instance of \w+", "", first["msg"]).replace("valid tuple", "valid list")
+    return ConfigError(f"{dotted}={first['input']!r}", rule, "See `z2all config` for every setting with its default.")
+
+
+def _section_at(location: list[str]) -> type[BaseModel]:
+    """The section of a dotted name; `stages.0` is one of a list."""
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        if not part.isdigit():
+            annotation = section.model_fields[part].annotation
+            kinds = (annotation, *get_args(annotation))
+            section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return section

@@ -29,7 +29,7 @@ grouped = build_module._grouped
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a build writes; the indices that readers keep beside the shards are not of it."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx.npy"))
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 

@@ -1,10 +1,12 @@
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.stores import flaky_store
+from z2all_ds import storage
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.errors import DataError
 
@@ -48,6 +50,62 @@ def test_missing_says_what_to_do(tmp_path: Path) -> None:
         load_manifest(tmp_path / "nowhere")
 
 
+def test_fingerprints_of_domains() -> None:
+    first = hashlib.sha256(json.dumps([["a" * 64, 3], ["b" * 64, 2]]).encode()).hexdigest()
+    second = hashlib.sha256(json.dumps([["c" * 64, 9]]).encode()).hexdigest()
+    assert MANIFEST.domain_fingerprints == {"code": first, "zh": second}
+    empty = ShardInfo("code-00002.jsonl", "code", 0, 0, "e" * 64)
+    same = [
+        replace(MANIFEST, shards=(Z, A, B)),
+        replace(MANIFEST, shards=(replace(A, path="moved/x.jsonl"), B, Z)),
+        replace(MANIFEST, shards=(A, empty, B, Z, replace(empty, domain="empty"))),
+    ]
+    assert all(manifest.domain_fingerprints == MANIFEST.domain_fingerprints for manifest in same)
+    other = [
+        replace(MANIFEST, shards=(B, A, Z)),
+        replace(MANIFEST, shards=(A, Z)),
+        replace(MANIFEST, shards=(replace(A, sha256="d" * 64), B, Z)),
+        replace(MANIFEST, shards=(replace(A, documents=4), B, Z)),
+        replace(MANIFEST, text_field="title"),
+    ]
+    assert len({manifest.domain_fingerprints["code"] for manifest in [*other, MANIFEST]}) == len(other) + 1
+    assert [manifest.domain_fingerprints["zh"] == second for manifest in other] == [True] * 4 + [False]
+
+
+def test_another_text_field_is_another_corpus(tmp_path: Path) -> None:
+    titles = replace(MANIFEST, text_field="title")
+    assert titles.fingerprint != MANIFEST.fingerprint
+    write_manifest(tmp_path, titles)
+    assert load_manifest(tmp_path) == titles
+
+
+def test_the_text_field_may_be_missing(tmp_path: Path) -> None:
+    values = asdict(MANIFEST)
+    del values["text_field"]
+    (tmp_path / "MANIFEST.json").write_text(json.dumps(values))
+    assert load_manifest(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize("location", ["memory://manifests/a", "file://{}/b"])
+def test_urls(tmp_path: Path, location: str) -> None:
+    location = location.format(tmp_path)
+    with pytest.raises(DataError, match=rf"{location}/MANIFEST.json: no such file"):
+        load_manifest(location)
+    write_manifest(location, MANIFEST)
+    assert load_manifest(location) == MANIFEST
+
+
+def test_a_store_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    with flaky_store() as store:
+        write_manifest("flaky://c", MANIFEST)
+        store.errors[:] = [OSError("connection lost")] * 4
+        assert load_manifest("flaky://c") == MANIFEST
+        store.errors[:] = [OSError("connection lost")] * 5
+        with pytest.raises(DataError, match=r"flaky://c/MANIFEST\.json: cannot be read \(connection lost\)"):
+            load_manifest("flaky://c")
+
+
 SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256": "0" * 64}
 
 
@@ -64,6 +122,8 @@ SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256":
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "documents": -1}]}), "not a count"),
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "sha256": "no"}]}), "not a SHA-256"),
         (json.dumps({"format_version": 1, "shards": [SHARD, SHARD]}), "listed twice"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": 3}), "text_field 3 must be a name"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be a name"),
     ],
 )
 def test_unreadable_manifests(tmp_path: Path, text: str, words: str) -> None:

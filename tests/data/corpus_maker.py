@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, write_manifest
-from z2all_ds.data import PackedStream, StreamSpec
+from z2all_ds.data import PackedStream, StageSpec, StreamSpec
 
 TOKENS_PER_DOCUMENT_MAX = 1000
 
@@ -68,8 +68,22 @@ def small_corpus(folder: Path) -> Path:
     return write_corpus(folder, {name: [draw.randrange(0, 30) for _ in range(n)] for name, n in sizes.items()})
 
 
-def open_stream(corpus_dir: Path, rank: int = 0, world_size: int = 1, **spec: object) -> PackedStream:
-    values: dict[str, object] = {"corpus_dir": corpus_dir, "sequence_length": 16, "seed": 3, "num_lanes": 12}
+def open_stream(
+    corpus_dir: Path,
+    rank: int = 0,
+    world_size: int = 1,
+    sequence_length: int = 16,
+    weights: dict[str, float] | None = None,
+    temperature: float = 1.0,
+    **spec: object,
+) -> PackedStream:
+    """A stream of one stage, unless `stages` are given."""
+    values: dict[str, object] = {
+        "corpus_dir": corpus_dir,
+        "stages": (StageSpec(sequence_length, weights, temperature),),
+        "seed": 3,
+        "num_lanes": 12,
+    }
     return PackedStream(StreamSpec(**(values | spec)), SpanTokenizer(), rank, world_size)  # type: ignore[arg-type]
 
 

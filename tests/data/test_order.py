@@ -1,4 +1,4 @@
-"""The permutation is a bijection, the same everywhere, and looks shuffled."""
+"""The permutations are bijections, the same everywhere, and look shuffled; lanes read all documents, each once."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.data.order import document_at, lane_position, permuted_index
+from z2all_ds.data.order import BLOCK_BYTES, BlockPlace, DomainOrder, documents_per_block, permuted_index
 
 
 @settings(max_examples=60, deadline=None)
@@ -26,11 +26,16 @@ def test_golden_values() -> None:
     assert [permuted_index(p, 10, 0, 0, "web") for p in range(10)] == GOLDEN_SMALL
     assert [permuted_index(p, 10, 0, 1, "web") for p in range(10)] == GOLDEN_NEXT_EPOCH
     assert [permuted_index(p, 10**12, 1234, 7, "维基") for p in range(4)] == GOLDEN_LARGE
+    order = DomainOrder("web", 10**9, 256, 5)
+    assert order.block_at(10**8) == GOLDEN_BLOCK
+    assert order.within(GOLDEN_BLOCK)[:8].tolist() == GOLDEN_WITHIN
 
 
-GOLDEN_SMALL = [9, 3, 7, 1, 2, 0, 8, 4, 6, 5]
-GOLDEN_NEXT_EPOCH = [7, 6, 4, 1, 0, 8, 5, 2, 9, 3]
-GOLDEN_LARGE = [62066670580, 860953726362, 742836083801, 260903005190]
+GOLDEN_SMALL = [4, 8, 6, 7, 1, 5, 0, 9, 2, 3]
+GOLDEN_NEXT_EPOCH = [6, 4, 8, 5, 0, 2, 1, 7, 3, 9]
+GOLDEN_LARGE = [462417796159, 114311759389, 847203139777, 102792615477]
+GOLDEN_BLOCK = BlockPlace(25, 895938304, 895938560)
+GOLDEN_WITHIN = [52, 55, 232, 193, 236, 198, 240, 42]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"domain": "code"}])
@@ -42,23 +47,61 @@ def test_every_part_of_the_key_counts(change: dict) -> None:
     assert sum(a == b for a, b in zip(before, after, strict=True)) < 10
 
 
-def test_looks_shuffled() -> None:
-    """Steps between neighbours spread over the whole range: a chi-square over 64 cells of 20,000 differences."""
-    count, cells = 20_000, 64
-    row = [permuted_index(p, count, 11, 0, "web") for p in range(count)]
+def chi_square_of_steps(row: list[int], cells: int) -> float:
+    """How unevenly the differences between neighbours spread over the whole range."""
+    count = len(row)
     steps = Counter((b - a) % count * cells // count for a, b in zip(row, row[1:] + row[:1], strict=True))
     expected = count / cells
-    assert sum((steps[c] - expected) ** 2 / expected for c in range(cells)) < 115  # p = 0.0001 at 63 degrees
+    return sum((steps[c] - expected) ** 2 / expected for c in range(cells))
 
 
-@settings(max_examples=50, deadline=None)
-@given(count=st.integers(1, 60), num_lanes=st.integers(1, 40), epochs=st.integers(1, 3))
-def test_lanes_read_every_document_once_an_epoch(count: int, num_lanes: int, epochs: int) -> None:
+def test_looks_shuffled() -> None:
+    row = [permuted_index(p, 20_000, 11, 0, "web") for p in range(20_000)]
+    assert chi_square_of_steps(row, 64) < 115  # p = 0.0001 at 63 degrees
+
+
+def test_a_block_is_shuffled_inside_and_otherwise_each_epoch() -> None:
+    order = DomainOrder("web", 40_000, 20_000, 11)
+    first = order.within(BlockPlace(0, 0, 20_000)).tolist()
+    assert sorted(first) == list(range(20_000))
+    assert chi_square_of_steps(first, 64) < 115
+    for other in (BlockPlace(1, 0, 20_000), BlockPlace(0, 20_000, 40_000)):
+        assert sum(a == b for a, b in zip(first, order.within(other).tolist(), strict=True)) < 10
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    num_documents=st.integers(1, 200),
+    documents_per_block=st.integers(1, 30),
+    num_lanes=st.integers(1, 20),
+    epochs=st.integers(1, 3),
+)
+def test_lanes_read_every_document_once_an_epoch(
+    num_documents: int, documents_per_block: int, num_lanes: int, epochs: int
+) -> None:
+    order = DomainOrder("web", num_documents, documents_per_block, 9)
     seen: Counter[tuple[int, int]] = Counter()
     for lane in range(num_lanes):
-        drawn = 0
-        while (position := lane_position(lane, num_lanes, drawn)) < count * epochs:
-            place = document_at(position, count, 9, "web")
-            seen[place.epoch, place.document_index] += 1
-            drawn += 1
-    assert seen == Counter({(epoch, document): 1 for epoch in range(epochs) for document in range(count)})
+        for number in range(lane, order.num_blocks * epochs, num_lanes):
+            block = order.block_at(number)
+            seen.update((block.epoch, block.first + int(inside)) for inside in order.within(block))
+    assert seen == Counter({(epoch, document): 1 for epoch in range(epochs) for document in range(num_documents)})
+
+
+def test_blocks_are_of_a_good_size() -> None:
+    """About a megabyte where there is plenty; small enough that every lane gets many where there is not."""
+    plenty = documents_per_block(10**9, 4 * 10**12, 256)
+    assert plenty == BLOCK_BYTES // 4000
+    assert documents_per_block(10_000, 10_000 * 100, 64) == 10_000 // (16 * 64)
+    assert documents_per_block(500, 10**6, 256) == 1
+    assert documents_per_block(10**9, 10**9 * 2**30, 4) == 1  # each document larger than a block
+    assert documents_per_block(10**9, 0, 4) == 10**9 // 64  # texts without a byte
+
+
+def test_a_billion_documents_cost_no_memory() -> None:
+    """Any place of any epoch is computed by itself."""
+    order = DomainOrder("web", 10**9 + 7, 250, 1)
+    for number in (0, order.num_blocks - 1, order.num_blocks * 10**6 + 12345):
+        block = order.block_at(number)
+        assert 0 <= block.first < block.end <= 10**9 + 7
+        assert block.epoch == number // order.num_blocks

@@ -1,60 +1,94 @@
-"""What stands in a sample, worked out by hand and then for random documents."""
+"""What stands in a sample, worked out by hand and then for random documents; and bins that waste little."""
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import assert_same
-from z2all_ds.data.packing import NO_TARGET, Piece, as_document, pack_sample
+from z2all_ds.data.packing import COLUMNS, NO_TARGET, Sample, best_fit, make_batch
 
 EOT = 0
 
 
-def test_sample_by_hand() -> None:
-    """The rest of one document, a whole one, an empty one, and the beginning of one that goes on."""
-    first, second = as_document([11, 12, 13, 14], EOT), as_document([21, 22], EOT)
-    third, fourth = as_document([], EOT), as_document([31, 32, 33], EOT)
-    pieces = [Piece(first, 3, 5, 2), Piece(second, 0, 3, 0), Piece(third, 0, 1, 1), Piece(fourth, 0, 2, 0)]
+def int32(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+def test_batch_by_hand() -> None:
+    """The rest of one document, a whole one, an empty one, and the beginning of one that goes on; then one that ends
+    with its sample; then one with padding."""
+    batch = make_batch(
+        [
+            Sample(int32(14, EOT, 21, 22, EOT, EOT, 31, 32, 33), [2, 3, 1, 2], 2, True),
+            Sample(int32(41, 42, 43, 44, 45, 46, 47, EOT, 99), [8], 0, False),
+            Sample(int32(51, 52, EOT, 61, EOT, EOT, EOT, EOT, 99), [3, 2, 3], 1, False, 3),
+        ]
+    )
+    none = NO_TARGET
     expected = {
-        "input_ids": [14, EOT, 21, 22, EOT, EOT, 31, 32],
-        "labels": [EOT, NO_TARGET, 22, EOT, NO_TARGET, NO_TARGET, 32, 33],
-        "position_ids": [0, 1, 0, 1, 2, 0, 0, 1],
-        "document_ids": [0, 0, 1, 1, 1, 2, 3, 3],
-        "domain_ids": [2, 2, 0, 0, 0, 1, 0, 0],
-    }
-    sample = pack_sample(pieces, 8)
-    assert_same(sample, {name: np.array(column) for name, column in expected.items()})
-    assert all(column.dtype == np.int64 for column in sample.values())
+        "input_ids": [
+            [14, EOT, 21, 22, EOT, EOT, 31, 32], [41, 42, 43, 44, 45, 46, 47, EOT],
+            [51, 52, EOT, 61, EOT, EOT, EOT, EOT],
+        ],
+        "labels": [
+            [EOT, none, 22, EOT, none, none, 32, 33], [42, 43, 44, 45, 46, 47, EOT, none],
+            [52, EOT, none, EOT, none, none, none, none],
+        ],
+        "position_ids": [[0, 1, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 0, 1, 0, 1, 2]],
+        "document_ids": [[0, 0, 1, 1, 1, 2, 3, 3], [0] * 8, [0, 0, 0, 1, 1, 2, 2, 2]],
+        "domain_ids": [[2] * 8, [0] * 8, [1] * 8],
+    }  # fmt: skip
+    assert tuple(batch) == COLUMNS
+    assert_same(batch, {name: np.array(column) for name, column in expected.items()})
+    assert all(column.dtype == torch.int64 for column in batch.values())
 
 
-@settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=20), sequence_length=st.integers(1, 17))
-def test_cut_anywhere_nothing_is_lost(lengths: list[int], sequence_length: int) -> None:
-    """Documents cut into samples of any length give the same row of inputs and labels as uncut."""
-    documents = [as_document(range(100 * n + 1, 100 * n + 1 + length), EOT) for n, length in enumerate(lengths)]
-    row = np.concatenate(documents)
-    labels = np.concatenate([np.append(document[1:], NO_TARGET) for document in documents])
-    pieces: list[list[Piece]] = [[]]
-    missing = sequence_length
-    for number, document in enumerate(documents):
-        start = 0
-        while start < len(document):
-            end = min(start + missing, len(document))
-            pieces[-1].append(Piece(document, start, end, number % 3))
-            missing -= end - start
-            start = end
-            if missing == 0:
-                pieces.append([])
-                missing = sequence_length
-    samples = [pack_sample(some, sum(piece.end - piece.start for piece in some)) for some in pieces if some]
-    np.testing.assert_array_equal(np.concatenate([sample["input_ids"] for sample in samples]), row)
-    np.testing.assert_array_equal(np.concatenate([sample["labels"] for sample in samples]), labels)
-    for sample in samples:
-        restarts = np.flatnonzero(sample["position_ids"] == 0)
-        new_documents = np.flatnonzero(np.diff(sample["document_ids"], prepend=-1))
-        np.testing.assert_array_equal(restarts, new_documents)
-        assert (np.diff(sample["document_ids"]) >= 0).all()
-        # A label never belongs to another document than its input.
-        targets = sample["labels"] != NO_TARGET
-        assert (sample["input_ids"][targets] != EOT).all()
-        assert (sample["input_ids"][~targets] == EOT).all()
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), goes_on=st.booleans(), data=st.data())
+def test_columns_agree_with_each_other(lengths: list[int], goes_on: bool, data: st.DataObject) -> None:
+    total = sum(lengths)
+    samples = []
+    for row in range(data.draw(st.integers(1, 4))):
+        order = data.draw(st.permutations(lengths))
+        samples.append(Sample(np.arange(1000 * row, 1000 * row + total + 1, dtype=np.int32), order, row, goes_on))
+    batch = {name: column.numpy() for name, column in make_batch(samples).items()}
+    for row, sample in enumerate(samples):
+        starts = np.cumsum([0, *sample.piece_lengths[:-1]])
+        np.testing.assert_array_equal(np.flatnonzero(batch["position_ids"][row] == 0), starts)
+        np.testing.assert_array_equal(np.flatnonzero(np.diff(batch["document_ids"][row], prepend=-1)), starts)
+        assert batch["document_ids"][row].max() == len(lengths) - 1
+        ends = np.cumsum(sample.piece_lengths) - 1
+        without = ends[:-1] if goes_on else ends
+        np.testing.assert_array_equal(np.flatnonzero(batch["labels"][row] == NO_TARGET), without)
+        targets = batch["labels"][row] != NO_TARGET
+        np.testing.assert_array_equal(batch["labels"][row][targets], batch["input_ids"][row][targets] + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(1, 64), max_size=120))
+def test_bins_hold_every_piece_once_and_fit(lengths: list[int]) -> None:
+    bins = best_fit(lengths, 64)
+    assert sorted(piece for content in bins for piece in content) == list(range(len(lengths)))
+    filled = [sum(lengths[piece] for piece in content) for content in bins]
+    assert all(amount <= 64 for amount in filled)
+    # No two bins could have been one: what best-fit promises at the least.
+    emptiest = sorted(filled)[:2]
+    assert len(emptiest) < 2 or sum(emptiest) > 64
+    assert bins == sorted(sorted(content) for content in bins)
+
+
+def test_bins_by_hand() -> None:
+    assert best_fit([5, 7, 3, 2, 4, 1], 8) == [[0, 2], [1, 5], [3, 4]]
+
+
+@pytest.mark.parametrize("mean", [8, 40, 200])
+def test_bins_waste_little(mean: int) -> None:
+    """About 32 samples' worth of documents, as a lane packs them."""
+    draw = np.random.default_rng(mean)
+    lengths: list[int] = []
+    while sum(lengths) < 32 * 512:
+        lengths.append(int(min(draw.exponential(mean) + 1, 512)))
+    bins = best_fit(lengths, 512)
+    assert sum(lengths) / (512 * len(bins)) > 0.96

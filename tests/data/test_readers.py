@@ -1,156 +1,152 @@
-"""Records by number, the index cache, and shards that break."""
+"""The documents of a domain, by number and in blocks, wherever their shards lie."""
 
-import os
-from collections.abc import Callable
-from itertools import pairwise
+import json
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
+import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.corpus_maker import write_shard
-from z2all_ds.data import readers
-from z2all_ds.data.readers import DomainReader, JsonlShard, index_path, load_or_build_index, open_domains, open_shard
+from tests.data.shard_maker import reader_of, texts_of, write_jsonl, write_parquet
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.data.readers import DomainReader, open_domains
 from z2all_ds.errors import DataError
 
-
-def test_reads_in_any_order(tmp_path: Path) -> None:
-    texts = ["第一", "", "three\nlines\n", "four " * 1000]
-    info = write_shard(tmp_path, "web", 0, texts)
-    shard = JsonlShard(tmp_path / info.path, info)
-    assert shard.num_documents == 4
-    for number in (2, 0, 3, 1, 2):
-        record = shard.read(number)
-        assert (record["gid"], record["content"], record["title"]) == (number, texts[number], "题")
+TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seven"]
 
 
-@settings(max_examples=30, deadline=None)
+def mixed_shards(folder: Path) -> list[ShardInfo]:
+    """TEXTS in shards of both kinds, some of them empty."""
+    return [
+        write_jsonl(folder, "a.jsonl", TEXTS[:2]),
+        write_jsonl(folder, "b.jsonl", []),
+        write_parquet(folder, "sub/c.parquet", TEXTS[2:5], row_group_size=2),
+        write_parquet(folder, "d.parquet", []),
+        write_jsonl(folder, "e.jsonl", TEXTS[5:], last=""),
+    ]
+
+
+@settings(max_examples=40, deadline=None)
 @given(
-    lines=st.lists(st.binary(max_size=20).map(lambda b: b.replace(b"\n", b"")), max_size=12),
-    last_newline=st.booleans(), chunk=st.integers(1, 30),
-)  # fmt: skip
-def test_index_finds_every_line(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], last_newline: bool, chunk: int
-) -> None:
-    path = tmp_path_factory.mktemp("index") / "x.jsonl"
-    content = b"\n".join(lines) + (b"\n" if last_newline and lines else b"")
-    path.write_bytes(content)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "_SCAN_CHUNK_BYTES", chunk)
-        offsets = load_or_build_index(path).tolist()
-    expected = [line + b"\n" for line in content.split(b"\n")]
-    expected[-1] = expected[-1][:-1]  # what stands after the last newline is a line only if it is anything
-    assert [content[a:b] for a, b in pairwise(offsets)] == [line for line in expected if line]
-    assert offsets[-1] == len(content)
-
-
-def test_index_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / write_shard(tmp_path, "web", 0, ["a", "b"]).path
-    JsonlShard(path).read(0)
-    assert index_path(path).name == ".web-00000.jsonl.idx.npy"
-    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".tmp")] == []
-    monkeypatch.setattr(readers, "_scan_for_lines", lambda _: pytest.fail("the cached index was not used"))
-    assert JsonlShard(path).read(1)["content"] == "b"
-
-
-def test_index_is_made_again_when_the_file_changed(tmp_path: Path) -> None:
-    path = tmp_path / write_shard(tmp_path, "web", 0, ["aaaa", "b"]).path
-    assert JsonlShard(path).read(1)["content"] == "b"
-    size = path.stat().st_size
-    write_shard(tmp_path, "web", 0, ["a", "bbbb"])  # the same size, other lines
-    assert path.stat().st_size == size
-    os.utime(path, ns=(0, 12345))  # clocks of file systems may be too coarse for a test
-    assert JsonlShard(path).read(1)["content"] == "bbbb"
-    write_shard(tmp_path, "web", 0, ["a", "b", "c"])
-    assert JsonlShard(path).num_documents == 3
-
-
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY torn", b"junk"])
-def test_torn_index_is_made_again(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / write_shard(tmp_path, "web", 0, ["a", "b"]).path
-    index_path(path).write_bytes(content)
-    assert JsonlShard(path).read(1)["content"] == "b"
-    assert np.load(index_path(path))[-1] == path.stat().st_size
-
-
-def test_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / write_shard(tmp_path, "web", 0, ["a", "b"]).path
-
-    def refuse(*_: object) -> None:
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(readers.os, "replace", refuse)
-    assert JsonlShard(path).read(1)["content"] == "b"
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def break_vanish(path: Path) -> None:
-    path.unlink()
-
-
-def break_shrink(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def break_json(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'{"gid": 1', b'?"gid": 1'))
-
-
-def break_content(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"content": "b"', b'"content": 123'))
-
-
-@pytest.mark.parametrize("opened_before", [False, True])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (break_vanish, ["cannot be read", "No such file"]),
-        (break_shrink, ["bytes"]),
-        (break_json, ["not JSON"]),
-        (break_content, ["`content` must be a text and is int"]),
-    ],
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=20),
+    data=st.data(),
 )
-def test_broken_shards_are_named(
-    tmp_path: Path, damage: Callable[[Path], None], words: list[str], opened_before: bool
+def test_any_block_gives_what_the_file_says(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
 ) -> None:
-    info = write_shard(tmp_path, "web", 0, ["a", "b"])
-    domain = DomainReader("web", tmp_path, [info])
-    if opened_before:
-        domain.read(0)
-    damage(tmp_path / info.path)
-    with pytest.raises(DataError) as caught:
-        domain.read(1)
-    for word in [f"{info.path}, record 1", *words]:
-        assert word in str(caught.value), caught.value
+    folder = tmp_path_factory.mktemp("blocks")
+    shards, rest = [], list(texts)
+    while rest:
+        size = data.draw(st.integers(1, len(rest)), "documents of the shard")
+        number, (part, rest) = len(shards), (rest[:size], rest[size:])
+        if data.draw(st.booleans(), "is parquet"):
+            group = data.draw(st.integers(1, size), "rows of a group")
+            shards.append(write_parquet(folder, f"{number}.parquet", part, row_group_size=group))
+        else:
+            last = data.draw(st.sampled_from(["", "\n"]), "end of the file")
+            shards.append(write_jsonl(folder, f"{number}.jsonl", part, last=last))
+    reader = reader_of(folder, *shards)
+    first = data.draw(st.integers(0, len(texts) - 1), "first")
+    end = data.draw(st.integers(first + 1, len(texts)), "end")
+    block = reader.open_block(first, end)
+    order = data.draw(st.permutations(range(end - first)), "order")
+    assert {number: block.text(number) for number in order} == dict(enumerate(texts[first:end]))
+    for shard in shards:
+        if shard.path.endswith(".jsonl"):
+            plain = [json.loads(line)["content"] for line in (folder / shard.path).read_bytes().split(b"\n") if line]
+            before = sum(other.documents for other in shards[: shards.index(shard)])
+            assert [reader.read(before + number) for number in range(len(plain))] == plain
 
 
-def test_shard_must_be_the_one_of_the_manifest(tmp_path: Path) -> None:
-    info = write_shard(tmp_path, "web", 0, ["a", "b", "c"])
-    write_shard(tmp_path, "web", 0, ["a", "b"])
-    with pytest.raises(DataError, match=r"has 2 records in .* manifest says 3 in"):
-        DomainReader("web", tmp_path, [info]).read(2)
+def test_documents_are_numbered_through_the_shards(tmp_path: Path) -> None:
+    shards = mixed_shards(tmp_path)
+    reader = reader_of(tmp_path, *shards)
+    assert (reader.num_documents, reader.num_bytes) == (7, sum(shard.bytes for shard in shards))
+    for block_documents in range(1, 8):
+        assert texts_of(reader, block_documents) == TEXTS
+    assert [reader.read(number) for number in (6, 0, 3)] == [TEXTS[6], TEXTS[0], TEXTS[3]]
+    places = [("a.jsonl", 0), ("a.jsonl", 1), *(("sub/c.parquet", n) for n in range(3)), ("e.jsonl", 0), ("e.jsonl", 1)]
+    assert [reader.place(number) for number in range(7)] == places
 
 
-def test_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no reader for '\.csv'.*\.jsonl"):
-        open_shard(tmp_path / "x.csv", SimpleNamespace(path="x.csv", domain="web", documents=1, bytes=1))
+@pytest.mark.parametrize("location", ["{}", "file://{}", "memory://mixed"])
+def test_the_same_texts_from_anywhere(tmp_path: Path, location: str) -> None:
+    write_manifest(tmp_path, Manifest(1, tuple(mixed_shards(tmp_path))))
+    if location.startswith("memory"):
+        memory = fsspec.filesystem("memory")
+        for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+            memory.pipe_file(f"/mixed/{path.relative_to(tmp_path).as_posix()}", path.read_bytes())
+    location = location.format(tmp_path)
+    (reader,) = open_domains(location, load_manifest(location)).values()
+    for _ in range(2):  # the second time with the indexes of the first
+        for block_documents in (1, 3, 7):
+            assert texts_of(reader, block_documents) == TEXTS
+    assert reader.fingerprint == load_manifest(tmp_path).domain_fingerprints["web"]
 
 
-def test_domain_numbers_documents_through_its_shards(tmp_path: Path) -> None:
+def test_domains_by_sorted_name_without_those_that_have_nothing(tmp_path: Path) -> None:
     shards = [
-        write_shard(tmp_path, "web", 0, ["w0", "w1"]), write_shard(tmp_path, "code", 0, ["c0"]),
-        write_shard(tmp_path, "web", 1, []), write_shard(tmp_path, "web", 2, ["w2"]),
-    ]  # fmt: skip
-    domains = open_domains(tmp_path, shards)
+        write_jsonl(tmp_path, "w0.jsonl", ["w0", "w1"]),
+        write_jsonl(tmp_path, "c0.jsonl", ["c0"], "code"),
+        write_jsonl(tmp_path, "n0.jsonl", [], "nothing"),
+        write_jsonl(tmp_path, "w1.jsonl", ["w2"]),
+    ]
+    manifest = Manifest(1, tuple(shards))
+    domains = open_domains(tmp_path, manifest)
     assert list(domains) == ["code", "web"]
-    assert domains["web"].num_documents == 3
-    assert [domains["web"].read(n) for n in range(3)] == ["w0", "w1", "w2"]
-    assert not index_path(tmp_path / shards[1].path).exists(), "a shard nobody read was scanned"
-
-
-def test_corpus_without_documents(tmp_path: Path) -> None:
+    assert {name: texts_of(domain) for name, domain in domains.items()} == {"code": ["c0"], "web": ["w0", "w1", "w2"]}
+    assert {name: domain.fingerprint for name, domain in domains.items()} == manifest.domain_fingerprints
     with pytest.raises(DataError, match="no documents"):
-        open_domains(tmp_path, [write_shard(tmp_path, "web", 0, [])])
+        open_domains(tmp_path, replace(manifest, shards=(shards[2],)))
+
+
+def test_opening_reads_no_shard(tmp_path: Path) -> None:
+    (domain,) = open_domains(tmp_path, Manifest(1, (ShardInfo("not/there.jsonl", "web", 5, 10, "0" * 64),))).values()
+    assert domain.num_documents == 5
+    with pytest.raises(DataError, match=r"not/there\.jsonl, record 3: the shard cannot be read \(No such file"):
+        domain.read(3)
+
+
+def test_the_text_may_have_another_name(tmp_path: Path) -> None:
+    shards = [
+        write_jsonl(tmp_path, "a.jsonl", ["a", "b"], text_field="text"),
+        write_parquet(tmp_path, "c.parquet", ["c"], text_field="text"),
+    ]
+    manifest = Manifest(1, tuple(shards), text_field="text")
+    (domain,) = open_domains(tmp_path, manifest).values()
+    assert texts_of(domain) == ["a", "b", "c"]
+    assert domain.fingerprint == manifest.domain_fingerprints["web"]
+    (wrong,) = open_domains(tmp_path, Manifest(1, tuple(shards))).values()
+    for number, place in ((1, "a.jsonl, record 1"), (2, "c.parquet, record 0")):
+        with pytest.raises(DataError, match=rf"{place}: has no field `content`; there are: gid, text"):
+            wrong.read(number)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.json.gz", "x.jsonl.zst", "x.jsonl.bz2", "x.jsonl.xz"])
+def test_packed_shards_are_refused_with_advice(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}.*packed.*Unpack it, or .*z2all corpus convert"):
+        reader_of(tmp_path, ShardInfo(name, "web", 1, 1, "0" * 64))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x"])
+def test_unknown_formats_list_the_known(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"no reader for .*\.jsonl, \.parquet"):
+        reader_of(tmp_path, ShardInfo(name, "web", 1, 1, "0" * 64))
+
+
+def _read_there(reader: DomainReader) -> list[str]:
+    return texts_of(reader)
+
+
+def test_readers_go_to_spawned_workers(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path, *mixed_shards(tmp_path))
+    fresh = len(pickle.dumps(reader))
+    assert texts_of(reader) == TEXTS
+    assert len(pickle.dumps(reader)) == fresh, "what was opened went along"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(_read_there, reader).result() == TEXTS

@@ -1,8 +1,9 @@
-"""The order of samples: the rows of the lanes, every world size, and every way of stopping and going on."""
+"""The order of samples: every world size, every number of workers, and every way of stopping and going on."""
 
 import hashlib
 import json
-import random
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.corpus_maker import (
-    SpanTokenizer,
-    as_arrays,
-    assert_same,
-    document_tokens,
-    open_stream,
-    small_corpus,
-    write_corpus,
-)
-from z2all_ds.data import BatchLoader, PackedStream, StreamSpec, merge_states
-from z2all_ds.data.order import document_at
-from z2all_ds.data.packing import NO_TARGET, SAMPLE_COLUMNS
+from tests.data.corpus_maker import SpanTokenizer, as_arrays, assert_same, open_stream, small_corpus, write_corpus
+from z2all_ds.data import PackedStream, StageSpec, merge_states
+from z2all_ds.data.loader import make_batches
+from z2all_ds.data.packing import COLUMNS, NO_TARGET
 from z2all_ds.data.state import divisors
+from z2all_ds.data.stream import Produced
 from z2all_ds.errors import ConfigError
 
 NUM_LANES = 12
@@ -42,46 +36,17 @@ def unbroken(corpus: Path) -> list[dict[str, np.ndarray]]:
     return [as_arrays(next(samples)) for _ in range(UNBROKEN_SAMPLES)]
 
 
-def split_documents(row: list[int]) -> list[list[int]]:
-    """The whole documents of a row of tokens; what has no end yet is left out."""
-    documents: list[list[int]] = [[]]
-    for token in row:
-        documents[-1].append(token)
-        if token == SpanTokenizer.eot_id:
-            documents.append([])
-    return documents[:-1]
-
-
-@pytest.mark.parametrize(("num_documents", "num_lanes"), [(23, 4), (3, 8), (1, 5), (40, 1)])
-def test_lanes_hold_the_documents_whole_and_in_order(tmp_path: Path, num_documents: int, num_lanes: int) -> None:
-    """Lane l is the documents at positions l, l + L, ... end to end; together they are every document of an epoch."""
-    draw = random.Random(num_documents)
-    lengths = [draw.randrange(0, 25) for _ in range(num_documents)]
-    stream = open_stream(write_corpus(tmp_path, {"web": lengths}, 6), num_lanes=num_lanes, sequence_length=9)
-    samples = iter(stream)
-    rows: list[list[int]] = [[] for _ in range(num_lanes)]
-    for k in range(60 * num_lanes):
-        rows[k % num_lanes].extend(next(samples)["input_ids"].tolist())
-    numbers_of_first_epoch = []
-    for lane, row in enumerate(rows):
-        for turn, document in enumerate(split_documents(row)):
-            place = document_at(lane + turn * num_lanes, num_documents, 3, "web")
-            assert document == document_tokens(place.document_index, lengths[place.document_index])
-            if place.epoch == 0:
-                numbers_of_first_epoch.append(place.document_index)
-    assert sorted(numbers_of_first_epoch) == list(range(num_documents))
-
-
 def test_batch_rules_hold_in_the_stream(unbroken: list[dict[str, np.ndarray]]) -> None:
     """Labels look over the end of a sample, never over the end of a document; domains belong to their tokens."""
     for lane in range(NUM_LANES):
-        samples = unbroken[lane::NUM_LANES]
-        row = np.concatenate([sample["input_ids"] for sample in samples])
-        labels = np.concatenate([sample["labels"] for sample in samples])
-        expected = np.where(row[:-1] == SpanTokenizer.eot_id, NO_TARGET, row[1:])
-        np.testing.assert_array_equal(labels[:-1], expected)
+        for domain in range(3):  # the samples of one lane and domain are one row of documents
+            samples = [one for one in unbroken[lane::NUM_LANES] if one["domain_ids"][0] == domain]
+            row = np.concatenate([sample["input_ids"] for sample in samples] or [np.zeros(1)])
+            labels = np.concatenate([sample["labels"] for sample in samples] or [np.zeros(1)])
+            expected = np.where(row[:-1] == SpanTokenizer.eot_id, NO_TARGET, row[1:])
+            np.testing.assert_array_equal(labels[:-1], expected)
     for sample in unbroken:
-        assert tuple(sample) == SAMPLE_COLUMNS
+        assert tuple(sample) == COLUMNS
         texts = sample["input_ids"] != SpanTokenizer.eot_id
         numbers = sample["input_ids"][texts] // 1000
         np.testing.assert_array_equal(sample["domain_ids"][texts], np.searchsorted([5, 45], numbers, side="right"))
@@ -97,68 +62,100 @@ def test_world_sizes_give_the_same_sequence(
         assert_same(as_arrays(next(ranks[k % world_size])), unbroken[k])
 
 
-def run_segment(
-    corpus: Path, state: dict | None, world_size: int, micro_batch_size: int, micro_batches: int
-) -> tuple[list[dict[str, np.ndarray]], dict]:
-    """All ranks of one run, one after the other: the global samples it consumed, in order, and its merged state."""
-    per_rank, states = [], []
-    for rank in range(world_size):
-        with BatchLoader(open_stream(corpus, rank, world_size), micro_batch_size, prefetch_batches=2) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            batches = [next(loader) for _ in range(micro_batches)]
-            states.append(loader.state_dict())
-        per_rank.append([
-            {name: column[row].numpy() for name, column in batch.items()}
-            for batch in batches for row in range(micro_batch_size)
-        ])  # fmt: skip
-    in_turn = [sample for samples in zip(*per_rank, strict=True) for sample in samples]
-    return in_turn, json.loads(json.dumps(merge_states(states)))
+def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]:
+    """What the rank's workers make, dealt together as the loader does: each a stream of its own, as in a process."""
+    parts = [stream.produce(worker, num_workers) for worker in range(num_workers)]
+    while True:
+        for part in parts:
+            yield next(part)
 
 
-@settings(max_examples=25, deadline=None)
+def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
+    """The samples of `count` micro-batches of one rank."""
+    batches = make_batches(in_turn(stream, max(num_workers, 1)), micro_batch_size, pin_memory=False)
+    samples = []
+    for _ in range(count):
+        batch, consumed = next(batches)
+        for produced in consumed:
+            stream.mark_consumed(produced)
+        samples += [{name: column[row].numpy() for name, column in batch.items()} for row in range(micro_batch_size)]
+    return samples
+
+
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_stops_anywhere_and_goes_on_at_any_shape(
-    corpus: Path, unbroken: list[dict[str, np.ndarray]], data: st.DataObject
-) -> None:
-    """Several resumes, each with its own world size and micro-batch, also with lanes consumed unevenly."""
-    state: dict | None = None
-    consumed = 0
-    for _ in range(data.draw(st.integers(2, 5), label="segments")):
-        allowed = divisors(int(np.gcd(consumed, NUM_LANES)))
-        world_size = data.draw(st.sampled_from(allowed), label="world_size")
-        micro_batch_size = data.draw(st.integers(1, 5), label="micro_batch_size")
-        room = (UNBROKEN_SAMPLES - consumed) // (world_size * micro_batch_size)
-        micro_batches = data.draw(st.integers(0, min(room, 6)), label="micro_batches")
-        samples, state = run_segment(corpus, state, world_size, micro_batch_size, micro_batches)
-        for k, sample in enumerate(samples, start=consumed):
-            assert_same(sample, unbroken[k])
-        consumed += len(samples)
-        assert state["samples_consumed_global"] == consumed
+def test_stops_anywhere_and_goes_on_at_any_shape(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Random corpora, stages, skips and packing; several resumes, each with its own world size, workers, micro-batch.
+
+    The concatenated global sequence equals that of one rank without workers that never stopped, token for token.
+    """
+    lengths = st.lists(st.integers(0, 40), min_size=1, max_size=60)
+    by_domain = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), lengths, min_size=1), label="corpus")
+    corpus = write_corpus(tmp_path_factory.mktemp("c"), by_domain, data.draw(st.integers(1, 30), label="shard"))
+    world_sizes = data.draw(st.lists(st.integers(1, 16), min_size=2, max_size=4), label="world sizes")
+    global_batch = math.lcm(*world_sizes)
+    while global_batch > 120:  # the largest common shape that is still quick
+        world_sizes.remove(max(world_sizes))
+        global_batch = math.lcm(*world_sizes)
+    steps = [data.draw(st.integers(0, max(1, 60 // global_batch)), label="steps") for _ in world_sizes]
+    first_stage = data.draw(st.integers(1, 3), label="steps of the first stage") * global_batch
+    skip = [
+        (first * global_batch, (first + count) * global_batch)
+        for first, count in data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2)), max_size=2))
+    ]
+    spec = {
+        "num_lanes": global_batch * data.draw(st.integers(1, 2), label="lanes"),
+        "packing": data.draw(st.sampled_from(["cut", "best_fit"]), label="packing"),
+        "stages": (
+            StageSpec(data.draw(st.integers(1, 20)), samples=first_stage),
+            StageSpec(data.draw(st.integers(1, 20)), temperature=3.0),
+        ),
+        "skip": skip,
+        "seed": data.draw(st.integers(0, 99)),
+    }
+    expected = consume(open_stream(corpus, **spec), 0, global_batch, sum(steps))
+
+    state, at = None, 0
+    for world_size, count in zip(world_sizes, steps, strict=True):
+        micro_batch = data.draw(st.sampled_from(divisors(global_batch // world_size)), label="micro-batch")
+        per_rank, states = [], []
+        for rank in range(world_size):
+            stream = open_stream(corpus, rank, world_size, **spec)
+            if state is not None:
+                stream.load_state_dict(state)
+            num_workers = data.draw(st.integers(0, 4), label="workers")
+            micro_batches = count * global_batch // (world_size * micro_batch)
+            per_rank.append(consume(stream, num_workers, micro_batch, micro_batches))
+            states.append(stream.state_dict())
+        for number in range(count * global_batch):
+            assert_same(per_rank[number % world_size][number // world_size], expected[at + number])
+        at += count * global_batch
+        state = json.loads(json.dumps(merge_states(states)))
+        assert len(json.dumps(state)) < 64 * 1024
 
 
-def test_restoring_tokenizes_only_what_comes(corpus: Path) -> None:
-    """A resume reads the document a lane stopped in and those after it, nothing consumed before."""
-    stream = open_stream(corpus, num_lanes=1)
+def test_skipped_samples_are_the_only_ones_missing(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
+    samples = iter(open_stream(corpus, skip=[(5, 29), (100, 101)]))
+    for k in [*range(5), *range(29, 100), *range(101, 300)]:
+        assert_same(as_arrays(next(samples)), unbroken[k])
+
+
+def test_a_skip_told_on_resume_counts_from_there(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
+    """What lies behind cannot be taken back; what the state knows stays skipped without being told again."""
+    stream = open_stream(corpus)
     samples = iter(stream)
-    for _ in range(100):
+    for _ in range(24):
         next(samples)
-    state = stream.state_dict()
-    expected = as_arrays(next(samples))
-
-    class Counting(SpanTokenizer):
-        texts = 0
-
-        def encode_batch(self, texts: list[str]) -> list[list[int]]:
-            self.texts += len(texts)
-            return super().encode_batch(texts)
-
-    tokenizer = Counting()
-    resumed = PackedStream(StreamSpec(corpus, 16, 3, 1), tokenizer)
-    resumed.load_state_dict(state)
-    assert tokenizer.texts == 0
-    assert_same(as_arrays(next(iter(resumed))), expected)
-    assert tokenizer.texts == expected["document_ids"][-1] + 1
+    resumed = open_stream(corpus, skip=[(0, 12), (20, 36), (48, 60)])
+    resumed.load_state_dict(stream.state_dict())
+    samples = iter(resumed)
+    for k in range(36, 48):
+        assert_same(as_arrays(next(samples)), unbroken[k])
+    again = open_stream(corpus)
+    again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
+    samples = iter(again)
+    for k in range(60, 72):
+        assert_same(as_arrays(next(samples)), unbroken[k])
 
 
 def test_iterating_again_goes_on(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
@@ -182,6 +179,8 @@ def test_seed_and_weights_change_the_order(corpus: Path, unbroken: list[dict[str
         ({"sequence_length": 0}, ["sequence_length=0"]),
         ({"num_lanes": 0}, ["num_lanes=0"]),
         ({"world_size": 0}, ["world_size=0"]),
+        ({"packing": "worst_fit"}, ["packing='worst_fit'", "cut, best_fit"]),
+        ({"world_size": 2, "skip": [(3, 8)]}, ["skip=[3, 8)", "2 ranks"]),
     ],
 )
 def test_shapes_refused(corpus: Path, shape: dict, words: list[str]) -> None:
@@ -198,14 +197,13 @@ def test_torch_workers_refused(corpus: Path) -> None:
 
 
 def test_domains_are_named(corpus: Path) -> None:
-    stream = open_stream(corpus, weights={"web": 3, "books": 1})
-    assert (stream.domain_names, stream.shares) == (["books", "web"], [0.25, 0.75])
+    assert open_stream(corpus, weights={"web": 3, "books": 1}).domain_names == ["books", "web"]
 
 
 def test_golden_sequence(unbroken: list[dict[str, np.ndarray]]) -> None:
     """Order, mixture and packing in one number: if it changes, runs begun before can no longer be continued exactly."""
     digest = hashlib.sha256()
     for sample in unbroken:
-        for name in SAMPLE_COLUMNS:
+        for name in COLUMNS:
             digest.update(sample[name].astype("<i8").tobytes())
-    assert digest.hexdigest() == "cfef40550e0255714c86e9aa52f65f528bc7e5f68286ae03ec2d96c1c9712e48"
+    assert digest.hexdigest() == "4e53f187d6f29a102e0a10901695f67bc6f4f356f549917b1b1c7ca854f147ab"

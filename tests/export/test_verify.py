@@ -42,7 +42,7 @@ def write_folder(model: Z2allForCausalLM, small_tokenizer: Path, folder: Path) -
 def test_equal_weights_pass(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    texts = real_texts(small_corpus)
+    texts = real_texts(small_corpus, tokenizer)
     assert sorted(texts) == ["code", "en", "zh"]
     verdict = compare_with_folder(model, tokenizer, write_folder(model, small_tokenizer, tmp_path), texts)
     assert verdict.max_relative_difference <= 1e-6
@@ -63,7 +63,7 @@ def test_one_changed_weight_is_found(
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 5] += damage
     with pytest.raises(ExportError, match=r"logits on the .* text differ by"):
-        compare_with_folder(model, tokenizer, folder, real_texts(small_corpus))
+        compare_with_folder(model, tokenizer, folder, real_texts(small_corpus, tokenizer))
 
 
 def test_a_folder_that_does_not_load_is_named(

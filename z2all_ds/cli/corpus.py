@@ -216,3 +216,42 @@ def corpus_split(
         print(f"{domain}: train {documents:,} documents, {size:,} bytes; validation {aside[0]:,}, {aside[1]:,} bytes")
     for warning in report.warnings:
         print(f"warning: {warning}")
+
+
+@corpus_app.command("tokenize")
+def corpus_tokenize(
+    corpus: Annotated[str, typer.Argument(help="Corpus folder or URL.")],
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tokens.")],
+    workers: WorkersOption = None,
+    replace: ReplaceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokenize a corpus once: training reads the tokens instead of the text, with the same samples."""
+    from z2all_ds.data import tokenizing as room
+
+    manifest = room.tokenize_corpus(corpus, tokenizer, out, workers, replace)
+    if as_json:
+        print(json.dumps(room.figures_of(manifest), ensure_ascii=False, indent=1))
+        return
+    for line in room.summary_lines(manifest):
+        print(line)
+
+
+@corpus_app.command("adopt")
+def corpus_adopt(
+    corpus: Annotated[str, typer.Argument(help="Folder or URL (s3://, hf:// ...) of .jsonl or .parquet files.")],
+    text_field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "content",
+    domain: Annotated[str | None, typer.Option(help="One for all files (default: by sub-folder or name).")] = None,
+    workers: WorkersOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Write another manifest over the one there.")] = False,
+) -> None:
+    """Make a folder of raw files a corpus where it lies: counts, hashes and a manifest, nothing copied."""
+    from z2all_ds.console import human_bytes
+    from z2all_ds.corpus import Executor
+    from z2all_ds.corpus.adopt import adopt_corpus
+
+    manifest = adopt_corpus(corpus, text_field, domain, Executor(workers), replace=replace)
+    for name, (documents, size) in manifest.domains.items():
+        shards = sum(shard.domain == name for shard in manifest.shards)
+        print(f"{name}: {documents:,} documents, {human_bytes(size)} in {shards} shards")

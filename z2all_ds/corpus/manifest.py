@@ -7,12 +7,14 @@ corpus that changed under a run is noticed before the first batch.
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from z2all_ds.atomic import write_whole
+from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
 from z2all_ds.errors import DataError
+from z2all_ds.storage import open_folder, reason
 
 MANIFEST_NAME = "MANIFEST.json"
 FORMAT_VERSION = 1
@@ -28,7 +30,9 @@ class ShardInfo:
     domain: str
     documents: int
     bytes: int
+    """Of JSON lines the size of the file; of Parquet that of the text column, uncompressed, so that sizes compare."""
     sha256: str
+    """Of the file."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Manifest:
     """domain -> hash of everything it was built from; none for a corpus that was not built here."""
     next_gid: int = 0
     """Above every gid in the shards: where a domain that is added later begins."""
+    text_field: str = DEFAULT_TEXT_FIELD
+    """The field or column of a record that is its text."""
 
     @property
     def domains(self) -> dict[str, tuple[int, int]]:
@@ -58,26 +64,49 @@ class Manifest:
         Sorted by domain only: the order of domains means nothing, the order of shards within one does.
         """
         parts = sorted(((s.domain, s.sha256, s.documents) for s in self.shards), key=lambda part: part[0])
-        return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+        return _hash_of(parts, self.text_field)
+
+    @property
+    def domain_fingerprints(self) -> dict[str, str]:
+        """domain -> hash over its documents and their order, for the domains that have documents, by sorted name."""
+        names = sorted({shard.domain for shard in self.shards if shard.documents > 0})
+        return {
+            name: shards_fingerprint([shard for shard in self.shards if shard.domain == name], self.text_field)
+            for name in names
+        }
 
 
-def write_manifest(corpus_dir: Path, manifest: Manifest, name: str = MANIFEST_NAME) -> None:
+def shards_fingerprint(shards: Sequence[ShardInfo], text_field: str = DEFAULT_TEXT_FIELD) -> str:
+    """Of the documents in the shards of a domain; what the shards are called means nothing."""
+    return _hash_of([(shard.sha256, shard.documents) for shard in shards if shard.documents > 0], text_field)
+
+
+def _hash_of(parts: list[Any], text_field: str) -> str:
+    if text_field != DEFAULT_TEXT_FIELD:  # another field is another text
+        parts = [*parts, text_field]
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+
+
+def write_manifest(corpus_dir: str | Path, manifest: Manifest, name: str = MANIFEST_NAME) -> None:
     """Writes the manifest whole or not at all. Call it when every shard has its final name."""
     text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
-    write_whole(Path(corpus_dir) / name, text.encode())
+    open_folder(corpus_dir).write_whole(name, text.encode())
 
 
 def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest:
-    """Opens the corpus in a folder; whatever is wrong with the manifest is a DataError that says so."""
-    path = Path(corpus_dir) / name
+    """Opens the corpus in a folder or at a URL; whatever is wrong with the manifest is a DataError that says so."""
+    folder = open_folder(corpus_dir)
+    path = folder.where(name)
     rebuild = "Build the corpus again, or restore the manifest that belongs to these shards."
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(folder.read(name))
     except FileNotFoundError:
         rule = "no such file; it is written when a build is complete"
-        raise DataError(str(path), rule, "Give the folder of a finished build, or build one.") from None
-    except (OSError, ValueError) as error:
-        raise DataError(str(path), f"not readable as JSON ({error})", rebuild) from None
+        raise DataError(path, rule, "Give the folder of a finished build, or build one.") from None
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({reason(error)})", rebuild) from None
+    except ValueError as error:
+        raise DataError(path, f"not readable as JSON ({error})", rebuild) from None
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         fix = "Update the package, or build the corpus again with this one."
@@ -90,11 +119,14 @@ def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest
         next_gid = values.get("next_gid", sum(shard.documents for shard in shards))
         if type(next_gid) is not int or next_gid < 0:
             raise ValueError(f"next_gid {next_gid!r} is not a count")
+        text_field = values.get("text_field", DEFAULT_TEXT_FIELD)
+        if not isinstance(text_field, str) or not text_field:
+            raise ValueError(f"text_field {text_field!r} must be a name")
         if len({shard.path for shard in shards}) != len(shards):
             raise ValueError("a shard is listed twice")
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(str(path), f"not a manifest ({error!r})", rebuild) from None
-    return Manifest(version, shards, build_keys, next_gid)
+        raise DataError(path, f"not a manifest ({error!r})", rebuild) from None
+    return Manifest(version, shards, build_keys, next_gid, text_field)
 
 
 def _shard(entry: dict[str, Any]) -> ShardInfo:

@@ -1,141 +1,262 @@
-"""A lane: one endless, deterministic row of documents cut into samples, with a cursor of a few integers.
+"""A lane: one endless, deterministic row of samples, with a cursor of a few integers for each domain.
 
-The number of lanes is fixed for the life of a run and has nothing to do with the number of ranks. What a lane gives
-is a pure function of (corpus, tokenizer, shares, seed, lane, number of lanes); its state says only how far it is.
+The number of lanes is fixed for the life of a run and has nothing to do with the number of ranks. Lane l of L owns
+the blocks l, l + L, l + 2L, ... of every domain's endless sequence (`order`), so the lanes share out each epoch with no
+document twice and none left. Lanes do not wait for each other: one may be in the next epoch of a domain while another
+still reads the last blocks of this one.
+
+There are two ways from documents to samples. "cut" lays the documents end to end and cuts the row every
+`sequence_length` tokens: no token is padded, dropped or repeated. "best_fit" takes documents in groups and packs each
+group's documents whole, side by side, the longest first; only those longer than a sample are cut, and what room is
+left is padding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol
 
-from z2all_ds.data.mixture import lane_head_starts, mean_tokens_guess, next_domain
-from z2all_ds.data.order import document_at, lane_position
-from z2all_ds.data.packing import Int64Array, Piece, Sample, as_document, pack_sample
-from z2all_ds.data.readers import DomainReader
+import numpy as np
+
+from z2all_ds.data.documents import Block, Domain, TokenArray
+from z2all_ds.data.order import BlockPlace, DomainOrder
+from z2all_ds.data.packing import Sample, best_fit
+from z2all_ds.data.stages import Stage
 from z2all_ds.errors import DataError
 
+Cursor = list[int]
+"""Where a lane stands in a domain. Its first two numbers are the lane's block (0, 1, 2, ...) and the place in it; then,
+for "cut", the tokens already given of that document; for "best_fit", (sequence length, samples given) of the group that
+begins there, with a pair more for each change of length within it."""
 
-class Tokenizer(Protocol):
-    """What the data room asks of a tokenizer."""
+LaneState = list[Cursor]
+"""The cursors of a lane, in the order of the stream's domains."""
 
-    @property
-    def eot_id(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
+PACKING_MODES = ("cut", "best_fit")
+SAMPLES_PER_GROUP = 32
+"""Of "best_fit". More leave less room empty, and make a resume read more again."""
 
 
-class LaneState(TypedDict):
-    """How far a lane is. Lists run over the domains in the order of the stream."""
+class Piece(NamedTuple):
+    """Which tokens of which document went into a sample."""
 
-    drawn: list[int]
-    """Documents begun, of each domain."""
-    taken: list[int]
-    """Tokens given out, of each domain, since the mixture last changed."""
-    current: list[int] | None
-    """The document that goes on in the next sample: [domain index, global position, tokens given out]."""
+    epoch: int
+    document_index: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
 class Sources:
     """What all lanes of a stream share."""
 
-    domains: Sequence[DomainReader]
-    shares: Sequence[float]
-    tokenizer: Tokenizer
-    seed: int
+    domains: Sequence[Domain]
+    orders: Sequence[DomainOrder]
     num_lanes: int
+    packing: str
 
 
-@dataclass
-class _OpenDocument:
-    domain_index: int
-    global_position: int
-    tokens: Int64Array
-    offset: int
+class Row:
+    """The documents of one domain in the order in which one lane reads them."""
+
+    def __init__(self, domain: Domain, order: DomainOrder, lane: int, num_lanes: int, block: int, place: int) -> None:
+        self._domain, self._order, self._lane, self._num_lanes = domain, order, lane, num_lanes
+        self._opened: Block | None = None
+        self.block, self.place = block, place
+        self._seek_block(block)
+        if not 0 <= place < len(self._within):
+            raise DataError(
+                f"data state: place {place} in a block of domain {domain.name!r}",
+                f"that block has {len(self._within)} documents",
+                "The state does not belong to this corpus: restore the one it was made with.",
+            )
+
+    @property
+    def epoch(self) -> int:
+        return self._place_of_block.epoch
+
+    @property
+    def document_index(self) -> int:
+        return self._place_of_block.first + self._within[self.place]
+
+    def tokens(self) -> TokenArray:
+        """Of the document the row stands at."""
+        if self._opened is None:
+            self._opened = self._domain.open_block(self._place_of_block.first, self._place_of_block.end)
+        return self._opened.tokens(self._within[self.place])
+
+    def advance(self) -> None:
+        self.place += 1
+        if self.place == len(self._within):
+            self._seek_block(self.block + 1)
+            self.place = 0
+
+    def _seek_block(self, block: int) -> None:
+        self.block, self._opened = block, None
+        self._place_of_block: BlockPlace = self._order.block_at(self._lane + block * self._num_lanes)
+        self._within: list[int] = self._order.within(self._place_of_block).tolist()
 
 
-def fresh_lane_state(num_domains: int) -> LaneState:
-    return {"drawn": [0] * num_domains, "taken": [0] * num_domains, "current": None}
+class Packer(Protocol):
+    """Samples of one domain in one lane."""
+
+    def next_sample(self, sequence_length: int) -> tuple[Sample, list[Piece]]: ...
+    def cursor(self) -> Cursor: ...
+
+
+class CutPacker:
+    """Documents end to end, cut every `sequence_length` tokens."""
+
+    def __init__(self, open_row: Callable[[int, int], Row], domain_index: int, cursor: Cursor) -> None:
+        block, place, self._given = cursor
+        self._row = open_row(block, place)
+        self._domain_index = domain_index
+        self._document: TokenArray | None = None
+
+    def next_sample(self, sequence_length: int) -> tuple[Sample, list[Piece]]:
+        tokens = np.empty(sequence_length + 1, dtype=np.int32)
+        pieces, at = [], 0
+        while True:
+            document = self._open()
+            start = self._given
+            end = min(len(document), start + sequence_length - at)
+            tokens[at : at + end - start] = document[start:end]
+            at += end - start
+            pieces.append(Piece(self._row.epoch, self._row.document_index, start, end))
+            goes_on = end < len(document)
+            if goes_on:
+                self._given = end
+                tokens[-1] = document[end]
+                break
+            self._document, self._given = None, 0
+            self._row.advance()
+            if at == sequence_length:
+                tokens[-1] = 0  # follows no document; its place holds no target
+                break
+        return Sample(tokens, [piece.end - piece.start for piece in pieces], self._domain_index, goes_on), pieces
+
+    def cursor(self) -> Cursor:
+        return [self._row.block, self._row.place, self._given]
+
+    def _open(self) -> TokenArray:
+        if self._document is None:
+            self._document = self._row.tokens()
+            if self._given >= len(self._document):
+                raise DataError(
+                    f"data state: {self._given} tokens given of document {self._row.document_index}",
+                    f"that document has {len(self._document)}",
+                    "The text or the tokenizer changed under an old fingerprint: restore them.",
+                )
+        return self._document
+
+
+class BestFitPacker:
+    """Groups of documents, packed whole where they fit into a sample."""
+
+    def __init__(self, open_row: Callable[[int, int], Row], domain_index: int, cursor: Cursor) -> None:
+        self._begin, history = cursor[:2], cursor[2:]
+        self._row = open_row(*self._begin)
+        self._domain_index = domain_index
+        self._history = [(history[n], history[n + 1]) for n in range(0, len(history), 2)]
+        self._loose: list[tuple[Piece, TokenArray]] = []
+        """Pieces in hand that are in no bin yet."""
+        self._bins: list[list[tuple[Piece, TokenArray]]] | None = None
+
+    def next_sample(self, sequence_length: int) -> tuple[Sample, list[Piece]]:
+        self._replay()
+        if self._history and self._history[-1][0] != sequence_length:  # a stage with another length has begun
+            self._take_apart()
+            self._bins = None
+        if not self._bins:
+            if not self._loose:
+                self._begin, self._history = [self._row.block, self._row.place], []
+            self._history.append((sequence_length, 0))
+            self._bins = self._make_bins(sequence_length)
+        content = self._bins.pop(0)
+        length, given = self._history[-1]
+        self._history[-1] = (length, given + 1)
+        return self._as_sample(content, sequence_length), [piece for piece, _ in content]
+
+    def cursor(self) -> Cursor:
+        if self._bins is not None and not self._bins:  # the group is used up: the next begins where the row stands
+            return [self._row.block, self._row.place]
+        return [*self._begin, *(number for pair in self._history for number in pair)]
+
+    def _replay(self) -> None:
+        """After a resume: the group in hand once more, without what was given of it."""
+        if self._bins is not None:
+            return
+        for number, (length, given) in enumerate(self._history):
+            if number:
+                self._take_apart()
+            self._bins = self._make_bins(length)[given:]
+        self._bins = self._bins or []
+
+    def _take_apart(self) -> None:
+        self._loose = [entry for content in self._bins or [] for entry in content]
+
+    def _make_bins(self, sequence_length: int) -> list[list[tuple[Piece, TokenArray]]]:
+        """Fills up what is in hand to a group, cuts what is too long, and packs it."""
+        entries, total = self._loose, sum(piece.end - piece.start for piece, _ in self._loose)
+        self._loose = []
+        while total < SAMPLES_PER_GROUP * sequence_length:
+            tokens = self._row.tokens()
+            entries.append((Piece(self._row.epoch, self._row.document_index, 0, len(tokens)), tokens))
+            total += len(tokens)
+            self._row.advance()
+        cut = [
+            (piece._replace(start=start, end=min(start + sequence_length, piece.end)), tokens)
+            for piece, tokens in entries
+            for start in range(piece.start, piece.end, sequence_length)
+        ]
+        bins = best_fit([piece.end - piece.start for piece, _ in cut], sequence_length)
+        return [[cut[number] for number in content] for content in bins]
+
+    def _as_sample(self, content: list[tuple[Piece, TokenArray]], sequence_length: int) -> Sample:
+        tokens = np.zeros(sequence_length + 1, dtype=np.int32)
+        at, lengths = 0, []
+        for piece, document in content:
+            lengths.append(piece.end - piece.start)
+            tokens[at : at + lengths[-1]] = document[piece.start : piece.end]
+            at += lengths[-1]
+        last, document = content[-1]
+        goes_on = last.end < len(document) and at == sequence_length
+        padding = sequence_length - at
+        if goes_on:
+            tokens[-1] = document[last.end]
+        if padding:
+            tokens[at:-1] = document[-1]  # <|endoftext|>, which ends every document
+            lengths.append(padding)
+        return Sample(tokens, lengths, self._domain_index, goes_on, padding)
+
+
+def fresh_cursor(packing: str) -> Cursor:
+    return [0, 0, 0] if packing == "cut" else [0, 0]
 
 
 class Lane:
     """Gives the samples of one lane from `state` on."""
 
     def __init__(self, sources: Sources, lane: int, state: LaneState) -> None:
-        self._sources = sources
-        self._lane = lane
-        self._drawn = list(state["drawn"])
-        self._taken = list(state["taken"])
-        self._resume_at = state["current"]
-        self._document: _OpenDocument | None = None
-        self._head_start = lane_head_starts(
-            lane,
-            sources.num_lanes,
-            sources.seed,
-            [domain.name for domain in sources.domains],
-            [mean_tokens_guess(domain.num_bytes, domain.num_documents) for domain in sources.domains],
-        )
+        self._sources, self.number = sources, lane
+        self._cursors = [list(cursor) for cursor in state]
+        self._packers: dict[int, Packer] = {}
 
-    def state(self) -> LaneState:
-        """The cursor after the last sample given; a copy."""
-        current = list(self._resume_at) if self._resume_at is not None else None
-        if self._document is not None:
-            current = [self._document.domain_index, self._document.global_position, self._document.offset]
-        return {"drawn": list(self._drawn), "taken": list(self._taken), "current": current}
+    def next_sample(self, sample: int, stage: Stage) -> tuple[Sample, list[Piece]]:
+        """Global sample `sample`; must be asked for in order."""
+        domain_index = stage.mixture.domain_of(sample)
+        packer = self._packers.get(domain_index)
+        if packer is None:
+            kind = CutPacker if self._sources.packing == "cut" else BestFitPacker
+            packer = kind(self._row_opener(domain_index), domain_index, self._cursors[domain_index])
+            self._packers[domain_index] = packer
+        made = packer.next_sample(stage.sequence_length)
+        self._cursors[domain_index] = packer.cursor()
+        return made
 
-    def next_sample(self, sequence_length: int) -> Sample:
-        pieces: list[Piece] = []
-        missing = sequence_length
-        while missing:
-            document = self._document or self._open_document()
-            end = min(document.offset + missing, len(document.tokens))
-            pieces.append(Piece(document.tokens, document.offset, end, document.domain_index))
-            self._taken[document.domain_index] += end - document.offset
-            missing -= end - document.offset
-            document.offset = end
-            self._document = document if end < len(document.tokens) else None
-        return pack_sample(pieces, sequence_length)
+    def cursor(self, domain_index: int) -> Cursor:
+        return self._cursors[domain_index]
 
-    def _open_document(self) -> _OpenDocument:
-        """The rest of the document the state stopped in, else the first of the domain most behind its share."""
-        if self._resume_at is not None:
-            domain_index, global_position, offset = self._resume_at
-            tokens = self._tokenize(domain_index, global_position)
-            if offset >= len(tokens):
-                raise DataError(
-                    f"domain {self._sources.domains[domain_index].name!r}, document at position {global_position}",
-                    f"the state stopped after {offset} of its tokens and it has {len(tokens)}",
-                    "The text or the tokenizer changed under an old fingerprint: restore them.",
-                )
-            self._resume_at = None
-            return _OpenDocument(domain_index, global_position, tokens, offset)
-        domain_index = next_domain(self._sources.shares, self._taken, self._head_start)
-        global_position = lane_position(self._lane, self._sources.num_lanes, self._drawn[domain_index])
-        tokens = self._tokenize(domain_index, global_position)
-        self._drawn[domain_index] += 1
-        return _OpenDocument(domain_index, global_position, tokens, 0)
-
-    def _tokenize(self, domain_index: int, global_position: int) -> Int64Array:
-        # One document at a time: the next domain is known only when this document's length is.
-        domain = self._sources.domains[domain_index]
-        place = document_at(global_position, domain.num_documents, self._sources.seed, domain.name)
-        tokenizer = self._sources.tokenizer
-        return as_document(tokenizer.encode_batch([domain.read(place.document_index)])[0], tokenizer.eot_id)
-
-
-def carry_over(
-    state: LaneState, old_domains: Sequence[str], new_domains: Sequence[str], corpus_changed: bool
-) -> LaneState:
-    """A lane's state for another mixture or corpus.
-
-    Each domain goes on after the documents already drawn. Token counts start again, or the lane would read nothing
-    but a new or lifted domain until that had caught up with all tokens of the past. In a changed corpus another
-    document may stand where the last one was, so its rest is given up.
-    """
-    drawn: Mapping[str, int] = dict(zip(old_domains, state["drawn"], strict=True))
-    current = state["current"]
-    if current is not None:
-        name = old_domains[current[0]]
-        current = [new_domains.index(name), *current[1:]] if name in new_domains and not corpus_changed else None
-    return {"drawn": [drawn.get(name, 0) for name in new_domains], "taken": [0] * len(new_domains), "current": current}
+    def _row_opener(self, domain_index: int) -> Callable[[int, int], Row]:
+        sources = self._sources
+        domain, order = sources.domains[domain_index], sources.orders[domain_index]
+        return lambda block, place: Row(domain, order, self.number, sources.num_lanes, block, place)

@@ -1,12 +1,13 @@
-"""The order of the documents of a domain: a seeded permutation that is computed, never stored.
+"""The order of the documents of a domain: shuffled blocks of neighbours, shuffled again inside; computed, not stored.
 
-A keyed Feistel network maps position -> document one to one, so any position of any epoch is found in constant time
-and memory, and a resume needs no shuffle buffer. Only integers and BLAKE2b are used: the same numbers come out on
-every machine and every Python version, which `hash()` and `random` do not promise.
+A domain is cut into *blocks* of some hundred neighbouring documents. The blocks of an epoch are dealt out to the lanes
+in an order given by a keyed Feistel network: a one-to-one map from place to block that costs constant time and memory
+at any place of any epoch, whether the corpus has ten documents or 10^9. The documents of one block are shuffled by
+sorting keyed hashes. So a lane reads in one place of the disk (or fetches one range from a store, or one row group)
+for a while, and a batch still mixes as many places of the corpus as there are lanes.
 
-Doubt, said openly: this shuffles over the whole domain, so neighbours in the order lie in different shards and every
-read is a random one. On local disks the page cache carries that; on network storage a shuffle within windows of a few
-shards will read faster. It can replace `permuted_index` without touching anything else.
+Only integers and BLAKE2b are used: the same numbers come out on every machine and every version of Python and numpy,
+which `hash()`, `random` and numpy's generators do not promise.
 """
 
 import hashlib
@@ -14,24 +15,78 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 NUM_ROUNDS = 8
-"""Each round moves one half. Four are enough in theory for a random-looking permutation of many documents; eight leave
-no pattern for small counts either and take 8 µs a document, where tokenizing it takes hundreds."""
+"""Each round moves one half. Four are enough in theory for a random-looking permutation of many; eight leave no
+pattern for small counts either and take 8 µs, once a block."""
+
+BLOCK_BYTES = 1 << 20
+"""Raw text of a block at most: what a lane may hold of a remote shard, and a good size for one request."""
+BLOCKS_PER_LANE_AND_EPOCH = 16
+"""At least so many, or the last block would leave the lanes far apart at the end of an epoch. A small domain is
+therefore cut into smaller blocks, down to single documents."""
 
 _MASK_64 = (1 << 64) - 1
 
 
+@dataclass(frozen=True)
+class BlockPlace:
+    """One block of the endless sequence of a domain: its blocks in epoch 0, in epoch 1, ..."""
+
+    epoch: int
+    """How often the domain was dealt out to its end before."""
+    first: int
+    """Its first document."""
+    end: int
+    """After its last document."""
+
+
+@dataclass(frozen=True)
+class DomainOrder:
+    """Which documents come when: a pure function of these values and a place."""
+
+    domain: str
+    num_documents: int
+    documents_per_block: int
+    seed: int
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_documents // self.documents_per_block)
+
+    def block_at(self, number: int) -> BlockPlace:
+        """The block at place `number` >= 0 of the endless sequence."""
+        epoch, place = divmod(number, self.num_blocks)
+        first = permuted_index(place, self.num_blocks, self.seed, epoch, self.domain) * self.documents_per_block
+        return BlockPlace(epoch, first, min(first + self.documents_per_block, self.num_documents))
+
+    def within(self, block: BlockPlace) -> npt.NDArray[np.int64]:
+        """The numbers 0, 1, ... of the block's documents, in the order in which they are read."""
+        key = keys(f"{self.seed}|{block.epoch}|{self.domain}|{block.first}", 1)[0]
+        numbers = np.arange(1, block.end - block.first + 1, dtype=np.uint64)
+        return np.argsort(_mix_array(numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)), kind="stable")
+
+
+def documents_per_block(num_documents: int, num_bytes: int, num_lanes: int) -> int:
+    """As many as make a good block for this domain and this number of lanes."""
+    by_bytes = BLOCK_BYTES * num_documents // max(num_bytes, 1)
+    by_lanes = num_documents // (BLOCKS_PER_LANE_AND_EPOCH * num_lanes)
+    return max(1, min(by_bytes, by_lanes))
+
+
 def permuted_index(position: int, count: int, seed: int, epoch: int, domain: str) -> int:
-    """Which of `count` documents stands at `position` (0 to count - 1) in this epoch of this domain.
+    """Which of `count` things stands at `position` (0 to count - 1) in this epoch of this domain.
 
     The network works on pairs (left, right) in Z_a x Z_b with a * b just above `count`; adding a keyed function of
-    one half to the other is a bijection of the pairs. Pairs that are no document are walked on ("cycle walking")
-    until a document comes, which keeps it a bijection of the documents; fewer than `a` pairs of a * b are such gaps.
+    one half to the other is a bijection of the pairs. Pairs that stand for nothing are walked on ("cycle walking")
+    until one does, which keeps it a bijection; fewer than `a` pairs of a * b are such gaps.
     """
     assert 0 <= position < count, (position, count)
     left_size = math.isqrt(count - 1) + 1 if count > 1 else 1
     right_size = -(-count // left_size)
-    round_keys = _round_keys(seed, epoch, domain)
+    round_keys = keys(f"{seed}|{epoch}|{domain}", NUM_ROUNDS)
     index = position
     while True:
         left, right = divmod(index, right_size)
@@ -45,39 +100,12 @@ def permuted_index(position: int, count: int, seed: int, epoch: int, domain: str
             return index
 
 
-@dataclass(frozen=True)
-class EpochPosition:
-    """A global position of a domain's endless sequence, taken apart."""
-
-    epoch: int
-    """How often the domain was read to its end before."""
-    document_index: int
-    """Number of the document within the domain."""
-
-
-def document_at(global_position: int, count: int, seed: int, domain: str) -> EpochPosition:
-    """The document at `global_position` >= 0 of the endless sequence epoch 0, epoch 1, ... of a domain."""
-    epoch, position = divmod(global_position, count)
-    return EpochPosition(epoch, permuted_index(position, count, seed, epoch, domain))
-
-
-def lane_position(lane: int, num_lanes: int, documents_drawn: int) -> int:
-    """Global position of the next document of a lane: lane, lane + num_lanes, lane + 2 * num_lanes, ...
-
-    The lanes deal the endless sequence out like cards, so each document comes once an epoch whatever the number of
-    lanes, also when a domain has fewer documents than there are lanes. Lanes do not wait for each other: one may be
-    in the next epoch of a domain while another still reads the last documents of this one.
-    """
-    return lane + documents_drawn * num_lanes
-
-
 @lru_cache(maxsize=4096)
-def _round_keys(seed: int, epoch: int, domain: str) -> tuple[int, ...]:
-    """64-bit keys of the rounds. The text form has no two readings: seed and epoch are plain integers."""
-    digest = hashlib.blake2b(
-        f"{seed}|{epoch}|{domain}".encode(), digest_size=8 * NUM_ROUNDS, person=b"z2all-order-v1"
-    ).digest()
-    return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(NUM_ROUNDS))
+def keys(text: str, count: int) -> tuple[int, ...]:
+    """64-bit keys. No two settings share a text: seed, epoch and block are plain integers, and names are told apart
+    by what stands before them."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8 * count, person=b"z2all-order-v2").digest()
+    return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(count))
 
 
 def _mix(value: int, key: int) -> int:
@@ -86,3 +114,10 @@ def _mix(value: int, key: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return mixed ^ (mixed >> 31)
+
+
+def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The same for many at once; uint64 arithmetic wraps around as the mask does."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,63 +1,111 @@
-"""From pieces of documents to one sample: inputs, labels, positions, document numbers, domain numbers.
+"""From tokens of documents to samples, and from samples to the columns of a batch.
 
-A document is its tokens and one <|endoftext|>. A lane lays its documents end to end and cuts the row every
-`sequence_length` tokens, so no token is padded, dropped or repeated. `labels[t]` is already the target of
-`input_ids[t]`: the next token of the same document, also when that token is the first of the next sample. The
-<|endoftext|> is learnt as the end of its document, and itself has no target: the loss never crosses a border.
+A document is its tokens and one <|endoftext|>. A sample is `sequence_length` tokens of one domain: whole documents and
+at most two that are cut, the first and the last. `labels[t]` is already the target of `input_ids[t]`: the next token
+of the same document, also when that token is the first of the next sample. The <|endoftext|> is learnt as the end of
+its document, and itself has no target: the loss never crosses a border.
+
+Samples stay compact (four bytes a token) until they are in the process that trains; there the five columns of a whole
+batch are made at once, in a handful of array operations.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    import torch
+
 NO_TARGET = -100
 """Label of a position without a target; what torch's cross-entropy ignores."""
 
-Int64Array = npt.NDArray[np.int64]
-Sample = dict[str, Int64Array]
-"""The columns of one sample, each int64 [sequence_length]."""
+COLUMNS = ("input_ids", "labels", "position_ids", "document_ids", "domain_ids")
 
-SAMPLE_COLUMNS = ("input_ids", "labels", "position_ids", "document_ids", "domain_ids")
+Batch = dict[str, "torch.Tensor"]
+"""The columns, each int64 [micro_batch_size, sequence_length]."""
 
 
-class Piece(NamedTuple):
-    """The tokens `start` to `end` of one document, as they go into one sample."""
+class Sample(NamedTuple):
+    """The tokens of one sample and where its documents end."""
 
-    document_tokens: Int64Array
-    """The whole document with its <|endoftext|>, [n]."""
-    start: int
-    end: int
+    tokens: npt.NDArray[np.int32]
+    """[sequence_length + 1]; the last is the one that follows, if the last piece goes on."""
+    piece_lengths: list[int]
+    """Of the pieces of documents in the sample, summing to its length; the last may be padding."""
     domain_index: int
+    goes_on: bool
+    """The last piece ends in the middle of its document."""
+    num_padding: int = 0
+    """Tokens at the end that stand for nothing: the last piece is padding."""
 
 
-def as_document(token_ids: Sequence[int], eot_id: int) -> Int64Array:
-    """A tokenized text and its <|endoftext|>. An empty text is that one token: it was read, and it is counted."""
-    document = np.empty(len(token_ids) + 1, dtype=np.int64)
-    document[:-1] = token_ids
-    document[-1] = eot_id
-    return document
-
-
-def pack_sample(pieces: Sequence[Piece], sequence_length: int) -> Sample:
-    """One sample from the pieces that fill it exactly.
+def pack_columns(samples: Sequence[Sample], columns: dict[str, npt.NDArray[np.int64]]) -> None:
+    """Writes the columns of a batch, each [len(samples), sequence_length].
 
     Positions start at 0 with each piece, so also with the rest of a document that began in the sample before:
     attention cannot see that sample, and the model should not be told of a context it does not have.
     """
-    sample = {name: np.empty(sequence_length, dtype=np.int64) for name in SAMPLE_COLUMNS}
-    at = 0
-    for number, (tokens, start, end, domain_index) in enumerate(pieces):
-        length = end - start
-        here = slice(at, at + length)
-        sample["input_ids"][here] = tokens[start:end]
-        followed = min(end + 1, len(tokens)) - (start + 1)  # positions that have a next token in their document
-        sample["labels"][at : at + followed] = tokens[start + 1 : end + 1]
-        sample["labels"][at + followed : at + length] = NO_TARGET
-        sample["position_ids"][here] = np.arange(length)
-        sample["document_ids"][here] = number
-        sample["domain_ids"][here] = domain_index
-        at += length
-    assert at == sequence_length, (at, sequence_length)
-    return sample
+    tokens = np.stack([sample.tokens for sample in samples])  # [samples, length + 1]
+    num_samples, length = len(samples), tokens.shape[1] - 1
+    columns["input_ids"][...] = tokens[:, :-1]
+    labels = columns["labels"]
+    labels[...] = tokens[:, 1:]
+
+    num_pieces = np.array([len(sample.piece_lengths) for sample in samples])  # [samples]
+    lengths = np.array([n for sample in samples for n in sample.piece_lengths])  # [pieces], over all samples
+    ends = np.cumsum(lengths)
+    labels.reshape(-1)[ends - 1] = NO_TARGET
+    for row, sample in enumerate(samples):
+        if sample.goes_on:
+            labels[row, -1] = sample.tokens[-1]
+        if sample.num_padding:
+            labels[row, length - sample.num_padding :] = NO_TARGET
+
+    flat = np.arange(num_samples * length)
+    flat -= np.repeat(ends - lengths, lengths)  # each piece from 0
+    columns["position_ids"][...] = flat.reshape(num_samples, length)
+    first_piece = np.cumsum(num_pieces) - num_pieces  # of each sample
+    numbers = np.arange(len(lengths)) - np.repeat(first_piece, num_pieces)  # of each piece in its sample
+    columns["document_ids"][...] = np.repeat(numbers, lengths).reshape(num_samples, length)
+    columns["domain_ids"][...] = np.array([sample.domain_index for sample in samples])[:, None]
+
+
+def make_batch(samples: Sequence[Sample], pin_memory: bool = False) -> Batch:
+    """Columns as tensors; pinned ones are written in place, without a copy in between."""
+    import torch
+
+    shape = (len(samples), len(samples[0].tokens) - 1)
+    batch = {name: torch.empty(shape, dtype=torch.int64, pin_memory=pin_memory) for name in COLUMNS}
+    pack_columns(samples, {name: column.numpy() for name, column in batch.items()})
+    return batch
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Puts pieces of the given lengths (none above `capacity`) into bins: the longest first, each where it leaves the
+    least room. Gives the numbers of the pieces of each bin, bins and pieces in the order in which pieces were given:
+    in the order of packing, long documents would come first and all lanes would begin with them.
+
+    Bins are found by their room through one bit an amount of room, so that a bin with the least sufficient room is a
+    matter of two integer operations rather than a search.
+    """
+    bins: list[list[int]] = []
+    by_room: dict[int, list[int]] = {}
+    rooms = 0  # bit r is set when some bin has room r
+    for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
+        need = lengths[piece]
+        enough = rooms >> need
+        if enough:
+            room = need + (enough & -enough).bit_length() - 1
+            chosen = by_room[room].pop()
+            if not by_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, chosen = capacity, len(bins)
+            bins.append([])
+        bins[chosen].append(piece)
+        left = room - need
+        by_room.setdefault(left, []).append(chosen)
+        rooms |= 1 << left
+    return sorted(sorted(pieces) for pieces in bins)

@@ -1,8 +1,8 @@
 """A bounded queue filled by a background thread: batches are made while the model computes.
 
-One thread is enough for a start: tokenizers release the interpreter lock while they work, and so does the GPU. The
-thread dies with `close()`, with the end of the iterator, with an exception (which is raised where the items are
-consumed), and when its `Prefetcher` is forgotten without a word.
+Tokenizers release the interpreter lock while they work, and so does the GPU, so one thread keeps a GPU busy. It dies
+with `close()`, with the end of the iterator, with an exception (which is raised where the items are consumed), and when
+its `Prefetcher` is forgotten without a word.
 """
 
 import queue
@@ -78,6 +78,9 @@ def _fill(
                 return
     except BaseException as error:  # whatever it is, the consumer must hear of it rather than wait for ever
         end = _End(error)
+    finally:
+        if hasattr(items, "close"):  # a generator may have processes to end
+            items.close()
     _put(end, out, stop)
 
 

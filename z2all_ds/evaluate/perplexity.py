@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from z2all_ds.console import progress
 from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.order import document_at
+from z2all_ds.data.order import permuted_index
 from z2all_ds.data.readers import open_domains
 from z2all_ds.errors import ConfigError
 from z2all_ds.evaluate.loading import load_folder
@@ -43,14 +43,14 @@ def measure_perplexity(folder: Path, corpus_dir: Path, documents_per_domain: int
         raise ConfigError(f"documents={documents_per_domain}", "must be at least 1", "Give a larger number.")
     model, tokenizer, device = load_folder(folder)
     window = model.config.max_position_embeddings
-    domains = open_domains(corpus_dir, load_manifest(corpus_dir).shards)
+    domains = open_domains(corpus_dir, load_manifest(corpus_dir))
     counts = {name: min(documents_per_domain, reader.num_documents) for name, reader in domains.items()}
     rows = []
     with progress("perplexity", sum(counts.values()), "documents") as advance:
         for name, reader in domains.items():
             nats, tokens, bytes_read = 0.0, 0, 0
             for position in range(counts[name]):
-                text = reader.read(document_at(position, reader.num_documents, ORDER_SEED, name).document_index)
+                text = reader.read(permuted_index(position, reader.num_documents, ORDER_SEED, 0, name))
                 ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
                 for start in range(0, len(ids), window):
                     piece = torch.tensor([ids[start : start + window]], device=device)

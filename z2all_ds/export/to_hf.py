@@ -18,6 +18,7 @@ from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
 from z2all_ds.machine import gpu_count
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -64,7 +65,10 @@ def export_checkpoint(
     if out.exists() and not (out / "config.json").is_file():
         raise ConfigError(f"--out {out}", "exists and is not an export", "Give a new folder.")
     tokenizer = load_tokenizer(run.data.tokenizer)
-    config = Z2allConfig.from_section(run.model, **tokenizer.model_token_ids)
+    # of the last step done, not of the next: a checkpoint at a border was made by the stage that ended there
+    stage = stage_at(run_stages(run), max(checkpoint.step - 1, 0))
+    shape = run.model.model_copy(update={"rope_theta": stage.rope_theta})
+    config = Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
     with heartbeat(f"reading the weights of {checkpoint.path.name}"):
         weights = {name: t.to(DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
     if config.tie_word_embeddings:
@@ -91,7 +95,7 @@ def export_checkpoint(
             file.chmod(0o644)  # some writers make their files private
         (temporary / "README.md").write_text(model_card(run, checkpoint, dtype), encoding="utf-8")
         with heartbeat("comparing logits in a process without this package"):
-            verdict = compare_with_folder(model, tokenizer, temporary, real_texts(Path(run.data.corpus)))
+            verdict = compare_with_folder(model, tokenizer, temporary, real_texts(run.data.corpus, tokenizer))
         if out.exists():
             shutil.rmtree(out)
         temporary.replace(out)
@@ -123,11 +127,11 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def model_card(run: RunConfig, checkpoint: Checkpoint, dtype: str) -> str:
     """README.md of the exported folder."""
-    tokens = checkpoint.step * run.train.global_batch * run.train.sequence_length
+    stages = run_stages(run)
     facts: dict[str, Any] = {
         "step": f"{checkpoint.step} of {run.train.steps}",
-        "tokens seen": f"{tokens:,}",
-        "sequence length": run.train.sequence_length,
+        "tokens seen": f"{tokens_seen(stages, checkpoint.step):,}",
+        "sequence length": stage_at(stages, max(checkpoint.step - 1, 0)).sequence_length,
         "dtype": dtype,
         "domains": ", ".join(checkpoint.data_state["domains"]),
     }

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.readers import open_domains
+from z2all_ds.data.spec import open_documents
 from z2all_ds.errors import ExportError
 
 if TYPE_CHECKING:
@@ -33,10 +32,14 @@ class Verdict:
     """Prompt -> what the exported model made of it, greedily."""
 
 
-def real_texts(corpus_dir: Path) -> dict[str, str]:
-    """The beginning of one document per domain."""
-    domains = open_domains(corpus_dir, load_manifest(corpus_dir).shards)
-    return {name: reader.read(reader.num_documents // 2)[:CHARACTERS_PER_TEXT] for name, reader in domains.items()}
+def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str, str]:
+    """The beginning of one document per domain, out of its tokens: a corpus may hold nothing else."""
+    texts = {}
+    for name, domain in open_documents(corpus_dir, tokenizer).domains.items():
+        middle = domain.num_documents // 2
+        *ids, _end = domain.open_block(middle, middle + 1).tokens(0).tolist()
+        texts[name] = tokenizer.decode(ids)[:CHARACTERS_PER_TEXT]
+    return texts
 
 
 def compare_with_folder(

@@ -205,6 +205,12 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def set_rope_theta(self, rope_theta: float) -> None:
+        """Other rotary frequencies from here on, as a stage with longer samples wants them; weights stay."""
+        if self.config.rope_parameters["rope_theta"] != rope_theta:
+            self.config.rope_parameters["rope_theta"] = rope_theta
+            self.model.rotary = RotaryTable(self.config)
+
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from z2all_ds.config import RunConfig
-from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.mixture import resolve_shares
+from z2all_ds.data.spec import StreamSpec, open_documents
+from z2all_ds.data.stages import Schedule, StageSpec
 from z2all_ds.data.state import divisors
 from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.run_stages import run_stages
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
 
@@ -24,17 +25,28 @@ def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
     return tokenizer
 
 
-def check_inputs(run: RunConfig, world_size: int) -> None:
-    """Corpus, mixture, lanes and tokenizer; whatever is wrong is one line."""
+def stream_spec(run: RunConfig) -> StreamSpec:
+    """What the run config says of the data, as the data room takes it."""
     if not run.data.corpus:
         raise ConfigError("data.corpus", "is not set", "Give its folder: data.corpus=PATH.")
-    manifest = load_manifest(Path(run.data.corpus).expanduser())
-    sizes = {domain: size for domain, (_, size) in manifest.domains.items()}
-    resolve_shares(run.data.weights, run.data.temperature, sizes)
-    open_tokenizer(run)
+    stages = [
+        StageSpec(stage.sequence_length, stage.weights, stage.temperature, stage.samples, stage.name)
+        for stage in run_stages(run)
+    ]
+    location = run.data.corpus if "://" in run.data.corpus else Path(run.data.corpus).expanduser()
+    return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)
+
+
+def check_inputs(run: RunConfig, world_size: int) -> None:
+    """Corpus, mixture, lanes and tokenizer; whatever is wrong is one line."""
+    spec = stream_spec(run)
+    documents = open_documents(spec.corpus_dir, open_tokenizer(run))
+    sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
+    schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
     if run.num_lanes % world_size:
         raise ConfigError(
             f"ranks={world_size}",
             f"must divide the {run.num_lanes} lanes of the data order (data.num_lanes)",
             f"Use one of {', '.join(map(str, divisors(run.num_lanes)))} ranks.",
         )
+    schedule.check_world_size(world_size)

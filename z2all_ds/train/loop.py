@@ -15,6 +15,7 @@ from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import TrainingError
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import RunStage, run_stages, stage_at, tokens_seen
 from z2all_ds.track.plots import LOSS_PREFIX
 from z2all_ds.track.sinks import WandbSink
 from z2all_ds.track.writer import RunWriter, drop_metrics_after
@@ -24,6 +25,7 @@ from z2all_ds.train.engine import set_learning_rate
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, StepCost, step_line
 from z2all_ds.train.schedules import learning_rate
+from z2all_ds.train.stages import begin_stage, check_stages_past
 from z2all_ds.world import World
 
 
@@ -43,6 +45,7 @@ class Trainer:
         self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
         self.engine, self.loader, self.output = engine, loader, output
         self.step = 0
+        self.stages = run_stages(run)
         self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
         self.shape = {
             "world_size": world.world_size,
@@ -69,6 +72,7 @@ class Trainer:
             check_shape(checkpoint, self.shape)
             restore(self.engine, checkpoint)
             data_state = cast(StreamState, checkpoint.data_state)
+            check_stages_past(self.stages, checkpoint.step, data_state)
             self.loader.load_state_dict(data_state, allow_data_change=self.run.data.allow_change)
             self.step = checkpoint.step
             self.output.say(f"resumed from {checkpoint.path.name}")
@@ -86,9 +90,14 @@ class Trainer:
         """Trains up to the last step (or the planned stop), saving on the way."""
         train = self.run.train
         last_step = min(train.steps, train.stop_at_step or train.steps)
-        meters = Meters(self.run, self.world.world_size, self.engine.device, self.step)
+        stage, meters = None, None
         batches = iter(self.loader)
         while self.step < last_step:
+            if stage is not stage_at(self.stages, self.step) or meters is None:
+                stage = stage_at(self.stages, self.step)
+                begin_stage(stage, self.engine, self.loader)
+                meters = Meters(self.run, stage, self.world.world_size, self.engine.device, self.step)
+                self._tell_stage(stage)
             lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)
             set_learning_rate(self.engine, lr)
             for _ in range(self.resolved.accumulation):
@@ -101,6 +110,14 @@ class Trainer:
         if self.writer:
             self.writer.event("done" if self.step >= train.steps else "stopped", step=self.step)
         self.output.say(f"{'done' if self.step >= train.steps else 'planned stop'} at step {self.step}")
+
+    def _tell_stage(self, stage: RunStage) -> None:
+        if len(self.stages) == 1:
+            return
+        shape = f"{stage.global_batch} x {stage.sequence_length} tokens a step, rope theta {stage.rope_theta:g}"
+        self.output.say(f"stage {stage.name}: steps {stage.first_step + 1} to {stage.end_step}, {shape}")
+        if self.writer:
+            self.writer.event("stage", step=self.step, name=stage.name, sequence_length=stage.sequence_length)
 
     def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
         batch = {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in batch.items()}
@@ -129,7 +146,7 @@ class Trainer:
         grad_norm = self.engine.get_global_grad_norm()
         record = {
             "step": self.step,
-            "tokens_seen": self.step * self.run.train.global_batch * self.run.train.sequence_length,
+            "tokens_seen": tokens_seen(self.stages, self.step),
             "loss": loss,
             **{LOSS_PREFIX + name: value for name, value in per_domain.items()},
             "lr": lr,

@@ -10,6 +10,7 @@ import torch
 from z2all_ds.accounting import flops_per_token, peak_flops
 from z2all_ds.config import RunConfig
 from z2all_ds.console import human_bytes, human_seconds
+from z2all_ds.run_stages import RunStage
 
 WINDOW_STEPS = 20
 """Steps the rate and the time left are averaged over: long enough to be calm, short enough to show a slowdown."""
@@ -27,11 +28,11 @@ class StepCost:
 
 
 class Meters:
-    """Measures from step to step."""
+    """Measures from step to step, within one stage."""
 
-    def __init__(self, run: RunConfig, world_size: int, device: torch.device, first_step: int) -> None:
-        self._tokens_per_step = run.train.global_batch * run.train.sequence_length
-        self._flops_per_token = flops_per_token(run.model.shape, run.train.sequence_length, "origin")
+    def __init__(self, run: RunConfig, stage: RunStage, world_size: int, device: torch.device, first_step: int) -> None:
+        self._tokens_per_step = stage.tokens_per_step
+        self._flops_per_token = flops_per_token(run.model.shape, stage.sequence_length, "origin")
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self._peak_of_all_ranks = peak * world_size if peak else None
         self._device = device

@@ -19,7 +19,7 @@ from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.train.inputs import open_tokenizer
+from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.world import World
 
@@ -71,22 +71,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
 
 def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput) -> None:
     """Builds model, data and engine, restores the checkpoint if there is one, trains."""
-    from z2all_ds.data import BatchLoader, PackedStream, StreamSpec
+    from z2all_ds.data import BatchLoader, PackedStream
 
     tokenizer = open_tokenizer(run)
-    stream = PackedStream(
-        StreamSpec(
-            corpus_dir=Path(run.data.corpus).expanduser(),
-            sequence_length=run.train.sequence_length,
-            seed=run.train.seed,
-            num_lanes=run.num_lanes,
-            weights=run.data.weights,
-            temperature=run.data.temperature,
-        ),
-        tokenizer,
-        rank=world.rank,
-        world_size=world.world_size,
-    )
+    stream = PackedStream(stream_spec(run), tokenizer, rank=world.rank, world_size=world.world_size)
 
     output.say("loading torch and DeepSpeed")
     from z2all_ds.train import engine as ds
@@ -114,7 +102,7 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
         facts = {"device": ds.device_name(device), "ops": [vars(choice) for choice in ops.choices]}
         write_run_files(run, folder, resolved.config, facts, world)
     engine = ds.build_engine(model, run, resolved)
-    loader = BatchLoader(stream, run.train.micro_batch, pin_memory=device.type == "cuda")
+    loader = BatchLoader(stream, run.train.micro_batch, run.data.num_workers, pin_memory=device.type == "cuda")
     trainer = Trainer(run, folder, world, resolved, engine, loader, output)
     try:
         trainer.restore(resume)

@@ -1,0 +1,244 @@
+"""Raw files that become a corpus where they lie, and are read back."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.command import one_line, z2all
+from tests.helpers.stores import FlakyStore, flaky_store, put
+from z2all_ds import storage
+from z2all_ds.corpus import adopt as adopt_module
+from z2all_ds.corpus.adopt import adopt_corpus, domain_of
+from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.line_index import load_index
+from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
+from z2all_ds.data.readers import open_domains
+from z2all_ds.errors import ConfigError, DataError, MachineError
+from z2all_ds.storage import open_folder
+
+HERE = Executor(1)
+TEXTS = [f"第{number}篇。" + "word " * number for number in range(20)]
+
+
+def jsonl(texts: list[str], field: str = "content") -> bytes:
+    return "".join(
+        json.dumps({"n": n, field: text}, ensure_ascii=False) + "\n" for n, text in enumerate(texts)
+    ).encode()
+
+
+def parquet(texts: list[str], field: str = "content", **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": list(range(len(texts))), field: pa.array(texts, pa.string())}), sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def texts_by_domain(location: str | Path) -> dict[str, list[str]]:
+    domains = open_domains(location, load_manifest(location))
+    return {name: [domain.read(n) for n in range(domain.num_documents)] for name, domain in domains.items()}
+
+
+FILES = {
+    "zh/b.jsonl": jsonl(TEXTS[4:7]),
+    "zh/a/deep.parquet": parquet(TEXTS[:4], row_group_size=3),
+    "web-00001.jsonl": jsonl(TEXTS[12:15]),
+    "web-00000.jsonl": jsonl(TEXTS[7:12])[:-1],  # without its last newline
+    "train-00000-of-00002.parquet": parquet(TEXTS[15:]),
+    "empty.jsonl": b"",
+}
+EXPECTED = {"train": TEXTS[15:], "web": TEXTS[7:15], "zh": TEXTS[:7]}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_both_kinds_are_adopted_and_read_back(tmp_path: Path, workers: int) -> None:
+    fill(tmp_path, FILES)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    manifest = adopt_corpus(tmp_path, executor=Executor(workers))
+    assert load_manifest(tmp_path) == manifest
+    assert texts_by_domain(tmp_path) == EXPECTED
+    assert [(shard.domain, shard.path) for shard in manifest.shards] == [
+        ("empty", "empty.jsonl"),
+        ("train", "train-00000-of-00002.parquet"),
+        ("web", "web-00000.jsonl"),
+        ("web", "web-00001.jsonl"),
+        ("zh", "zh/a/deep.parquet"),
+        ("zh", "zh/b.jsonl"),
+    ]
+    for shard in manifest.shards:
+        assert shard.sha256 == hashlib.sha256(FILES[shard.path]).hexdigest()
+        if shard.path.endswith(".jsonl"):
+            assert shard.bytes == len(FILES[shard.path])
+    assert (manifest.next_gid, manifest.text_field, manifest.build_keys) == (20, "content", {})
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_bytes_of_parquet_are_those_of_the_text(tmp_path: Path) -> None:
+    texts = ["0123456789" * 100] * 50
+    fill(tmp_path, {"x.parquet": parquet(texts, use_dictionary=False, compression="zstd")})
+    (shard,) = adopt_corpus(tmp_path, executor=HERE).shards
+    assert 50_000 < shard.bytes < 53_000  # with the headers of its pages
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
+
+
+def test_the_indexes_are_made_on_the_way(tmp_path: Path) -> None:
+    fill(tmp_path, {"zh/b.jsonl": FILES["zh/b.jsonl"]})
+    adopt_corpus(tmp_path, executor=HERE)
+    folder = open_folder(tmp_path)
+    index = load_index(folder, "zh/b.jsonl", folder.stamp("zh/b.jsonl"))
+    assert index is not None and index.num_lines == 3
+
+
+@pytest.mark.parametrize("location", ["memory://adopted", "file://{}"])
+def test_urls_are_adopted(tmp_path: Path, location: str) -> None:
+    location = location.format(tmp_path)
+    for name, data in FILES.items():
+        open_folder(location).write_whole(name, data)
+    adopt_corpus(location, executor=HERE)
+    assert texts_by_domain(location) == EXPECTED
+    assert adopt_corpus(fill(tmp_path / "local", FILES), executor=HERE) == load_manifest(location)
+
+
+def test_hidden_and_temporary_files_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, {"a.jsonl": jsonl(["a"]), ".b.jsonl": b"x", ".cache/c.jsonl": b"x", "d.jsonl.tmp": b"x"})
+    fill(tmp_path, {"e.jsonl.part": b"x", "README.md": b"x", "f.csv": b"x"})
+    assert [shard.path for shard in adopt_corpus(tmp_path, executor=HERE).shards] == ["a.jsonl"]
+    assert (
+        "left out, as they end neither in .jsonl nor in .parquet: 2 files (README.md, f.csv)" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "domain"),
+    [
+        ("web-00012.jsonl", "web"),
+        ("web-zh-1.jsonl", "web-zh"),
+        ("train-00000-of-00064.parquet", "train"),
+        ("train-00000-of-00064-a09b74b3ef9c3b56.parquet", "train"),
+        ("book.jsonl", "book"),
+        ("2023.jsonl", "2023"),
+        ("-1.jsonl", "-1"),
+        ("v1.5-data.jsonl", "v1.5-data"),
+        ("zh/web-0001.jsonl", "zh"),
+        ("zh/a/b/c.parquet", "zh"),
+    ],
+)
+def test_domains_by_name(name: str, domain: str) -> None:
+    assert domain_of(name) == domain
+
+
+def test_one_domain_for_all(tmp_path: Path) -> None:
+    manifest = adopt_corpus(fill(tmp_path, FILES), domain="mix", executor=HERE)
+    assert list(manifest.domains) == ["mix"]
+    assert sorted(texts_by_domain(tmp_path)["mix"]) == sorted(TEXTS)
+
+
+def test_another_field_is_the_text(tmp_path: Path) -> None:
+    files = {"a.jsonl": jsonl(["a", "b"], "text"), "b.parquet": parquet(["c"], "text")}
+    for name in files:
+        with pytest.raises(DataError, match=rf"{name}.*has no field `content`; there are: n, text\. .*--text-field"):
+            adopt_corpus(fill(tmp_path / name[0], {name: files[name]}), executor=HERE)
+        assert not (tmp_path / name[0] / MANIFEST_NAME).exists()
+    adopt_corpus(tmp_path, "text", executor=HERE)
+    assert texts_by_domain(tmp_path) == {"a": ["a", "b"], "b": ["c"]}
+
+
+def test_a_manifest_that_is_there_stays(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.jsonl": jsonl(["a"])})
+    first = adopt_corpus(tmp_path, executor=HERE)
+    fill(tmp_path, {"b.jsonl": jsonl(["b"])})
+    with pytest.raises(ConfigError, match=r"MANIFEST\.json: is there already.*--replace"):
+        adopt_corpus(tmp_path, executor=HERE)
+    assert load_manifest(tmp_path) == first
+    adopt_corpus(tmp_path, executor=HERE, replace=True)
+    assert texts_by_domain(tmp_path) == {"a": ["a"], "b": ["b"]}
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "sub/x.json.zst", "x.tar"])
+def test_packed_files_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}.*packed files.*Unpack them.*z2all corpus convert"):
+        adopt_corpus(fill(tmp_path, {"a.jsonl": jsonl(["a"]), name: b"x"}), executor=HERE)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.txt": b"x"}, r"holds no file that ends in \.jsonl or \.parquet"),
+        ({"a.jsonl": b""}, "hold no documents"),
+        ({"a.jsonl": jsonl(["a", "b"]) + b"\n"}, r"a\.jsonl, record 2: the file has 1 empty lines.*sed -i"),
+        ({"a.jsonl": b"\r\n" + jsonl(["a"])}, r"a\.jsonl, record 0: the line is not JSON"),
+        ({"a.jsonl": b"plain text\n"}, r"a\.jsonl, record 0: the line is not JSON"),
+        ({"a.jsonl": b"[1]\n"}, r"a\.jsonl, record 0: a record must be a JSON object"),
+        ({"a.jsonl": b'{"content": 1}\n'}, r"a\.jsonl, record 0: `content` must be a text and is int"),
+        ({"a.parquet": b"PAR1 not really PAR1"}, r"a\.parquet: .*(Parquet|cannot be read)"),
+        ({"a.parquet": b""}, r"a\.parquet: .*(Parquet|cannot be read)"),
+        ({"a.parquet": parquet(["a", None, "c"])}, r"a\.parquet: 1 of 3 rows have no `content`"),  # type: ignore[list-item]
+    ],
+)
+def test_what_cannot_be_read_later_is_refused_now(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        adopt_corpus(fill(tmp_path, files), executor=HERE)
+    assert not (tmp_path / MANIFEST_NAME).exists()
+
+
+def test_senseless_calls(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none: cannot be read \(No such file"):
+        adopt_corpus(tmp_path / "none", executor=HERE)
+    with pytest.raises(ConfigError, match="domain: is an empty name"):
+        adopt_corpus(tmp_path, domain="", executor=HERE)
+    with pytest.raises(ConfigError, match="text_field: is an empty name"):
+        adopt_corpus(tmp_path, "", executor=HERE)
+
+
+def test_a_first_line_of_any_length(tmp_path: Path) -> None:
+    texts = ["long " * 100_000, "short"]
+    adopt_corpus(fill(tmp_path, {"a.jsonl": jsonl(texts)}), executor=HERE)
+    assert texts_by_domain(tmp_path) == {"a": texts}
+
+
+def test_large_row_groups_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopt_module, "LARGE_ROW_GROUP_BYTES", 1000)
+    texts = [f"{number:0100d}" for number in range(100)]
+    files = {"a.parquet": parquet(texts, row_group_size=5), "b.parquet": parquet(texts, row_group_size=100)}
+    adopt_corpus(fill(tmp_path, files), executor=HERE)
+    said = capsys.readouterr().err
+    assert "warning: 1 of 2 files have row groups" in said and "b.parquet" in said and "row_group_size=1000" in said
+
+
+def test_a_store_that_refuses_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    with flaky_store():
+        put("flaky://c", {"a.jsonl": jsonl(["a"])})
+        monkeypatch.setattr(FlakyStore, "pipe_file", read_only)
+        with pytest.raises(MachineError, match=r"flaky://c/MANIFEST\.json: cannot be written \(.*read-only"):
+            adopt_corpus("flaky://c", executor=HERE)
+
+
+def read_only(*_: object, **__: object) -> None:
+    raise NotImplementedError("read-only store")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    fill(tmp_path / "raw", {"zh/a.jsonl": jsonl(TEXTS, "text"), "en.parquet": parquet(["a"], "text")})
+    answer = z2all("corpus", "adopt", tmp_path / "raw", cwd=tmp_path)
+    assert "has no field `content`" in one_line(answer, DataError.exit_code)
+    answer = z2all("corpus", "adopt", tmp_path / "raw", "--text-field", "text", "--workers", "2", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    size = os.stat(tmp_path / "raw/zh/a.jsonl").st_size
+    lines = answer.stdout.splitlines()
+    assert lines[0].startswith("en: 1 documents, ") and lines[0].endswith(" in 1 shards")
+    assert lines[1:] == [f"zh: 20 documents, {size / 1024:.1f} KiB in 1 shards"]
+    assert "adopt: " in answer.stderr
+    assert texts_by_domain(tmp_path / "raw") == {"en": ["a"], "zh": TEXTS}

@@ -1,0 +1,204 @@
+"""The index of a shard's lines: right, kept, made again when it must be."""
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.stores import FlakyStore, flaky_store, put
+from z2all_ds import storage
+from z2all_ds.corpus import line_index
+from z2all_ds.corpus.line_index import (
+    IndexDamaged,
+    LineIndex,
+    LineScan,
+    build_index,
+    index_name,
+    load_index,
+    load_or_build_index,
+)
+from z2all_ds.storage import Folder, Stamp, open_folder
+
+CONTENT = b"first\n\nthird line\nlast without end"
+LINES = [0, 6, 7, 18, 34]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    (tmp_path / "x.jsonl").write_bytes(CONTENT)
+    return open_folder(tmp_path)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlakyStore]]:
+    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    with flaky_store() as store:
+        yield store
+
+
+def index_of(folder: Folder, shard: str = "x.jsonl") -> LineIndex:
+    return load_or_build_index(folder, shard, folder.stamp(shard))
+
+
+def all_offsets(index: LineIndex) -> list[int]:
+    return index.offsets(0, index.num_lines).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=st.binary(max_size=60).map(lambda b: b.replace(b"\x01", b"\n").replace(b"a", b"\n")), data=st.data())
+def test_every_line_is_found_however_it_is_fed(content: bytes, data: st.DataObject) -> None:
+    scan, position = LineScan(), 0
+    while position < len(content):
+        step = data.draw(st.integers(1, len(content) - position))
+        scan.feed(content[position : position + step])
+        scan.feed(b"")
+        position += step
+    offsets = scan.offsets().tolist()
+    assert [content[a:b] for a, b in pairwise(offsets)] == list(io.BytesIO(content))
+    assert offsets[0] == 0 and offsets[-1] == len(content)
+    assert scan.offsets().tolist() == offsets
+
+
+def test_ranges_of_it_are_read(folder: Folder) -> None:
+    index = index_of(folder)
+    assert index.num_lines == 4
+    for first in range(4):
+        for end in range(first + 1, 5):
+            assert index.offsets(first, end).tolist() == LINES[first : end + 1]
+
+
+def test_small_ranges_give_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_index, "SCAN_BYTES", 5)
+    assert all_offsets(index_of(folder)) == LINES
+
+
+def test_names_are_hidden_beside_the_shard() -> None:
+    assert index_name("x.jsonl") == ".x.jsonl.idx"
+    assert index_name("zh/a/x.jsonl") == "zh/a/.x.jsonl.idx"
+
+
+def test_it_is_kept_and_used(folder: Folder, tmp_path: Path) -> None:
+    index_of(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
+    path = tmp_path / ".x.jsonl.idx"
+    words = np.fromfile(path, dtype="<u8")
+    words[5] = 4  # a wrong offset shows that no one scanned again
+    words.tofile(path)
+    assert all_offsets(index_of(folder)) == [0, 4, 7, 18, 34]
+
+
+def test_it_is_made_again_when_the_shard_changed(folder: Folder, tmp_path: Path) -> None:
+    stamp = folder.stamp("x.jsonl")
+    index_of(folder)
+    (tmp_path / "x.jsonl").write_bytes(CONTENT.replace(b"first\n", b"fir\nst"))  # the same size, other lines
+    os.utime(tmp_path / "x.jsonl", ns=(0, stamp.version + 1))  # clocks of file systems may be too coarse for a test
+    assert load_index(folder, "x.jsonl", folder.stamp("x.jsonl")) is None
+    assert all_offsets(index_of(folder)) == [0, 4, 7, 18, 34]
+    (tmp_path / "x.jsonl").write_bytes(b"a\nb\n")
+    assert all_offsets(index_of(folder)) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 8, 31, 32, 40, -8, -1])
+def test_a_torn_one_is_made_again(folder: Folder, tmp_path: Path, keep: int) -> None:
+    index_of(folder)
+    path = tmp_path / ".x.jsonl.idx"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    assert all_offsets(index_of(folder)) == LINES
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["torn", "garbage", "backwards"])
+def test_damage_while_it_is_in_use_is_noticed(folder: Folder, tmp_path: Path, damage: str) -> None:
+    index, path = index_of(folder), tmp_path / ".x.jsonl.idx"
+    words = np.fromfile(path, dtype="<u8")
+    if damage == "torn":
+        words = words[:-1]
+    elif damage == "garbage":
+        words[-1] = 2**60
+    else:
+        words[6] = 0
+    with open(path, "r+b") as file:  # the same file, which is still open
+        file.truncate(0)
+        file.write(words.tobytes())
+    with pytest.raises(IndexDamaged, match=r"\.x\.jsonl\.idx"):
+        all_offsets(index)
+
+
+def test_where_it_cannot_be_written_it_stays_in_memory(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / ".x.jsonl.idx").mkdir()  # not even root can write a file over a folder
+    index = index_of(folder)
+    assert all_offsets(index) == LINES
+    assert index.offsets(1, 3).tolist() == LINES[1:4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
+
+
+def _index_as_someone_else(location: str, answers: Any) -> None:
+    if os.geteuid() == 0:  # root may write anywhere
+        os.seteuid(65534)
+    answers.put(all_offsets(index_of(open_folder(location))))
+
+
+def test_a_read_only_folder() -> None:
+    fork = get_context("fork")
+    with TemporaryDirectory() as place:
+        (Path(place) / "x.jsonl").write_bytes(CONTENT)
+        os.chmod(place, 0o555)
+        answers = fork.SimpleQueue()
+        child = fork.Process(target=_index_as_someone_else, args=(place, answers))
+        child.start()
+        child.join()
+        assert (child.exitcode, answers.empty()) == (0, False)
+        assert answers.get() == LINES
+        assert os.listdir(place) == ["x.jsonl"]
+        os.chmod(place, 0o755)
+
+
+def test_a_shard_that_grew_meanwhile_is_not_kept(folder: Folder, tmp_path: Path) -> None:
+    stamp = folder.stamp("x.jsonl")
+    index = build_index(folder, "x.jsonl", Stamp(stamp.size - 3, stamp.version))
+    assert index.stamp.size == stamp.size
+    assert not (tmp_path / ".x.jsonl.idx").exists()
+
+
+def test_many_may_write_it_at_once(folder: Folder, tmp_path: Path) -> None:
+    stamp, found = folder.stamp("x.jsonl"), []
+    threads = [threading.Thread(target=lambda: found.append(build_index(folder, "x.jsonl", stamp))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [all_offsets(index) for index in found] == [LINES] * 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
+
+
+def test_in_a_store_it_is_written_beside_the_shard(flaky: type[FlakyStore]) -> None:
+    put("flaky://c", {"zh/x.jsonl": CONTENT})
+    folder = open_folder("flaky://c")
+    assert all_offsets(index_of(folder, "zh/x.jsonl")) == LINES
+    assert list(folder.list_files()) == ["zh/.x.jsonl.idx", "zh/x.jsonl"]
+    flaky.calls.clear()
+    assert all_offsets(index_of(folder, "zh/x.jsonl")) == LINES
+    assert flaky.calls == ["info", "info", "cat_file", "cat_file"]  # shard, index, its header, its offsets
+
+
+def test_in_a_store_that_refuses_it_stays_in_memory(flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    put("flaky://c", {"x.jsonl": CONTENT})
+    monkeypatch.setattr(FlakyStore, "pipe_file", read_only)
+    folder = open_folder("flaky://c")
+    assert all_offsets(index_of(folder)) == LINES
+    assert list(folder.list_files()) == ["x.jsonl"]
+
+
+def read_only(*_: object, **__: object) -> None:
+    raise NotImplementedError("read-only store")

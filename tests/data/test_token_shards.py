@@ -1,0 +1,249 @@
+"""Token shards are read as the raw text is: same documents, same places. What is broken is said with its record."""
+
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.text_corpora import files_in, write_token_corpus
+from z2all_ds.corpus.manifest import load_manifest
+from z2all_ds.data.documents import Domain, RawDomain
+from z2all_ds.data.readers import open_domains
+from z2all_ds.data.token_shards import is_token_corpus, load_token_manifest, open_token_corpus
+from z2all_ds.data.tokenizing import tokenize_corpus
+from z2all_ds.errors import DataError
+from z2all_ds.tokenizer import load_tokenizer
+
+Pair = tuple[dict[str, RawDomain], dict[str, Domain]]
+
+
+@pytest.fixture(scope="module")
+def tokens(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / "t"
+    tokenize_corpus(small_corpus, small_tokenizer, folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(small_corpus: Path, small_tokenizer: Path, tokens: Path) -> Pair:
+    """The same domains from text and from tokens."""
+    tokenizer, manifest = load_tokenizer(small_tokenizer), load_manifest(small_corpus)
+    raw = {name: RawDomain(reader, tokenizer) for name, reader in open_domains(small_corpus, manifest).items()}
+    return raw, dict(open_token_corpus(tokens).domains)
+
+
+def test_the_same_documents_as_from_text(pair: Pair, tokens: Path, small_tokenizer: Path) -> None:
+    raw, tokenized = pair
+    assert list(raw) == list(tokenized) == ["code", "en", "zh"]
+    assert open_token_corpus(tokens).tokenizer_fingerprint == load_tokenizer(small_tokenizer).fingerprint
+    for name in raw:
+        one, other = raw[name], tokenized[name]
+        assert (one.name, one.num_documents, one.num_bytes) == (other.name, other.num_documents, other.num_bytes)
+        assert one.fingerprint == other.fingerprint
+        left, right = one.open_block(0, one.num_documents), other.open_block(0, one.num_documents)
+        for number in range(one.num_documents):
+            np.testing.assert_array_equal(left.tokens(number), right.tokens(number))
+            assert right.num_tokens(number) == len(right.tokens(number)) == left.num_tokens(number)
+            assert one.place(number) == other.place(number)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_block_is_the_same(pair: Pair, data: st.DataObject) -> None:
+    raw, tokenized = pair
+    name = data.draw(st.sampled_from(sorted(raw)))
+    first = data.draw(st.integers(0, raw[name].num_documents - 1))
+    end = data.draw(st.integers(first + 1, min(first + 12, raw[name].num_documents)))
+    left, right = raw[name].open_block(first, end), tokenized[name].open_block(first, end)
+    for number in data.draw(st.permutations(range(end - first))):
+        np.testing.assert_array_equal(left.tokens(number), right.tokens(number))
+        assert left.num_tokens(number) == right.num_tokens(number)
+
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=6).map(lambda ids: [*ids, 100]), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(shards=st.lists(DOCUMENTS, min_size=1, max_size=4), data=st.data())
+@pytest.mark.parametrize("shift", [0, 65_436, 100_000], ids=["uint16", "uint16, full", "uint32"])
+def test_blocks_straddle_shards(
+    tmp_path_factory: pytest.TempPathFactory, shift: int, shards: list[list[list[int]]], data: st.DataObject
+) -> None:
+    shards = [[[token + shift - (shift == 65_436) for token in document] for document in shard] for shard in shards]
+    limit = 101 + shift - (shift == 65_436)
+    folder = write_token_corpus(tmp_path_factory.mktemp("straddle"), shards, limit - 1, limit)
+    domain = open_token_corpus(folder).domains["d"]
+    flat = [document for shard in shards for document in shard]
+    places = [(f"d-{number:05d}.jsonl", record) for number, shard in enumerate(shards) for record in range(len(shard))]
+    assert (domain.num_documents, domain.num_bytes) == (len(flat), sum(range(100, 100 + len(shards))))
+    assert [domain.place(number) for number in range(len(flat))] == places
+    first = data.draw(st.integers(0, len(flat) - 1))
+    end = data.draw(st.integers(first + 1, len(flat)))
+    block = domain.open_block(first, end)
+    assert [block.tokens(number).tolist() for number in range(end - first)] == flat[first:end]
+    assert [block.num_tokens(number) for number in range(end - first)] == [len(one) for one in flat[first:end]]
+
+
+def test_the_files_are_what_the_format_says(pair: Pair, tokens: Path) -> None:
+    manifest = load_token_manifest(tokens)
+    done = dict.fromkeys(manifest.domain_fingerprints, 0)
+    for shard in manifest.shards:
+        flat = np.memmap(tokens / shard.tokens_file, dtype=manifest.dtype, mode="r")
+        ends = np.memmap(tokens / shard.ends_file, dtype=np.uint64, mode="r")
+        assert (len(flat), len(ends), int(ends[-1])) == (shard.tokens, shard.documents, shard.tokens)
+        block = pair[0][shard.domain].open_block(done[shard.domain], done[shard.domain] + shard.documents)
+        for number in range(shard.documents):
+            begin = int(ends[number - 1]) if number else 0
+            np.testing.assert_array_equal(flat[begin : int(ends[number])], block.tokens(number))
+        done[shard.domain] += shard.documents
+        for name, digest in ((shard.tokens_file, shard.tokens_sha256), (shard.ends_file, shard.ends_sha256)):
+            assert hashlib.sha256((tokens / name).read_bytes()).hexdigest() == digest
+
+
+def test_tokens_cannot_be_written_to(pair: Pair) -> None:
+    document = pair[1]["zh"].open_block(0, 1).tokens(0)
+    with pytest.raises(ValueError, match="read-only"):
+        document[0] = 1
+
+
+def test_a_domain_travels_to_another_process(pair: Pair) -> None:
+    domain = pair[1]["code"]
+    copy = pickle.loads(pickle.dumps(domain))
+    np.testing.assert_array_equal(copy.open_block(9, 10).tokens(0), domain.open_block(9, 10).tokens(0))
+
+
+def test_which_folders_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
+    found = [is_token_corpus(folder) for folder in (tokens, str(tokens), small_corpus, tmp_path, tmp_path / "none")]
+    assert found == [True, True, False, False, False]
+    with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written when all tokens are\."):
+        open_token_corpus(tmp_path)
+
+
+# Object stores
+
+
+@pytest.fixture
+def in_memory(tokens: Path, tmp_path: Path) -> str:
+    """The token folder in fsspec's store in memory."""
+    import fsspec
+
+    system, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/t"
+    for name, data in files_in(tokens).items():
+        system.pipe_file(f"/{tmp_path.name}/t/{name}", data)
+    return url
+
+
+def test_object_stores_give_the_same(pair: Pair, in_memory: str) -> None:
+    assert is_token_corpus(in_memory)
+    for name, domain in open_token_corpus(in_memory).domains.items():
+        block, expected = (one.open_block(3, domain.num_documents) for one in (domain, pair[1][name]))
+        for number in reversed(range(domain.num_documents - 3)):
+            np.testing.assert_array_equal(block.tokens(number), expected.tokens(number))
+
+
+def test_a_block_of_an_object_store_is_fetched_when_it_is_opened(pair: Pair, in_memory: str) -> None:
+    import fsspec
+
+    block = open_token_corpus(in_memory).domains["en"].open_block(2, 6)
+    fsspec.filesystem("memory").rm(in_memory.removeprefix("memory://"), recursive=True)
+    np.testing.assert_array_equal(block.tokens(3), pair[1]["en"].open_block(5, 6).tokens(0))
+
+
+def test_a_broken_object_is_said(in_memory: str) -> None:
+    import fsspec
+
+    system, name = fsspec.filesystem("memory"), f"{in_memory.removeprefix('memory://')}/zh-00000.jsonl.tokens"
+    system.pipe_file(f"/{name}", system.cat_file(f"/{name}")[:-2])
+    with pytest.raises(DataError, match=r"memory://.*zh-00000\.jsonl\.tokens, record 4: the file has \d+ bytes"):
+        open_token_corpus(in_memory).domains["zh"].open_block(4, 5)
+
+
+# What can be broken
+
+
+SHARDS = [[[1, 2, 9], [9], [3, 4, 5, 9], [6, 9]], [[7, 9], [8, 8, 9]]]
+TOKENS, ENDS = "d-00000.jsonl.tokens", "d-00000.jsonl.ends"
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    return write_token_corpus(tmp_path / "b", SHARDS, eot_id=9, tokenizer_size=10)
+
+
+def put(name: str, place: int, value: int, dtype: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        values = np.fromfile(folder / name, dtype)
+        values[place] = value
+        values.tofile(folder / name)
+
+    return change
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+@pytest.mark.parametrize(
+    ("damage", "record", "message"),
+    [
+        (lambda folder: (folder / TOKENS).unlink(), 1, f"{TOKENS}, record 1: the tokens cannot be read (No such file"),
+        (lambda folder: (folder / ENDS).unlink(), 1, f"{ENDS}, record 1: the ends cannot be read (No such file"),
+        (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes and the manifest says 20."),
+        (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes and the manifest says 20."),
+        (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends breaks off at 20 bytes."),
+        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 and not with 9, <|endoft"),
+        (put(TOKENS, 5, 10, "<u2"), 2, f"{TOKENS}, record 2: token 10 is not one of the 10 of the tokenizer."),
+        (put(TOKENS, 5, 65535, "<u2"), 2, f"{TOKENS}, record 2: token 65535 is not one of the 10 of the tokenizer."),
+        (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
+        (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
+        (put(ENDS, 2, 11, "<u8"), 2, f"{ENDS}, record 2: the document ends at token 11 of 10."),
+        (put(ENDS, 2, 2**64 - 1, "<u8"), 2, f"{ENDS}, record 2: the document ends at token {2**64 - 1} of 10."),
+        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 and not with 9, <|endoft"),
+        (put(ENDS, 3, 9, "<u8"), 3, f"{ENDS}, record 3: the document ends at token 9 of 10."),
+    ],
+)  # fmt: skip
+def test_damage_is_said_with_its_record(
+    broken: Path, damage: Callable[[Path], None], record: int, message: str
+) -> None:
+    damage(broken)
+    domain = open_token_corpus(broken).domains["d"]
+    with pytest.raises(DataError) as caught:
+        domain.open_block(record, record + 1).tokens(0)
+    assert str(caught.value).startswith(f"{broken}/{message}")
+    assert "z2all corpus tokenize" in str(caught.value)
+    assert domain.open_block(4, 6).tokens(1).tolist() == [8, 8, 9]  # the other shard is well
+
+
+def test_a_record_within_a_block_is_named(broken: Path) -> None:
+    put("d-00001.jsonl.tokens", 4, 1, "<u2")(broken)
+    block = open_token_corpus(broken).domains["d"].open_block(2, 6)
+    assert [block.tokens(number).tolist() for number in range(3)] == [[3, 4, 5, 9], [6, 9], [7, 9]]
+    with pytest.raises(DataError, match=r"d-00001\.jsonl\.tokens, record 1: the document ends with token 1"):
+        block.tokens(3)
+
+
+def test_a_file_that_shrinks_under_an_open_block_is_an_error_and_no_signal(broken: Path) -> None:
+    block = open_token_corpus(broken).domains["d"].open_block(0, 4)
+    assert block.tokens(1).tolist() == [9]
+    os.truncate(broken / TOKENS, 10)
+    assert block.tokens(0).tolist() == [1, 2, 9]
+    assert [block.num_tokens(number) for number in range(4)] == [3, 1, 4, 2]  # no token is read for these
+    rule = r"record 2: the file ends 6 bytes before the document does\. Leave a corpus alone while a run reads it"
+    with pytest.raises(DataError, match=rule):
+        block.tokens(2)
+
+
+def test_a_replaced_file_is_read_by_the_next_block(broken: Path, tmp_path: Path) -> None:
+    domain = open_token_corpus(broken).domains["d"]
+    assert domain.open_block(0, 1).tokens(0).tolist() == [1, 2, 9]
+    shutil.copy(broken / TOKENS, tmp_path / "new")
+    put("new", 0, 5, "<u2")(tmp_path)
+    os.replace(tmp_path / "new", broken / TOKENS)
+    assert domain.open_block(0, 1).tokens(0).tolist() == [5, 2, 9]

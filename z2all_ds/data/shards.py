@@ -1,0 +1,47 @@
+"""A shard as readers see it, and what all kinds of shards have in common: the place of a record, and broken files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from z2all_ds.corpus.shard_text import REBUILD
+from z2all_ds.errors import DataError
+from z2all_ds.storage import reason
+
+LEAVE_ALONE = f"Leave a corpus alone while a run reads it. {REBUILD}"
+
+
+class TextBlock(Protocol):
+    """Some neighbouring documents, numbered from 0, which can be read in any order and more than once."""
+
+    def text(self, number: int) -> str: ...
+
+
+class Shard(Protocol):
+    """A file of records. Nothing of it is read before the first block. Can be pickled, without what it holds open."""
+
+    def open_block(self, first: int, end: int) -> TextBlock:
+        """Records `first` to `end` - 1."""
+        ...
+
+
+def place_of(path: str, record: int) -> str:
+    """As every message names a record."""
+    return f"{path}, record {record}"
+
+
+@contextmanager
+def read_errors_named(where: str) -> Iterator[None]:
+    """A file that is gone or cannot be read becomes a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_read(where, error) from error
+
+
+def cannot_be_read(where: str, error: OSError) -> DataError:
+    return DataError(where, f"the shard cannot be read ({reason(error)})", REBUILD)
+
+
+def size_changed(where: str, size: int, size_before: int) -> DataError:
+    return DataError(where, f"the shard has {size} bytes and had {size_before} when it was opened", LEAVE_ALONE)

@@ -1,0 +1,99 @@
+"""Files that a process keeps open to read ranges of them, a bounded number, shared by all its threads.
+
+They are never those of another process: a fork starts with none.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+
+LIMIT = 128
+"""Of a process. Many systems allow 1,024, and a rank has others to open."""
+
+
+class _OpenFile:
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self.descriptor)
+        self.identity = (found.st_dev, found.st_ino)
+        self.readers, self.is_dropped = 0, False
+
+
+class OpenFiles:
+    """The files a process holds open, the longest unused closed first; one that is being read is closed after it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read_range(self, path: str, begin: int, end: int) -> bytes:
+        file = self._take(path)
+        try:
+            parts, position = [], begin
+            while position < end:  # network file systems, and reads above 2 GiB, may give less than is there
+                part = os.pread(file.descriptor, end - position, position)
+                if not part:
+                    break
+                parts.append(part)
+                position += len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self._give_back(file)
+
+    def forget(self, path: str, unless: tuple[int, int] | None = None) -> None:
+        """Closes the file of that path, unless it is this one (device, inode)."""
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None and file.identity != unless:
+                self._drop(self._files.pop(path))
+
+    def forget_all(self) -> None:
+        with self._lock:
+            while self._files:
+                self._drop(self._files.popitem()[1])
+
+    def start_anew_in_child(self) -> None:
+        """After a fork: the lock may be held by a thread that is not here, and the files are the parent's."""
+        self._lock = threading.Lock()
+        for file in self._files.values():
+            with suppress(OSError):
+                os.close(file.descriptor)
+        self._files = OrderedDict()
+
+    def _take(self, path: str) -> _OpenFile:
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                file.readers += 1
+                return file
+        opened = _OpenFile(path)  # without the lock: on a network this may take long
+        with self._lock:
+            before = self._files.pop(path, None)  # another thread was faster
+            if before is not None:
+                self._drop(before)
+            self._files[path] = opened
+            opened.readers += 1
+            while len(self._files) > self._limit:
+                self._drop(self._files.popitem(last=False)[1])
+        return opened
+
+    def _give_back(self, file: _OpenFile) -> None:
+        with self._lock:
+            file.readers -= 1
+            if file.is_dropped and not file.readers:
+                os.close(file.descriptor)
+
+    def _drop(self, file: _OpenFile) -> None:
+        file.is_dropped = True
+        if not file.readers:
+            os.close(file.descriptor)
+
+
+OPEN_FILES = OpenFiles(LIMIT)
+os.register_at_fork(after_in_child=OPEN_FILES.start_anew_in_child)
