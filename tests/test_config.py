@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from z2all_ds.accounting import count_parameters
-from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config, merge_nested
+from z2all_ds.config import RunConfig, StageSection, anchored, dump_yaml, load_run_config, merge_nested
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import resource_dir
 
@@ -105,7 +105,7 @@ def test_the_shape_of_the_one_billion_model() -> None:
     assert count_parameters(shape.shape).total == 2 * 64320 * 2048 + 22 * per_layer + 2048
 
 
-@pytest.mark.parametrize(("name", "section"), SECTIONS)
+@pytest.mark.parametrize(("name", "section"), [*SECTIONS, ("stages.0", StageSection)])
 def test_every_field_says_what_it_is(name: str, section: type[BaseModel]) -> None:
     assert section.__doc__
     for field, info in section.model_fields.items():
@@ -146,6 +146,15 @@ def test_a_config_is_fixed_after_the_start() -> None:
         ("run_dir='2024'", "run_dir", "2024"),
         ("run_dir=2e runs", "run_dir", "2e runs"),
         ("data.weights={中文: 3e-1, code: 0.7}", "data.weights", {"中文": 0.3, "code": 0.7}),
+        ("data.packing=best_fit", "data.packing", "best_fit"),
+        ("data.num_workers=3", "data.num_workers", 3),
+        ("data.skip_samples=[[51200, 52224], [1, 2]]", "data.skip_samples", ((51200, 52224), (1, 2))),
+        ("data.skip_samples=[]", "data.skip_samples", ()),
+        (
+            "stages=[{name: 长, steps: 100, rope_theta: 1e6, weights: {code: 1}}, {name: '2'}]",
+            "stages",
+            (StageSection(name="长", steps=100, rope_theta=1e6, weights={"code": 1.0}), StageSection(name="2")),
+        ),
     ],
 )
 def test_overrides(override: str, dotted: str, expected: object) -> None:
@@ -187,6 +196,14 @@ def test_an_unknown_key_names_the_nearest_at_every_level(name: str, section: typ
     assert refusal(path) == f"{prefix}QQQQ: no such setting. Known here: {known}."
 
 
+def test_an_unknown_key_of_a_stage_names_the_nearest() -> None:
+    for field in StageSection.model_fields:
+        line = refusal(None, [f"stages=[{{name: a}}, {{name: b, {field}z: 1}}]"])
+        assert line == f"stages.1.{field}z: no such setting. Did you mean stages.1.{field}?"
+    known = ", ".join(StageSection.model_fields)
+    assert refusal(None, ["stages=[{name: a, QQQQ: 1}]"]) == f"stages.0.QQQQ: no such setting. Known here: {known}."
+
+
 @pytest.mark.parametrize(
     ("override", "start"),
     [
@@ -213,6 +230,24 @@ def test_an_unknown_key_names_the_nearest_at_every_level(name: str, section: typ
             "train.sequence_length=4096",
             "config: train.sequence_length=4096 must not exceed model.max_position_embeddings=2048.",
         ),
+        (
+            "stages=[{name: a, steps: 5}, {name: b, sequence_length: 4096}]",
+            "config: stages.1.sequence_length=4096 must not exceed model.max_position_embeddings=2048.",
+        ),
+        ("stages=[{steps: 5}]", "stages.0.name={'steps': 5}: Field required."),
+        ("stages=[{name: a, steps: 0}]", "stages.0.steps=0: Input should be greater than 0."),
+        ("stages=[{name: a, rope_theta: .inf}]", "stages.0.rope_theta=inf: Input should be a finite number."),
+        ("stages=[{name: a, weights: {code: x}}]", "stages.0.weights.code='x': Input should be a valid number"),
+        ("stages=[long]", "stages.0='long': Input should be a valid dictionary."),
+        ("stages={name: a}", "stages={'name': 'a'}: Input should be a valid list."),
+        ("stages.0.steps=5", "stages={'0': {'steps': 5}}: Input should be a valid list."),
+        ("data.packing=worst_fit", "data.packing='worst_fit': Input should be 'cut' or 'best_fit'."),
+        ("data.num_workers=-1", "data.num_workers=-1: Input should be greater than or equal to 0."),
+        ("data.skip_samples=[[8, 8]]", "config: data.skip_samples: [8, 8] must go up from 0."),
+        ("data.skip_samples=[[-8, 8]]", "config: data.skip_samples: [-8, 8] must go up from 0."),
+        ("data.skip_samples=[8, 16]", "data.skip_samples.0=8: Input should be a valid list."),
+        ("data.skip_samples=[[8]]", "data.skip_samples.0.1=[8]: Field required."),
+        ("data.skip_samples=[[8, 16.5]]", "data.skip_samples.0.1=16.5: Input should be a valid integer"),
         ("train.steps", "override 'train.steps': must read section.key=value."),
         ("=5", "override '=5': must read section.key=value."),
         ("run_dir=[a", "override 'run_dir=[a': value is not valid YAML."),
@@ -261,6 +296,9 @@ WORDS = st.text(max_size=3) | st.sampled_from(
         "run_dir",
         "betas",
         "optimizer",
+        "stages",
+        "name",
+        "skip_samples",
         "1e",
         "=1",
     ]
@@ -273,6 +311,10 @@ WORDS = st.text(max_size=3) | st.sampled_from(
 @example("model..x=1")
 @example(".=")
 @example("data.weights.code=1")
+@example("stages=[{}]")
+@example("stages=[{name: a, b: {c: d}}]")
+@example("stages=[[{name: a, b: 1}]]")
+@example("stages.name=1")
 @example("data.weights.code=x")
 @example("train.steps=!!python/object:os.system x")
 @example("train.steps=&a [*a]")
@@ -295,6 +337,8 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "data.corpus": TEXT,
     "data.weights": st.none() | st.dictionaries(TEXT, FRACTION),
     "data.num_lanes": st.none() | POSITIVE,
+    "data.skip_samples": st.lists(st.tuples(POSITIVE, POSITIVE).map(lambda pair: [pair[0], sum(pair)]), max_size=3),
+    "data.packing": st.sampled_from(["cut", "best_fit"]),
     "model.vocab_size": POSITIVE,
     "model.rms_norm_eps": FRACTION,
     "model.tie_word_embeddings": st.booleans(),
@@ -306,6 +350,10 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "preset": st.none() | st.sampled_from(PRESETS),
     "track.project": TEXT,
 }
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(part) for part in value] if isinstance(value, tuple) else value
 
 
 @settings(max_examples=60, deadline=None)
@@ -320,13 +368,27 @@ def test_the_written_config_gives_the_same_run(chosen: dict[str, Any]) -> None:
         found: object = run
         for part in name.split("."):
             found = getattr(found, part)
-        assert found == (tuple(value) if name == "optimizer.betas" else value)
+        assert _as_lists(found) == value
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         path.write_text(dump_yaml(run), encoding="utf-8")
         again = load_run_config(str(path))
     assert again == run
     assert dump_yaml(again) == dump_yaml(run)
+
+
+def test_stages_are_written_with_every_field(tmp_path: Path) -> None:
+    run = load_run_config(None, ["stages=[{name: a, steps: 5, weights: {中文: 1}}, {name: b, rope_theta: 5e5}]"])
+    content = yaml.safe_load(dump_yaml(run))
+    assert [list(stage) for stage in content["stages"]] == [list(StageSection.model_fields)] * 2
+    assert load_run_config(written(tmp_path, dump_yaml(run))) == run
+
+
+def test_stages_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "stages: [{name: a, steps: 5}, {name: b}]\n")
+    assert [stage.name for stage in load_run_config(path).stages] == ["a", "b"]
+    assert [stage.name for stage in load_run_config(path, ["stages=[{name: c}]"]).stages] == ["c"]
+    assert load_run_config(path, ["stages=[]"]).stages == ()
 
 
 def test_the_written_config_holds_every_field_and_readable_chinese() -> None:

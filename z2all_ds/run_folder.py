@@ -43,6 +43,11 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def data_states(self) -> Path:
+        """The data state of every checkpoint there was, kept when the checkpoint goes: a sample is traced from them."""
+        return self.root / "data_states"
+
+    @property
     def exports(self) -> Path:
         return self.root / "exports"
 

@@ -19,7 +19,7 @@ def test_tokens_of_a_corpus(small_corpus: Path, small_tokenizer: Path, tmp_path:
     assert [line.partition(":")[0] for line in lines] == [*raw, "all"]
     for line, (name, (documents, _)) in zip(lines, raw.items(), strict=False):
         block = domains[name].open_block(0, documents)
-        tokens = sum(block.num_tokens(number) for number in range(documents))
+        tokens = sum(len(block.tokens(number)) for number in range(documents))
         assert line.startswith(f"{name}: {documents:,} documents, {tokens:,} tokens, ")
         assert line.endswith(" bytes per token")
 

@@ -1,16 +1,24 @@
 """Batches: their shape, the thread behind them, and a state that knows only what was consumed."""
 
 import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from tests.data import loader_ranks
 from tests.data.corpus_maker import as_arrays, assert_same, open_stream, small_corpus
 from tests.data.test_prefetch import prefetch_threads, wait_until
 from z2all_ds.data import BatchLoader
-from z2all_ds.data.packing import SAMPLE_COLUMNS
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.data.packing import COLUMNS
+from z2all_ds.errors import ConfigError, DataError, MachineError
+from z2all_ds.machine import free_port
 
 
 @pytest.fixture
@@ -18,11 +26,17 @@ def corpus(tmp_path: Path) -> Path:
     return small_corpus(tmp_path)
 
 
+def children() -> list[int]:
+    """Processes of this one that do work; a resource tracker, once started, stays until the end."""
+    found = psutil.Process().children(recursive=True)
+    return [one.pid for one in found if one.is_running() and "resource_tracker" not in " ".join(one.cmdline())]
+
+
 def test_batches_are_the_samples_in_order(corpus: Path) -> None:
     samples = iter(open_stream(corpus))
     with BatchLoader(open_stream(corpus), micro_batch_size=5) as loader:
         for _, batch in zip(range(8), loader, strict=False):
-            assert tuple(batch) == SAMPLE_COLUMNS
+            assert tuple(batch) == COLUMNS
             assert all(column.shape == (5, 16) and column.dtype == torch.int64 for column in batch.values())
             for row in range(5):
                 assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
@@ -36,11 +50,11 @@ def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
         assert loader.state_dict() == plain.state_dict()
         for _ in range(4):
             next(loader)
-            wait_until(lambda: loader._prefetcher._queue.full())
+            wait_until(lambda: loader._prefetcher.num_waiting == 3)
             for _ in range(5):
                 next(samples)
             assert loader.state_dict() == plain.state_dict()
-            assert loader.state_dict()["samples_consumed_global"] == plain.state_dict()["samples_consumed_global"] > 0
+            assert loader.state_dict()["position"] == plain.state_dict()["position"] > 0
 
 
 def test_state_given_out_does_not_move(corpus: Path) -> None:
@@ -91,7 +105,92 @@ def test_pinned_batches(corpus: Path) -> None:
         assert all(column.is_pinned() for column in next(loader).values())
 
 
-@pytest.mark.parametrize("settings", [{"micro_batch_size": 0}, {"micro_batch_size": 1, "prefetch_batches": 0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro_batch_size": 0},
+        {"micro_batch_size": 1, "prefetch_batches": 0},
+        {"micro_batch_size": 1, "num_workers": -1},
+    ],
+)
 def test_sizes_refused(corpus: Path, settings: dict) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="at least"):
         BatchLoader(open_stream(corpus), **settings)
+
+
+# Worker processes
+
+
+def test_micro_batch_changes_between_two_batches(corpus: Path) -> None:
+    samples = iter(open_stream(corpus))
+    with BatchLoader(open_stream(corpus), micro_batch_size=6) as loader:
+        for size in (6, 2, 3):
+            loader.set_micro_batch_size(size)
+            batch = next(loader)
+            for row in range(size):
+                assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
+
+
+def test_workers_give_the_same_batches_and_go(corpus: Path) -> None:
+    """Three processes for twelve lanes; stopped, resumed with five, which do not divide the lanes."""
+    samples = iter(open_stream(corpus, sequence_length=5000))  # longer than a message: one sample each
+    state = None
+    for num_workers in (3, 5):
+        stream = open_stream(corpus, sequence_length=5000)
+        with BatchLoader(stream, micro_batch_size=4, num_workers=num_workers) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for _ in range(5):
+                batch = next(loader)
+                for row in range(4):
+                    assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
+            assert len(children()) >= num_workers
+            state = loader.state_dict()
+        wait_until(lambda: not children())
+
+
+def test_error_of_a_worker_comes_as_its_one_line(corpus: Path) -> None:
+    (corpus / "web-00010.jsonl").unlink()
+    with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=2) as loader:
+        with pytest.raises(DataError, match=r"web-00010\.jsonl, record") as caught:
+            list(itertools.islice(loader, 1000))
+    assert "\n" not in str(caught.value)
+    wait_until(lambda: not children())
+
+
+def test_a_worker_that_dies_is_named(corpus: Path) -> None:
+    with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=1, prefetch_batches=1) as loader:
+        next(loader)
+        (worker,) = children()
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(MachineError, match=r"a data worker: ended without a word.*data\.num_workers \(now 1\)"):
+            list(itertools.islice(loader, 100_000))
+
+
+def test_two_ranks_with_two_workers_each(corpus: Path, tmp_path: Path) -> None:
+    """Real gloo ranks, real DataLoader workers, a stop, and a resume as one rank without any: one unbroken sequence."""
+    script = Path(loader_ranks.__file__)
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.data.loader_ranks", str(corpus), str(tmp_path / "out")],
+            cwd=script.parents[2],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    found = json.loads((tmp_path / "out").read_text())
+    plain = open_stream(corpus)
+    samples = iter(plain)
+    assert found["input_ids"] == [next(samples)["input_ids"].tolist() for _ in range(48)]
+    assert found["state"] == plain.state_dict()
+    resumed = open_stream(corpus)
+    resumed.load_state_dict(found["state"])
+    for _ in range(24):
+        assert_same(next(iter(resumed)), as_arrays(next(samples)))

@@ -99,7 +99,7 @@ def test_empty_documents_are_one_token(odd_corpus: Path, small_tokenizer: Path, 
     domain = open_token_corpus(tmp_path / "t").domains["odd"]
     block = domain.open_block(len(ODD_TEXTS) - 1, domain.num_documents)
     assert [block.tokens(number).tolist() for number in (1, 2)] == [[eot_id], [eot_id]]
-    assert [block.num_tokens(number) for number in (1, 2)] == [1, 1]
+    assert [len(block.tokens(number)) for number in (1, 2)] == [1, 1]
 
 
 def test_the_number_of_workers_changes_nothing(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:

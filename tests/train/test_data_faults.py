@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,60 +11,51 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.text_corpora import write_text_corpus
 from tests.helpers.marked import marked, new_mark, wait_until
-from tests.helpers.training import losses, metrics, run_arguments, train_many
+from tests.helpers.short_documents import write_short_documents
+from tests.helpers.training import losses, run_arguments, train_many
 from z2all_ds.checkpoint.layout import find_latest
 from z2all_ds.config import load_run_config
-from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data import PackedStream
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import Place
-from z2all_ds.data.readers import open_domains
 from z2all_ds.data.trace import trace_sample
 from z2all_ds.errors import DataError
-from z2all_ds.tokenizer import load_tokenizer
-from z2all_ds.track.writer import last_outcome
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.train.inputs import stream_spec
 
-STEPS, STOP, EVERY = 120, 20, 20
-SAMPLES_PER_STEP = 8
-BROKEN_STEP = 60
-"""The step that needs the document with the garbage."""
-SETTINGS = ("deepspeed=zero2", "data.num_lanes=8", f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}")
-CHARACTERS_PER_DOCUMENT = 400
-
-
-def short_documents(small_corpus: Path, folder: Path) -> Path:
-    """The text of the small corpus in some 1,500 documents: lanes read blocks of several, from several shards."""
-    shards = {}
-    for name, reader in open_domains(small_corpus, load_manifest(small_corpus)).items():
-        text = "\n".join(reader.read(number) for number in range(reader.num_documents))
-        size = CHARACTERS_PER_DOCUMENT
-        documents = [text[begin : begin + size] for begin in range(0, len(text), size)]
-        shards[name] = [documents[begin : begin + 150] for begin in range(0, len(documents), 150)]
-    return write_text_corpus(folder, shards)
+STEPS, SAVED_EVERY, SAMPLES_PER_STEP = 120, 20, 8
+STOPPED_AFTER = 20
+SEEN = 22
+"""Steps recorded when a shard is damaged under a run."""
+NEEDED_FROM_STEP = 60
+"""The line that is damaged is that of the first document which rank 1 begins from here on."""
+NAMES = ["deleted", "worker", "cut", "spoilt"]
+"""Of the runs: a shard is deleted, or a line of it garbage met by a worker process, while the run is stopped; a shard
+is cut, or a line of it overwritten, while it trains."""
+SETTINGS = ("deepspeed=zero2", "data.num_lanes=8", f"train.steps={STEPS}", f"checkpoint.every_steps={SAVED_EVERY}")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of a run whose corpus was damaged."""
+class Failure:
+    """What was seen of a run on a damaged corpus."""
 
-    damaged: str
-    """The shard."""
-    result: subprocess.CompletedProcess[str]
+    shard: str
+    code: int
+    terminal: list[str]
+    """Without the lines of steps and checkpoints."""
+    errors_logged: list[list[str]]
+    """By rank."""
     left_behind: dict[int, bytes]
     steps_recorded: int
-    log_lines: list[str]
-    """The errors in the ranks' logs."""
-    expected: list[str | None]
-    """What each rank finds when it reads on from the checkpoint, on its own."""
     newest_checkpoint: int
+    expected: list[tuple[int, str]]
+    """Of each rank, what a stream meets that reads on from that checkpoint: steps before it, and the line."""
 
 
-class Damages:
-    """Makes runs on one corpus, damages it, and mends it again."""
+class Workshop:
+    """Runs on one corpus, which is damaged and mended."""
 
     def __init__(self, folder: Path, corpus: Path, tokenizer: Path) -> None:
         self.folder, self.corpus, self.tokenizer = folder, corpus, tokenizer
@@ -71,74 +63,163 @@ class Damages:
     def arguments(self, run: str, *overrides: str) -> list[str]:
         return run_arguments(self.folder / run, self.corpus, self.tokenizer, *SETTINGS, *overrides)
 
-    def first_document_of(self, sample: int) -> Place:
-        """The first that a global sample begins anew."""
-        spec = stream_spec(load_run_config(None, self.arguments("any")))
-        plan = DataPlan.open(spec, load_tokenizer(self.tokenizer))
-        for number in range(sample, sample + 100):
-            for piece in trace_sample(plan, number).pieces:
+    def first_document(self, rank: int, step: int) -> tuple[int, Place]:
+        """The first that a rank of two begins in this step or a later one, and in which."""
+        plan = DataPlan.open(stream_spec(load_run_config(None, self.arguments("any"))), load_tokenizer(self.tokenizer))
+        for sample in range((step - 1) * SAMPLES_PER_STEP + rank, STEPS * SAMPLES_PER_STEP, 2):
+            for piece in trace_sample(plan, sample).pieces:
                 if piece.start == 0:
-                    return piece.place
+                    return sample // SAMPLES_PER_STEP + 1, piece.place
         raise AssertionError("no document begins there")
 
-    def fail(self, run: str, shard: str, damage: Callable[[Path], None], at_step: int | None, *overrides: str) -> Outcome:
-        """Goes on with a run on a corpus that is damaged before, or when `at_step` was recorded; then mends it."""
-        arguments = self.arguments(run, *overrides)
-        folder, path = RunFolder(self.folder / run), self.corpus / shard
-        healthy, mark = path.read_bytes(), new_mark()
-        before = find_latest(folder.checkpoints)[0]
+    def fail(
+        self, run: str, shard: str, damage: Callable[[Path], None], *overrides: str, at_step: int | None = None
+    ) -> Failure:
+        """Goes on with a run on a corpus damaged before it, or when it has recorded `at_step`; then mends it."""
+        run_folder, path, mark = RunFolder(self.folder / run), self.corpus / shard, new_mark()
+        arguments, healthy = self.arguments(run, *overrides), path.read_bytes()
         try:
             if at_step is None:
                 damage(path)
             command = [sys.executable, "-m", "z2all_ds", "train", "--ranks", "2", *arguments]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            process = subprocess.Popen(command, env={**os.environ, **mark}, **pipes)  # type: ignore[call-overload]
+            process = subprocess.Popen(command, env={**os.environ, **mark}, stderr=subprocess.PIPE, text=True)
             if at_step is not None:
-                wait_until(lambda: recorded(folder) >= at_step or process.poll() is not None, "the run to train")
+                wait_until(lambda: recorded(run_folder) >= at_step or process.poll() is not None, "the run to train")
                 damage(path)
-            stdout, stderr = process.communicate(timeout=300)
+            terminal = process.communicate(timeout=300)[1].splitlines()
             left_behind = marked(mark)
-            newest = find_latest(folder.checkpoints)[0]
+            newest = find_latest(run_folder.checkpoints)[0]
             assert newest is not None
-            expected = [self._error_of(arguments, rank, json.loads((newest.path / "data_state.json").read_text()))
-                        for rank in range(2)]
+            expected = [self._met_by(rank, arguments, newest.path / "data_state.json") for rank in range(2)]
         finally:
             path.write_bytes(healthy)
-        logs = [line for rank in range(2) for line in folder.rank_log(rank).read_text().splitlines()]
-        result = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-        print(stderr, expected)
-        errors = [line for line in logs if line.startswith("DataError")]
-        return Outcome(shard, result, left_behind, recorded(folder), errors, expected, newest.step)
+        logs = [run_folder.rank_log(rank).read_text().splitlines() for rank in range(2)]
+        usual = re.compile(r"step |saved |resumed |loading |precision: |op ")
+        return Failure(
+            shard,
+            process.returncode,
+            [line for line in terminal if not usual.match(line)],
+            [[line for line in log if "Error" in line] for log in logs],
+            left_behind,
+            recorded(run_folder),
+            newest.step,
+            expected,
+        )
 
-    def _error_of(self, arguments: list[str], rank: int, state) -> str | None:
+    def _met_by(self, rank: int, arguments: list[str], state: Path) -> tuple[int, str]:
         spec = stream_spec(load_run_config(None, arguments))
-        stream = PackedStream(spec, load_tokenizer(self.tokenizer), rank, 2)
-        stream.load_state_dict(state)
+        stream = PackedStream(spec, load_tokenizer(self.tokenizer), rank, world_size=2)
+        stream.load_state_dict(json.loads(state.read_text()))
         try:
             for _ in stream:
                 if stream.position >= STEPS * SAMPLES_PER_STEP:
-                    return None
+                    return STEPS, ""
         except DataError as error:
-            return f"DataError: {error}", stream.position
+            return stream.position // SAMPLES_PER_STEP, f"DataError: {error}"
         raise AssertionError("a stream has no end")
 
 
-def recorded(folder: RunFolder) -> int:
-    return len(folder.metrics.read_bytes().splitlines()) if folder.metrics.exists() else 0
+def recorded(run_folder: RunFolder) -> int:
+    return len(run_folder.metrics.read_bytes().splitlines()) if run_folder.metrics.exists() else 0
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def put_garbage(record: int) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        begin = sum(map(len, lines[:record]))
+        with path.open("r+b") as file:
+            file.seek(begin)
+            file.write(b"\xff" * (len(lines[record]) - 1))
+
+    return damage
+
 
 @pytest.fixture(scope="module")
-def damages(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Damages:
+def workshop(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Workshop:
+    """With a run that nothing happened to, and two that were stopped."""
     folder = tmp_path_factory.mktemp("faults")
-    made = Damages(folder, short_documents(small_corpus, folder / "corpus"), small_tokenizer)
-    stop = f"train.stop_at_step={STOP}"
-    plan = [made.arguments("whole"), made.arguments("deleted", stop), made.arguments("garbage", stop)]
+    made = Workshop(folder, write_short_documents(small_corpus, folder / "corpus"), small_tokenizer)
+    stop = f"train.stop_at_step={STOPPED_AFTER}"
+    plan = [made.arguments("whole"), made.arguments("deleted", stop), made.arguments("worker", stop)]
     assert train_many(folder, plan) == [0, 0, 0]
     return made
 
-def test_x(damages):
-    place = damages.first_document_of(40*8)
-    o = damages.fail("deleted", place.shard, lambda p: p.unlink(), None)
-    print(o)
-    o = damages.fail("cut", place.shard, lambda p: os.truncate(p, p.stat().st_size//2), 25)
-    print(o)
-    assert 0
+
+@pytest.fixture(scope="module")
+def failures(workshop: Workshop) -> dict[str, Failure]:
+    """A launch each. The corpus is whole again after each of them."""
+    _, needed = workshop.first_document(rank=1, step=NEEDED_FROM_STEP)
+    spoil = put_garbage(needed.record)
+    failures = {
+        "deleted": workshop.fail("deleted", needed.shard, Path.unlink),
+        "worker": workshop.fail("worker", needed.shard, spoil, "data.num_workers=1"),
+        "cut": workshop.fail("cut", needed.shard, cut_in_half, at_step=SEEN),
+        "spoilt": workshop.fail("spoilt", needed.shard, spoil, at_step=SEEN),
+    }
+    assert list(failures) == NAMES
+    return failures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shard_and_the_record_are_named_in_one_line(name: str, failures: dict[str, Failure]) -> None:
+    failure = failures[name]
+    assert failure.code == DataError.exit_code
+    *lines, judged = failure.terminal
+    assert judged.startswith("RanksFailed: ")
+    assert "ended with code 3" in judged
+    assert 1 <= len(lines) <= 2  # both ranks may meet it in the same step
+    logged = [line for log in failure.errors_logged for line in log]
+    for line in lines:
+        assert re.match(rf"DataError: \S+/{failure.shard}, record \d+: the ", line), line
+        assert any(line.startswith(said) for said in logged)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rank_and_no_worker_is_left(name: str, failures: dict[str, Failure]) -> None:
+    assert failures[name].left_behind == {}
+
+
+def test_a_missing_shard_ends_the_first_step_that_needs_it(failures: dict[str, Failure]) -> None:
+    failure = failures["deleted"]
+    assert failure.steps_recorded == min(steps for steps, _ in failure.expected) < STEPS
+    said = {line for log in failure.errors_logged for line in log}
+    assert said
+    assert said <= {line for _, line in failure.expected}
+
+
+def test_a_shard_cut_under_a_run_ends_it_before_it_reads_too_little(failures: dict[str, Failure]) -> None:
+    failure = failures["cut"]
+    assert SEEN <= failure.steps_recorded < STEPS
+    assert all("bytes" in line for log in failure.errors_logged for line in log)
+
+
+@pytest.mark.parametrize("name", ["worker", "spoilt"])
+def test_a_damaged_line_is_met_by_one_rank_and_the_other_is_silent(
+    name: str, workshop: Workshop, failures: dict[str, Failure]
+) -> None:
+    failure = failures[name]
+    (nothing, _), (steps, line) = failure.expected
+    step, place = workshop.first_document(rank=1, step=NEEDED_FROM_STEP)
+    assert (nothing, steps) == (STEPS, step - 1)
+    assert f"/{place.shard}, record {place.record}: the line is not JSON" in line
+    assert failure.errors_logged == [[], [line]]
+    assert failure.terminal[0].startswith(line)
+    # what a worker has made ahead when it meets the line is not given out any more
+    assert failure.steps_recorded == steps if name == "spoilt" else STOPPED_AFTER <= failure.steps_recorded <= steps
+
+
+def test_mended_it_goes_on_as_if_nothing_had_been(workshop: Workshop, failures: dict[str, Failure]) -> None:
+    before = {name: failure.newest_checkpoint for name, failure in failures.items()}
+    assert (before["deleted"], before["worker"]) == (STOPPED_AFTER, STOPPED_AFTER)
+    saved = failures["spoilt"].steps_recorded // SAVED_EVERY * SAVED_EVERY
+    assert before["spoilt"] == saved >= NEEDED_FROM_STEP - SAVED_EVERY
+    assert train_many(workshop.folder, [workshop.arguments(name) for name in NAMES]) == [0] * len(NAMES)
+    whole = losses(workshop.folder / "whole")
+    assert len(whole) == STEPS
+    for name in NAMES:
+        assert f"resumed from step_{before[name]:08d}" in RunFolder(workshop.folder / name).rank_log(0).read_text()
+        assert losses(workshop.folder / name) == whole

@@ -8,19 +8,26 @@ import torch
 from tests.ops.comparing import on_gpu
 from z2all_ds.accounting import flops_per_token
 from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.run_stages import RunStage, run_stages
 from z2all_ds.train.meters import WINDOW_STEPS, Meters, StepCost, peak_memory_bytes, step_line
 
 CPU = torch.device("cpu")
 PAUSE_SECONDS = 0.002
 
 
-def tiny_run(steps: int = 100) -> RunConfig:
-    return load_run_config("z2all_tiny", [f"train.steps={steps}", "train.global_batch=8", "train.micro_batch=2"])
+def tiny_run(steps: int = 100, stages: str = "[]") -> RunConfig:
+    batch = ("train.global_batch=8", "train.micro_batch=2")
+    return load_run_config("z2all_tiny", [f"train.steps={steps}", *batch, f"stages={stages}"])
+
+
+def only_stage(run: RunConfig) -> RunStage:
+    (stage,) = run_stages(run)
+    return stage
 
 
 def test_figures_of_one_step_belong_together() -> None:
     run = tiny_run(steps=10)
-    meters = Meters(run, world_size=1, device=CPU, first_step=6)
+    meters = Meters(run, only_stage(run), world_size=1, device=CPU, first_step=6)
     time.sleep(PAUSE_SECONDS)
     cost = meters.measure()
     assert cost.step_seconds >= PAUSE_SECONDS
@@ -31,7 +38,8 @@ def test_figures_of_one_step_belong_together() -> None:
 
 
 def test_nothing_remains_after_the_last_step() -> None:
-    meters = Meters(tiny_run(steps=2), world_size=1, device=CPU, first_step=0)
+    run = tiny_run(steps=2)
+    meters = Meters(run, only_stage(run), world_size=1, device=CPU, first_step=0)
     costs = []
     for _ in range(2):
         time.sleep(PAUSE_SECONDS)
@@ -42,7 +50,7 @@ def test_nothing_remains_after_the_last_step() -> None:
 
 def test_rate_is_a_mean_over_the_window_alone() -> None:
     run = tiny_run()
-    meters = Meters(run, world_size=1, device=CPU, first_step=0)
+    meters = Meters(run, only_stage(run), world_size=1, device=CPU, first_step=0)
     costs = []
     for _ in range(WINDOW_STEPS + 3):
         time.sleep(PAUSE_SECONDS)
@@ -50,6 +58,15 @@ def test_rate_is_a_mean_over_the_window_alone() -> None:
     tokens = run.train.global_batch * run.train.sequence_length
     window = sum(cost.step_seconds for cost in costs[-WINDOW_STEPS:])
     assert costs[-1].tokens_per_second == pytest.approx(tokens * WINDOW_STEPS / window, rel=1e-9)
+
+
+def test_tokens_are_those_of_the_stage_and_what_remains_is_that_of_the_run() -> None:
+    run = tiny_run(steps=10, stages="[{name: a, steps: 4}, {name: b, global_batch: 4, sequence_length: 16}]")
+    meters = Meters(run, run_stages(run)[1], world_size=1, device=CPU, first_step=4)
+    time.sleep(PAUSE_SECONDS)
+    cost = meters.measure()
+    assert cost.tokens_per_second * cost.step_seconds == pytest.approx(4 * 16, rel=1e-12)
+    assert cost.remaining_seconds == pytest.approx(5 * cost.step_seconds, rel=1e-12)
 
 
 def test_cpu_memory_is_this_process_and_in_bytes() -> None:
@@ -66,7 +83,7 @@ def test_gpu_has_a_memory_figure_and_an_mfu_where_its_peak_is_known() -> None:
     device = torch.device("cuda", 0)
     block = torch.ones(2**20, device=device)
     run = tiny_run()
-    meters = Meters(run, world_size=2, device=device, first_step=0)
+    meters = Meters(run, only_stage(run), world_size=2, device=device, first_step=0)
     time.sleep(PAUSE_SECONDS)
     cost = meters.measure()
     assert cost.peak_memory_bytes >= block.numel() * 4

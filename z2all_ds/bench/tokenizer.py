@@ -20,8 +20,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from z2all_ds.bench.memory import peak_memory_bytes
+from z2all_ds.bench.text import built_in_text
 from z2all_ds.console import heartbeat, human_bytes
-from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
 from z2all_ds.tokenizer.sampling import Domain, check_weights, open_sources, share_budget
@@ -99,7 +99,7 @@ def bench_tokenizer(
     if sample_bytes < 1:
         raise ConfigError(f"bytes {sample_bytes}", "must be positive", f"Leave it at {SAMPLE_BYTES}.")
     with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        given = [str(one) for one in inputs] or [_built_in_text(Path(scratch) / "corpus", sample_bytes)]
+        given = [str(one) for one in inputs] or [built_in_text(Path(scratch) / "corpus", sample_bytes)]
         sources = open_sources(given, with_fingerprint=False)
         if weights is not None:
             check_weights(weights, list(sources.domains))
@@ -114,12 +114,6 @@ def bench_tokenizer(
         packages={name: version(name) for name in ("tokenizers", *(["sentencepiece"] if "spm" in names else []))},
         trainers=[costs for costs, _ in results],
     )
-
-
-def _built_in_text(folder: Path, sample_bytes: int) -> str:
-    sources = [("code", "python_code"), ("en", "python_docstrings"), ("zh", "chinese_sample")]
-    build_corpus(folder, [SourceSpec(name, converter, max_bytes=sample_bytes // 3) for name, converter in sources])
-    return str(folder)
 
 
 def _in_own_process(

@@ -1,5 +1,6 @@
 """The verbs of `z2all bench`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,3 +64,29 @@ def bench_tokenizer(
         inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
     )
     print(room.to_json(costs) if as_json else room.to_line(costs))
+
+
+@bench_app.command("data")
+def bench_data(
+    corpus: Annotated[Path | None, typer.Option(help="Corpus folder (default: built-in text).")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer folder (default: 16,000 tokens, trained on the text).")
+    ] = None,
+    megabytes: Annotated[int, typer.Option(help="Of text to read.")] = 60,
+    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
+    with_peers: Annotated[bool, typer.Option("--peers-too/--no-peers", help="Measure other loaders, too.")] = True,
+    peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; made if missing.")] = None,
+    shards: Annotated[int, typer.Option(help="Of the large corpus; 0 leaves it out.")] = 1000,
+    shard_megabytes: Annotated[int, typer.Option(help="Of each of its shards; it is on disk once.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokens per second of one core and time to resume, beside the tokenizer alone and other loaders."""
+    from z2all_ds.bench import data as room
+    from z2all_ds.bench.data_report import to_json, to_lines
+
+    costs = room.bench_data(corpus, tokenizer, megabytes, repeats, with_peers, peers, shards, shard_megabytes)
+    if as_json:
+        print(to_json(costs))
+        return
+    for line in to_lines(costs):
+        print(line)

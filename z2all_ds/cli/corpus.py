@@ -255,3 +255,24 @@ def corpus_adopt(
     for name, (documents, size) in manifest.domains.items():
         shards = sum(shard.domain == name for shard in manifest.shards)
         print(f"{name}: {documents:,} documents, {human_bytes(size)} in {shards} shards")
+
+
+@corpus_app.command("trace")
+def corpus_trace(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    sample: Annotated[list[int] | None, typer.Option(help="Number of a global sample; may be repeated.")] = None,
+    step: Annotated[int | None, typer.Option(help="All samples of this step.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which documents, shards and domain a sample of a run came from."""
+    from z2all_ds.errors import ConfigError
+    from z2all_ds.train import traces as room
+
+    if not sample and step is None:
+        raise ConfigError("corpus trace", "neither a sample nor a step was named", "Give --sample K or --step S.")
+    traced = room.trace_run(run, sample or [], step)
+    if as_json:
+        print(room.to_json(traced))
+        return
+    for line in room.lines_of(traced, room.tokenizer_of(run)):
+        print(line)

@@ -40,9 +40,6 @@ class Block(Protocol):
     """Some neighbouring documents of a domain, numbered from 0. Opening one may read ahead what all of them need."""
 
     def tokens(self, number: int) -> TokenArray: ...
-    def num_tokens(self, number: int) -> int:
-        """As many as `tokens` gives, without reading them where that is possible."""
-        ...
 
 
 class Domain(Protocol):
@@ -101,9 +98,6 @@ class RawBlock:
     def tokens(self, number: int) -> TokenArray:
         # One document at a time: a lane holds what it is in the middle of, and no more.
         return as_document(self._tokenizer.encode_batch([self._texts.text(number)])[0], self._tokenizer.eot_id)
-
-    def num_tokens(self, number: int) -> int:
-        return len(self.tokens(number))
 
 
 def as_document(token_ids: list[int], eot_id: int) -> TokenArray:

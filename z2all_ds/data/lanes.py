@@ -71,10 +71,6 @@ class Row:
             )
 
     @property
-    def epoch(self) -> int:
-        return self._place_of_block.epoch
-
-    @property
     def document_index(self) -> int:
         return self._place_of_block.first + self._within[self.place]
 
@@ -93,7 +89,8 @@ class Row:
     def _seek_block(self, block: int) -> None:
         self.block, self._opened = block, None
         self._place_of_block: BlockPlace = self._order.block_at(self._lane + block * self._num_lanes)
-        self._within: list[int] = self._order.within(self._place_of_block).tolist()
+        self.epoch = self._place_of_block.epoch
+        self._within = self._order.within(self._place_of_block)
 
 
 class Packer(Protocol):
@@ -114,38 +111,35 @@ class CutPacker:
 
     def next_sample(self, sequence_length: int) -> tuple[Sample, list[Piece]]:
         tokens = np.empty(sequence_length + 1, dtype=np.int32)
-        pieces, at = [], 0
-        while True:
-            document = self._open()
-            start = self._given
-            end = min(len(document), start + sequence_length - at)
+        row, pieces, lengths, at, goes_on = self._row, [], [], 0, False
+        while at < sequence_length:
+            document = self._open() if self._document is None else self._document
+            start, available = self._given, len(document)
+            end = min(available, start + sequence_length - at)
             tokens[at : at + end - start] = document[start:end]
             at += end - start
-            pieces.append(Piece(self._row.epoch, self._row.document_index, start, end))
-            goes_on = end < len(document)
+            pieces.append(Piece(row.epoch, row.document_index, start, end))
+            lengths.append(end - start)
+            goes_on = end < available
             if goes_on:
                 self._given = end
-                tokens[-1] = document[end]
-                break
-            self._document, self._given = None, 0
-            self._row.advance()
-            if at == sequence_length:
-                tokens[-1] = 0  # follows no document; its place holds no target
-                break
-        return Sample(tokens, [piece.end - piece.start for piece in pieces], self._domain_index, goes_on), pieces
+            else:
+                self._document, self._given = None, 0
+                row.advance()
+        tokens[-1] = document[end] if goes_on else 0  # without one to follow, its place holds no target
+        return Sample(tokens, lengths, self._domain_index, goes_on), pieces
 
     def cursor(self) -> Cursor:
         return [self._row.block, self._row.place, self._given]
 
     def _open(self) -> TokenArray:
-        if self._document is None:
-            self._document = self._row.tokens()
-            if self._given >= len(self._document):
-                raise DataError(
-                    f"data state: {self._given} tokens given of document {self._row.document_index}",
-                    f"that document has {len(self._document)}",
-                    "The text or the tokenizer changed under an old fingerprint: restore them.",
-                )
+        self._document = self._row.tokens()
+        if self._given >= len(self._document):
+            raise DataError(
+                f"data state: {self._given} tokens given of document {self._row.document_index}",
+                f"that document has {len(self._document)}",
+                "The text or the tokenizer changed under an old fingerprint: restore them.",
+            )
         return self._document
 
 

@@ -72,10 +72,12 @@ class Schedule:
 
     def stage_of(self, sample: int) -> Stage:
         """The stage a global sample belongs to; a skipped one to that of its time."""
+        if len(self.stages) == 1:
+            return self.stages[0]
         return self.stages[bisect_right(self._first_given, self.given_before(sample)) - 1]
 
     def is_skipped(self, sample: int) -> bool:
-        return any(first <= sample < end for first, end in self.skip)
+        return bool(self.skip) and any(first <= sample < end for first, end in self.skip)
 
     def given_before(self, sample: int) -> int:
         """How many of the samples 0 to `sample` - 1 are given out."""

@@ -108,10 +108,6 @@ class StraddlingBlock:
         place = bisect_right(self._first_number, number) - 1
         return self._blocks[place].tokens(number - self._first_number[place])
 
-    def num_tokens(self, number: int) -> int:
-        place = bisect_right(self._first_number, number) - 1
-        return self._blocks[place].num_tokens(number - self._first_number[place])
-
 
 class TokenBlock:
     """Neighbouring documents of one shard, the records `first` to `end` - 1."""
@@ -129,9 +125,6 @@ class TokenBlock:
         # integers at once, at a fraction of what indexing an array costs.
         self._borders = self._read_borders(shard, first, end).data
         self._fetched = None if folder.is_local else self._read(0, self.num_documents)
-
-    def num_tokens(self, number: int) -> int:
-        return self._borders[number + 1] - self._borders[number]
 
     def tokens(self, number: int) -> TokenArray:
         """Some microseconds: this is the whole cost of a document that was tokenized before."""

@@ -24,8 +24,10 @@ from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.engine import set_learning_rate
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, StepCost, step_line
+from z2all_ds.train.peers import others_speak_first
 from z2all_ds.train.schedules import learning_rate
 from z2all_ds.train.stages import begin_stage, check_stages_past
+from z2all_ds.train.traces import drop_states_after, keep_state
 from z2all_ds.world import World
 
 
@@ -56,6 +58,7 @@ class Trainer:
         self.writer: RunWriter | None = None
         self.wandb: WandbSink | None = None
 
+    @others_speak_first()
     def restore(self, resume: str) -> None:
         """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
         checkpoints, verify = self.folder.checkpoints, self.run.checkpoint.verify_checksums
@@ -80,12 +83,14 @@ class Trainer:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
             dropped = drop_metrics_after(self.folder.metrics, self.step)
+            drop_states_after(self.folder, self.step)
             self.writer = RunWriter(self.folder, warn=self.output.say)
             self.writer.event("started", step=self.step, **self.shape, deepspeed=self.resolved.name)
             if dropped:
                 self.writer.event("metrics_dropped", records=dropped, after_step=self.step)
             self.wandb = WandbSink(self.run.track, self.run, self.output.say)
 
+    @others_speak_first()
     def run_steps(self) -> None:
         """Trains up to the last step (or the planned stop), saving on the way."""
         train = self.run.train
@@ -172,6 +177,7 @@ class Trainer:
         path = save_checkpoint(self.engine, self.folder.checkpoints, self.step, trainer, data_state, keep_last)
         seconds = time.monotonic() - started
         if self.writer:
+            keep_state(self.folder, self.step, data_state)
             self.writer.event("checkpoint", step=self.step, path=path.name, seconds=round(seconds, 3))
         self.output.say(f"saved {path.name} in {seconds:.1f} s")
 

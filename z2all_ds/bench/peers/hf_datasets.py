@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk
-from measuring import begin, content, half, resume, speed, tell
+from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk  # type: ignore[import-not-found]
+from measuring import begin, content, half, resume, speed, tell  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -94,9 +94,8 @@ def open_at(job: dict[str, Any], state: dict[str, Any]) -> Iterator[Any]:
 def prepare(job: dict[str, Any]) -> dict[str, Any]:
     """Packed rows as the library keeps them."""
     length = job["sequence_length"]
-    tokens = np.memmap(job["tokens_file"], dtype=job["dtype"], mode="r")
-    tokens = tokens[: len(tokens) // length * length]
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(tokens), length)
+    tokens = np.fromfile(job["tokens_file"], dtype=job["dtype"])
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(tokens[: len(tokens) // length * length]), length)
     features = Features({"input_ids": List(Value(job["dtype"]), length=length)})
     table = pa.table({"input_ids": rows}, schema=features.arrow_schema)
     Dataset(table).save_to_disk(job["folder"])
@@ -112,7 +111,7 @@ def main() -> None:
     if job["task"] == "prepare":
         figures = prepare(job)
     elif job["task"] == "speed":
-        figures = speed(lambda: open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
+        figures = speed(lambda: open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1], job["warm_up"])
     elif job["task"] == "content":
         figures = content(open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
     elif job["task"] == "half":

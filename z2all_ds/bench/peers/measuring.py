@@ -38,27 +38,29 @@ def tell(figures: dict[str, Any], packages: list[str]) -> None:
     print("\n" + json.dumps(found), flush=True)
 
 
-def speed(open_batches: Callable[[], Iterable[Batch]]) -> dict[str, Any]:
-    """All batches that come, counted. Opening is timed by itself."""
+def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int) -> dict[str, Any]:
+    """All batches that come after the first `warm_up`, in which lanes and buffers fill. Opening is timed by itself."""
     started = time.perf_counter()
     batches = iter(open_batches())
-    opened, cpu_before = time.perf_counter(), time.process_time()
+    open_seconds = time.perf_counter() - started
+    for _ in range(warm_up):
+        next(batches)
+    started, cpu_before = time.perf_counter(), time.process_time()
     tokens = samples = 0
     for batch in batches:
         samples += len(batch["input_ids"])
         tokens += batch["input_ids"].numel()
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
     return {
         "tokens": tokens,
         "samples": samples,
-        "open_seconds": opened - started,
-        "seconds": time.perf_counter() - opened,
-        "cpu_seconds": time.process_time() - cpu_before,
+        "open_seconds": open_seconds,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
     }
 
 
-def half(
-    batches: Iterator[Batch], count: int, state: Callable[[], dict[str, Any]], state_file: str
-) -> dict[str, Any]:
+def half(batches: Iterator[Batch], count: int, state: Callable[[], dict[str, Any]], state_file: str) -> dict[str, Any]:
     """Reads `count` batches, writes the state, and looks at the batch that a resume would have to give."""
     for _ in range(count):
         next(batches)

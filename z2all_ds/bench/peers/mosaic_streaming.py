@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import begin, content, half, resume, speed, tell
+from measuring import begin, content, half, resume, speed, tell  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset
 
 # Its part for images wants torchvision, which comes with another torch. Nothing here uses it.
 sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
-from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found]  # noqa: E402
 
 SHUFFLE_SEED = 1
+PREDOWNLOAD = 1 << 30
+"""Samples to prepare ahead: all. With its default of some batches it slept for most of the time, waiting for a thread
+that looks whether files are there."""
 
 
-class TokenizedText(StreamingDataset):  # type: ignore[misc]
+class TokenizedText(StreamingDataset):
     """Documents as tokens."""
 
     def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
@@ -69,7 +72,8 @@ def stack(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def open_batches(job: dict[str, Any]) -> tuple[Any, Any]:
     """(what has the state, batches)."""
-    options = {"local": job["folder"], "shuffle": job["shuffle"], "shuffle_seed": SHUFFLE_SEED}
+    options: dict[str, Any] = {"local": job["folder"], "shuffle": job["shuffle"], "shuffle_seed": SHUFFLE_SEED}
+    options["predownload"] = PREDOWNLOAD
     if job["source"] == "tokens":
         size = job["samples"] * job["epochs"]
         rows = StreamingDataset(**options, batch_size=job["micro_batch"], epoch_size=size)
@@ -106,11 +110,11 @@ def prepare(job: dict[str, Any]) -> dict[str, Any]:
 
 def prepare_tokens(job: dict[str, Any]) -> dict[str, Any]:
     length = job["sequence_length"]
-    tokens = np.memmap(job["tokens_file"], dtype=job["dtype"], mode="r")
+    tokens = np.fromfile(job["tokens_file"], dtype=job["dtype"])
     samples = (len(tokens) - 1) // length
     with MDSWriter(out=job["folder"], columns={"tokens": f"ndarray:{job['dtype']}:{length + 1}"}) as writer:
         for number in range(samples):
-            writer.write({"tokens": np.array(tokens[number * length : (number + 1) * length + 1])})
+            writer.write({"tokens": tokens[number * length : (number + 1) * length + 1]})
     return {"samples": samples}
 
 
@@ -121,7 +125,7 @@ def main() -> None:
     if job["task"] == "prepare":
         figures = prepare(job)
     elif job["task"] == "speed":
-        figures = speed(lambda: open_batches(job)[1])
+        figures = speed(lambda: open_batches(job)[1], job["warm_up"])
     elif job["task"] == "content":
         figures = content(open_batches(job)[1])
     elif job["task"] == "half":

@@ -1,0 +1,130 @@
+"""Stages of a run: what is in force at each step, and what cannot be meant."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.config import load_run_config
+from z2all_ds.errors import ConfigError
+from z2all_ds.run_stages import RunStage, run_stages, samples_seen, stage_at, tokens_seen
+
+BASE = ("train.steps=100", "train.sequence_length=64", "train.global_batch=32", "train.micro_batch=4")
+
+
+def stages_of(stages: list[dict[str, Any]], *overrides: str) -> list[RunStage]:
+    text = yaml.safe_dump(stages, default_flow_style=True, allow_unicode=True)
+    return run_stages(load_run_config(None, [*BASE, *overrides, f"stages={text}"]))
+
+
+def test_without_stages_the_run_is_one() -> None:
+    weights = "data.weights={code: 2}"
+    (stage,) = run_stages(load_run_config(None, [*BASE, weights, "data.temperature=3", "model.rope_theta=5e5"]))
+    assert asdict(stage) == {
+        "name": "train",
+        "first_step": 0,
+        "end_step": 100,
+        "sequence_length": 64,
+        "global_batch": 32,
+        "micro_batch": 4,
+        "rope_theta": 5e5,
+        "weights": {"code": 2.0},
+        "temperature": 3.0,
+    }
+    assert (stage.samples, stage.tokens_per_step) == (3200, 2048)
+
+
+def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
+    first, second, third = stages_of(
+        [
+            {"name": "a", "steps": 60, "weights": {"en": 1.0}},
+            {"name": "b", "steps": 30, "sequence_length": 128, "global_batch": 16, "rope_theta": 1e6},
+            {"name": "c", "temperature": 2.0},
+        ],
+        "data.weights={code: 1, en: 3}",
+        "data.temperature=5",
+    )
+    assert [(s.name, s.first_step, s.end_step) for s in (first, second, third)] == [
+        ("a", 0, 60),
+        ("b", 60, 90),
+        ("c", 90, 100),
+    ]
+    assert (first.sequence_length, first.global_batch, first.micro_batch, first.rope_theta) == (64, 32, 4, 10000.0)
+    assert (second.sequence_length, second.global_batch, second.micro_batch, second.rope_theta) == (128, 16, 2, 1e6)
+    assert third.sequence_length == 64  # that of the run, not of the stage before
+    assert (first.weights, second.weights) == ({"en": 1.0}, {"code": 1.0, "en": 3.0})
+    # a mixture of its own, of either kind, takes nothing from that of the run
+    assert (first.temperature, third.weights, third.temperature) == (1.0, None, 2.0)
+
+
+def test_the_last_stage_may_repeat_its_steps() -> None:
+    assert stages_of([{"name": "a", "steps": 60}, {"name": "b", "steps": 40}])[1].end_step == 100
+
+
+@pytest.mark.parametrize(
+    ("stages", "line"),
+    [
+        (
+            [{"name": "a"}, {"name": "b"}],
+            "stage 'a' without steps: every stage but the last needs its number of steps."
+            " Give it one, e.g. steps: 1000.",
+        ),
+        (
+            [{"name": "a", "steps": 100}, {"name": "b"}],
+            "stage 'b': the stages before it take 100 of train.steps=100. Raise train.steps or shorten a stage.",
+        ),
+        (
+            [{"name": "a", "steps": 60}, {"name": "b", "steps": 50}, {"name": "c"}],
+            "stage 'b' of 50 steps: the stages before it take 60 of train.steps=100."
+            " Raise train.steps or shorten a stage.",
+        ),
+        (
+            [{"name": "a", "steps": 60}, {"name": "b", "steps": 30}],
+            "steps=30 of the last stage: with it the stages take 90 steps and train.steps=100."
+            " Leave it out, or make them agree.",
+        ),
+        (
+            [{"name": "a", "steps": 60}, {"name": "b", "steps": 50}],
+            "steps=50 of the last stage: with it the stages take 110 steps and train.steps=100."
+            " Leave it out, or make them agree.",
+        ),
+        (
+            [{"name": "a", "global_batch": 20}],
+            "global_batch=20 of stage 'a': the micro-batch of 4 cannot change in the proportion of 32 to it."
+            " Choose it so that 4 x global_batch / 32 is a whole number.",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(stages: list[dict[str, Any]], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        stages_of(stages)
+    assert str(caught.value) == line
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(2, 2048), st.integers(1, 8)), min_size=1, max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LENGTHS, st.integers(0, 120))
+def test_every_step_belongs_to_one_stage_and_counts_add_up(lengths: list[tuple[int, int, int]], done: int) -> None:
+    """(steps, sequence length, global batch / 8) of each stage."""
+    total = sum(steps for steps, *_ in lengths)
+    stages = stages_of(
+        [
+            {"name": str(number), "steps": steps, "sequence_length": length, "global_batch": 8 * batch}
+            for number, (steps, length, batch) in enumerate(lengths)
+        ],
+        f"train.steps={total}",
+    )
+    of_step = [number for number, (steps, *_) in enumerate(lengths) for _ in range(steps)]
+    for step, number in enumerate(of_step):
+        assert stage_at(stages, step) is stages[number]
+    assert stage_at(stages, total) is stages[-1]
+    taken = [lengths[number] for number in of_step[:done]]
+    assert samples_seen(stages, done) == sum(8 * batch for _, _, batch in taken)
+    assert tokens_seen(stages, done) == sum(8 * batch * length for _, length, batch in taken)
+    assert sum(stage.samples for stage in stages) == samples_seen(stages, total)
+    assert all(stage.global_batch == 8 * stage.micro_batch for stage in stages)  # accumulation x ranks stays

@@ -1,0 +1,143 @@
+"""Settings of the data that must not change what is learnt (token shards, workers), and those that must (skips, packing).
+
+Two real ranks each.
+"""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.recomputed import loss_of
+from tests.helpers.training import losses, run_arguments, train_many
+from z2all_ds.config import load_run_config
+from z2all_ds.data import PackedStream
+from z2all_ds.data.tokenizing import tokenize_corpus
+from z2all_ds.errors import DataError
+from z2all_ds.export.to_hf import export_checkpoint
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.tokenizer import load_tokenizer
+from z2all_ds.train.inputs import stream_spec
+
+SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
+"""Two whole steps after the third; then half of one."""
+SAMPLES_PER_STEP, STEPS = 8, 12
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("choices")
+    tokens = folder / "tokens"
+    tokenize_corpus(small_corpus, small_tokenizer, tokens, workers=1)
+
+    def arguments(run: str, *overrides: str, corpus: Path = small_corpus) -> list[str]:
+        return run_arguments(folder / run, corpus, small_tokenizer, "deepspeed=zero2", *overrides)
+
+    all_kept = ("checkpoint.every_steps=1", "checkpoint.keep_last=20")
+    plan = [
+        arguments("plain"),
+        arguments("tokens", corpus=tokens),
+        arguments("became_tokens", "train.stop_at_step=5"),
+        arguments("became_tokens", corpus=tokens),
+        arguments("workers", "data.num_workers=2", corpus=tokens),
+        arguments("skipped", SKIP, *all_kept),
+        arguments("skipped_before", SKIP, "train.stop_at_step=2"),
+        arguments("skipped_before"),
+        arguments("skipped_between", SKIP, "train.stop_at_step=4"),
+        arguments("skipped_between"),
+        arguments("skipped_late", "train.stop_at_step=4"),
+        arguments("skipped_late", "data.skip_samples=[[16, 40]]"),
+        arguments("best_fit", "data.packing=best_fit"),
+        arguments("best_fit_stopped", "data.packing=best_fit", "train.stop_at_step=7"),
+        arguments("best_fit_stopped"),  # another packing: to be refused
+        arguments("best_fit_stopped", "data.packing=best_fit", "data.num_workers=1"),
+    ]
+    assert train_many(folder, plan) == [0] * 14 + [DataError.exit_code, 0]
+    return folder
+
+
+def data_state(run: Path, step: int = STEPS) -> Any:
+    return json.loads((run / "checkpoints" / f"step_{step:08d}" / "data_state.json").read_text())
+
+
+@pytest.mark.parametrize("run", ["tokens", "became_tokens", "workers"])
+def test_what_must_not_matter_changes_no_bit(run: str, runs: Path) -> None:
+    assert losses(runs / run) == losses(runs / "plain")
+    assert data_state(runs / run) == data_state(runs / "plain")
+
+
+def test_a_run_on_tokens_can_be_exported(runs: Path) -> None:
+    report = export_checkpoint(runs / "tokens")
+    assert report.verdict.max_relative_difference <= 1e-4
+    assert len(report.verdict.generated) == 3
+
+
+# Samples left out
+
+
+def numbered_samples(run: Path, count: int) -> list[dict[str, torch.Tensor]]:
+    """The global samples 0, 1, ... of the run's data when nothing is skipped."""
+    config = load_run_config(str(RunFolder(run).config), ["data.skip_samples=[]"])
+    return list(islice(PackedStream(stream_spec(config), load_tokenizer(config.data.tokenizer)), count))
+
+
+@pytest.mark.parametrize(
+    ("step", "numbers"), [(3, range(16, 24)), (4, range(40, 48)), (6, [*range(56, 60), *range(64, 68)])]
+)
+def test_a_step_after_a_gap_is_made_of_the_samples_after_it(step: int, numbers: range, runs: Path) -> None:
+    run = runs / "skipped"
+    samples = numbered_samples(run, 100)
+    checkpoint = run / "checkpoints" / f"step_{step - 1:08d}"
+    here = loss_of(load_run_config(str(RunFolder(run).config)), checkpoint, [samples[number] for number in numbers])
+    assert losses(run)[step - 1] == pytest.approx(here, rel=1e-6)
+
+
+def test_steps_before_a_gap_are_as_without_it(runs: Path) -> None:
+    plain, skipped = losses(runs / "plain"), losses(runs / "skipped")
+    assert skipped[:3] == plain[:3]
+    assert skipped[3] != plain[3]
+    assert data_state(runs / "skipped", step=3)["position"] == 24
+    # At the end of a step nothing of the gap after it is consumed yet.
+    assert data_state(runs / "skipped", step=4)["position"] == 48
+    assert data_state(runs / "skipped")["position"] == STEPS * SAMPLES_PER_STEP + 16 + 4
+    assert data_state(runs / "plain")["position"] == STEPS * SAMPLES_PER_STEP
+
+
+@pytest.mark.parametrize("run", ["skipped_before", "skipped_between"])
+def test_a_skip_is_kept_by_a_resume_without_the_setting(run: str, runs: Path) -> None:
+    assert losses(runs / run) == losses(runs / "skipped")
+    assert data_state(runs / run) == data_state(runs / "skipped")
+    assert data_state(runs / run)["skip"] == [[24, 40], [60, 64]]
+
+
+def test_a_skip_given_later_counts_from_there(runs: Path) -> None:
+    run = runs / "skipped_late"
+    assert losses(run)[:4] == losses(runs / "plain")[:4]
+    assert data_state(run)["skip"] == [[32, 40]]
+    assert data_state(run)["position"] == STEPS * SAMPLES_PER_STEP + 8
+    here = loss_of(
+        load_run_config(str(RunFolder(run).config)),
+        run / "checkpoints" / "step_00000004",
+        numbered_samples(run, 48)[40:],
+    )
+    assert losses(run)[4] == pytest.approx(here, rel=1e-6)
+
+
+# Packing
+
+
+def test_best_fit_trains_and_goes_on_bit_for_bit(runs: Path) -> None:
+    whole = losses(runs / "best_fit")
+    assert whole != losses(runs / "plain")
+    assert whole[-1] < whole[0] - 0.05
+    assert losses(runs / "best_fit_stopped") == whole
+    assert data_state(runs / "best_fit_stopped") == data_state(runs / "best_fit")
+
+
+def test_another_packing_is_refused(runs: Path) -> None:
+    lines = RunFolder(runs / "best_fit_stopped").rank_log(0).read_text().splitlines()
+    (refused,) = {line for line in lines if line.startswith("DataError")}
+    assert "packing was best_fit and is cut" in refused

@@ -1,0 +1,214 @@
+"""The same documents in every form that `z2all bench data` reads: JSON lines, Parquet, token shards, plain tokens.
+
+Also a large corpus that costs the disk little: a thousand hard links to one shard, and to its index.
+"""
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from z2all_ds.bench.text import built_in_text
+from z2all_ds.corpus.adopt import adopt_corpus
+from z2all_ds.corpus.line_index import index_name
+from z2all_ds.corpus.manifest import Manifest, load_manifest, write_manifest
+from z2all_ds.corpus.schema import Record
+from z2all_ds.data.readers import DomainReader, open_domains
+from z2all_ds.data.token_manifest import TokenManifest, write_token_manifest
+from z2all_ds.data.tokenizing import tokenize_corpus
+from z2all_ds.tokenizer import train_tokenizer
+from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
+
+TEXT_VOCAB_SIZE = 16_000
+ROWS_PER_GROUP = 1_000
+DOCUMENTS_PER_BLOCK = 1_000
+DOMAINS_AT_SCALE = 8
+Texts = dict[str, list[str]]
+"""The documents of each domain."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where everything lies. The order of the documents is the same everywhere."""
+
+    tokenizer: Path
+    jsonl: Path
+    parquet: Path
+    parquet_one_group: Path
+    """All documents in one row group of one file."""
+    tokens: Path
+    plain_tokens: Path
+    """The tokens of all documents in one file, without any frame: what peers pack."""
+    dtype: str
+    eot_id: int
+    documents: int
+    text_bytes: int
+    mix: dict[str, float]
+    """Part of each domain, by bytes of text."""
+    num_tokens: int
+    """Of all documents, an <|endoftext|> after each."""
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.tokenizer / TOKENIZER_FILE
+
+
+def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
+    """Writes everything below `scratch`."""
+    texts = _texts_of(corpus, text_bytes) if corpus else _built_in(scratch, text_bytes)
+    jsonl, parquet, one_group = scratch / "jsonl", scratch / "parquet", scratch / "parquet_one_group"
+    for folder in (jsonl, parquet, one_group):
+        folder.mkdir()
+    for number, (domain, documents) in enumerate(texts.items()):
+        name = f"{number}_{re.sub(r'[^0-9A-Za-z]', '_', domain)}-00000"
+        write_lines(jsonl / f"{name}.jsonl", domain, documents)
+        _write_parquet(parquet / f"{name}.parquet", documents, ROWS_PER_GROUP)
+    everything = [text for documents in texts.values() for text in documents]
+    _write_parquet(one_group / "all-00000.parquet", everything, len(everything))
+    for folder in (jsonl, parquet, one_group):
+        adopt_corpus(folder)
+    if tokenizer is None:
+        tokenizer = scratch / "tokenizer"
+        train_tokenizer(jsonl, tokenizer, TEXT_VOCAB_SIZE)
+    manifest = tokenize_corpus(jsonl, tokenizer, scratch / "tokens")
+    plain = scratch / "plain_tokens"
+    with open(plain, "wb") as target:
+        for shard in manifest.shards:
+            with open(scratch / "tokens" / shard.tokens_file, "rb") as source:
+                shutil.copyfileobj(source, target)
+    sizes = {domain: sum(len(text.encode()) for text in documents) for domain, documents in texts.items()}
+    return Inputs(
+        Path(tokenizer),
+        jsonl,
+        parquet,
+        one_group,
+        scratch / "tokens",
+        plain,
+        manifest.dtype,
+        manifest.eot_id,
+        len(everything),
+        sum(sizes.values()),
+        {domain: round(size / sum(sizes.values()), 4) for domain, size in sizes.items()},
+        sum(shard.tokens for shard in manifest.shards),
+    )
+
+
+def _texts_of(corpus: str | Path, text_bytes: int) -> Texts:
+    """The first documents of each domain, each domain by its share of the corpus."""
+    readers = open_domains(corpus, load_manifest(corpus))
+    total = sum(reader.num_bytes for reader in readers.values())
+    texts = {}
+    for name, reader in readers.items():
+        texts[name] = list(_up_to(_read_through(reader), text_bytes * reader.num_bytes // total))
+    return texts
+
+
+def _read_through(reader: DomainReader) -> Iterator[str]:
+    for first in range(0, reader.num_documents, DOCUMENTS_PER_BLOCK):
+        end = min(first + DOCUMENTS_PER_BLOCK, reader.num_documents)
+        block = reader.open_block(first, end)
+        yield from (block.text(number) for number in range(end - first))
+
+
+def _built_in(scratch: Path, text_bytes: int) -> Texts:
+    """A third each of code, English and Chinese. There is less of the first two: they come again, with a number."""
+    texts = _texts_of(built_in_text(scratch / "built_in", text_bytes), text_bytes)
+    return {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
+
+
+def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
+    """At least one."""
+    size = 0
+    for text in texts:
+        yield text
+        size += len(text.encode())
+        if size >= wanted_bytes:
+            return
+
+
+def repeated(texts: list[str]) -> Iterator[str]:
+    """Without end; no two are the same."""
+    yield from texts
+    for number in itertools.count(1):
+        yield from (f"{number} {text}" for text in texts)
+
+
+def write_lines(path: Path, domain: str, texts: list[str]) -> None:
+    """Records as a corpus build writes them."""
+    with open(path, "wb") as stream:
+        for number, text in enumerate(texts):
+            record = Record(number, number, domain, "", f"{domain} {number}", text, "", {})
+            stream.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _write_parquet(path: Path, texts: list[str], rows_per_group: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"id": range(len(texts)), "title": [f"document {n}" for n in range(len(texts))], "content": texts}
+    pq.write_table(pa.table({name: pa.array(column) for name, column in columns.items()}), path, rows_per_group)
+
+
+@dataclass(frozen=True)
+class LargeCorpus:
+    """Many shards that are one file."""
+
+    raw: Path
+    tokens: Path
+    shards: int
+    bytes: int
+    """Of the raw shards."""
+    num_tokens: int
+
+
+def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: int) -> LargeCorpus:
+    """`shards` links to one shard of about `shard_bytes`, in eight domains, and their tokens in the same way."""
+    one, one_tokens = scratch / "one_shard", scratch / "one_shard_tokens"
+    one.mkdir()
+    texts = [text for documents in _texts_of(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
+    write_lines(one / "all-00000.jsonl", "all", list(_up_to(repeated(texts), shard_bytes)))
+    manifest = adopt_corpus(one)
+    token_manifest = tokenize_corpus(one, inputs.tokenizer, one_tokens)
+    domains = [f"d{number % DOMAINS_AT_SCALE}" for number in range(shards)]
+    raw, tokens = scratch / "large", scratch / "large_tokens"
+    large = _link_raw(one, manifest, raw, domains)
+    _link_tokens(one_tokens, token_manifest, tokens, domains, large)
+    (shard,), (token_shard,) = manifest.shards, token_manifest.shards
+    return LargeCorpus(raw, tokens, shards, shard.bytes * shards, token_shard.tokens * shards)
+
+
+def _link_raw(one: Path, manifest: Manifest, folder: Path, domains: list[str]) -> Manifest:
+    folder.mkdir()
+    (shard,) = manifest.shards
+    entries = []
+    for number, domain in enumerate(domains):
+        name = f"{domain}-{number:05d}.jsonl"
+        os.link(one / shard.path, folder / name)
+        os.link(one / index_name(shard.path), folder / index_name(name))
+        entries.append(replace(shard, path=name, domain=domain))
+    large = replace(manifest, shards=tuple(entries))
+    write_manifest(folder, large)
+    return large
+
+
+def _link_tokens(one: Path, manifest: TokenManifest, folder: Path, domains: list[str], raw: Manifest) -> None:
+    folder.mkdir()
+    (shard,) = manifest.shards
+    entries = []
+    for number, domain in enumerate(domains):
+        name = f"{domain}-{number:05d}.jsonl"
+        os.link(one / shard.tokens_file, folder / f"{name}.tokens")
+        os.link(one / shard.ends_file, folder / f"{name}.ends")
+        entries.append(replace(shard, path=name, domain=domain, tokens_file=f"{name}.tokens", ends_file=f"{name}.ends"))
+    large = replace(
+        manifest,
+        shards=tuple(entries),
+        corpus_fingerprint=raw.fingerprint,
+        domain_fingerprints=raw.domain_fingerprints,
+    )
+    write_token_manifest(folder, large)

@@ -1,0 +1,91 @@
+"""The environment in which the peers are measured: made on demand, kept in a cache folder, never the one we run in.
+
+One environment serves all peers, so that they share one torch and one version of `tokenizers`, which is ours: the
+tokenizer is most of the work that is compared. streaming 0.13 asks for transformers below 5 and for torchvision, which
+brings another torch; it is installed without them, and with what it really imports.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from z2all_ds.console import heartbeat
+
+Steps = list[list[str]]
+"""Arguments of `pip install`, call after call."""
+
+PEERS = {"hf_datasets": "datasets", "mosaic_streaming": "mosaicml-streaming"}
+"""Script -> package."""
+
+
+class PeerMissing(Exception):
+    """A peer that cannot be installed; carries the last words of what failed."""
+
+
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "z2all" / "bench_peers" / "data"
+
+
+def requirements(peer: str) -> Steps:
+    """torch first and by itself: whatever comes later has to take it."""
+    tokenizers = f"tokenizers=={version('tokenizers')}"
+    steps = [["torch==2.13.0", "numpy>=2,<2.2"]]
+    if peer == "hf_datasets":
+        return [*steps, ["torch==2.13.0", "numpy>=2,<2.2", "datasets==5.2.*", "xxhash<4", tokenizers]]
+    imported = ["Brotli", "catalogue", "pillow", "pyarrow", "python-snappy", "tqdm", "xxhash<4", "zstd"]
+    return [
+        *steps,
+        ["torch==2.13.0", "numpy>=2,<2.2", "transformers==5.*", tokenizers, *imported],
+        ["--no-deps", "mosaicml-streaming==0.13.*"],
+    ]
+
+
+def python_of(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def is_ready(folder: Path, peer: str) -> bool:
+    """Whether all that the peer needs was installed there, as it is asked for today."""
+    try:
+        return bool(json.loads(_stamp(folder, peer).read_text()) == requirements(peer)) and python_of(folder).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def make_ready(folder: Path, peer: str) -> Path:
+    """The interpreter with this peer; installs what is missing."""
+    if not is_ready(folder, peer):
+        with heartbeat(f"installing {PEERS[peer]} in {folder}"):
+            if not python_of(folder).exists():
+                _run([sys.executable, "-m", "venv", str(folder)])
+            pip = [str(python_of(folder)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            for arguments in requirements(peer):
+                _run([*pip, *arguments])
+        _stamp(folder, peer).write_text(json.dumps(requirements(peer)))
+    return python_of(folder)
+
+
+def _stamp(folder: Path, peer: str) -> Path:
+    """Written last."""
+    return folder / f"{peer}.installed.json"
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise PeerMissing(str(error)) from None
+    if done.returncode:
+        raise PeerMissing(last_words(done.stderr or done.stdout))
+
+
+def last_words(output: str) -> str:
+    """The line that says most of what went wrong: the last error, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["it said nothing"])[-1][:300]
