@@ -230,6 +230,20 @@ def read_only(*_: object, **__: object) -> None:
     raise NotImplementedError("read-only store")
 
 
+@pytest.mark.parametrize(
+    "verb", [["audit"], ["stats"], ["sample"], ["split", "--out", "sides"], ["convert", "generic", "x.txt", "--out"]]
+)
+def test_verbs_that_need_records_say_so(tmp_path: Path, verb: list[str]) -> None:
+    fill(tmp_path / "c", {"web.jsonl": jsonl(["one", "two"], "body")})
+    adopt_corpus(tmp_path / "c", "body", executor=Executor(1))
+    (tmp_path / "x.txt").write_text("text")
+    before = (tmp_path / "c" / MANIFEST_NAME).read_bytes()
+    arguments = [*verb, "c"] if verb[0] == "convert" else [verb[0], "c", *verb[1:]]
+    done = z2all("corpus", *arguments, cwd=tmp_path)
+    assert "this needs records, and its files were adopted" in one_line(done, 3)
+    assert (tmp_path / "c" / MANIFEST_NAME).read_bytes() == before
+
+
 def test_the_command(tmp_path: Path) -> None:
     fill(tmp_path / "raw", {"zh/a.jsonl": jsonl(TEXTS, "text"), "en.parquet": parquet(["a"], "text")})
     answer = z2all("corpus", "adopt", tmp_path / "raw", cwd=tmp_path)

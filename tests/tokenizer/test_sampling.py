@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.corpus import load_manifest, parse_record
+from z2all_ds.corpus import Executor, load_manifest, parse_record
+from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.sampling import check_weights, open_sources, parse_weights, share_budget
 
@@ -83,6 +86,21 @@ def test_a_sample_is_spread_over_all_shards(small_corpus: Path) -> None:
     assert places[0] < 3
     assert places[-1] > len(everything) - 12
     assert len(texts_of(small_corpus, "zh", 1)) == 1
+
+
+def test_adopted_files_are_sampled_by_their_text(tmp_path: Path) -> None:
+    """Parquet and lines with a field of their own, as documents of any form."""
+    texts = [f"text {number} " * 20 for number in range(600)]
+    table = pa.table({"body": texts, "url": [""] * 600})
+    pq.write_table(table, tmp_path / "web.parquet", row_group_size=100)
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts[:50]))
+    adopt_corpus(tmp_path, "body", executor=Executor(1))
+    domains = open_sources(tmp_path).domains
+    assert [text for _, text in domains["web"].sample(10**9)] == texts
+    assert [text for _, text in domains["code"].sample(10**9)] == texts[:50]
+    some = [texts.index(text) for _, text in domains["web"].sample(domains["web"].bytes // 10)]
+    assert some[-1] > 500
+    assert 50 < len(some) < 70
 
 
 def test_files_are_domains(tmp_path: Path) -> None:

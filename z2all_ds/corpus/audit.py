@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from z2all_ds.console import progress
 from z2all_ds.corpus.executors import Executor
-from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
 from z2all_ds.errors import DataError
 
@@ -88,7 +88,7 @@ def audit_corpus(corpus_dir: str | Path, workers: int | None = 1) -> AuditReport
     `workers` is the number of processes; None is one for each core.
     """
     corpus_dir = Path(corpus_dir)
-    manifest = load_manifest(corpus_dir)
+    manifest = load_records_manifest(corpus_dir)
     audits = [ShardAudit()] * len(manifest.shards)
     with progress("audit", sum(shard.bytes for shard in manifest.shards), "bytes") as advance:
         for number, found in Executor(workers).run(partial(audit_shard, corpus_dir), manifest.shards):

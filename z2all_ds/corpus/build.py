@@ -32,7 +32,14 @@ from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.executors import Executor, Run
 from z2all_ds.corpus.forms import Slice, expand_raw, plan_slices
-from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.corpus.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    ShardInfo,
+    load_records_manifest,
+    write_manifest,
+)
 from z2all_ds.corpus.selection import KEYS_NAME, select
 from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, hashed
 from z2all_ds.corpus.shards import ShardTask, make_shard, plan_shards
@@ -84,7 +91,7 @@ def build_corpus(
     check_sources(sources, max_shard_bytes)
     building = BuildingFolder(out_dir)
     domains = [_plan(spec, building, max_shard_bytes) for spec in sources]
-    there = load_manifest(out_dir) if (out_dir / MANIFEST_NAME).exists() else Manifest(FORMAT_VERSION, ())
+    there = load_records_manifest(out_dir) if (out_dir / MANIFEST_NAME).exists() else Manifest(FORMAT_VERSION, ())
     wanted = {domain.spec.domain: domain.key for domain in domains}
     _refuse_to_overwrite(out_dir, there, wanted, replace, add)
     complete = {name for name, key in there.build_keys.items() if wanted.get(name) == key}

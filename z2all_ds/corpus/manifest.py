@@ -58,6 +58,11 @@ class Manifest:
         return totals
 
     @property
+    def holds_records(self) -> bool:
+        """Shards of ours, with all fields of a record; adopted files have fields of their own and a text to give."""
+        return self.text_field == DEFAULT_TEXT_FIELD and all(shard.path.endswith(".jsonl") for shard in self.shards)
+
+    @property
     def fingerprint(self) -> str:
         """Hash over the text itself: the same for a corpus that was moved or whose shards were renamed.
 
@@ -127,6 +132,15 @@ def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(path, f"not a manifest ({error!r})", rebuild) from None
     return Manifest(version, shards, build_keys, next_gid, text_field)
+
+
+def load_records_manifest(corpus_dir: str | Path) -> Manifest:
+    """For what needs more of a document than its text."""
+    manifest = load_manifest(corpus_dir)
+    if not manifest.holds_records:
+        fix = "Make records of its files with `z2all corpus convert generic`; for training it is good as it is."
+        raise DataError(f"corpus {corpus_dir}", "this needs records, and its files were adopted", fix)
+    return manifest
 
 
 def _shard(entry: dict[str, Any]) -> ShardInfo:

@@ -8,7 +8,7 @@ from random import Random
 from typing import BinaryIO
 
 from z2all_ds.console import progress
-from z2all_ds.corpus.manifest import ShardInfo, load_manifest
+from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
 from z2all_ds.errors import ConfigError, DataError
 
@@ -88,7 +88,7 @@ def _cut(text: str, max_chars: int) -> str:
 
 
 def _shards_of(corpus_dir: Path, domain: str | None) -> list[ShardInfo]:
-    manifest = load_manifest(corpus_dir)
+    manifest = load_records_manifest(corpus_dir)
     if domain is not None and domain not in manifest.domains:
         rule = f"the domains of {corpus_dir} are {', '.join(manifest.domains) or 'none'}"
         raise ConfigError(f"domain {domain!r}", rule, "Choose one of these.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, machine_limits_named, make_folder, publish, write_whole
 from z2all_ds.console import progress
 from z2all_ds.corpus.executors import Executor
-from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, load_records_manifest, write_manifest
 from z2all_ds.corpus.schema import parse_record
 from z2all_ds.errors import ConfigError, DataError
 
@@ -64,7 +64,7 @@ def split_corpus(
     if out_dir.resolve().is_relative_to(corpus_dir.resolve()):
         fix = "Choose a folder beside it."
         raise ConfigError(f"folder {out_dir}", f"it lies in the corpus {corpus_dir} that is to be split", fix)
-    manifest = load_manifest(corpus_dir)
+    manifest = load_records_manifest(corpus_dir)
     key = {"rule": RULE_VERSION, "corpus": manifest.fingerprint, "share": share, "seed": seed}
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         return _split_before(out_dir, key)

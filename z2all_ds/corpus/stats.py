@@ -20,7 +20,7 @@ import numpy as np
 from z2all_ds.atomic import machine_limits_named, make_folder
 from z2all_ds.console import human_bytes, progress
 from z2all_ds.corpus.executors import Executor
-from z2all_ds.corpus.manifest import ShardInfo, load_manifest
+from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import parse_record
 from z2all_ds.errors import ConfigError, DataError
 
@@ -98,7 +98,7 @@ def corpus_stats(
         from z2all_ds.tokenizer import load_tokenizer
 
         load_tokenizer(tokenizer_dir)  # a wrong folder is said here, once
-    manifest = load_manifest(corpus_dir)
+    manifest = load_records_manifest(corpus_dir)
     counts: dict[str, _Counts] = {domain: _Counts() for domain in manifest.domains}
     with progress("stats", sum(shard.bytes for shard in manifest.shards), "bytes") as advance:
         work = partial(_count_shard, corpus_dir, tokenizer_dir, sample_share)

@@ -11,15 +11,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 from z2all_ds.console import progress
-from z2all_ds.corpus.manifest import MANIFEST_NAME, Manifest, load_manifest
+from z2all_ds.corpus.manifest import Manifest, load_manifest
 from z2all_ds.corpus.schema import parse_record
+from z2all_ds.data.readers import DomainReader, open_domains
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.text_files import Piece, file_pieces, file_sha256
 
 HASH_BAR_FROM_BYTES = 200_000_000
+DOCUMENTS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def open_sources(inputs: str | Path | Sequence[str | Path], with_fingerprint: bo
     if not given:
         raise ConfigError("no input", "a sample needs text", "Give a corpus folder, files, or NAME=FILE.")
     if len(given) == 1 and "=" not in str(given[0]) and not Path(given[0]).is_file():
-        return _corpus_sources(Path(given[0]))
+        return _corpus_sources(given[0])
     return _file_sources([str(one) for one in given], with_fingerprint)
 
 
@@ -113,18 +116,35 @@ def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
         )
 
 
-def _corpus_sources(folder: Path) -> Sources:
-    if folder.is_dir() and not (folder / MANIFEST_NAME).exists() and not any(folder.iterdir()):
+def _corpus_sources(location: str | Path) -> Sources:
+    folder, is_local = Path(location), "://" not in str(location)
+    if is_local and folder.is_dir() and not any(folder.iterdir()):
         raise DataError(f"folder {folder}", "it is empty", "Give a corpus folder, files, or NAME=FILE.")
-    manifest = load_manifest(folder)
+    manifest = load_manifest(location)
+    readers = open_domains(location, manifest) if manifest.shards else {}
+    own = manifest.holds_records and is_local  # read line by line: no index is needed for that
     domains = {
-        name: Domain(name, size, lambda name=name: _shard_pieces(folder, manifest, name))  # type: ignore[misc]
-        for name, (documents, size) in manifest.domains.items()
-        if documents
+        name: Domain(
+            name,
+            readers[name].num_bytes,
+            partial(_shard_pieces, folder, manifest, name) if own else partial(_text_pieces, readers[name]),
+        )
+        for name in manifest.domains
+        if name in readers
     }
     if not domains:
-        raise DataError(f"corpus {folder}", "it has no document", "Build it with at least one source.")
-    return Sources(domains, manifest.fingerprint, f"corpus {folder}")
+        raise DataError(f"corpus {location}", "it has no document", "Build it with at least one source.")
+    return Sources(domains, manifest.fingerprint, f"corpus {location}")
+
+
+def _text_pieces(reader: DomainReader) -> Iterator[Piece]:
+    """Of adopted files, whatever their form."""
+    for first in range(0, reader.num_documents, DOCUMENTS_AT_A_TIME):
+        end = min(first + DOCUMENTS_AT_A_TIME, reader.num_documents)
+        block = reader.open_block(first, end)
+        for number in range(end - first):
+            text = block.text(number)
+            yield len(text.encode()), lambda text=text: text  # type: ignore[misc]
 
 
 def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[Piece]:
