@@ -1,6 +1,7 @@
 """A corpus of many short documents: lanes read blocks of several, and most of it is unread after a hundred steps."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.data.text_corpora import write_text_corpus
 from z2all_ds.corpus.manifest import load_manifest
@@ -20,5 +21,6 @@ def write_short_documents(corpus: Path, folder: Path) -> Path:
     return write_text_corpus(folder, shards)
 
 
-def _pieces(whole, size):  # type: ignore[no-untyped-def]  # of a text or of a list
+def _pieces(whole: Any, size: int) -> list[Any]:
+    """Of a text or of a list."""
     return [whole[begin : begin + size] for begin in range(0, len(whole), size)]

@@ -1,7 +1,4 @@
-"""Settings of the data that must not change what is learnt (token shards, workers), and those that must (skips, packing).
-
-Two real ranks each.
-"""
+"""Choices about the data: token shards and workers must not change what is learnt; skips and packing do, exactly."""
 
 import json
 from itertools import islice

@@ -4,6 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from tests.helpers.marked import marked, new_mark, wait_until, workers
 from tests.helpers.training import run_arguments
 from z2all_ds.checkpoint.layout import find_latest
-from z2all_ds.errors import EXIT_INTERRUPTED
+from z2all_ds.errors import EXIT_INTERRUPTED, MachineError
 from z2all_ds.machine import default_environment, free_port
 from z2all_ds.run_folder import RunFolder
 
@@ -26,34 +29,34 @@ def command_line(launcher: str) -> list[str]:
     return [*of_deepspeed, "--master_port", str(free_port()), str(SCRIPT)]
 
 
-@pytest.mark.parametrize("launcher", ["z2all", "deepspeed"])
-def test_ctrl_c_ends_ranks_and_workers(
-    launcher: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
-) -> None:
-    """As a terminal does it: the signal goes to the whole group in the foreground."""
+@dataclass(frozen=True)
+class Running:
+    """A run with workers that has saved a checkpoint."""
+
+    process: subprocess.Popen[bytes]
+    mark: dict[str, str]
+    folder: RunFolder
+    terminal: Path
+
+
+@contextmanager
+def running(launcher: str, place: Path, corpus: Path, tokenizer: Path) -> Iterator[Running]:
     settings = ("deepspeed=zero2", "train.steps=1000000", "checkpoint.every_steps=2", f"data.num_workers={WORKERS}")
-    arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *settings)
-    mark, folder = new_mark(), RunFolder(tmp_path / "run")
-    environment = {**os.environ, **default_environment(RANKS), **mark}
-    with (tmp_path / "terminal").open("wb") as terminal:
+    arguments = run_arguments(place / "run", corpus, tokenizer, *settings)
+    mark, folder = new_mark(), RunFolder(place / "run")
+    with (place / "terminal").open("wb") as terminal:
         process = subprocess.Popen(
             [*command_line(launcher), *arguments],
-            env=environment,
+            env={**os.environ, **default_environment(RANKS), **mark},
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
         )
     try:
-        wait_until(lambda: find_checkpoint(folder) or process.poll() is not None, "a checkpoint")
-        assert process.poll() is None, (tmp_path / "terminal").read_text()
+        wait_until(lambda: has_checkpoint(folder) or process.poll() is not None, "a checkpoint")
+        assert process.poll() is None, (place / "terminal").read_text()
         assert len(workers(mark)) == RANKS * WORKERS
-        os.killpg(process.pid, signal.SIGINT)
-        code = process.wait(timeout=60)
-        if launcher == "z2all":
-            assert code == EXIT_INTERRUPTED
-            assert marked(mark) == {}
-        assert code != 0
-        wait_until(lambda: not marked(mark), "all processes to end", seconds=20)
+        yield Running(process, mark, folder, place / "terminal")
     finally:
         for number in marked(mark):
             os.kill(number, signal.SIGKILL)
@@ -62,5 +65,32 @@ def test_ctrl_c_ends_ranks_and_workers(
     assert newest is not None  # what was saved is whole
 
 
-def find_checkpoint(folder: RunFolder) -> bool:
+def has_checkpoint(folder: RunFolder) -> bool:
     return folder.checkpoints.is_dir() and any(folder.checkpoints.glob("step_*/MANIFEST.json"))
+
+
+@pytest.mark.parametrize("launcher", ["z2all", "deepspeed"])
+def test_ctrl_c_ends_ranks_and_workers(
+    launcher: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    """As a terminal does it: the signal goes to the whole group in the foreground."""
+    with running(launcher, tmp_path, small_corpus, small_tokenizer) as run:
+        os.killpg(run.process.pid, signal.SIGINT)
+        code = run.process.wait(timeout=60)
+        if launcher == "z2all":
+            assert code == EXIT_INTERRUPTED
+            assert marked(run.mark) == {}
+        assert code != 0
+        wait_until(lambda: not marked(run.mark), "all processes to end", seconds=20)
+
+
+def test_a_killed_worker_ends_the_run_in_one_line(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    """As a machine short of memory does it."""
+    with running("z2all", tmp_path, small_corpus, small_tokenizer) as run:
+        os.kill(workers(run.mark)[0], signal.SIGKILL)
+        assert run.process.wait(timeout=120) == MachineError.exit_code
+        assert marked(run.mark) == {}
+        *_, line, judged = run.terminal.read_text().splitlines()
+        assert line.startswith("MachineError: a data worker: ended without a word")
+        assert "data.num_workers" in line
+        assert judged.startswith("RanksFailed: ")

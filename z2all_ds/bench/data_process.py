@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,12 +114,3 @@ TASKS = {
     "resume": _resume,
     "far_in": _far_in,
 }
-
-
-def script() -> list[str]:
-    """Arguments of the interpreter that runs `work`."""
-    return ["-c", f"from {__name__} import work; work()"]
-
-
-def peer_script(peer: str) -> Path:
-    return Path(__file__).with_name("peers") / f"{peer}.py"

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from z2all_ds.bench.data import DataCosts, Measured
+from z2all_ds.bench.data import DataCosts
+from z2all_ds.bench.data_runner import Measured
 from z2all_ds.console import human_bytes
 
 

@@ -74,7 +74,7 @@ def bench_data(
     ] = None,
     megabytes: Annotated[int, typer.Option(help="Of text to read.")] = 60,
     repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
-    with_peers: Annotated[bool, typer.Option("--peers-too/--no-peers", help="Measure other loaders, too.")] = True,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave other loaders out.")] = False,
     peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; made if missing.")] = None,
     shards: Annotated[int, typer.Option(help="Of the large corpus; 0 leaves it out.")] = 1000,
     shard_megabytes: Annotated[int, typer.Option(help="Of each of its shards; it is on disk once.")] = 100,
@@ -84,7 +84,7 @@ def bench_data(
     from z2all_ds.bench import data as room
     from z2all_ds.bench.data_report import to_json, to_lines
 
-    costs = room.bench_data(corpus, tokenizer, megabytes, repeats, with_peers, peers, shards, shard_megabytes)
+    costs = room.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
     if as_json:
         print(to_json(costs))
         return

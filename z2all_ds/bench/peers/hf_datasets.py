@@ -111,7 +111,7 @@ def main() -> None:
     if job["task"] == "prepare":
         figures = prepare(job)
     elif job["task"] == "speed":
-        figures = speed(lambda: open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1], job["warm_up"])
+        figures = speed(lambda: open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
     elif job["task"] == "content":
         figures = content(open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
     elif job["task"] == "half":

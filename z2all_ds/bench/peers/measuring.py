@@ -38,8 +38,8 @@ def tell(figures: dict[str, Any], packages: list[str]) -> None:
     print("\n" + json.dumps(found), flush=True)
 
 
-def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int) -> dict[str, Any]:
-    """All batches that come after the first `warm_up`, in which lanes and buffers fill. Opening is timed by itself."""
+def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int = 0) -> dict[str, Any]:
+    """All batches that come after the first `warm_up`. Opening is timed by itself."""
     started = time.perf_counter()
     batches = iter(open_batches())
     open_seconds = time.perf_counter() - started

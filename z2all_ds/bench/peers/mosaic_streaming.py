@@ -125,7 +125,7 @@ def main() -> None:
     if job["task"] == "prepare":
         figures = prepare(job)
     elif job["task"] == "speed":
-        figures = speed(lambda: open_batches(job)[1], job["warm_up"])
+        figures = speed(lambda: open_batches(job)[1])
     elif job["task"] == "content":
         figures = content(open_batches(job)[1])
     elif job["task"] == "half":

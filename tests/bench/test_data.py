@@ -1,0 +1,233 @@
+"""A real small run of everything that is ours; what the peers give is checked where their environment exists."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.command import one_line, z2all
+from z2all_ds.bench.data import ratios_of
+from z2all_ds.bench.data_cases import MICRO_BATCH, PEER_SOURCES, SEQUENCE_LENGTH, Case, Cases
+from z2all_ds.bench.data_inputs import Inputs, make_large_corpus, prepare_inputs
+from z2all_ds.bench.data_runner import Measured, Runner
+from z2all_ds.bench.peers import environments
+from z2all_ds.corpus.manifest import load_manifest
+from z2all_ds.data.spec import open_documents
+from z2all_ds.data.token_shards import load_token_manifest
+from z2all_ds.errors import MachineError
+from z2all_ds.tokenizer import load_tokenizer
+
+TEXT_BYTES = 600_000
+ENVIRONMENT = Path(os.environ.get("Z2ALL_BENCH_PEERS") or environments.default_folder())
+
+
+@pytest.fixture(scope="module")
+def inputs(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return prepare_inputs(tmp_path_factory.mktemp("inputs"), small_corpus, small_tokenizer, TEXT_BYTES)
+
+
+def texts_of(inputs: Inputs, folder: Path) -> list[str]:
+    """Through the tokens and back: the tokenizer of the tests gives every text back."""
+    tokenizer = load_tokenizer(inputs.tokenizer)
+    found = []
+    for domain in open_documents(folder, tokenizer).domains.values():
+        block = domain.open_block(0, domain.num_documents)
+        found += [tokenizer.decode(block.tokens(number)[:-1].tolist()) for number in range(domain.num_documents)]
+    return found
+
+
+def sha256(tokens: "np.ndarray[Any, Any]") -> str:
+    return hashlib.sha256(tokens.astype(np.int64).tobytes()).hexdigest()
+
+
+def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    folders = ("--corpus", small_corpus, "--tokenizer", small_tokenizer)
+    size = ("--megabytes", "1", "--repeats", "1", "--shards", "16", "--shard-megabytes", "1")
+    command = [sys.executable, "-m", "z2all_ds", "bench", "data", *folders, *size, "--no-peers", "--json"]
+    answer = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+    assert answer.returncode == 0, answer.stderr
+    costs = json.loads(answer.stdout)
+    speed = {one["name"]: one["figures"] for one in costs["speed"]}
+    assert list(speed) == ["tokenizer alone", "raw jsonl", "raw parquet", "raw parquet, one row group", "tokens"]
+    batch = MICRO_BATCH * SEQUENCE_LENGTH
+    for name, one in speed.items():
+        assert one["tokens_per_cpu_second"] == pytest.approx(one["tokens"] / one["cpu_seconds"])
+        if name == "tokenizer alone":
+            assert one["tokens"] == costs["num_tokens"] - costs["documents"]  # each without its <|endoftext|>
+        else:
+            assert one["tokens"] == costs["num_tokens"] // batch * batch
+    assert {one["name"]: one["figures"]["exact"] for one in costs["resume"]} == {
+        "raw jsonl, shuffled": True,
+        "tokens, shuffled": True,
+    }
+    sizes = {one["figures"]["state_bytes"] for one in costs["resume"]}
+    assert len(sizes) == 1 and sizes.pop() < 10_000
+    assert [one["name"] for one in costs["scale"]] == [
+        f"{kind} at {part}" for kind in ("raw jsonl", "tokens") for part in ("1%", "50%", "99%")
+    ]
+    for one in costs["scale"]:
+        figures = one["figures"]
+        assert 0 < figures["open_seconds"] < figures["first_batch_seconds"] < figures["all_lanes_seconds"]
+        assert figures["peak_memory_bytes"] > 50_000_000
+    assert costs["scale_shards"] == 16 and costs["scale_bytes"] >= 16 * 1_000_000
+    assert set(costs["ratios"]) == {
+        f"speed, {name} / tokenizer alone" for name in ("raw jsonl", "raw parquet", "raw parquet, one row group")
+    }
+    assert costs["packages"]["ours"].keys() == {"tokenizers", "torch", "numpy", "pyarrow", "orjson"}
+
+
+def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
+    lines = texts_of(inputs, inputs.jsonl)
+    assert len(lines) == inputs.documents > 50
+    assert sum(len(text.encode()) for text in lines) == inputs.text_bytes
+    for folder in (inputs.parquet, inputs.parquet_one_group, inputs.tokens):
+        assert texts_of(inputs, folder) == lines
+    tokens = np.fromfile(inputs.plain_tokens, inputs.dtype)
+    assert len(tokens) == inputs.num_tokens
+    encoded = load_tokenizer(inputs.tokenizer).encode_batch(lines)
+    assert tokens.tolist() == [token for one in encoded for token in (*one, inputs.eot_id)]
+
+
+def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
+    large = make_large_corpus(tmp_path, inputs, shards=20, shard_bytes=2 * TEXT_BYTES)
+    raw, tokens = load_manifest(large.raw), load_token_manifest(large.tokens)
+    assert len(raw.shards) == len(tokens.shards) == 20
+    assert tokens.corpus_fingerprint == raw.fingerprint
+    assert len({shard.domain for shard in raw.shards}) == 8
+    assert len({(large.raw / shard.path).stat().st_ino for shard in raw.shards}) == 1
+    assert large.bytes == sum(shard.bytes for shard in raw.shards) >= 20 * 2 * TEXT_BYTES
+    assert large.num_tokens == sum(shard.tokens for shard in tokens.shards)
+    before = {path: path.stat().st_mtime_ns for path in large.raw.iterdir()}
+    texts = texts_of(inputs, large.raw)
+    assert texts == texts_of(inputs, large.tokens)
+    assert texts[: len(texts) // 20] == texts[-(len(texts) // 20) :]
+    assert {path: path.stat().st_mtime_ns for path in large.raw.iterdir()} == before  # no index was made again
+
+
+def test_ratios_say_who_is_better() -> None:
+    def rate(by: str, name: str, value: float) -> Measured:
+        return Measured(name, by, "", {"tokens_per_cpu_second": value})
+
+    def took(by: str, name: str, value: float) -> Measured:
+        return Measured(name, by, "", {"seconds": value})
+
+    speed = [
+        rate("ours", "tokenizer alone", 10),
+        rate("ours", "raw jsonl", 9),
+        rate("ours", "tokens", 60),
+        rate("hf_datasets", "tokens, streamed", 20),
+        rate("mosaic_streaming", "raw mds", 6),
+        Measured("tokens", "mosaic_streaming", "it is not there"),
+    ]
+    resume = [took("ours", "raw jsonl, shuffled", 0.5), took("hf_datasets", "raw jsonl, in order", 3)]
+    assert ratios_of(speed, resume) == {
+        "speed, raw jsonl / tokenizer alone": 0.9,
+        "speed, tokens / hf_datasets tokens, streamed": 3,
+        "speed, raw jsonl / mosaic_streaming raw mds": 1.5,
+        "resume, hf_datasets raw jsonl, in order / raw jsonl, shuffled": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--megabytes", "0"], "ConfigError: megabytes 0: must be at least 1."),
+        (["--repeats", "0"], "ConfigError: repeats 0: must be at least 1."),
+        (["--shards", "-1"], "ConfigError: shards -1: must be 0 or more."),
+    ],
+)
+def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], start: str) -> None:
+    assert one_line(z2all("bench", "data", *arguments, cwd=tmp_path), 2).startswith(start)
+
+
+# Peers
+
+
+def test_a_peer_that_cannot_be_installed_is_told(inputs: Inputs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    cases, runner = Cases(inputs, tmp_path), Runner(tmp_path, tmp_path / "file", repeats=1)
+    runner.prepare_peers(cases)
+    peer = next(case for case in cases.speed() if case.by == "hf_datasets")
+    (alone,) = runner.measure("speed", [peer])
+    assert alone.by == "hf_datasets" and alone.figures == {}
+    assert str(tmp_path / "file") in alone.failed
+
+
+def test_the_last_words_are_those_of_the_error() -> None:
+    assert (
+        environments.last_words("a\nERROR: No matching distribution\n\nhint: b\n") == "ERROR: No matching distribution"
+    )
+    assert environments.last_words("a\nb\n") == "b"
+    assert environments.last_words("") == "it said nothing"
+
+
+def test_a_process_that_fails_is_named(inputs: Inputs, tmp_path: Path) -> None:
+    case = next(case for case in Cases(inputs, tmp_path).speed() if case.name == "raw jsonl")
+    broken = Case(case.name, case.by, {**case.job, "corpus": str(tmp_path / "none")})
+    with pytest.raises(MachineError, match=r"ours, raw jsonl: exit code 1: .*MANIFEST.json"):
+        Runner(tmp_path, ENVIRONMENT, repeats=1).run(broken)
+
+
+def peer_runner(peer: str, inputs: Inputs, scratch: Path) -> tuple[Cases, Runner]:
+    if not environments.is_ready(ENVIRONMENT, peer):
+        pytest.skip(f"{peer} is not installed in {ENVIRONMENT}: `z2all bench data` does that, or set Z2ALL_BENCH_PEERS")
+    cases, runner = Cases(inputs, scratch), Runner(scratch, ENVIRONMENT, repeats=1)
+    for source in PEER_SOURCES[peer]:
+        cases.samples_written[peer, source] = runner.run(cases.prepare(peer, source))["samples"]
+    return cases, runner
+
+
+def contents(cases: Cases, runner: Runner, peer: str, name: str, shuffle: bool) -> dict[str, Any]:
+    case = next(case for case in cases.speed() if (case.by, case.name) == (peer, name))
+    return runner.run(Case(name, peer, {**case.job, "task": "content", "epochs": 1, "shuffle": shuffle}))
+
+
+def full_samples(tokens: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    return tokens[: len(tokens) // SEQUENCE_LENGTH * SEQUENCE_LENGTH]
+
+
+def test_hf_datasets_reads_the_same_tokens(inputs: Inputs, tmp_path: Path) -> None:
+    cases, runner = peer_runner("hf_datasets", inputs, tmp_path)
+    tokens = np.fromfile(inputs.plain_tokens, inputs.dtype)
+    ends = np.flatnonzero(tokens == inputs.eot_id) + 1
+    assert len(ends) == inputs.documents
+    per_call = 1000  # what is left of these documents after the last full sample is dropped
+    borders = [0, *ends[per_call - 1 :: per_call].tolist()]
+    borders += [len(tokens)] if borders[-1] < len(tokens) else []
+    kept = np.concatenate([full_samples(tokens[a:b]) for a, b in zip(borders, borders[1:], strict=False)])
+    for name in ("raw jsonl", "raw parquet"):
+        assert contents(cases, runner, "hf_datasets", name, shuffle=False)["in_order"] == sha256(kept)
+    in_order = contents(cases, runner, "hf_datasets", "tokens, streamed", shuffle=False)
+    assert in_order["in_order"] == sha256(full_samples(tokens))
+    for name in ("tokens, streamed", "tokens, memory-mapped"):
+        shuffled = contents(cases, runner, "hf_datasets", name, shuffle=True)
+        assert shuffled["counts"] == in_order["counts"]
+        assert shuffled["in_order"] != in_order["in_order"]
+
+
+def test_mosaic_streaming_reads_the_same_tokens(inputs: Inputs, tmp_path: Path) -> None:
+    cases, runner = peer_runner("mosaic_streaming", inputs, tmp_path)
+    tokens = full_samples(np.fromfile(inputs.plain_tokens, inputs.dtype))
+    for name in ("raw mds", "tokens"):
+        in_order = contents(cases, runner, "mosaic_streaming", name, shuffle=False)
+        assert in_order["in_order"] == sha256(tokens)
+    shuffled = contents(cases, runner, "mosaic_streaming", "tokens", shuffle=True)
+    assert shuffled["counts"] == in_order["counts"]
+    assert shuffled["in_order"] != in_order["in_order"]
+
+
+@pytest.mark.parametrize("peer", sorted(PEER_SOURCES))
+def test_peers_resume_from_half_an_epoch(peer: str, inputs: Inputs, tmp_path: Path) -> None:
+    cases, runner = peer_runner(peer, inputs, tmp_path)
+    runner._peers[peer] = ""
+    results = {one.name: one for one in runner.measure_resume([case for case in cases.resume() if case.by == peer])}
+    exact = "tokens, streamed, in order" if peer == "hf_datasets" else "tokens, shuffled"
+    assert [one.failed for one in results.values()] == [""] * len(results)
+    assert results[exact].figures["exact"]
+    assert all(one.figures["state_bytes"] > 50 for one in results.values())
