@@ -1,6 +1,7 @@
 """A real small run of everything that is ours; what the peers give is checked where their environment exists."""
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -95,18 +96,18 @@ def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
 
 
 def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
-    large = make_large_corpus(tmp_path, inputs, shards=20, shard_bytes=2 * TEXT_BYTES)
+    large = make_large_corpus(tmp_path, inputs, shards=9, shard_bytes=TEXT_BYTES // 3)
     raw, tokens = load_manifest(large.raw), load_token_manifest(large.tokens)
-    assert len(raw.shards) == len(tokens.shards) == 20
+    assert len(raw.shards) == len(tokens.shards) == 9
     assert tokens.corpus_fingerprint == raw.fingerprint
     assert len({shard.domain for shard in raw.shards}) == 8
     assert len({(large.raw / shard.path).stat().st_ino for shard in raw.shards}) == 1
-    assert large.bytes == sum(shard.bytes for shard in raw.shards) >= 20 * 2 * TEXT_BYTES
+    assert large.bytes == sum(shard.bytes for shard in raw.shards) >= 9 * TEXT_BYTES // 3
     assert large.num_tokens == sum(shard.tokens for shard in tokens.shards)
     before = {path: path.stat().st_mtime_ns for path in large.raw.iterdir()}
     texts = texts_of(inputs, large.raw)
     assert texts == texts_of(inputs, large.tokens)
-    assert texts[: len(texts) // 20] == texts[-(len(texts) // 20) :]
+    assert texts[: len(texts) // 9] == texts[-(len(texts) // 9) :]
     assert {path: path.stat().st_mtime_ns for path in large.raw.iterdir()} == before  # no index was made again
 
 
@@ -178,8 +179,7 @@ def peer_runner(peer: str, inputs: Inputs, scratch: Path) -> tuple[Cases, Runner
     if not environments.is_ready(ENVIRONMENT, peer):
         pytest.skip(f"{peer} is not installed in {ENVIRONMENT}: `z2all bench data` does that, or set Z2ALL_BENCH_PEERS")
     cases, runner = Cases(inputs, scratch), Runner(scratch, ENVIRONMENT, repeats=1)
-    for source in PEER_SOURCES[peer]:
-        cases.samples_written[peer, source] = runner.run(cases.prepare(peer, source))["samples"]
+    runner.prepare_peers(cases, [peer])
     return cases, runner
 
 
@@ -200,7 +200,7 @@ def test_hf_datasets_reads_the_same_tokens(inputs: Inputs, tmp_path: Path) -> No
     per_call = 1000  # what is left of these documents after the last full sample is dropped
     borders = [0, *ends[per_call - 1 :: per_call].tolist()]
     borders += [len(tokens)] if borders[-1] < len(tokens) else []
-    kept = np.concatenate([full_samples(tokens[a:b]) for a, b in zip(borders, borders[1:], strict=False)])
+    kept = np.concatenate([full_samples(tokens[a:b]) for a, b in itertools.pairwise(borders)])
     for name in ("raw jsonl", "raw parquet"):
         assert contents(cases, runner, "hf_datasets", name, shuffle=False)["in_order"] == sha256(kept)
     in_order = contents(cases, runner, "hf_datasets", "tokens, streamed", shuffle=False)
@@ -225,7 +225,6 @@ def test_mosaic_streaming_reads_the_same_tokens(inputs: Inputs, tmp_path: Path) 
 @pytest.mark.parametrize("peer", sorted(PEER_SOURCES))
 def test_peers_resume_from_half_an_epoch(peer: str, inputs: Inputs, tmp_path: Path) -> None:
     cases, runner = peer_runner(peer, inputs, tmp_path)
-    runner._peers[peer] = ""
     results = {one.name: one for one in runner.measure_resume([case for case in cases.resume() if case.by == peer])}
     exact = "tokens, streamed, in order" if peer == "hf_datasets" else "tokens, shuffled"
     assert [one.failed for one in results.values()] == [""] * len(results)

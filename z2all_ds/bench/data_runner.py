@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ class Runner:
         self.packages: dict[str, dict[str, str]] = {}
         """By whom they are used."""
 
-    def prepare_peers(self, cases: Cases) -> None:
+    def prepare_peers(self, cases: Cases, peers: Iterable[str] = PEER_SOURCES) -> None:
         """Installs them, and lets each write the documents in its own form. One that fails is left out."""
-        for peer, sources in PEER_SOURCES.items():
+        for peer in peers:
             try:
                 environments.make_ready(self._environment, peer)
-                for source in sources:
+                for source in PEER_SOURCES[peer]:
                     cases.samples_written[peer, source] = self.run(cases.prepare(peer, source))["samples"]
                 self._peers[peer] = ""
             except (environments.PeerMissing, MachineError) as error:
