@@ -15,7 +15,7 @@ import torch
 from tests.data import loader_ranks
 from tests.data.corpus_maker import as_arrays, assert_same, open_stream, small_corpus
 from tests.data.test_prefetch import prefetch_threads, wait_until
-from z2all_ds.data import BatchLoader
+from z2all_ds.data import BatchLoader, StageSpec
 from z2all_ds.data.packing import COLUMNS
 from z2all_ds.errors import ConfigError, DataError, MachineError
 from z2all_ds.machine import free_port
@@ -121,14 +121,21 @@ def test_sizes_refused(corpus: Path, settings: dict) -> None:
 # Worker processes
 
 
-def test_micro_batch_changes_between_two_batches(corpus: Path) -> None:
-    samples = iter(open_stream(corpus))
-    with BatchLoader(open_stream(corpus), micro_batch_size=6) as loader:
-        for size in (6, 2, 3):
-            loader.set_micro_batch_size(size)
+def test_micro_batch_changes_with_the_stage(corpus: Path) -> None:
+    stages = (StageSpec(8, samples=12), StageSpec(24, samples=4), StageSpec(8))
+    samples = iter(open_stream(corpus, stages=stages))
+    with BatchLoader(open_stream(corpus, stages=stages), [6, 2, 3]) as loader:
+        for size in (6, 6, 2, 2, 3, 3):
             batch = next(loader)
+            assert len(batch["input_ids"]) == size
             for row in range(size):
                 assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
+
+
+def test_a_stage_within_a_micro_batch_is_refused(corpus: Path) -> None:
+    stream = open_stream(corpus, stages=(StageSpec(8, samples=12), StageSpec(24)))
+    with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of one"):
+        list(itertools.islice(loader, 5))
 
 
 def test_workers_give_the_same_batches_and_go(corpus: Path) -> None:

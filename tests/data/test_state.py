@@ -66,7 +66,7 @@ def test_small_for_256_lanes_far_into_a_run(tmp_path: Path, packing: str) -> Non
         ({"num_lanes": 24}, ["num_lanes was 12 and is 24", "begin a new run"]),
         ({"sequence_length": 32}, ["sequence_length was 16 and is 32", "data.allow_change=true"]),
         ({"weights": {"web": 1.0}}, ["domain 'books' is gone", "domain 'code' is gone", "data.allow_change=true"]),
-        ({"temperature": 2.0}, ["the shares of the domains was {'books':", "data.allow_change=true"]),
+        ({"temperature": 2.0}, ["the shares of the domains were {'books':", "data.allow_change=true"]),
         ({"seed": 4, "temperature": 2.0}, ["seed was 3 and is 4", "the shares", "begin a new run"]),
     ],
 )

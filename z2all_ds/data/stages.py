@@ -35,6 +35,7 @@ class StageSpec:
 class Stage:
     """A stage with its shares and borders worked out."""
 
+    number: int
     name: str
     sequence_length: int
     shares: Mapping[str, float]
@@ -57,16 +58,16 @@ class Schedule:
         if not specs:
             raise ConfigError("stages=[]", "a stream needs at least one stage", "Give a sequence length.")
         self.skip = merged_ranges(skip)
-        shares = [resolve_shares(spec.weights, spec.temperature, bytes_by_domain) for spec in specs]
+        shares = [_shares_of(number, spec, bytes_by_domain) for number, spec in enumerate(specs)]
         self.domain_names = sorted(set().union(*shares))
         self.stages: list[Stage] = []
         first_given = 0
         for number, (spec, its_shares) in enumerate(zip(specs, shares, strict=True)):
-            name = spec.name or str(number)
+            name = _name_of(number, spec)
             _check_stage(spec, name, is_last=number == len(specs) - 1)
             in_order = tuple(its_shares.get(domain, 0.0) for domain in self.domain_names)
             mixture = Mixture(in_order, num_lanes, seed, self.sample_after(first_given))
-            self.stages.append(Stage(name, spec.sequence_length, its_shares, first_given, mixture))
+            self.stages.append(Stage(number, name, spec.sequence_length, its_shares, first_given, mixture))
             first_given += spec.samples or 0
         self._first_given = [stage.first_given for stage in self.stages]
 
@@ -121,6 +122,17 @@ def merged_ranges(ranges: Sequence[SkipRange]) -> list[SkipRange]:
         else:
             merged.append((first, end))
     return merged
+
+
+def _name_of(number: int, spec: StageSpec) -> str:
+    return spec.name or str(number)
+
+
+def _shares_of(number: int, spec: StageSpec, bytes_by_domain: Mapping[str, int]) -> dict[str, float]:
+    try:
+        return resolve_shares(spec.weights, spec.temperature, bytes_by_domain)
+    except ConfigError as error:
+        raise ConfigError(f"stage {_name_of(number, spec)!r}: {error.what}", error.rule, error.fix) from None
 
 
 def _check_stage(spec: StageSpec, name: str, is_last: bool) -> None:

@@ -135,7 +135,7 @@ def _changed_stage(saved: StreamState, here: StreamState) -> list[str]:
     if old["sequence_length"] != new["sequence_length"]:
         lines.append(_was_and_is("sequence_length", old["sequence_length"], new["sequence_length"]))
     if old["shares"] != new["shares"]:
-        lines.append(_was_and_is("the shares of the domains", old["shares"], new["shares"]))
+        lines.append(f"the shares of the domains were {_short(old['shares'])} and are {_short(new['shares'])}")
     return lines
 
 

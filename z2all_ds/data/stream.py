@@ -40,6 +40,8 @@ class Produced(NamedTuple):
 
     sample: Sample | None
     """None for one that is skipped: its cursor counts, it is not given out."""
+    stage: int
+    """Number of its stage."""
     lane: int
     domain_index: int
     cursor: Cursor
@@ -104,7 +106,8 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
             stage = schedule.stage_of(number)
             sample, _ = lanes[place].next_sample(number, stage)
             given = None if schedule.is_skipped(number) else sample
-            yield Produced(given, lanes[place].number, sample.domain_index, lanes[place].cursor(sample.domain_index))
+            cursor = lanes[place].cursor(sample.domain_index)
+            yield Produced(given, stage.number, lanes[place].number, sample.domain_index, cursor)
 
     def mark_consumed(self, produced: Produced) -> None:
         self._lane_states[produced.lane][produced.domain_index] = produced.cursor

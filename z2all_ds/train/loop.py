@@ -100,7 +100,7 @@ class Trainer:
         while self.step < last_step:
             if stage is not stage_at(self.stages, self.step) or meters is None:
                 stage = stage_at(self.stages, self.step)
-                begin_stage(stage, self.engine, self.loader)
+                begin_stage(stage, self.engine)
                 meters = Meters(self.run, stage, self.world.world_size, self.engine.device, self.step)
                 self._tell_stage(stage)
             lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)

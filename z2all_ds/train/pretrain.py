@@ -19,6 +19,7 @@ from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import run_stages
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.world import World
@@ -102,7 +103,8 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
         facts = {"device": ds.device_name(device), "ops": [vars(choice) for choice in ops.choices]}
         write_run_files(run, folder, resolved.config, facts, world)
     engine = ds.build_engine(model, run, resolved)
-    loader = BatchLoader(stream, run.train.micro_batch, run.data.num_workers, pin_memory=device.type == "cuda")
+    micro_batches = [stage.micro_batch for stage in run_stages(run)]
+    loader = BatchLoader(stream, micro_batches, run.data.num_workers, pin_memory=device.type == "cuda")
     trainer = Trainer(run, folder, world, resolved, engine, loader, output)
     try:
         trainer.restore(resume)

@@ -2,19 +2,18 @@
 
 from typing import Any
 
-from z2all_ds.data import BatchLoader, StreamState
+from z2all_ds.data import StreamState
 from z2all_ds.errors import ConfigError
 from z2all_ds.run_stages import RunStage, samples_seen
 
 
-def begin_stage(stage: RunStage, engine: Any, loader: BatchLoader) -> None:
+def begin_stage(stage: RunStage, engine: Any) -> None:
     """Called before the first step of a stage, and after a resume within one.
 
     The micro-batch changes and the accumulation does not, so DeepSpeed divides gradients as before.
     """
     engine.module.set_rope_theta(stage.rope_theta)
     engine.set_train_micro_batch_size(stage.micro_batch)
-    loader.set_micro_batch_size(stage.micro_batch)
 
 
 def check_stages_past(stages: list[RunStage], step: int, data_state: StreamState) -> None:
