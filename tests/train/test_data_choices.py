@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.command import one_line, z2all
 from tests.helpers.recomputed import loss_of
 from tests.helpers.training import losses, run_arguments, train_many
 from z2all_ds.config import load_run_config
@@ -18,6 +19,7 @@ from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.train.inputs import stream_spec
+from z2all_ds.train.traces import drop_states_after, trace_run
 
 SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
 """Two whole steps after the third; then half of one."""
@@ -121,6 +123,58 @@ def test_a_skip_given_later_counts_from_there(runs: Path) -> None:
         numbered_samples(run, 48)[40:],
     )
     assert losses(run)[4] == pytest.approx(here, rel=1e-6)
+
+
+# Traces
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "numbers"),
+    [("plain", 7, range(48, 56)), ("skipped", 4, range(40, 48)), ("skipped", 6, [*range(56, 60), *range(64, 68)])],
+)
+def test_a_step_is_traced_to_its_documents(run: str, step: int, numbers: range, runs: Path) -> None:
+    """From the state nearest before it, with what was skipped; the traced tokens are those of the samples."""
+    samples = numbered_samples(runs / run, 100)
+    traces = trace_run(runs / run, [3], step)
+    assert [trace.sample for trace in traces] == [3, *numbers]
+    for trace in traces:
+        assert trace.token_ids == samples[trace.sample]["input_ids"].tolist()
+    if run == "skipped":
+        assert traces[1].from_sample == data_state(runs / run, step - 1)["position"]
+
+
+def test_states_outlive_their_checkpoints(runs: Path) -> None:
+    """Of every checkpoint there was, one small file; those of steps taken again are gone."""
+    kept = sorted(path.name for path in RunFolder(runs / "skipped").data_states.iterdir())
+    assert kept == [f"step_{step:08d}.json" for step in range(1, STEPS + 1)]
+    drop_states_after(RunFolder(runs / "skipped"), 5)
+    assert len(list(RunFolder(runs / "skipped").data_states.iterdir())) == 5
+
+
+def test_the_command_names_shard_record_and_domain(runs: Path, small_corpus: Path) -> None:
+    answer = z2all("corpus", "trace", runs / "plain", "--sample", "5", "--json", cwd=runs)
+    assert answer.returncode == 0, answer.stderr
+    (trace,) = json.loads(answer.stdout)
+    for piece in trace["pieces"]:
+        record = json.loads((small_corpus / piece["shard"]).read_bytes().splitlines()[piece["record"]])
+        assert record["content"]
+        assert piece["shard"].startswith(trace["domain"])
+    told = z2all("corpus", "trace", runs / "plain", "--step", "1", cwd=runs)
+    assert len([line for line in told.stdout.splitlines() if line.startswith("sample ")]) == SAMPLES_PER_STEP
+    assert f"{trace['pieces'][0]['shard']}, record {trace['pieces'][0]['record']}, epoch 0" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plain"], "neither a sample nor a step"),
+        (["plain", "--step", "13"], "step 13: the run has steps 1 to 12"),
+        (["plain", "--sample", "-2"], "sample -2: samples are numbered from 0"),
+        (["nowhere", "--sample", "2"], "it has no run.yaml"),
+    ],
+)
+def test_traces_refused(arguments: list[str], words: str, runs: Path) -> None:
+    assert words in one_line(z2all("corpus", "trace", *arguments, cwd=runs), 2)
 
 
 # Packing
