@@ -15,6 +15,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -167,12 +168,15 @@ class LocalFolder(Folder):
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         path = self.where(name)
+        with suppress(OSError):  # nearly always it works at once, and what it takes to try again costs as much
+            return OPEN_FILES.read_range(path, begin, end)
 
         def read_once() -> bytes:
+            OPEN_FILES.forget(path)  # a stale handle stays stale
             try:
                 return OPEN_FILES.read_range(path, begin, end)
             except OSError:
-                OPEN_FILES.forget(path)  # a stale handle stays stale
+                OPEN_FILES.forget(path)
                 raise
 
         return try_again(path, read_once)
@@ -180,10 +184,10 @@ class LocalFolder(Folder):
     def stamp(self, name: str) -> Stamp:
         path = self.where(name)
         try:
-            found = try_again(path, lambda: os.stat(path))
+            found = os.stat(path)
         except OSError:
             OPEN_FILES.forget(path)
-            raise
+            found = try_again(path, lambda: os.stat(path))
         OPEN_FILES.forget(path, unless=(found.st_dev, found.st_ino))
         return Stamp(found.st_size, found.st_mtime_ns)
 

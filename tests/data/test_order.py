@@ -100,10 +100,10 @@ def test_blocks_are_of_a_good_size() -> None:
     """About a megabyte where there is plenty; small enough that every lane gets many where there is not."""
     plenty = documents_per_block(10**9, 4 * 10**12, 256)
     assert plenty == BLOCK_BYTES // 4000
-    assert documents_per_block(10_000, 10_000 * 100, 64) == 10_000 // (16 * 64)
+    assert documents_per_block(10_000, 10_000 * 100, 64) == 10_000 // (8 * 64)
     assert documents_per_block(500, 10**6, 256) == 1
     assert documents_per_block(10**9, 10**9 * 2**30, 4) == 1  # each document larger than a block
-    assert documents_per_block(10**9, 0, 4) == 10**9 // 64  # texts without a byte
+    assert documents_per_block(10**9, 0, 4) == 10**9 // 32  # texts without a byte
 
 
 def test_a_billion_documents_cost_no_memory() -> None:

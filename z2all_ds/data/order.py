@@ -24,7 +24,7 @@ pattern for small counts either and take 8 µs, once a block."""
 
 BLOCK_BYTES = 1 << 20
 """Raw text of a block at most: what a lane may hold of a remote shard, and a good size for one request."""
-BLOCKS_PER_LANE_AND_EPOCH = 16
+BLOCKS_PER_LANE_AND_EPOCH = 8
 """At least so many, or the last block would leave the lanes far apart at the end of an epoch. A small domain is
 therefore cut into smaller blocks, down to single documents."""
 
@@ -101,11 +101,9 @@ def permuted_index(position: int, count: int, seed: int, epoch: int, domain: str
     index = position
     while True:
         left, right = divmod(index, right_size)
-        for number, key in enumerate(round_keys):
-            if number % 2 == 0:
-                left = (left + _mix(right, key)) % left_size
-            else:
-                right = (right + _mix(left, key)) % right_size
+        for key_left, key_right in zip(round_keys[::2], round_keys[1::2], strict=True):
+            left = (left + _mix(right, key_left)) % left_size
+            right = (right + _mix(left, key_right)) % right_size
         index = left * right_size + right
         if index < count:
             return index

@@ -1,9 +1,9 @@
 """Reads token shards: a corpus that `tokenizing` has tokenized, in the same order and with the same fingerprints.
 
-Opening a block costs one look at the size of the file and one read of its documents' ends; each document is then one
-read of its own. No file is mapped into memory: one that shrinks under a map ends the whole process with SIGBUS, without
-a word, and what is promised is a DataError that names the file and the record. In an object store, where every read
-costs a journey, the tokens of a block are read in one piece when it is opened.
+Opening a block costs one look at the size of the file, one read of its documents' ends, and one of all its tokens where
+they are few, or lie in an object store, where every read costs a journey; else each document is a read of its own. No
+file is mapped into memory: one that shrinks under a map ends the whole process with SIGBUS, without a word, and what is
+promised is a DataError that names the file and the record.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from z2all_ds.data.documents import Documents, Place, TokenArray
 from z2all_ds.data.token_manifest import (
@@ -25,8 +24,11 @@ from z2all_ds.data.token_manifest import (
     parse_token_manifest,
 )
 from z2all_ds.errors import DataError
-from z2all_ds.open_files import OPEN_FILES
 from z2all_ds.storage import Folder, open_folder, reason
+
+READ_WHOLE_BYTES = 128 << 10
+"""Up to so many bytes of tokens a block is read in one piece. A lane holds a block of every domain: 256 lanes and eight
+domains make 256 MB of them at most."""
 
 _FIX = "Restore the file, or remove it and run `z2all corpus tokenize` again: it writes what is missing."
 
@@ -114,55 +116,57 @@ class TokenBlock:
 
     def __init__(self, folder: Folder, shard: TokenShard, ids: _Ids, first: int, end: int) -> None:
         self.num_documents = end - first
-        self._folder, self._name, self._first_record = folder, shard.tokens_file, first
-        self._path = folder.where(shard.tokens_file)
-        self._ids, self._dtype, self._width = ids, ids.dtype, ids.dtype.itemsize
-        self._eot_bytes = np.array(ids.eot_id, ids.dtype).tobytes()
-        # An id that the dtype can hold and the tokenizer does not have; none where the vocabulary fills it.
-        self._id_limit = ids.size if ids.size < 1 << (8 * self._width) else None
-        self._check_size(shard.tokens * self._width)
-        # [num_documents + 1]: where each document begins, and where the last one ends. A memoryview gives plain
-        # integers at once, at a fraction of what indexing an array costs.
-        self._borders = self._read_borders(shard, first, end).data
-        self._fetched = None if folder.is_local else self._read(0, self.num_documents)
+        self._folder, self._name, self._first_record, self._ids = folder, shard.tokens_file, first, ids
+        self._check_size(shard.tokens * ids.dtype.itemsize)
+        self._borders = self._read_borders(shard, first, end)
+        self._row: TokenArray | None = None
+        size = (self._borders[-1] - self._borders[0]) * ids.dtype.itemsize
+        if size <= READ_WHOLE_BYTES or not folder.is_local:
+            self._row = np.frombuffer(self._read(0, self.num_documents), ids.dtype)
+            # Where something is wrong, the document that it is in says so when it is asked for.
+            self._row_is_sound = self._is_sound(self._row)
 
     def tokens(self, number: int) -> TokenArray:
-        """Some microseconds: this is the whole cost of a document that was tokenized before."""
-        borders, width = self._borders, self._width
-        begin, end = borders[number] * width, borders[number + 1] * width
-        if self._fetched is not None:
-            base = borders[0] * width
-            data = self._fetched[begin - base : end - base]
+        """Some microseconds at most: this is the whole cost of a document that was tokenized before."""
+        if self._row is not None:
+            base = self._borders[0]
+            document = self._row[self._borders[number] - base : self._borders[number + 1] - base]
+            if self._row_is_sound:
+                return document
         else:
-            try:
-                data = OPEN_FILES.read_range(self._path, begin, end)
-            except OSError:
-                data = b""
-            if len(data) != end - begin:
-                data = self._read(number, number + 1)  # which tries again, or says what is wrong
-        document = np.frombuffer(data, self._dtype)
-        if not data.endswith(self._eot_bytes):
-            rule = f"the document ends with token {document[-1]} and not with {self._ids.eot_id}, <|endoftext|>"
+            document = np.frombuffer(self._read(number, number + 1), self._ids.dtype)
+        eot_id, size = self._ids.eot_id, self._ids.size
+        if document[-1] != eot_id:
+            rule = f"the document ends with token {document[-1]} and not with {eot_id}, <|endoftext|>"
             raise DataError(self._where(number), rule, _FIX)
-        # argmax() takes half the time of max() at a thousand tokens.
-        if self._id_limit is not None and document.item(document.argmax()) >= self._id_limit:
-            rule = f"token {document.max()} is not one of the {self._id_limit} of the tokenizer"
+        if document.max() >= size:
+            rule = f"token {document.max()} is not one of the {size} of the tokenizer"
             raise DataError(self._where(number), rule, _FIX)
         return document
 
+    def _is_sound(self, row: TokenArray) -> bool:
+        """Every document ends as it should, and every token is one of the tokenizer's."""
+        last = np.array(self._borders[1:]) - (self._borders[0] + 1)
+        return bool((row[last] == self._ids.eot_id).all()) and int(row.max()) < self._ids.size
+
     def _read(self, first: int, end: int) -> bytes:
         """The bytes of the documents `first` to `end` - 1."""
-        begin_byte, end_byte = self._borders[first] * self._width, self._borders[end] * self._width
+        width = self._ids.dtype.itemsize
+        begin_byte, end_byte = self._borders[first] * width, self._borders[end] * width
         try:
             data = self._folder.read_range(self._name, begin_byte, end_byte)
         except OSError as error:
             raise DataError(self._where(first), f"the tokens cannot be read ({reason(error)})", _FIX) from error
         if len(data) != end_byte - begin_byte:
-            rule = f"the file ends {end_byte - begin_byte - len(data)} bytes before the document does"
-            raise DataError(self._where(first), rule, "Leave a corpus alone while a run reads it. " + _FIX)
+            whole = bisect_right(self._borders, self._borders[first] + len(data) // width) - 1
+            there = len(data) - (self._borders[whole] - self._borders[first]) * width
+            missing = (self._borders[whole + 1] - self._borders[whole]) * width - there
+            rule = f"the file ends {missing} bytes before the document does"
+            raise DataError(self._where(whole), rule, "Leave a corpus alone while a run reads it. " + _FIX)
         return data
 
-    def _read_borders(self, shard: TokenShard, first: int, end: int) -> npt.NDArray[np.uint64]:
+    def _read_borders(self, shard: TokenShard, first: int, end: int) -> list[int]:
+        """[num_documents + 1]: where each document begins, and where the last one ends."""
         width, name = ENDS_DTYPE.itemsize, shard.ends_file
         begin = max(0, first - 1)
         try:
@@ -172,13 +176,13 @@ class TokenBlock:
         if len(data) != (end - begin) * width:
             rule = f"the file of {shard.documents} ends breaks off at {begin * width + len(data)} bytes"
             raise DataError(self._where(0, name), rule, _FIX)
-        borders = np.zeros(end - first + 1, np.uint64)
-        borders[0 if first else 1 :] = np.frombuffer(data, ENDS_DTYPE)
-        rising = borders[1:] > borders[:-1]
-        if not rising.all():
-            number = int(np.flatnonzero(~rising)[0])
-            raise DataError(self._where(number, name), "the ends of the documents do not rise", _FIX)
-        last = int(borders[-1])
+        borders: list[int] = np.frombuffer(data, ENDS_DTYPE).tolist()
+        if first == 0:
+            borders.insert(0, 0)
+        for number in range(end - first):
+            if borders[number] >= borders[number + 1]:
+                raise DataError(self._where(number, name), "the ends of the documents do not rise", _FIX)
+        last = borders[-1]
         if last > shard.tokens or (end == shard.documents and last != shard.tokens):
             rule = f"the document ends at token {last} of {shard.tokens}"
             raise DataError(self._where(self.num_documents - 1, name), rule, _FIX)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import Place
-from z2all_ds.data.lanes import Lane
+from z2all_ds.data.lanes import Lane, Piece
 from z2all_ds.data.state import StreamState
 from z2all_ds.errors import ConfigError
 
@@ -71,7 +71,10 @@ def trace_sample(
         domain.name,
         plan.schedule.is_skipped(sample),
         begin,
-        [TracedPiece(domain.place(p.document_index), p.document_index, p.epoch, p.start, p.end) for p in pieces],
+        [
+            TracedPiece(domain.place(piece.document_index), piece.document_index, piece.epoch, piece.start, piece.end)
+            for piece in map(Piece._make, pieces)
+        ],
         made.tokens[: stage.sequence_length - made.num_padding].tolist(),
     )
 
