@@ -50,7 +50,7 @@ def test_every_token_once_an_epoch(
     plan = plan_of(corpus, num_lanes=num_lanes, sequence_length=sequence_length, packing=packing)
     # enough that the slowest lane has given two epochs' worth of its blocks
     tokens_of_an_epoch = sum(lengths) + len(lengths)
-    most = (2 * tokens_of_an_epoch + 33 * sequence_length * num_lanes) // sequence_length + 2
+    most = (2 * tokens_of_an_epoch + 66 * sequence_length * num_lanes) // sequence_length + 2
     covered: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for sample, pieces in samples_of(plan, most * num_lanes):
         at = 0

@@ -32,8 +32,9 @@ LaneState = list[Cursor]
 """The cursors of a lane, in the order of the stream's domains."""
 
 PACKING_MODES = ("cut", "best_fit")
-SAMPLES_PER_GROUP = 32
-"""Of "best_fit". More leave less room empty, and make a resume read more again."""
+SAMPLES_PER_GROUP = 64
+"""Of "best_fit". On real text in samples of 2048 tokens 2.7 % are padding with groups of 32, 1.7 % with 64, 1.2 % with 128;
+a resume reads the group again, and a lane holds one of each domain."""
 
 
 class Piece(NamedTuple):
