@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.bench.data_cases import MICRO_BATCH, NUM_LANES, OURS, SEQUENCE_LENGTH, TOKENIZER_ALONE, Cases
+from z2all_ds.bench.data_cases import (
+    MICRO_BATCH,
+    NUM_LANES,
+    OURS,
+    SEQUENCE_LENGTH,
+    TOKENIZER_ALONE,
+    TOKENIZER_ALONE_MIXED,
+    Cases,
+)
 from z2all_ds.bench.data_inputs import make_large_corpus, prepare_inputs
 from z2all_ds.bench.data_runner import Measured, Runner
 from z2all_ds.bench.peers import environments
@@ -124,9 +132,10 @@ def ratios_of(speed: Sequence[Measured], resume: Sequence[Measured]) -> dict[str
     rates = {(one.by, one.name): one.figures["tokens_per_cpu_second"] for one in speed if not one.failed}
     seconds = {(one.by, one.name): one.figures["seconds"] for one in resume if not one.failed}
     found = {}
-    for name in ("raw jsonl", "raw parquet", "raw parquet, one row group"):
-        if (OURS, name) in rates and (OURS, TOKENIZER_ALONE) in rates:
-            found[f"speed, {name} / {TOKENIZER_ALONE}"] = rates[OURS, name] / rates[OURS, TOKENIZER_ALONE]
+    for alone in (TOKENIZER_ALONE, TOKENIZER_ALONE_MIXED):
+        for name in ("raw jsonl", "raw parquet", "raw parquet, one row group"):
+            if (OURS, name) in rates and (OURS, alone) in rates:
+                found[f"speed, {name} / {alone}"] = rates[OURS, name] / rates[OURS, alone]
     for (by, name), rate in rates.items():
         mine = "raw jsonl" if name == "raw mds" else name.split(",")[0]
         if by != OURS and (OURS, mine) in rates:

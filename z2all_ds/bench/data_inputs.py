@@ -50,8 +50,12 @@ class Inputs:
     text_bytes: int
     mix: dict[str, float]
     """Part of each domain, by bytes of text."""
-    num_tokens: int
-    """Of all documents, an <|endoftext|> after each."""
+    tokens_by_domain: dict[str, int]
+    """As the folders call the domains; an <|endoftext|> after each document is counted."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.tokens_by_domain.values())
 
     @property
     def tokenizer_file(self) -> Path:
@@ -94,7 +98,7 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
         len(everything),
         sum(sizes.values()),
         {domain: round(size / sum(sizes.values()), 4) for domain, size in sizes.items()},
-        sum(shard.tokens for shard in manifest.shards),
+        {domain: totals.tokens for domain, totals in manifest.totals.items()},
     )
 
 

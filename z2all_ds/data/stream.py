@@ -92,14 +92,15 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
         schedule, numbers = self.plan.schedule, list(self._lane_states)
         lanes = [Lane(self.plan.sources, number, self._lane_states[number]) for number in numbers[worker::num_workers]]
         turns_a_round = -(-len(numbers) // num_workers)
-        first_round = self._consumed_rank // len(numbers)
+        begin = self._consumed_rank  # it moves on while samples are made ahead
+        first_round = begin // len(numbers)
         turn = 0
         while True:
             round_number, place = divmod(turn, turns_a_round)
             turn += 1
             in_round = place * num_workers + worker  # which of the rank's lanes
             consumed = (first_round + round_number) * len(numbers) + in_round
-            if in_round >= len(numbers) or consumed < self._consumed_rank:
+            if in_round >= len(numbers) or consumed < begin:
                 yield None
                 continue
             number = consumed * self.world_size + self.rank  # of the global sample
