@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.helpers.command import one_line, z2all
 from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.token_shards import open_token_corpus
+from z2all_ds.data.tokens.reading import open_token_corpus
 
 
 def test_tokens_of_a_corpus(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:

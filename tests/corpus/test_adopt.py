@@ -17,7 +17,7 @@ from z2all_ds.corpus.adopt import adopt_corpus, domain_of
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.line_index import load_index
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
-from z2all_ds.data.readers import open_domains
+from z2all_ds.data.raw.readers import open_domains
 from z2all_ds.errors import ConfigError, DataError, MachineError
 from z2all_ds.storage import open_folder
 

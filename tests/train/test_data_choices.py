@@ -13,7 +13,7 @@ from tests.helpers.recomputed import loss_of
 from tests.helpers.training import losses, run_arguments, train_many
 from z2all_ds.config import load_run_config
 from z2all_ds.data import PackedStream
-from z2all_ds.data.tokenizing import tokenize_corpus
+from z2all_ds.data.tokens.tokenizing import tokenize_corpus
 from z2all_ds.errors import DataError
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.run_folder import RunFolder

@@ -82,7 +82,7 @@ def bench_data(
 ) -> None:
     """Tokens per second of one core and time to resume, beside the tokenizer alone and other loaders."""
     from z2all_ds.bench import data as room
-    from z2all_ds.bench.data_report import to_json, to_lines
+    from z2all_ds.bench.data.report import to_json, to_lines
 
     costs = room.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
     if as_json:

@@ -228,7 +228,7 @@ def corpus_tokenize(
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize a corpus once: training reads the tokens instead of the text, with the same samples."""
-    from z2all_ds.data import tokenizing as room
+    from z2all_ds.data.tokens import tokenizing as room
 
     manifest = room.tokenize_corpus(corpus, tokenizer, out, workers, replace)
     if as_json:

@@ -2,8 +2,8 @@
 
 `stream` tells the whole way at its head. Every other file is one part of it; only `stream` and `loader` need torch:
 
-    readers       texts of a shard and of a domain, in any order       token_shards   the same, already tokenized
-    documents     a domain as a row of tokenized documents             tokenizing     makes token shards
+    raw/          texts out of raw shards, in any order                tokens/        the same, already tokenized
+    documents     a domain as a row of tokenized documents
     order         the shuffle, computed                                stages         mixture, length, skips over time
     mixture       which domain comes next                              lanes          one endless row of samples
     packing       documents -> samples -> columns of a batch           state          the cursors as JSON

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.data.readers import DomainReader, TextBlock
+from z2all_ds.data.raw.readers import DomainReader, TextBlock
 
 TokenArray = npt.NDArray[np.integer[Any]]
 """Tokens of one document, of any width of integer, <|endoftext|> last. Not to be written to."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data.documents import Documents, RawDomain, Tokenizer
 from z2all_ds.data.lanes import PACKING_MODES
-from z2all_ds.data.readers import open_domains
+from z2all_ds.data.raw.readers import open_domains
 from z2all_ds.data.stages import SkipRange, StageSpec
 from z2all_ds.data.state import divisors
-from z2all_ds.data.token_shards import is_token_corpus, open_token_corpus
+from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
 from z2all_ds.errors import ConfigError, DataError
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from z2all_ds.console import progress
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data.order import permuted_index
-from z2all_ds.data.readers import open_domains
+from z2all_ds.data.raw.readers import open_domains
 from z2all_ds.errors import ConfigError
 from z2all_ds.evaluate.loading import load_folder
 

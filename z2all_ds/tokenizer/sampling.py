@@ -17,7 +17,7 @@ from pathlib import Path
 from z2all_ds.console import progress
 from z2all_ds.corpus.manifest import Manifest, load_manifest
 from z2all_ds.corpus.schema import parse_record
-from z2all_ds.data.readers import DomainReader, open_domains
+from z2all_ds.data.raw.readers import DomainReader, open_domains
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.text_files import Piece, file_pieces, file_sha256
 

@@ -19,8 +19,8 @@ from z2all_ds.atomic import machine_limits_named, make_folder, publish, temporar
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.unit_progress import ProgressFile
 from z2all_ds.data.documents import as_document
-from z2all_ds.data.readers import DomainReader
-from z2all_ds.data.token_manifest import (
+from z2all_ds.data.raw.readers import DomainReader
+from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
     TokenShard,

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
+from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.shard_text import REBUILD
 from z2all_ds.errors import DataError
-from z2all_ds.storage import reason
+from z2all_ds.storage import Folder, reason
 
 LEAVE_ALONE = f"Leave a corpus alone while a run reads it. {REBUILD}"
 
@@ -23,6 +24,21 @@ class Shard(Protocol):
     def open_block(self, first: int, end: int) -> TextBlock:
         """Records `first` to `end` - 1."""
         ...
+
+
+class ShardFile:
+    """What every kind of raw shard is made from; sent to another process, it starts there with nothing opened."""
+
+    def __init__(self, folder: Folder, entry: ShardInfo, text_field: str) -> None:
+        """`entry` is that of the manifest: a shard that is no longer as it says is noticed when it is opened."""
+        self.folder, self.entry, self.text_field = folder, entry, text_field
+        self.path = folder.where(entry.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "entry": self.entry, "text_field": self.text_field}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def place_of(path: str, record: int) -> str:

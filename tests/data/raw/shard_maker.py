@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from z2all_ds.corpus.manifest import ShardInfo
-from z2all_ds.data.readers import DomainReader
+from z2all_ds.data.raw.readers import DomainReader
 from z2all_ds.storage import open_folder
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.shard_text import REBUILD, check_text_column, one_line, open_parquet, text_columns
-from z2all_ds.data.shards import TextBlock, place_of, read_errors_named, size_changed
+from z2all_ds.data.raw.shards import ShardFile, TextBlock, place_of, read_errors_named, size_changed
 from z2all_ds.errors import DataError
 from z2all_ds.storage import Folder, Stamp
 
@@ -67,20 +67,12 @@ class _Footer(NamedTuple):
     """Of each row group, uncompressed."""
 
 
-class ParquetShard:
+class ParquetShard(ShardFile):
     """One record a row."""
 
     def __init__(self, folder: Folder, entry: ShardInfo, text_field: str) -> None:
-        """`entry` is that of the manifest: a shard with other rows than those is noticed when it is opened."""
-        self.folder, self.entry, self.text_field = folder, entry, text_field
-        self.path = folder.where(entry.path)
+        super().__init__(folder, entry, text_field)
         self._size: int | None = None  # when it was first opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "entry": self.entry, "text_field": self.text_field}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def open_block(self, first: int, end: int) -> TextBlock:
         import pyarrow as pa

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.bench.data_cases import OURS, PEER_SOURCES, Case, Cases
+from z2all_ds.bench.data.cases import OURS, PEER_SOURCES, Case, Cases
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.peers.measuring import ONE_THREAD
 from z2all_ds.console import progress, say
@@ -18,7 +18,7 @@ from z2all_ds.errors import MachineError
 Key = tuple[str, str]
 """By whom, and the name."""
 Figures = dict[str, Any]
-OUR_PROCESS = ["-c", "from z2all_ds.bench.data_process import work; work()"]
+OUR_PROCESS = ["-c", "from z2all_ds.bench.data.process import work; work()"]
 
 
 @dataclass(frozen=True)

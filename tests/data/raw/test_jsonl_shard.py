@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.shard_maker import reader_of, texts_of, write_jsonl
+from tests.data.raw.shard_maker import reader_of, texts_of, write_jsonl
 from tests.helpers.stores import FlakyStore, flaky_store, put
 from z2all_ds import storage
-from z2all_ds.data import jsonl_shard
+from z2all_ds.data.raw import jsonl_shard
 from z2all_ds.errors import DataError
 from z2all_ds.open_files import OPEN_FILES
 

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, shards_fingerprint
 from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
-from z2all_ds.data.jsonl_shard import JsonlShard
-from z2all_ds.data.parquet_shard import ParquetShard
-from z2all_ds.data.shards import Shard, TextBlock
+from z2all_ds.data.raw.jsonl_shard import JsonlShard
+from z2all_ds.data.raw.parquet_shard import ParquetShard
+from z2all_ds.data.raw.shards import Shard, TextBlock
 from z2all_ds.errors import DataError
 from z2all_ds.storage import Folder, open_folder
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, write_whole
 from z2all_ds.corpus.building import BUILDING_NAME
-from z2all_ds.data.shard_tokenizer import read_record, write_record
-from z2all_ds.data.token_manifest import (
+from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
     TOKEN_MANIFEST_NAME,
@@ -22,6 +21,7 @@ from z2all_ds.data.token_manifest import (
     parse_token_manifest,
     write_token_manifest,
 )
+from z2all_ds.data.tokens.shard_tokenizer import read_record, write_record
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.machine import require_free_disk
 

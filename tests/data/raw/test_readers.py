@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.shard_maker import reader_of, texts_of, write_jsonl, write_parquet
+from tests.data.raw.shard_maker import reader_of, texts_of, write_jsonl, write_parquet
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
-from z2all_ds.data.readers import DomainReader, open_domains
+from z2all_ds.data.raw.readers import DomainReader, open_domains
 from z2all_ds.errors import DataError
 
 TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seven"]

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.text_corpora import files_in, write_token_corpus
+from tests.data.tokens.text_corpora import files_in, write_token_corpus
 from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data import token_shards
 from z2all_ds.data.documents import Domain, RawDomain
-from z2all_ds.data.readers import open_domains
-from z2all_ds.data.token_shards import is_token_corpus, load_token_manifest, open_token_corpus
-from z2all_ds.data.tokenizing import tokenize_corpus
+from z2all_ds.data.raw.readers import open_domains
+from z2all_ds.data.tokens import reading
+from z2all_ds.data.tokens.reading import is_token_corpus, load_token_manifest, open_token_corpus
+from z2all_ds.data.tokens.tokenizing import tokenize_corpus
 from z2all_ds.errors import DataError
 from z2all_ds.tokenizer import load_tokenizer
 
@@ -219,7 +219,7 @@ def test_damage_is_said_with_its_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not whole:
-        monkeypatch.setattr(token_shards, "READ_WHOLE_BYTES", 0)
+        monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)
     damage(broken)
     domain = open_token_corpus(broken).domains["d"]
     with pytest.raises(DataError) as caught:
@@ -240,7 +240,7 @@ def test_a_record_within_a_block_is_named(broken: Path) -> None:
 def test_a_file_that_shrinks_under_an_open_block_is_an_error_and_no_signal(
     broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_shards, "READ_WHOLE_BYTES", 0)  # or the block is read when it is opened
+    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)  # or the block is read when it is opened
     block = open_token_corpus(broken).domains["d"].open_block(0, 4)
     assert block.tokens(1).tolist() == [9]
     os.truncate(broken / TOKENS, 10)

@@ -5,31 +5,22 @@ each document is then one read; elsewhere, where every read is a request, the bl
 """
 
 import threading
-from typing import Any
 
 from z2all_ds.corpus.line_index import LineIndex, Offsets, build_index, load_or_build_index
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.shard_text import REBUILD, text_of_line
-from z2all_ds.data.shards import TextBlock, cannot_be_read, place_of, read_errors_named, size_changed
+from z2all_ds.data.raw.shards import ShardFile, TextBlock, cannot_be_read, place_of, read_errors_named, size_changed
 from z2all_ds.errors import DataError
 from z2all_ds.storage import Folder, Stamp
 
 
-class JsonlShard:
+class JsonlShard(ShardFile):
     """One record a line."""
 
     def __init__(self, folder: Folder, entry: ShardInfo, text_field: str) -> None:
-        """`entry` is that of the manifest: a shard that was cut or grew since then is noticed when it is opened."""
-        self.folder, self.entry, self.text_field = folder, entry, text_field
-        self.path = folder.where(entry.path)
+        super().__init__(folder, entry, text_field)
         self._index: LineIndex | None = None
         self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "entry": self.entry, "text_field": self.text_field}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def open_block(self, first: int, end: int) -> TextBlock:
         where = place_of(self.path, first)

@@ -15,9 +15,8 @@ from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
 from z2all_ds.corpus.unit_progress import UnitProgress, read_progress
-from z2all_ds.data.shard_tokenizer import ShardJob, tokenize_shard
-from z2all_ds.data.token_folder import Job, TokenFolder
-from z2all_ds.data.token_manifest import (
+from z2all_ds.data.tokens.folder import Job, TokenFolder
+from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     FORMAT_VERSION,
     TOKEN_DTYPES,
@@ -26,6 +25,7 @@ from z2all_ds.data.token_manifest import (
     TokenShard,
     dtype_for,
 )
+from z2all_ds.data.tokens.shard_tokenizer import ShardJob, tokenize_shard
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.machine import usable_cores
 from z2all_ds.tokenizer import load_tokenizer

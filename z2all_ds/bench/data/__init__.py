@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.bench.data_cases import (
+from z2all_ds.bench.data.cases import (
     MICRO_BATCH,
     NUM_LANES,
     OURS,
@@ -25,8 +25,8 @@ from z2all_ds.bench.data_cases import (
     TOKENIZER_ALONE_MIXED,
     Cases,
 )
-from z2all_ds.bench.data_inputs import make_large_corpus, prepare_inputs
-from z2all_ds.bench.data_runner import Measured, Runner
+from z2all_ds.bench.data.inputs import make_large_corpus, prepare_inputs
+from z2all_ds.bench.data.runner import Measured, Runner
 from z2all_ds.bench.peers import environments
 from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from z2all_ds.data.documents import Documents, Place, TokenArray
-from z2all_ds.data.token_manifest import (
+from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
     TOKEN_MANIFEST_NAME,

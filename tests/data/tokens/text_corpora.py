@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, write_manifest
-from z2all_ds.data.token_manifest import (
+from z2all_ds.data.tokens.manifest import (
     FORMAT_VERSION,
     TOKEN_DTYPES,
     TokenManifest,

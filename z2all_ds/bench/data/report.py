@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from z2all_ds.bench.data import DataCosts
-from z2all_ds.bench.data_runner import Measured
+from z2all_ds.bench.data.runner import Measured
 from z2all_ds.console import human_bytes
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.data.shard_maker import reader_of, texts_of, write_parquet
+from tests.data.raw.shard_maker import reader_of, texts_of, write_parquet
 from tests.helpers.stores import FlakyStore, flaky_store, put
 from z2all_ds import storage
-from z2all_ds.data import parquet_shard
-from z2all_ds.data.parquet_shard import BoundedCache
+from z2all_ds.data.raw import parquet_shard
+from z2all_ds.data.raw.parquet_shard import BoundedCache
 from z2all_ds.errors import DataError
 
 TEXTS = [f"第{number}篇 " + "words " * (number % 7) for number in range(100)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.bench.data_inputs import Inputs, LargeCorpus
+from z2all_ds.bench.data.inputs import Inputs, LargeCorpus
 
 SEQUENCE_LENGTH = 2048
 MICRO_BATCH = 8
