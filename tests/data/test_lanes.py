@@ -28,8 +28,12 @@ def lane_of(plan: DataPlan, number: int) -> Lane:
 def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[Piece]]]:
     """The first `count` global samples, with what they were made of."""
     lanes = [lane_of(plan, number) for number in range(plan.spec.num_lanes)]
-    made = [lanes[k % len(lanes)].next_sample(k, plan.schedule.stage_of(k)) for k in range(count)]
-    return [(sample, [Piece._make(piece) for piece in pieces]) for sample, pieces in made]
+    return [with_pieces(lanes[k % len(lanes)], k, plan) for k in range(count)]
+
+
+def with_pieces(lane: Lane, sample: int, plan: DataPlan) -> tuple[Sample, list[Piece]]:
+    pieces: list[Piece] = []
+    return lane.next_sample(sample, plan.schedule.stage_of(sample), pieces), pieces
 
 
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=120)
@@ -124,11 +128,11 @@ def test_goes_on_from_any_cursor_also_over_a_change_of_length(
     for stop in stops:
         lane = Lane(plan.sources, 0, state)
         for _ in range(stop):
-            sample, pieces = lane.next_sample(number, plan.schedule.stage_of(number))
+            sample, pieces = with_pieces(lane, number, plan)
             expected, expected_pieces = unbroken[number]
             np.testing.assert_array_equal(sample.tokens, expected.tokens)
             assert sample[1:] == expected[1:]
-            assert list(pieces) == expected_pieces
+            assert pieces == expected_pieces
             number += 1
         state = [lane.cursor(domain) for domain in range(2)]
 

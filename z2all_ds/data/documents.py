@@ -1,7 +1,7 @@
 """What lanes read: a domain as one row of documents, opened in blocks of neighbours, each document as tokens.
 
 Two kinds of corpus give this: raw shards, whose text is tokenized as it is read (`RawDomain`), and token shards
-(`token_shards`). Lanes cannot tell them apart, so neither can a batch.
+(`tokens/`). Lanes cannot tell them apart, so neither can a batch.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,21 @@ class Place(NamedTuple):
     """Number within the shard, from 0."""
 
 
+class Run(NamedTuple):
+    """Some documents end to end."""
+
+    tokens: TokenArray
+    ends: list[int]
+    """Where each document ends in it."""
+
+
 class Block(Protocol):
     """Some neighbouring documents of a domain, numbered from 0. Opening one may read ahead what all of them need."""
 
     def tokens(self, number: int) -> TokenArray: ...
+    def run(self, numbers: list[int]) -> Run:
+        """The first of these documents, in this order: at least one, and as many more as come at little cost."""
+        ...
 
 
 class Domain(Protocol):
@@ -98,6 +109,10 @@ class RawBlock:
     def tokens(self, number: int) -> TokenArray:
         # One document at a time: a lane holds what it is in the middle of, and no more.
         return as_document(self._tokenizer.encode_batch([self._texts.text(number)])[0], self._tokenizer.eot_id)
+
+    def run(self, numbers: list[int]) -> Run:
+        tokens = self.tokens(numbers[0])
+        return Run(tokens, [len(tokens)])
 
 
 def as_document(token_ids: list[int], eot_id: int) -> TokenArray:

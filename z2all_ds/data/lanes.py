@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from z2all_ds.data.documents import Block, Domain, TokenArray
+from z2all_ds.data.documents import Block, Domain, Run, TokenArray
 from z2all_ds.data.order import BlockPlace, DomainOrder
 from z2all_ds.data.packing import Sample, best_fit
 from z2all_ds.data.stages import Stage
@@ -33,8 +33,8 @@ LaneState = list[Cursor]
 
 PACKING_MODES = ("cut", "best_fit")
 SAMPLES_PER_GROUP = 64
-"""Of "best_fit". On real text in samples of 2048 tokens 2.7 % are padding with groups of 32, 1.7 % with 64, 1.2 % with 128;
-a resume reads the group again, and a lane holds one of each domain."""
+"""Of "best_fit". On real text in samples of 2048 tokens 2.7 % are padding with groups of 32, 1.7 % with 64, 1.2 % with
+128; a resume reads the group again, and a lane holds one of each domain."""
 
 
 class Piece(NamedTuple):
@@ -44,10 +44,6 @@ class Piece(NamedTuple):
     document_index: int
     start: int
     end: int
-
-
-PlainPiece = tuple[int, int, int, int]
-"""A piece without names, which costs a third to make: in training nobody looks at it."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +77,27 @@ class Row:
 
     def tokens(self) -> TokenArray:
         """Of the document the row stands at."""
-        if self._opened is None:
-            self._opened = self._domain.open_block(self._place_of_block.first, self._place_of_block.end)
-        return self._opened.tokens(self._within[self.place])
+        return self._open_block().tokens(self._within[self.place])
 
-    def advance(self) -> None:
-        self.place += 1
+    def run(self) -> Run:
+        """The document the row stands at, and perhaps some that follow it, all of one block."""
+        return self._open_block().run(self._within[self.place :])
+
+    def advance(self, documents: int = 1) -> None:
+        """Goes on by so many, not beyond the beginning of the next block."""
+        self.place += documents
         if self.place == len(self._within):
             self._seek_block(self.block + 1)
             self.place = 0
+
+    def piece(self, ahead: int, start: int, end: int) -> Piece:
+        """Tokens of the document so many places ahead in the block."""
+        return Piece(self.epoch, self._place_of_block.first + self._within[self.place + ahead], start, end)
+
+    def _open_block(self) -> Block:
+        if self._opened is None:
+            self._opened = self._domain.open_block(self._place_of_block.first, self._place_of_block.end)
+        return self._opened
 
     def _seek_block(self, block: int) -> None:
         self.block, self._opened = block, None
@@ -101,7 +109,10 @@ class Row:
 class Packer(Protocol):
     """Samples of one domain in one lane."""
 
-    def next_sample(self, sequence_length: int) -> tuple[Sample, Sequence[PlainPiece]]: ...
+    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
+        """`pieces` takes what the sample is made of; in training nobody asks."""
+        ...
+
     def cursor(self) -> Cursor: ...
 
 
@@ -112,48 +123,62 @@ class CutPacker:
         block, place, self._given = cursor
         self._row = open_row(block, place)
         self._domain_index = domain_index
-        self._document: TokenArray | None = None
+        self._run: Run | None = None
+        self._at = 0  # tokens given of the run
+        self._document = 0  # number of the present document in the run; the row stands at the run's first
 
-    def next_sample(self, sequence_length: int) -> tuple[Sample, Sequence[PlainPiece]]:
+    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
         tokens = np.empty(sequence_length + 1, dtype=np.int32)
-        row, document, start = self._row, self._document, self._given
-        pieces: list[PlainPiece] = []
         lengths: list[int] = []
-        at, goes_on = 0, False
-        while at < sequence_length:
-            if document is None:
-                document = self._open(start)
-            available = len(document)
-            end = min(available, start + sequence_length - at)
-            size = end - start
-            tokens[at : at + size] = document[start:end]
-            at += size
-            pieces.append((row.epoch, row.document_index, start, end))
-            lengths.append(size)
-            goes_on = end < available
+        filled, goes_on = 0, False
+        while filled < sequence_length:
+            run = self._run or self._open_run()
+            begin = self._at
+            stop = min(len(run.tokens), begin + sequence_length - filled)
+            tokens[filled : filled + stop - begin] = run.tokens[begin:stop]
+            filled += stop - begin
+            goes_on = self._take(run, stop, lengths, pieces)
             if goes_on:
-                start = end
-                tokens[-1] = document[end]
-            else:
-                document, start = None, 0
-                row.advance()
+                tokens[-1] = run.tokens[stop]
+            if stop == len(run.tokens):
+                self._row.advance(len(run.ends))
+                self._run = None
         if not goes_on:
             tokens[-1] = 0  # nothing follows; its place holds no target
-        self._document, self._given = document, start
-        return Sample(tokens, lengths, self._domain_index, goes_on), pieces
+        return Sample(tokens, lengths, self._domain_index, goes_on)
 
     def cursor(self) -> Cursor:
-        return [self._row.block, self._row.place, self._given]
+        if self._run is None:
+            return [self._row.block, self._row.place, self._given]
+        begin = self._run.ends[self._document - 1] if self._document else 0
+        return [self._row.block, self._row.place + self._document, self._at - begin]
 
-    def _open(self, given: int) -> TokenArray:
-        document = self._row.tokens()
-        if given >= len(document):
+    def _take(self, run: Run, stop: int, lengths: list[int], pieces: list[Piece] | None) -> bool:
+        """Counts the pieces up to `stop`; whether the last of them ends in the middle of its document."""
+        begin, number, ends = self._at, self._document, run.ends
+        while begin < stop:
+            end = min(ends[number], stop)
+            lengths.append(end - begin)
+            if pieces is not None:
+                first = ends[number - 1] if number else 0
+                pieces.append(self._row.piece(number, begin - first, end - first))
+            if end == ends[number]:
+                number += 1
+            begin = end
+        self._at, self._document = stop, number
+        return number < len(ends) and stop > (ends[number - 1] if number else 0)
+
+    def _open_run(self) -> Run:
+        run = self._run = self._row.run()
+        self._at, self._document, given, self._given = self._given, 0, self._given, 0
+        if given >= run.ends[0]:
+            self._run, self._given = None, given
             raise DataError(
                 f"data state: {given} tokens given of document {self._row.document_index}",
-                f"that document has {len(document)}",
+                f"that document has {run.ends[0]}",
                 "The text or the tokenizer changed under an old fingerprint: restore them.",
             )
-        return document
+        return run
 
 
 class BestFitPacker:
@@ -168,7 +193,7 @@ class BestFitPacker:
         """Pieces in hand that are in no bin yet."""
         self._bins: list[list[tuple[Piece, TokenArray]]] | None = None
 
-    def next_sample(self, sequence_length: int) -> tuple[Sample, list[Piece]]:
+    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
         self._replay()
         if self._history and self._history[-1][0] != sequence_length:  # a stage with another length has begun
             self._take_apart()
@@ -181,7 +206,9 @@ class BestFitPacker:
         content = self._bins.pop(0)
         length, given = self._history[-1]
         self._history[-1] = (length, given + 1)
-        return self._as_sample(content, sequence_length), [piece for piece, _ in content]
+        if pieces is not None:
+            pieces.extend(piece for piece, _ in content)
+        return self._as_sample(content, sequence_length)
 
     def cursor(self) -> Cursor:
         if self._bins is not None and not self._bins:  # the group is used up: the next begins where the row stands
@@ -248,15 +275,15 @@ class Lane:
         self._cursors = [list(cursor) for cursor in state]
         self._packers: dict[int, Packer] = {}
 
-    def next_sample(self, sample: int, stage: Stage) -> tuple[Sample, Sequence[PlainPiece]]:
-        """Global sample `sample`; must be asked for in order."""
+    def next_sample(self, sample: int, stage: Stage, pieces: list[Piece] | None = None) -> Sample:
+        """Global sample `sample`; must be asked for in order. `pieces` takes what it is made of."""
         domain_index = stage.mixture.domain_of(sample)
         packer = self._packers.get(domain_index)
         if packer is None:
             kind = CutPacker if self._sources.packing == "cut" else BestFitPacker
             packer = kind(self._row_opener(domain_index), domain_index, self._cursors[domain_index])
             self._packers[domain_index] = packer
-        made = packer.next_sample(stage.sequence_length)
+        made = packer.next_sample(stage.sequence_length, pieces)
         self._cursors[domain_index] = packer.cursor()
         return made
 

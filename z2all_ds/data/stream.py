@@ -105,7 +105,7 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
                 continue
             number = consumed * self.world_size + self.rank  # of the global sample
             stage = schedule.stage_of(number)
-            sample, _ = lanes[place].next_sample(number, stage)
+            sample = lanes[place].next_sample(number, stage)
             given = None if schedule.is_skipped(number) else sample
             cursor = lanes[place].cursor(sample.domain_index)
             yield Produced(given, stage.number, lanes[place].number, sample.domain_index, cursor)

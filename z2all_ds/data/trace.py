@@ -62,7 +62,8 @@ def trace_sample(
             lane.next_sample(number, stage)
         advance(plan.spec.num_lanes)
     stage = plan.schedule.stage_of(sample)
-    made, pieces = lane.next_sample(sample, stage)
+    pieces: list[Piece] = []
+    made = lane.next_sample(sample, stage, pieces)
     domain = plan.sources.domains[domain_index]
     return SampleTrace(
         sample,
@@ -73,7 +74,7 @@ def trace_sample(
         begin,
         [
             TracedPiece(domain.place(piece.document_index), piece.document_index, piece.epoch, piece.start, piece.end)
-            for piece in map(Piece._make, pieces)
+            for piece in pieces
         ],
         made.tokens[: stage.sequence_length - made.num_padding].tolist(),
     )

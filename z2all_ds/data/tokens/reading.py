@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from z2all_ds.data.documents import Documents, Place, TokenArray
+from z2all_ds.data.documents import Documents, Place, Run, TokenArray
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -29,6 +29,10 @@ from z2all_ds.storage import Folder, open_folder, reason
 READ_WHOLE_BYTES = 128 << 10
 """Up to so many bytes of tokens a block is read in one piece. A lane holds a block of every domain: 256 lanes and eight
 domains make 256 MB of them at most."""
+
+RUN_TOKENS = 8192
+"""Short documents are handed on together, about so many tokens at a time: one by one, each costs more in calls than in
+copying (22.8 instead of 20.4 million tokens a second at 194 tokens a document)."""
 
 _FIX = "Restore the file, or remove it and run `z2all corpus tokenize` again: it writes what is missing."
 
@@ -110,6 +114,10 @@ class StraddlingBlock:
         place = bisect_right(self._first_number, number) - 1
         return self._blocks[place].tokens(number - self._first_number[place])
 
+    def run(self, numbers: list[int]) -> Run:
+        document = self.tokens(numbers[0])
+        return Run(document, [len(document)])
+
 
 class TokenBlock:
     """Neighbouring documents of one shard, the records `first` to `end` - 1."""
@@ -144,10 +152,26 @@ class TokenBlock:
             raise DataError(self._where(number), rule, _FIX)
         return document
 
+    def run(self, numbers: list[int]) -> Run:
+        """Up to RUN_TOKENS or so of a block that was read in one piece; a single document of any other."""
+        row, borders = self._row, self._borders
+        if row is None or not self._row_is_sound:
+            document = self.tokens(numbers[0])
+            return Run(document, [len(document)])
+        base, total, parts, ends = borders[0], 0, [], []
+        for number in numbers:
+            begin, end = borders[number], borders[number + 1]
+            parts.append(row[begin - base : end - base])
+            total += end - begin
+            ends.append(total)
+            if total >= RUN_TOKENS:
+                break
+        return Run(parts[0] if len(parts) == 1 else np.concatenate(parts), ends)
+
     def _is_sound(self, row: TokenArray) -> bool:
         """Every document ends as it should, and every token is one of the tokenizer's."""
-        last = np.array(self._borders[1:]) - (self._borders[0] + 1)
-        return bool((row[last] == self._ids.eot_id).all()) and int(row.max()) < self._ids.size
+        base, eot_id = self._borders[0] + 1, self._ids.eot_id
+        return row.max() < self._ids.size and all(row.item(end - base) == eot_id for end in self._borders[1:])
 
     def _read(self, first: int, end: int) -> bytes:
         """The bytes of the documents `first` to `end` - 1."""
