@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream, write_corpus
-from z2all_ds.data import StageSpec
+from z2all_ds.data import StageSpec, documents
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.lanes import Lane, Piece
 from z2all_ds.data.packing import Sample
@@ -146,8 +146,9 @@ def test_a_cursor_that_does_not_fit_is_named(tmp_path: Path) -> None:
         Lane(plan.sources, 0, [[0, 0, 10_000]]).next_sample(0, stage)
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume reads the document a lane stopped in and those after it, nothing consumed before."""
+    monkeypatch.setattr(documents, "RUN_CHARACTERS", 1)  # one document at a time
     corpus = write_corpus(tmp_path, {"web": [20] * 300}, 50)
     stream = open_stream(corpus, num_lanes=1)
     samples = iter(stream)
@@ -169,3 +170,18 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     expected = next(samples)
     assert next(iter(resumed))["input_ids"].tolist() == expected["input_ids"].tolist()
     assert tokenizer.texts == expected["document_ids"][-1] + 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=lengths, sequence_length=st.integers(1, 40), run=st.integers(1, 60))
+def test_how_many_are_read_at_once_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], sequence_length: int, run: int
+) -> None:
+    corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 9)
+    plan = plan_of(corpus, num_lanes=2, sequence_length=sequence_length)
+    expected = samples_of(plan, 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "RUN_CHARACTERS", run)
+        for (sample, pieces), (other, other_pieces) in zip(samples_of(plan, 60), expected, strict=True):
+            assert sample.tokens.tolist() == other.tokens.tolist()
+            assert (sample[1:], pieces) == (other[1:], other_pieces)

@@ -4,14 +4,19 @@ Two kinds of corpus give this: raw shards, whose text is tokenized as it is read
 (`tokens/`). Lanes cannot tell them apart, so neither can a batch.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from z2all_ds.data.raw.readers import DomainReader, TextBlock
+
+RUN_CHARACTERS = 4096
+"""Short texts are tokenized together, about so much at a time: a call of the tokenizer has a price of its own."""
 
 TokenArray = npt.NDArray[np.integer[Any]]
 """Tokens of one document, of any width of integer, <|endoftext|> last. Not to be written to."""
@@ -111,13 +116,19 @@ class RawBlock:
         return as_document(self._tokenizer.encode_batch([self._texts.text(number)])[0], self._tokenizer.eot_id)
 
     def run(self, numbers: list[int]) -> Run:
-        tokens = self.tokens(numbers[0])
-        return Run(tokens, [len(tokens)])
+        texts, size = [], 0
+        for number in numbers:
+            texts.append(self._texts.text(number))
+            size += len(texts[-1])
+            if size >= RUN_CHARACTERS:
+                break
+        documents = [as_document(ids, self._tokenizer.eot_id) for ids in self._tokenizer.encode_batch(texts)]
+        ends = list(accumulate(len(document) for document in documents))
+        return Run(documents[0] if len(documents) == 1 else np.concatenate(documents), ends)
 
 
 def as_document(token_ids: list[int], eot_id: int) -> TokenArray:
     """A tokenized text and its <|endoftext|>. An empty text is that one token: it was read, and it is counted."""
-    document = np.empty(len(token_ids) + 1, dtype=np.int32)
-    document[:-1] = token_ids
-    document[-1] = eot_id
-    return document
+    document = array("i", token_ids)  # a third of the time that numpy takes over a list
+    document.append(eot_id)
+    return np.frombuffer(document, dtype=np.int32)
