@@ -128,7 +128,10 @@ def test_same_documents_other_text_is_a_change(tmp_path: Path) -> None:
 
 def test_a_moved_corpus_is_the_same(corpus: Path, tmp_path: Path) -> None:
     (state,) = rank_states(corpus, 1, 12)
-    open_stream(corpus.rename(tmp_path / "elsewhere")).load_state_dict(state)
+    expected = consume(open_stream(corpus), 36)[12:]
+    moved = open_stream(corpus.rename(tmp_path / "elsewhere"))
+    moved.load_state_dict(state)
+    assert consume(moved, 24) == expected
 
 
 def test_changed_weights_go_on_in_every_domain(corpus: Path) -> None:
