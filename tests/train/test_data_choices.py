@@ -19,7 +19,7 @@ from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.train.inputs import stream_spec
-from z2all_ds.train.traces import drop_states_after, trace_run
+from z2all_ds.train.traces import drop_states_after, keep_state, trace_run
 
 SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
 """Two whole steps after the third; then half of one."""
@@ -149,6 +149,13 @@ def test_states_outlive_their_checkpoints(runs: Path) -> None:
     assert kept == [f"step_{step:08d}.json" for step in range(1, STEPS + 1)]
     drop_states_after(RunFolder(runs / "skipped"), 5)
     assert len(list(RunFolder(runs / "skipped").data_states.iterdir())) == 5
+
+
+def test_a_state_that_cannot_be_kept_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "data_states").write_text("a file where the folder should be")
+    said: list[str] = []
+    keep_state(RunFolder(tmp_path), 5, {"position": 40}, said.append)
+    assert said == ["the data state of step 5 is not kept for traces (File exists)"]
 
 
 def test_the_command_names_shard_record_and_domain(runs: Path, small_corpus: Path) -> None:

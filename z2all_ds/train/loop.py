@@ -177,7 +177,7 @@ class Trainer:
         path = save_checkpoint(self.engine, self.folder.checkpoints, self.step, trainer, data_state, keep_last)
         seconds = time.monotonic() - started
         if self.writer:
-            keep_state(self.folder, self.step, data_state)
+            keep_state(self.folder, self.step, data_state, self.output.say)
             self.writer.event("checkpoint", step=self.step, path=path.name, seconds=round(seconds, 3))
         self.output.say(f"saved {path.name} in {seconds:.1f} s")
 

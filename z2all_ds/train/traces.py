@@ -5,12 +5,12 @@ question comes later.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from z2all_ds.atomic import make_folder, write_whole
+from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import progress
 from z2all_ds.data.data_plan import DataPlan
@@ -25,8 +25,13 @@ from z2all_ds.train.inputs import open_tokenizer, stream_spec
 CHARACTERS_SHOWN = 120
 
 
-def keep_state(folder: RunFolder, step: int, state: dict[str, Any]) -> None:
-    write_whole(make_folder(folder.data_states) / f"step_{step:08d}.json", json.dumps(state))
+def keep_state(folder: RunFolder, step: int, state: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """A state that cannot be kept costs a warning: the checkpoint has it."""
+    try:
+        folder.data_states.mkdir(parents=True, exist_ok=True)
+        write_whole(folder.data_states / f"step_{step:08d}.json", json.dumps(state))
+    except OSError as error:
+        warn(f"the data state of step {step} is not kept for traces ({error.strerror})")
 
 
 def drop_states_after(folder: RunFolder, step: int) -> None:
