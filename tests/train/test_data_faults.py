@@ -123,8 +123,9 @@ def recorded(run_folder: RunFolder) -> int:
     return len(run_folder.metrics.read_bytes().splitlines()) if run_folder.metrics.exists() else 0
 
 
-def cut_in_half(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+def cut_short(path: Path) -> None:
+    """To so little that a run cannot go on for long with what it has opened before."""
+    os.truncate(path, path.stat().st_size // 20)
 
 
 def put_garbage(record: int) -> Callable[[Path], None]:
@@ -157,7 +158,7 @@ def failures(workshop: Workshop) -> dict[str, Failure]:
     failures = {
         "deleted": workshop.fail("deleted", needed.shard, Path.unlink),
         "worker": workshop.fail("worker", needed.shard, spoil, "data.num_workers=1"),
-        "cut": workshop.fail("cut", needed.shard, cut_in_half, at_step=SEEN),
+        "cut": workshop.fail("cut", needed.shard, cut_short, at_step=SEEN),
         "spoilt": workshop.fail("spoilt", needed.shard, spoil, at_step=SEEN),
     }
     assert list(failures) == NAMES

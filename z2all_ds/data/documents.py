@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from z2all_ds.data.raw.readers import DomainReader, TextBlock
 
-RUN_CHARACTERS = 4096
-"""Short texts are tokenized together, about so much at a time: a call of the tokenizer has a price of its own."""
+CHARACTERS_PER_TOKEN = 2
+"""At the least, for guessing how many short texts to tokenize together: a call of the tokenizer has a price of its own,
+and no more should be read ahead than a sample takes."""
 
 TokenArray = npt.NDArray[np.integer[Any]]
 """Tokens of one document, of any width of integer, <|endoftext|> last. Not to be written to."""
@@ -53,8 +54,9 @@ class Block(Protocol):
     """Some neighbouring documents of a domain, numbered from 0. Opening one may read ahead what all of them need."""
 
     def tokens(self, number: int) -> TokenArray: ...
-    def run(self, numbers: list[int]) -> Run:
-        """The first of these documents, in this order: at least one, and as many more as come at little cost."""
+    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
+        """The first of these documents, in this order: at least one, and about as many as make so many tokens, or
+        those that come at little cost."""
         ...
 
 
@@ -115,12 +117,12 @@ class RawBlock:
         # One document at a time: a lane holds what it is in the middle of, and no more.
         return as_document(self._tokenizer.encode_batch([self._texts.text(number)])[0], self._tokenizer.eot_id)
 
-    def run(self, numbers: list[int]) -> Run:
+    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
         texts, size = [], 0
         for number in numbers:
             texts.append(self._texts.text(number))
             size += len(texts[-1])
-            if size >= RUN_CHARACTERS:
+            if size >= wanted_tokens * CHARACTERS_PER_TOKEN:
                 break
         documents = [as_document(ids, self._tokenizer.eot_id) for ids in self._tokenizer.encode_batch(texts)]
         ends = list(accumulate(len(document) for document in documents))

@@ -79,9 +79,9 @@ class Row:
         """Of the document the row stands at."""
         return self._open_block().tokens(self._within[self.place])
 
-    def run(self) -> Run:
+    def run(self, wanted_tokens: int) -> Run:
         """The document the row stands at, and perhaps some that follow it, all of one block."""
-        return self._open_block().run(self._within[self.place :])
+        return self._open_block().run(self._within[self.place :], wanted_tokens)
 
     def advance(self, documents: int = 1) -> None:
         """Goes on by so many, not beyond the beginning of the next block."""
@@ -132,7 +132,7 @@ class CutPacker:
         lengths: list[int] = []
         filled, goes_on = 0, False
         while filled < sequence_length:
-            run = self._run or self._open_run()
+            run = self._run or self._open_run(sequence_length)
             begin = self._at
             stop = min(len(run.tokens), begin + sequence_length - filled)
             tokens[filled : filled + stop - begin] = run.tokens[begin:stop]
@@ -168,8 +168,8 @@ class CutPacker:
         self._at, self._document = stop, number
         return number < len(ends) and stop > (ends[number - 1] if number else 0)
 
-    def _open_run(self) -> Run:
-        run = self._run = self._row.run()
+    def _open_run(self, wanted_tokens: int) -> Run:
+        run = self._run = self._row.run(wanted_tokens)
         self._at, self._document, given, self._given = self._given, 0, self._given, 0
         if given >= run.ends[0]:
             self._run, self._given = None, given

@@ -114,7 +114,7 @@ class StraddlingBlock:
         place = bisect_right(self._first_number, number) - 1
         return self._blocks[place].tokens(number - self._first_number[place])
 
-    def run(self, numbers: list[int]) -> Run:
+    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
         document = self.tokens(numbers[0])
         return Run(document, [len(document)])
 
@@ -152,7 +152,7 @@ class TokenBlock:
             raise DataError(self._where(number), rule, _FIX)
         return document
 
-    def run(self, numbers: list[int]) -> Run:
+    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
         """Up to RUN_TOKENS or so of a block that was read in one piece; a single document of any other."""
         row, borders = self._row, self._borders
         if row is None or not self._row_is_sound:
