@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 NUM_ROUNDS = 8
 """Each round moves one half. Four are enough in theory for a random-looking permutation of many; eight leave no
-pattern for small counts either and take 8 µs, once a block."""
+pattern for small counts either and take 11 µs, once a block."""
 
 BLOCK_BYTES = 1 << 20
 """Raw text of a block at most: what a lane may hold of a remote shard, and a good size for one request."""

@@ -29,7 +29,7 @@ class Prefetcher(Generic[Item]):
 
     def __init__(self, items: Iterator[Item], depth: int, at_thread_start: Callable[[], None] | None = None) -> None:
         # Two simple queues, one of items and one of permits to make another, instead of one bounded one: those are
-        # written in C, and a hand-over costs a few microseconds instead of fifty.
+        # written in C, and putting and taking costs 0.3 µs instead of 3 where nobody has to wait.
         self._made: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         for _ in range(depth):
