@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from z2all_ds.accounting import ModelShape
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
+from z2all_ds.rope_scaling import check_rope_scaling
 
 MIN_DEFAULT_LANES = 64
+WHOLE_VALUES = ("weights", "rope_scaling")
+"""Settings that are dicts but one value each: a later layer replaces them whole."""
 
 
 class Section(BaseModel):
@@ -45,12 +48,29 @@ class ModelSection(Section):
     """Longest sequence the model is meant for."""
     rope_theta: float = Field(10000.0, gt=0)
     """Base of the rotary position frequencies."""
+    rope_scaling: dict[str, Any] | None = None
+    """Stretches positions beyond a trained length: rope_type linear, dynamic, yarn or llama3, and its own fields."""
     rms_norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm."""
     initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
     tie_word_embeddings: bool = False
     """Share the embedding with the output head."""
+    attention_bias: bool = False
+    """Biases on q, k, v and the attention's output."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of attention weights dropped in training."""
+    dropout1: float = Field(0.0, ge=0, lt=1)
+    """Share of the attention's output dropped before it joins the residual stream."""
+    dropout2: float = Field(0.0, ge=0, lt=1)
+    """Share of the feed-forward's output dropped before it joins the residual stream."""
+    residual_in_fp32: bool = False
+    """Keep the residual stream in fp32 where the layers compute in 16 bits: rounds less, moves more memory."""
+
+    @field_validator("rope_scaling")
+    @classmethod
+    def _scaling_is_known(cls, scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+        return None if scaling is None else check_rope_scaling(scaling, "model.rope_scaling")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "ModelSection":
@@ -81,22 +101,29 @@ class ModelSection(Section):
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             tie_embeddings=self.tie_word_embeddings,
+            attention_bias=self.attention_bias,
         )
 
 
 class OpsSection(Section):
     """Which implementation of each op runs; `auto` is resolved once at the start, printed and written down."""
 
-    attention: Literal["auto", "sdpa", "eager"] = "auto"
-    """sdpa: torch's fused attention. eager: the formula as it stands, the reference."""
-    rope: Literal["auto", "liger", "torch"] = "auto"
-    """liger: one Triton kernel. torch: the reference."""
-    rms_norm: Literal["auto", "liger", "torch"] = "auto"
-    """liger: one Triton kernel. torch: the reference."""
-    swiglu: Literal["auto", "liger", "torch"] = "auto"
-    """liger: one Triton kernel. torch: the reference."""
-    cross_entropy: Literal["auto", "torch"] = "auto"
-    """torch: the reference."""
+    attention: Literal["auto", "sdpa", "cudnn", "flash", "varlen", "flash_attn", "flex", "eager"] = "auto"
+    """sdpa: torch's fused attention, its own choice of kernel. cudnn, flash: that kernel of torch's, for one document a
+    sequence. varlen: torch's kernel for packed documents. flash_attn: the library of that name, packed documents too.
+    flex: torch's FlexAttention, compiled. eager: the formula as it stands, the reference."""
+    rope: Literal["auto", "triton", "liger", "flash_attn", "torch"] = "auto"
+    """triton: our kernel. liger, flash_attn: that library's kernel. torch: the reference."""
+    rms_norm: Literal["auto", "triton", "liger", "apex", "torch"] = "auto"
+    """triton: our kernel, with the residual sum inside. liger, apex: that library's kernel. torch: the reference."""
+    swiglu: Literal["auto", "triton", "liger", "xformers", "torch"] = "auto"
+    """triton: our kernel. liger: that library's. xformers: its kernel of the backward pass, where the installed version
+    still has it. torch: the reference."""
+    linear: Literal["auto", "torch", "fp8"] = "auto"
+    """torch: the model's precision. fp8: products in 8 bits, with scales."""
+    cross_entropy: Literal["auto", "triton", "chunked", "liger", "flash_attn", "torch"] = "auto"
+    """triton: our kernel on all logits at once. chunked: a piece of the logits at a time, made again in the backward
+    pass: the smallest memory. liger, flash_attn: that library's kernel on all logits. torch: the reference."""
 
 
 class DataSection(Section):
@@ -144,6 +171,9 @@ class TrainSection(Section):
     """Largest global gradient norm; 0 switches clipping off."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more work."""
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
+    """Replay each micro-batch as captured CUDA graphs, so that the host need not launch its kernels one by one. Only
+    ZeRO-1 with fp32 accumulation can; auto: where it can."""
     seed: int = Field(1234, ge=0)
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)
@@ -173,8 +203,25 @@ DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSection(Section):
-    """AdamW."""
+    """Which optimizer, and its settings."""
 
+    kind: Literal[
+        "auto",
+        "adamw",
+        "ds_fused_adam",
+        "ds_cpu_adam",
+        "apex_adam",
+        "adamw_8bit",
+        "adamw_bf16",
+        "lion",
+        "adafactor",
+    ] = "auto"
+    """auto: ds_cpu_adam where the DeepSpeed JSON offloads the state, else adamw (torch's, fused). Others: DeepSpeed's
+    and apex's fused AdamW, AdamW with moments in 8 bits or in bf16, lion, adafactor; compare with `z2all bench
+    optimizers`."""
+    rounding: Literal["kahan", "stochastic"] = "kahan"
+    """Of adamw_bf16 alone, where the weights it steps are bf16. kahan: 2 more bytes per parameter keep what is cut off.
+    stochastic: rounded up with the probability of what is cut off."""
     lr: float = Field(3e-4, gt=0)
     """Largest learning rate, reached after the warm-up."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
@@ -238,7 +285,7 @@ class RunConfig(Section):
     stages: tuple[StageSection, ...] = ()
     """Stages one after the other, e.g. pretrain, long context, anneal; none: the whole run is one."""
     optimizer: OptimizerSection = OptimizerSection()
-    """AdamW."""
+    """Optimizer."""
     schedule: ScheduleSection = ScheduleSection()
     """Learning rate."""
     checkpoint: CheckpointSection = CheckpointSection()
@@ -309,10 +356,10 @@ def dump_yaml(config: RunConfig) -> str:
 
 
 def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """`high` over `low`, section by section. `data.weights` is one value, not a section, and is replaced whole."""
+    """`high` over `low`, section by section; WHOLE_VALUES are no sections."""
     merged = dict(low)
     for key, value in high.items():
-        both_sections = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "weights"
+        both_sections = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE_VALUES
         merged[key] = merge_nested(merged[key], value) if both_sections else value
     return merged
 

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_model
+from tests.model.ranks import run_ranks
+from tests.model.zero_load_ranks import HEADLESS
 from z2all_ds.model import Z2allForCausalLM, Z2allModel
 from z2all_ds.model.stock_keys import to_stock
 
@@ -107,6 +109,66 @@ def test_a_missing_weight_is_drawn_new_and_the_others_kept(tmp_path: Path) -> No
         assert torch.equal(loaded.state_dict()[name], weight) == (name != "lm_head.weight"), name
     # 61 x 64 draws of deviation 0.2 around 0: their spread is known to 1 %.
     assert loaded.lm_head.weight.std().item() == pytest.approx(0.2, rel=0.1)
+
+
+PARTITIONED = ("grouped", "tied", "biases", "wide-heads")
+"""Shapes that are also loaded under ZeRO-3."""
+
+
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama folders, and what two ranks made of them; see zero_load_ranks.py."""
+    folder = tmp_path_factory.mktemp("zero_load")
+    for shape in PARTITIONED:
+        _, llama = pair(**SHAPES[shape])
+        # Several files: q, k and v of a layer need not lie in one.
+        llama.save_pretrained(folder / f"{shape}-llama", max_shard_size="20KB")
+    headless = folder / f"{HEADLESS}-llama"
+    pair()[1].save_pretrained(headless)
+    stock = load_file(headless / "model.safetensors")
+    del stock["lm_head.weight"]
+    save_file(stock, headless / "model.safetensors", metadata={"format": "pt"})
+    run_ranks("zero_load_ranks.py", str(folder), ranks=2)
+    return folder
+
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks and one GPU; the CPU shows the same")
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("shape", PARTITIONED)
+def test_a_llama_folder_loads_into_zero3_partitions(shape: str, partitioned: Path) -> None:
+    _, llama = pair(**SHAPES[shape])
+    assert len(list((partitioned / f"{shape}-llama").glob("*.safetensors"))) > 2
+    logits = torch.load(partitioned / f"{shape}-logits.pt", weights_only=True)
+    with torch.no_grad():
+        # DeepSpeed adds a bias after the product, not in it.
+        assert relative_difference(logits, llama(some_ids(2, 9)).logits) <= 2 * SAME_VALUES
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("shape", PARTITIONED)
+def test_zero3_partitions_save_under_stock_keys(shape: str, partitioned: Path) -> None:
+    ours, llama = pair(**SHAPES[shape])
+    saved = load_file(partitioned / f"{shape}-saved" / "model.safetensors")
+    assert saved.keys() == keys_in(partitioned / f"{shape}-llama")
+    gathered = torch.load(partitioned / f"{shape}-gathered" / "pytorch_model.bin", weights_only=True)
+    for found in (saved, to_stock(gathered, ours.config)):
+        for name, weight in llama.state_dict().items():
+            if name in found or not ours.config.tie_word_embeddings:
+                assert torch.equal(found[name], weight), name
+    loaded = LlamaForCausalLM.from_pretrained(partitioned / f"{shape}-saved").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(some_ids(2, 9)).logits, llama(some_ids(2, 9)).logits)
+
+
+@needs_no_gpu
+def test_zero3_draws_a_missing_weight_new_and_keeps_the_others(partitioned: Path) -> None:
+    _, llama = pair()
+    saved = load_file(partitioned / f"{HEADLESS}-saved" / "model.safetensors")
+    for name, weight in llama.state_dict().items():
+        assert torch.equal(saved[name], weight) == (name != "lm_head.weight"), name
+    assert saved["lm_head.weight"].std().item() == pytest.approx(0.2, rel=0.1)
 
 
 def test_config_says_who_wrote_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ about 1, so a true result below 1 (a gradient that cancels to 0, say) is measure
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from z2all_ds.ops import Situation
 from z2all_ds.ops.registry import backends_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-BACKENDS_ON_CPU = {"attention": ("sdpa", "eager"), "cross_entropy": ("torch",)}
+BACKENDS_ON_CPU = {"attention": ("sdpa", "eager"), "cross_entropy": ("chunked", "torch")}
 
 on_gpu = (
     pytest.mark.gpu,
@@ -32,10 +33,15 @@ def cases(op: str) -> list[object]:
     ]
 
 
-def function_of(op: str, name: str, device: str, dtype: str = "fp32") -> Callable[..., object]:
+def devices() -> list[object]:
+    """For what has no backends to choose from."""
+    return [pytest.param("cpu"), pytest.param("cuda", marks=on_gpu)]
+
+
+def function_of(op: str, name: str, device: str, dtype: str = "fp32", head_dim: int = 64) -> Callable[..., Any]:
     """The backend's function; skips where it says itself that it cannot run."""
     found = backends_of(op)[name]
-    refusal = found.why_not(Situation(device, dtype, head_dim=64))
+    refusal = found.why_not(Situation(device, dtype, head_dim))
     if refusal:
         pytest.skip(f"{op} {name}: {refusal}")
     return found.function
@@ -48,8 +54,9 @@ def results_and_gradients(call: Callable[..., object], leaves: list[Tensor]) -> 
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     generator = torch.Generator().manual_seed(11)
     directions = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
+    pairs = [(out, way) for out, way in zip(outputs, directions, strict=True) if out.requires_grad]
     # A sum of products, not backward(directions): some kernels write over the gradient they are handed.
-    torch.stack([(out * way).sum() for out, way in zip(outputs, directions, strict=True)]).sum().backward()
+    torch.stack([(out * way).sum().double() for out, way in pairs]).sum().backward()
     return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves)]
 
 
@@ -59,7 +66,10 @@ def assert_within_roundings(
     leaves: list[Tensor],
     allowed: dict[str, float],
 ) -> None:
-    """`call` in the leaves' dtype on their device, against `reference_call` on the same values in fp64 on the CPU."""
+    """`call` in the leaves' dtype on their device, against `reference_call` on the same values in fp64 on the CPU.
+
+    Where the leaves have several dtypes, the first one's counts.
+    """
     found = results_and_gradients(call, leaves)
     truth = results_and_gradients(reference_call, [leaf.double().cpu() for leaf in leaves])
     assert len(found) == len(truth)
@@ -76,3 +86,9 @@ def random(*shape: int, dtype: str, device: str, seed: int = 0, scale: float = 1
     """Drawn on the CPU, so that every device gets the same values."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * scale).to(DTYPES[dtype]).to(device)
+
+
+def small_integers(*shape: int, dtype: str, device: str, seed: int = 0) -> Tensor:
+    """-8 to 8: exact in bf16, and so are their products' sums in fp32, in whatever order they are made."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-8, 9, shape, generator=generator).to(DTYPES[dtype]).to(device)

@@ -1,13 +1,15 @@
-"""RMSNorm: every backend against the reference."""
+"""RMSNorm with its residual sum: every backend against the reference."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.comparing import assert_within_roundings, cases, function_of, random
+from tests.ops.comparing import DTYPES, assert_within_roundings, cases, function_of, random, results_and_gradients
+from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.rms_norm import reference
 
-SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 160), (1, 33, 65)]
+SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 160), (1, 33, 65), (2, 3, 2049), (1, 700, 33)]
+"""Also more rows than a GPU has programs for, and more columns than one warp reads at a time."""
 EPS = 1e-5
 BACKENDS = cases("rms_norm")
 ALLOWED = {"fp32": 8.0, "bf16": 2.0}
@@ -15,56 +17,171 @@ ALLOWED = {"fp32": 8.0, "bf16": 2.0}
 rows what has been rounded before (seen: 1.6 and 0.7)."""
 
 
+def rows(shape: tuple[int, int, int], dtype: str, device: str) -> list[Tensor]:
+    """x, residual, weight."""
+    x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) for seed in (0, 2))
+    return [x, residual, random(shape[-1], dtype=dtype, device=device, seed=1)]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_against_the_reference(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
+def test_without_a_residual(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
     rms_norm = function_of("rms_norm", name, device, dtype)
-    x = random(*shape, dtype=dtype, device=device)
-    weight = random(shape[-1], dtype=dtype, device=device, seed=1)
-    assert_within_roundings(lambda a, w: rms_norm(a, w, EPS), lambda a, w: reference(a, w, EPS), [x, weight], ALLOWED)
+    x, _, weight = rows(shape, dtype, device)
+    assert_within_roundings(
+        lambda a, w: rms_norm(a, None, w, EPS), lambda a, w: reference(a, None, w, EPS), [x, weight], ALLOWED
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_with_a_residual(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
+    rms_norm = function_of("rms_norm", name, device, dtype)
+    assert_within_roundings(
+        lambda a, r, w: rms_norm(a, r, w, EPS),
+        lambda a, r, w: reference(a, r, w, EPS),
+        rows(shape, dtype, device),
+        ALLOWED,
+    )
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_residual_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
+    """x and weight in bf16, the stream in fp32: it is the exact sum, and its gradient stays fp32."""
+    rms_norm = function_of("rms_norm", name, device, "bf16")
+    x, _, weight = rows((2, 5, 96), "bf16", device)
+    residual = random(2, 5, 96, dtype="fp32", device=device, seed=2)
+    normed, stream = rms_norm(x, residual, weight, EPS)
+    assert normed.dtype == torch.bfloat16
+    assert torch.equal(stream, x.float() + residual)
+    assert_within_roundings(
+        lambda a, r, w: rms_norm(a, r, w, EPS), lambda a, r, w: reference(a, r, w, EPS), [x, residual, weight], ALLOWED
+    )
+    *_, dx, d_residual, d_weight = results_and_gradients(lambda a, r, w: rms_norm(a, r, w, EPS), [x, residual, weight])
+    assert [dx.dtype, d_residual.dtype, d_weight.dtype] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert torch.equal(dx, d_residual.bfloat16())
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_first_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
+    """The embedding widened to fp32, nothing before it."""
+    rms_norm = function_of("rms_norm", name, device, "bf16")
+    x = random(2, 5, 96, dtype="fp32", device=device)
+    weight = random(96, dtype="bf16", device=device, seed=1)
+    normed, stream = rms_norm(x, None, weight, EPS)
+    assert stream is x
+    want = reference(x.double().cpu(), None, weight.double().cpu(), EPS)[0]
+    assert normed.dtype == torch.bfloat16
+    # Rounded before and after the product with the weight.
+    assert (normed.double().cpu() - want).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * want.abs().max()
+
+
+@pytest.mark.parametrize("used", ["normed", "stream"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_only_one_of_the_two_results_is_used(name: str, device: str, dtype: str, used: str) -> None:
+    """After the last layer nobody reads the stream; a weight that nobody needs gets no gradient, or zeros."""
+    rms_norm = function_of("rms_norm", name, device, dtype)
+    x, residual, weight = (leaf.requires_grad_() for leaf in rows((2, 5, 96), dtype, device))
+    x64, residual64, weight64 = (leaf.detach().double().cpu().requires_grad_() for leaf in (x, residual, weight))
+    index = ["normed", "stream"].index(used)
+    rms_norm(x, residual, weight, EPS)[index].float().pow(2).sum().backward()
+    reference(x64, residual64, weight64, EPS)[index].pow(2).sum().backward()
+    for have, want in ((x, x64), (residual, residual64), (weight, weight64)):
+        if want.grad is None:
+            assert have.grad is None or not have.grad.any()
+            continue
+        assert have.grad is not None
+        off = (have.grad.double().cpu() - want.grad).abs().max() / want.grad.abs().max()
+        # The square is rounded once more on each side of the norm.
+        assert off <= 2 * ALLOWED[dtype] * torch.finfo(DTYPES[dtype]).eps
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_input_that_is_not_contiguous(name: str, device: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
-    wide = random(2, 5, 64, dtype="fp32", device=device)
+    wide, residual = (random(2, 5, 64, dtype="fp32", device=device, seed=seed) for seed in (0, 2))
     weight = random(32, dtype="fp32", device=device, seed=1)
     assert_within_roundings(
-        lambda a, w: rms_norm(a[..., ::2], w, EPS), lambda a, w: reference(a[..., ::2], w, EPS), [wide, weight], ALLOWED
+        lambda a, r, w: rms_norm(a[..., ::2], r[..., 32:], w, EPS),
+        lambda a, r, w: reference(a[..., ::2], r[..., 32:], w, EPS),
+        [wide, residual, weight],
+        ALLOWED,
     )
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device: str) -> None:
+    rms_norm = function_of("rms_norm", name, device)
+    leaves = [leaf.requires_grad_() for leaf in rows((2, 5, 96), "fp32", device)]
+    before = [leaf.detach().clone() for leaf in leaves]
+    normed, stream = rms_norm(*leaves, EPS)
+    (normed * stream).sum().backward()
+    assert all(torch.equal(leaf, old) for leaf, old in zip(leaves, before, strict=True))
+    assert all(leaf.grad is not None and leaf.grad.abs().sum() > 0 for leaf in leaves)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_weight_gradient_arrives_in_one_place(name: str, device: str) -> None:
+    """Kernels of ours add to the sink; through autograd it may come as always. Never both, never neither."""
+    rms_norm = function_of("rms_norm", name, device, "bf16")
+    x, residual, weight = rows((2, 5, 96), "bf16", device)
+    weight.requires_grad_()
+    rms_norm(x, residual, weight, EPS)[0].float().sum().backward()
+    assert weight.grad is not None
+    plain = weight.grad.float()
+    weight.grad = None
+    sink = torch.ones(96, device=device)
+    gradient_sink.attach(weight, sink)
+    rms_norm(x, residual, weight, EPS)[0].float().sum().backward()
+    places = [place for place in (sink - 1, weight.grad) if place is not None and place.any()]
+    assert len(places) == 1
+    # A sum of ten, in fp32 in the sink, rounded to bf16 without.
+    assert (places[0] - plain).abs().max() <= torch.finfo(torch.bfloat16).eps * plain.abs().max()
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_eps_holds_up_a_row_of_zeros(name: str, device: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
     x = torch.zeros(1, 2, 32, device=device)
-    out = rms_norm(x, torch.ones(32, device=device), EPS)
-    assert isinstance(out, Tensor)
-    assert torch.equal(out, x)
+    normed, stream = rms_norm(x, x.clone(), torch.ones(32, device=device), EPS)
+    assert torch.equal(normed, x)
+    assert torch.equal(stream, x)
 
 
+@pytest.mark.parametrize("poisoned", ["x", "residual"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_rows_do_not_mix_and_nan_shows(name: str, device: str) -> None:
+def test_rows_do_not_mix_and_nan_shows(name: str, device: str, poisoned: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
-    x = random(1, 3, 32, dtype="fp32", device=device)
-    x[0, 1, 4] = float("nan")
-    out = rms_norm(x, torch.ones(32, device=device), EPS)
-    assert isinstance(out, Tensor)
-    assert out[0, 1].isnan().all()
-    assert out[0, (0, 2)].isfinite().all()
+    x, residual = (random(1, 3, 32, dtype="fp32", device=device, seed=seed).requires_grad_() for seed in (0, 2))
+    weight = torch.ones(32, device=device, requires_grad=True)
+    with torch.no_grad():
+        (x if poisoned == "x" else residual)[0, 1, 4] = float("nan")
+    normed, stream = rms_norm(x, residual, weight, EPS)
+    assert normed[0, 1].isnan().all()
+    assert normed[0, (0, 2)].isfinite().all()
+    assert stream.isnan().nonzero().tolist() == [[0, 1, 4]]
+    normed.sum().backward()
+    assert x.grad is not None and residual.grad is not None and weight.grad is not None
+    for gradient in (x.grad, residual.grad):
+        assert gradient[0, 1].isnan().all()
+        assert gradient[0, (0, 2)].isfinite().all()
+    assert weight.grad.isnan().all()
 
 
 def test_in_bf16_the_statistics_are_fp32() -> None:
     """256 squares of about 1 summed in bf16 would stop growing at 256 in steps of 2; the sum of fp32 does not."""
     x = random(1, 1, 4096, dtype="bf16", device="cpu")
-    out = reference(x, torch.ones(4096, dtype=torch.bfloat16), EPS)
+    out, _ = reference(x, None, torch.ones(4096, dtype=torch.bfloat16), EPS)
     want = x.double() * torch.rsqrt(x.double().pow(2).mean() + EPS)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, want.to(torch.bfloat16))
 
 
 def test_gradients_are_the_derivatives() -> None:
-    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    x, residual = (torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weight = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a, w: reference(a, w, EPS), (x, weight))
+    assert torch.autograd.gradcheck(lambda a, r, w: reference(a, r, w, EPS), (x, residual, weight))
+    assert torch.autograd.gradcheck(lambda a, w: reference(a, None, w, EPS)[0], (x, weight))

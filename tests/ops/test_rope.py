@@ -1,4 +1,6 @@
-"""Rotary positions: every backend against the reference, on q and k as parts of one fused tensor."""
+"""Rotary positions: every backend against the reference, from the heads of one fused product."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ SHAPES = [
     pytest.param(1, 1, 4, 2, 32, id="one-token"),
     pytest.param(2, 5, 4, 1, 64, id="one-kv-head"),
     pytest.param(2, 7, 3, 3, 96, id="equal-heads"),
+    pytest.param(3, 11, 17, 9, 40, id="odd-counts"),
+    pytest.param(1, 3, 1, 1, 6, id="smallest"),
 ]
 BACKENDS = cases("rope")
 ALLOWED = {"fp32": 4.0, "bf16": 2.0}
@@ -26,65 +30,83 @@ def cos_and_sin(batch: int, tokens: int, size: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def split(fused: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """q and k as the model has them: views of one [batch, tokens, heads, size] tensor, neither contiguous."""
-    q, k, _ = (part.transpose(1, 2) for part in fused.split([heads, kv_heads, kv_heads], dim=2))
-    return q, k
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("batch", "tokens", "heads", "kv_heads", "size"), SHAPES)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_against_the_reference(
     name: str, device: str, batch: int, tokens: int, heads: int, kv_heads: int, size: int, dtype: str
 ) -> None:
-    rope = function_of("rope", name, device, dtype)
+    rope = function_of("rope", name, device, dtype, size)
     fused = random(batch, tokens, heads + 2 * kv_heads, size, dtype=dtype, device=device)
     # The truth uses the same rounded table: the rounding of the table is not the op's.
     table = [part.to(fused.dtype) for part in cos_and_sin(batch, tokens, size)]
+    # `* 1`: an op may write over the product it is given, which a leaf of autograd does not allow.
     assert_within_roundings(
-        lambda x: rope(*split(x, heads, kv_heads), *(part.to(device) for part in table)),
-        lambda x: reference(*split(x, heads, kv_heads), *(part.double() for part in table)),
+        lambda x: rope(x * 1, heads, kv_heads, *(part.to(device) for part in table)),
+        lambda x: reference(x, heads, kv_heads, *(part.double() for part in table)),
         [fused],
         ALLOWED,
     )
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-@pytest.mark.parametrize("contiguous_tokens", [1, 6])
-def test_inputs_stay_what_they_were(name: str, device: str, contiguous_tokens: int) -> None:
+def test_product_that_is_not_contiguous(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
-    fused = random(1, contiguous_tokens, 6, 32, dtype="fp32", device=device)
-    q, k = split(fused, 4, 1)
-    lone = random(1, contiguous_tokens, 4, 32, dtype="fp32", device=device, seed=5).transpose(1, 2)
-    fused_before, lone_before = fused.clone(), lone.clone()
-    table = [part.float().to(device) for part in cos_and_sin(1, contiguous_tokens, 32)]
-    q_turned, _ = rope(q, k, *table)
-    rope(lone, lone[:, :2], *table)
-    assert torch.equal(fused, fused_before)
-    assert torch.equal(lone, lone_before)
-    assert contiguous_tokens == 1 or not torch.equal(q_turned, q)
+    wide = random(2, 7, 6, 64, dtype="fp32", device=device)
+    table = [part.float() for part in cos_and_sin(2, 5, 32)]
+
+    def of_a_part(function: Callable[..., tuple[Tensor, ...]], x: Tensor) -> tuple[Tensor, ...]:
+        return function((x * 1)[:, 1:6, :, 32:], 4, 1, *(part.to(x) for part in table))
+
+    assert_within_roundings(lambda x: of_a_part(rope, x), lambda x: of_a_part(reference, x), [wide], ALLOWED)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_gradients_that_are_not_contiguous(name: str, device: str) -> None:
+    """A sum hands back one number seen everywhere; attention hands back [batch, heads, tokens, size] as it lies."""
+    rope = function_of("rope", name, device)
+    table = [part.float() for part in cos_and_sin(2, 5, 32)]
+
+    def summed(function: Callable[..., tuple[Tensor, ...]], x: Tensor) -> Tensor:
+        q, k, v = function(x * 1, 4, 1, *(part.to(x) for part in table))
+        return q.sum() + k.contiguous().pow(2).sum() + v.sum()
+
+    fused = random(2, 5, 6, 32, dtype="fp32", device=device)
+    assert_within_roundings(lambda x: summed(rope, x), lambda x: summed(reference, x), [fused], {"fp32": 8.0})
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_values_and_table_stay_what_they_were(name: str, device: str, tokens: int) -> None:
+    rope = function_of("rope", name, device)
+    fused = random(1, tokens, 6, 32, dtype="fp32", device=device)
+    before = fused.clone()
+    table = [part.float().to(device) for part in cos_and_sin(1, tokens, 32)]
+    table_before = [part.clone() for part in table]
+    q, _, v = rope(fused, 4, 1, *table)
+    assert torch.equal(v, before[:, :, 5:].transpose(1, 2))
+    assert all(torch.equal(part, old) for part, old in zip(table, table_before, strict=True))
+    assert tokens == 1 or not torch.equal(q, before[:, :, :4].transpose(1, 2))
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_position_zero_changes_nothing(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
-    q, k = split(random(2, 3, 6, 32, dtype="fp32", device=device), 4, 1)
+    fused = random(2, 3, 6, 32, dtype="fp32", device=device)
+    before = fused.clone()
     cos, sin = torch.ones(2, 3, 32, device=device), torch.zeros(2, 3, 32, device=device)
-    q_turned, k_turned = rope(q, k, cos, sin)
-    assert torch.equal(q_turned, q)
-    assert torch.equal(k_turned, k)
+    found = torch.cat(rope(fused, 4, 1, cos, sin), dim=1)
+    assert torch.equal(found.transpose(1, 2), before)
 
 
 def test_scores_depend_on_distance_alone() -> None:
     """What rotary positions are for; in fp64, so the tolerance only covers cos and sin of the sums of angles."""
-    q = torch.randn(1, 1, 1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    k = torch.randn(1, 1, 1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    fused = torch.randn(1, 1, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def at(position: int) -> tuple[Tensor, Tensor]:
         half = position * 100.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
         angles = torch.cat((half, half))[None, None]
-        return reference(q, k, angles.cos(), angles.sin())
+        return reference(fused, 1, 1, angles.cos(), angles.sin())[:2]
 
     def score(q_position: int, k_position: int) -> float:
         return (at(q_position)[0] * at(k_position)[1]).sum().item()
@@ -96,15 +118,31 @@ def test_scores_depend_on_distance_alone() -> None:
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_nan_shows(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
-    q, k = split(random(1, 2, 6, 32, dtype="fp32", device=device), 4, 1)
-    q[0, 2, 1, 3] = float("nan")
     table = [part.float().to(device) for part in cos_and_sin(1, 2, 32)]
-    q_turned, k_turned = rope(q, k, *table)
-    assert q_turned[0, 2, 1].isnan().sum() == 2  # the pair that was turned together
-    assert k_turned.isfinite().all()
+    for head in range(6):
+        fused = random(1, 2, 6, 32, dtype="fp32", device=device)
+        fused[0, 1, head, 3] = float("nan")
+        found = torch.cat(rope(fused, 4, 1, *table), dim=1)
+        # In q and k the pair that was turned together, in v the entry itself; nowhere else.
+        assert found[0, head, 1].isnan().sum() == (1 if head == 5 else 2)
+        assert found.isnan().sum() == (1 if head == 5 else 2)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_nan_shows_in_the_gradient(name: str, device: str) -> None:
+    rope = function_of("rope", name, device)
+    table = [part.float().to(device) for part in cos_and_sin(1, 2, 32)]
+    fused = random(1, 2, 6, 32, dtype="fp32", device=device).requires_grad_()
+    out = torch.cat(rope(fused * 1, 4, 1, *table), dim=1)
+    way = torch.ones_like(out)
+    way[0, 2, 1, 3] = float("nan")
+    (out * way).sum().backward()
+    assert fused.grad is not None
+    assert fused.grad[0, 1, 2].isnan().sum() == 2
+    assert fused.grad.isnan().sum() == 2
 
 
 def test_gradients_are_the_derivatives() -> None:
     fused = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     table = cos_and_sin(2, 3, 4)
-    assert torch.autograd.gradcheck(lambda x: reference(*split(x, 2, 1), *table), (fused,))
+    assert torch.autograd.gradcheck(lambda x: reference(x, 2, 1, *table), (fused,))

@@ -5,13 +5,16 @@ The median over the second half of the steps: the first ones pay for allocation,
 
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from z2all_ds.accounting import count_parameters, flops_per_token, mfu, peak_flops
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import human_bytes
+from z2all_ds.console import human_bytes, say
 from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError
 from z2all_ds.run_folder import RunFolder
@@ -46,9 +49,15 @@ class StepCosts:
     last_loss: float
     packages: dict[str, str]
     ops: dict[str, str]
+    floor_tokens_per_second: float | None = None
+    """What the products and the attention alone allow, on all devices together (`z2all bench floor`)."""
+    share_of_floor: float | None = None
+    """tokens_per_second over it."""
 
 
-def bench_step(config: str | None, overrides: list[str], ranks: int | None, steps: int) -> StepCosts:
+def bench_step(
+    config: str | None, overrides: list[str], ranks: int | None, steps: int, with_floor: bool = False
+) -> StepCosts:
     """Trains `steps` steps in a temporary folder, on the text every machine has unless data.corpus says otherwise."""
     if steps < MIN_STEPS:
         raise ConfigError(f"steps={steps}", f"a median needs at least {MIN_STEPS}", "Give more.")
@@ -61,9 +70,31 @@ def bench_step(config: str | None, overrides: list[str], ranks: int | None, step
             build_corpus(folder / "corpus", sources)
             train_tokenizer(folder / "corpus", folder / "tokenizer", TEXT_VOCAB_SIZE, CORPUS_BYTES)
             chosen += [f"data.corpus={folder / 'corpus'}", f"data.tokenizer={folder / 'tokenizer'}"]
-        overrides = [*overrides, *chosen]
-        train_on_this_machine(config, overrides, ranks)
-        return summarise(load_run_config(config, overrides), RunFolder(folder / "run"), ranks)
+        resolved = [*overrides, *chosen]
+        train_on_this_machine(config, resolved, ranks)
+        # Right after the run, so that both meet the same warm machine.
+        floor = floor_in_own_process(config, overrides) if with_floor else None
+        costs = summarise(load_run_config(config, resolved), RunFolder(folder / "run"), ranks)
+    return beside_floor(costs, floor) if floor else costs
+
+
+def floor_in_own_process(config: str | None, overrides: list[str]) -> dict[str, Any] | None:
+    """What `z2all bench floor` says; None where it cannot be measured, which costs a line and not the run's figures."""
+    named = ["--config", config] if config else []
+    command = [sys.executable, "-m", "z2all_ds", "bench", "floor", "--json", *named, *overrides]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        say(f"no floor: `z2all bench floor` ended with code {done.returncode}")
+        return None
+    floor: dict[str, Any] = json.loads(done.stdout)
+    return floor
+
+
+def beside_floor(costs: StepCosts, floor: dict[str, Any]) -> StepCosts:
+    """The same with its distance to the floor. A GPU rank has a device of its own; CPU ranks share the machine."""
+    devices = costs.ranks if "cuda" in floor["measured_on"] else 1
+    allowed = devices * floor["tokens_per_second"]
+    return replace(costs, floor_tokens_per_second=allowed, share_of_floor=costs.tokens_per_second / allowed)
 
 
 def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
@@ -116,6 +147,7 @@ def to_line(costs: StepCosts) -> str:
         f"{costs.seconds_per_step:.3f} s/step",
         f"{costs.tokens_per_second:,.0f} tok/s",
         *shares,
+        *([f"{100 * costs.share_of_floor:.1f}% of the floor"] if costs.share_of_floor is not None else []),
         f"peak {human_bytes(costs.peak_memory_bytes)}",
     ]
     return " | ".join(parts)

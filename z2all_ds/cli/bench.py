@@ -7,6 +7,8 @@ import typer
 
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
+RoundsOption = Annotated[int, typer.Option(help="Passes over everything; medians count.")]
+
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
 
@@ -15,6 +17,7 @@ def bench_step(
     config: ConfigOption = None,
     ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
     steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
+    floor: Annotated[bool, typer.Option("--floor", help="Measure the floor too, and the distance to it.")] = False,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
@@ -22,8 +25,49 @@ def bench_step(
     from z2all_ds.bench.step import bench_step as measure
     from z2all_ds.bench.step import to_json, to_line
 
-    costs = measure(config, overrides or [], ranks, steps)
+    costs = measure(config, overrides or [], ranks, steps, with_floor=floor)
     print(to_json(costs) if as_json else to_line(costs))
+
+
+@bench_app.command("floor")
+def bench_floor(
+    config: ConfigOption = None,
+    rounds: RoundsOption = 5,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """What the matrix products and the attention of a training step cost here at the model's shapes, nothing else."""
+    from z2all_ds.config import load_run_config
+
+    run = load_run_config(config, overrides)
+
+    from z2all_ds.bench import floor as room
+    from z2all_ds.bench.timing import device_here
+
+    floor = room.measure_floor(run, device_here(), rounds)
+    print(room.to_json(floor) if as_json else "\n".join(room.to_lines(floor)))
+
+
+@bench_app.command("shapes")
+def bench_shapes(
+    config: ConfigOption = None,
+    hidden: Annotated[int | None, typer.Option(help="Hidden size (default: the config's).")] = None,
+    ffn: Annotated[int | None, typer.Option(help="Feed-forward size you wish (default: 8/3 of hidden).")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Tokens of the vocabulary (default: the config's).")] = None,
+    rounds: RoundsOption = 5,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """Feed-forward and vocabulary sizes near those you wish: which of them this device computes fastest."""
+    from z2all_ds.config import load_run_config
+
+    run = load_run_config(config, overrides)
+
+    from z2all_ds.bench import shapes as room
+    from z2all_ds.bench.timing import device_here
+
+    report = room.measure_shapes(run, device_here(), hidden, ffn, vocab, rounds)
+    print(room.to_json(report) if as_json else "\n".join(room.to_lines(report)))
 
 
 @bench_app.command("corpus")
@@ -90,3 +134,15 @@ def bench_data(
         return
     for line in to_lines(costs):
         print(line)
+
+
+@bench_app.command("optimizers")
+def bench_optimizers(
+    parameters: Annotated[int | None, typer.Option(help="Weights to step (default: by device).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """State bytes per parameter and milliseconds per step of every optimizer that runs here."""
+    from z2all_ds.bench import optimizers as room
+
+    costs = room.bench_optimizers(parameters)
+    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))

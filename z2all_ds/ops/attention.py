@@ -1,32 +1,229 @@
 """Causal grouped-query attention over [batch, heads, tokens, head size].
 
-Contract: `attention(q, k, v, mask, scale, dropout)`; k and v have num_key_value_heads, q has num_attention_heads;
-`mask` is None for plain causal attention over equally long q and k, or boolean [batch, 1, tokens of q, tokens of k],
-True where attention is allowed (documents, padding, cached keys).
+Contract: `attention(q, k, v, visible, scale, dropout)`; q has num_attention_heads, k and v have num_key_value_heads and
+perhaps more tokens (a cache); `visible` (`visibility.py`) says who may see whom. All three may be views of one fused
+product; only the last dimension must be contiguous.
+
+Every backend computes everything: what its kernel cannot do (a cache, padding, for some documents or dropout) goes to
+`sdpa` with a mask. Training in batches without padding never needs that.
 """
+
+import inspect
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from z2all_ds.ops.registry import backend
+from z2all_ds.ops.registry import Situation, backend, backends_of, needs_library
+from z2all_ds.ops.visibility import Visible
+
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TRIAL_TOKENS = 16
+
+
+def half_precision_on_gpu(situation: Situation) -> str | None:
+    """A `why_not` of kernels for tensor cores."""
+    if situation.device != "cuda":
+        return f"needs a GPU, the model is on {situation.device}"
+    if situation.dtype not in HALF_DTYPES:
+        return f"computes in bf16 and fp16 only, the model computes in {situation.dtype}"
+    return None if torch.cuda.is_available() else "torch sees no GPU"
+
+
+def tried_on_gpu(name: str) -> Callable[[Situation], str | None]:
+    """A `why_not`: which head sizes a kernel takes depends on GPU, versions and build; one try says it best."""
+
+    def why_not(situation: Situation) -> str | None:
+        return half_precision_on_gpu(situation) or _trial(name, situation.dtype, situation.head_dim)
+
+    return why_not
+
+
+@cache
+def _trial(name: str, dtype: str, head_dim: int) -> str | None:
+    """One pass forward and backward, two heads over one kv head; the first line of what was refused."""
+    attention = backends_of("attention")[name].function
+    shape = (1, 2, TRIAL_TOKENS, head_dim)
+    q = torch.ones(shape, dtype=HALF_DTYPES[dtype], device="cuda", requires_grad=True)
+    k = q.detach()[:, :1].clone().requires_grad_()
+    # The run's random numbers must not depend on which backends were looked at.
+    random_state = torch.random.fork_rng(devices=[torch.cuda.current_device()])
+    try:
+        with random_state, torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of every kernel it did not take
+            attention(q, k, k, Visible(1, TRIAL_TOKENS, q.device), head_dim**-0.5).float().sum().backward()
+        torch.cuda.synchronize()
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        refusal = (str(error) or type(error).__name__).splitlines()[0]
+        return f"refuses heads of {head_dim} in {dtype} on this machine ({refusal})"
+    return None
 
 
 @backend("attention", "sdpa")
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
     """torch's scaled_dot_product_attention; torch picks flash, cuDNN, memory-efficient or math by itself."""
     groups = q.shape[1] // k.shape[1]
+    mask = visible.mask()
     return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=groups > 1
     )
 
 
+@backend("attention", "cudnn", tried_on_gpu("cudnn"))
+def cudnn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
+    """torch's attention by cuDNN where plain causal; with a mask as `sdpa`."""
+    return _by_one_kernel("CUDNN_ATTENTION", q, k, v, visible, scale, dropout)
+
+
+@backend("attention", "flash", tried_on_gpu("flash"))
+def flash(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
+    """torch's own flash attention where plain causal; with a mask, which it does not take, as `sdpa`."""
+    return _by_one_kernel("FLASH_ATTENTION", q, k, v, visible, scale, dropout)
+
+
+def _by_one_kernel(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float
+) -> Tensor:
+    # cuDNN refuses a single query; there is nothing to win with one either.
+    if not visible.plain_causal or visible.tokens == 1:
+        return sdpa(q, k, v, visible, scale, dropout)
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        return sdpa(q, k, v, visible, scale, dropout)
+
+
+def _varlen_exists(situation: Situation) -> str | None:
+    refusal = half_precision_on_gpu(situation)
+    if refusal:
+        return refusal
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
+    except ImportError:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen (2.10 and later have it)"
+    return tried_on_gpu("varlen")(situation)
+
+
+@backend("attention", "varlen", _varlen_exists)
+def varlen(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
+    """torch's kernel for packed documents; with a cache, padding or dropout as `sdpa`."""
+    if dropout or not (visible.plain_causal or visible.documents_only):
+        return sdpa(q, k, v, visible, scale, dropout)
+    from torch.nn.attention.varlen import varlen_attn
+
+    borders, longest = _borders(visible)
+    q_NHE, k_NHE, v_NHE = _flattened(q), _flattened(k), _flattened(v)
+    out_NHE = varlen_attn(q_NHE, k_NHE, v_NHE, borders, borders, longest, longest, scale=scale, **_varlen_options())
+    assert isinstance(out_NHE, Tensor)
+    return _unflattened(out_NHE, visible)
+
+
+@cache
+def _varlen_options() -> dict[str, Any]:
+    """The names changed between torch's versions; without `enable_gqa` fewer kv heads are simply taken."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = inspect.signature(varlen_attn).parameters
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    return causal | ({"enable_gqa": True} if "enable_gqa" in known else {})
+
+
+def _flash_attn_exists(situation: Situation) -> str | None:
+    missing = needs_library("flash_attn", "flash-attn")
+    return half_precision_on_gpu(situation) or missing(situation) or tried_on_gpu("flash_attn")(situation)
+
+
+@backend("attention", "flash_attn", _flash_attn_exists)
+def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
+    """The library flash-attn, packed documents too; with a cache or padding as `sdpa`."""
+    if not (visible.plain_causal or visible.documents_only) or (dropout and not _flash_attn_drops_out(q.shape[-1])):
+        return sdpa(q, k, v, visible, scale, dropout)
+    from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+    if visible.plain_causal:
+        rows = [x.transpose(1, 2) for x in (q, k, v)]
+        out_BTHE: Tensor = flash_attn_func(*rows, dropout_p=dropout, softmax_scale=scale, causal=True)
+        return out_BTHE.transpose(1, 2)
+    borders, longest = _borders(visible)
+    flat = [_flattened(x) for x in (q, k, v)]
+    out_NHE: Tensor = flash_attn_varlen_func(
+        *flat, borders, borders, longest, longest, dropout_p=dropout, softmax_scale=scale, causal=True
+    )
+    return _unflattened(out_NHE, visible)
+
+
+@cache
+def _flash_attn_drops_out(head_dim: int) -> bool:
+    """Whether this build of the library has dropout; it can be left out to shorten the hours of compilation."""
+    from flash_attn import flash_attn_func
+
+    x = torch.ones(1, TRIAL_TOKENS, 1, head_dim, dtype=torch.bfloat16, device="cuda")
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        try:
+            flash_attn_func(x, x, x, dropout_p=0.5, causal=True)
+        except RuntimeError:
+            return False
+    return True
+
+
+def _flex_exists(situation: Situation) -> str | None:
+    if situation.device != "cuda":
+        return f"has a backward pass on a GPU only, the model is on {situation.device}"
+    if situation.head_dim < 16:
+        return f"its kernel multiplies blocks of 16 and more, heads have {situation.head_dim}"
+    return needs_library("triton", "triton")(situation)
+
+
+@backend("attention", "flex", _flex_exists)
+def flex(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
+    """torch's FlexAttention, compiled once, on a block mask; with a cache, padding or dropout as `sdpa`."""
+    if dropout or not (visible.plain_causal or visible.documents_only):
+        return sdpa(q, k, v, visible, scale, dropout)
+    groups = q.shape[1] // k.shape[1]
+    function = _compiled_flex() if q.is_cuda else _plain_flex()
+    out: Tensor = function(q, k, v, block_mask=visible.block_mask(), scale=scale, enable_gqa=groups > 1)
+    return out
+
+
+def _plain_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(_plain_flex())
+
+
+def _borders(visible: Visible) -> tuple[Tensor, int]:
+    """(cu_seqlens, longest) for kernels of documents; plain causal is one document a row."""
+    if not visible.plain_causal:
+        return visible.boundaries()
+    ends = (visible.batch + 1) * visible.tokens
+    return torch.arange(0, ends, visible.tokens, dtype=torch.int32, device=visible.device), visible.tokens
+
+
+def _flattened(x_BHTE: Tensor) -> Tensor:
+    """[B * T, H, E]; no copy where it lies as [B, T, H, E], as the ops before make it."""
+    return x_BHTE.transpose(1, 2).flatten(0, 1)
+
+
+def _unflattened(x_NHE: Tensor, visible: Visible) -> Tensor:
+    return x_NHE.unflatten(0, (visible.batch, visible.tokens)).transpose(1, 2)
+
+
 @backend("attention", "eager")
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
+def eager(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
     """The reference: the formula as it stands, softmax in fp32."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores_BHQK = torch.matmul(q, k.transpose(-1, -2)) * scale
+    mask = visible.mask()
     if mask is None:
         mask = torch.ones(scores_BHQK.shape[-2:], dtype=torch.bool, device=q.device).tril()
     scores_BHQK = scores_BHQK.masked_fill(~mask, torch.finfo(scores_BHQK.dtype).min)

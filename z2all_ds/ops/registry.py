@@ -1,8 +1,8 @@
 """Named backends per op, chosen explicitly or by `auto`, each refusal with its reason.
 
 A backend is a function plus a `why_not(situation)` that returns None when it can run and one line when it cannot.
-`auto` takes the first backend in the order of registration that can run; so the reference, which always can, stands
-last in each file. Nothing is patched globally: the model holds the functions it was given.
+`auto` takes the first backend in the order of registration that can run and is not `by_request`; so the reference,
+which always can, stands last in each file. Nothing is patched globally: the model holds the functions it was given.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from z2all_ds.errors import ConfigError
 
-OP_NAMES = ("attention", "rope", "rms_norm", "swiglu", "cross_entropy")
+OP_NAMES = ("attention", "rope", "rms_norm", "swiglu", "linear", "cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Backend:
     name: str
     function: Callable[..., Any]
     why_not: Callable[[Situation], str | None]
+    by_request: bool = False
+    """`auto` passes it over: it trades something away, or is slower than another."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Ops:
     rope: Callable[..., Any]
     rms_norm: Callable[..., Any]
     swiglu: Callable[..., Any]
+    linear: Callable[..., Any]
     cross_entropy: Callable[..., Any]
     choices: tuple[OpChoice, ...] = field(default=(), compare=False)
 
@@ -65,12 +68,14 @@ def always(situation: Situation) -> str | None:
     return None
 
 
-def backend(op: str, name: str, why_not: Callable[[Situation], str | None] = always) -> Callable[..., Any]:
+def backend(
+    op: str, name: str, why_not: Callable[[Situation], str | None] = always, by_request: bool = False
+) -> Callable[..., Any]:
     """Registers the decorated function as backend `name` of `op`."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         assert name not in _BACKENDS[op], f"backend {name} of {op} registered twice"
-        _BACKENDS[op][name] = Backend(op, name, function, why_not)
+        _BACKENDS[op][name] = Backend(op, name, function, why_not, by_request)
         return function
 
     return register
@@ -110,6 +115,8 @@ def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoic
         return known[wanted], OpChoice(op, wanted, "asked for")
     refused: list[str] = []
     for candidate in known.values():
+        if candidate.by_request:
+            continue
         refusal = candidate.why_not(situation)
         if refusal is None:
             reason = "; ".join(refused) if refused else "first choice"

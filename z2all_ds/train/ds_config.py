@@ -13,6 +13,7 @@ from typing import Any
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
+from z2all_ds.train.optimizers import OptimizerChoice, OptimizerSituation, choose_optimizer
 
 FILLED_IN = {
     "train_batch_size": "train.global_batch",
@@ -79,6 +80,8 @@ class ResolvedDeepSpeed:
     accumulation: int
     """Micro-batches per optimizer step and rank."""
     offload_optimizer: bool
+    optimizer: OptimizerChoice
+    """Which one steps, and why."""
     notes: tuple[str, ...]
     """Lines for the person watching: what was changed against the JSON, and why."""
 
@@ -152,8 +155,25 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     config["gradient_accumulation_steps"] = accumulation
     # DeepSpeed clips at 1.0 unless told; said explicitly, always.
     config["gradient_clipping"] = run.train.gradient_clipping
-    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none")
-    return ResolvedDeepSpeed(config, run.deepspeed, stage, dtype, accumulation, offload != "none", tuple(notes))
+    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none") != "none"
+    optimizer = choose_optimizer(run.optimizer, _optimizer_situation(config, stage, device_type, offload))
+    if stage and not optimizer.known_to_deepspeed:
+        config["zero_allow_untested_optimizer"] = True
+        notes.append(f"zero_allow_untested_optimizer: true: DeepSpeed does not know {optimizer.kind}, our tests do")
+    return ResolvedDeepSpeed(config, run.deepspeed, stage, dtype, accumulation, offload, optimizer, tuple(notes))
+
+
+def _optimizer_situation(config: dict[str, Any], stage: int, device_type: str, offload: bool) -> OptimizerSituation:
+    bf16 = config.get("bf16", {})
+    # DeepSpeed's own optimizer for bf16 with fp32 accumulation at stage 1 keeps an fp32 master whatever bf16 says.
+    own_master = stage == 1 and not offload and config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
+    return OptimizerSituation(
+        device=device_type,
+        stage=stage,
+        offload=offload,
+        bf16_master=bool(bf16.get("bf16_master_weights_and_grads")) and not own_master,
+        bf16_states=bool(bf16.get("bf16_optimizer_states")),
+    )
 
 
 def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> int:

@@ -14,6 +14,7 @@ from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import TrainingError
+from z2all_ds.ops.visibility import document_borders
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, run_stages, stage_at, tokens_seen
 from z2all_ds.track.plots import LOSS_PREFIX
@@ -29,6 +30,9 @@ from z2all_ds.train.schedules import learning_rate
 from z2all_ds.train.stages import begin_stage, check_stages_past
 from z2all_ds.train.traces import drop_states_after, keep_state
 from z2all_ds.world import World
+
+BORDERS_MULTIPLE = 64
+"""Borders of documents come in lengths of 64, 128 ...: few shapes, for kernels and graphs that are made per shape."""
 
 
 class Trainer:
@@ -125,17 +129,19 @@ class Trainer:
             self.writer.event("stage", step=self.step, name=stage.name, sequence_length=stage.sequence_length)
 
     def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
+        documents = document_borders(batch["document_ids"], BORDERS_MULTIPLE) if self.run.data.document_mask else None
         batch = {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in batch.items()}
-        losses = self.engine(
+        outputs = self.engine(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
             document_ids=batch["document_ids"] if self.run.data.document_mask else None,
+            cu_seqlens=None if documents is None else documents.to(self.engine.device, non_blocking=True),
             next_tokens=batch["labels"],
-        ).losses
-        self.channel_loss.add(losses, batch["labels"], batch["domain_ids"])
+        )
+        self.channel_loss.add(outputs.losses, batch["labels"], batch["domain_ids"])
         # Divided by all positions, not by the counted ones: a constant, so that the gradient of a step does not
         # depend on how its samples are dealt out to ranks and micro-batches.
-        self.engine.backward(losses.sum() / losses.numel())
+        self.engine.backward(outputs.loss)
         self.engine.step()
 
     def _record(self, lr: float, cost: StepCost) -> None:

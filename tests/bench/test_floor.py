@@ -1,0 +1,132 @@
+"""The floor of a tiny model, measured for real; its figures are held against the accounting, not against the clock."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from tests.helpers.command import one_line, z2all
+from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.accounting import count_matmul_parameters, flops_per_token, peak_flops
+from z2all_ds.bench import floor as room
+from z2all_ds.bench.floor import Floor, measure_floor, to_json, to_lines, try_attention
+from z2all_ds.bench.products import PRODUCTS
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.errors import ConfigError
+
+CPU = torch.device("cpu")
+TOKENS = 2 * 32
+
+
+def micro_run(*changes: str) -> RunConfig:
+    return load_run_config(None, [*MICRO_OVERRIDES, *changes])
+
+
+@pytest.fixture(scope="module")
+def floor() -> Floor:
+    return measure_floor(micro_run(), CPU, rounds=2)
+
+
+def test_every_product_has_a_row(floor: Floor) -> None:
+    products = [f"{name} {way}" for name in ("qkv", "o", "gate_up", "down", "head") for way in PRODUCTS]
+    assert [row.name for row in floor.rows] == [*products, "attention forward", "attention backward"]
+    assert [row.count for row in floor.rows] == [2] * 12 + [1] * 3 + [2] * 2
+    for row in floor.rows:
+        assert row.teraflops_per_second == pytest.approx(row.flops / row.milliseconds / 1e9)
+
+
+def test_the_work_is_that_of_the_exact_convention(floor: Floor) -> None:
+    shape = micro_run().model.shape
+    products = sum(row.count * row.flops for row in floor.rows if not row.name.startswith("attention"))
+    attention = sum(row.count * row.flops for row in floor.rows if row.name.startswith("attention"))
+    assert products == TOKENS * 6 * count_matmul_parameters(shape)
+    assert products + attention == TOKENS * flops_per_token(shape, 32, "exact")
+
+
+def test_the_sum_is_that_of_the_rows(floor: Floor) -> None:
+    microseconds = sum(row.count * row.milliseconds for row in floor.rows) * 1e3
+    assert floor.microseconds_per_token == pytest.approx(microseconds / TOKENS)
+    assert floor.tokens_per_second == pytest.approx(1e6 * TOKENS / microseconds)
+    assert floor.mfu_origin is None and floor.mfu_exact is None  # no peak is known for a CPU
+
+
+def test_json_keeps_every_figure(floor: Floor) -> None:
+    read = json.loads(to_json(floor))
+    assert read == asdict(floor)
+    assert (read["dtype"], read["micro_batch"], read["sequence_length"], read["rounds"]) == ("float32", 2, 32, 2)
+
+
+def test_a_line_a_row_for_people(floor: Floor) -> None:
+    head, columns, *rows, attention, total = to_lines(floor)
+    assert "2 × 32 tokens" in head and torch.__version__ in head
+    assert columns.split() == ["count", "ms", "TFLOP/s"]
+    assert [line.rsplit(maxsplit=3)[0] for line in rows] == [row.name for row in floor.rows]
+    assert attention.startswith("attention: flash ")
+    assert f"{floor.tokens_per_second:,.0f} tok/s" in total
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+def test_attention_with_one_and_with_all_key_heads(num_kv_heads: int) -> None:
+    shape = micro_run(f"model.num_key_value_heads={num_kv_heads}").model.shape
+    (flash,) = try_attention(shape, 1, 7, CPU, torch.float32)
+    assert (flash.name, flash.failed) == ("flash", "")
+    assert all(flash.seconds[direction] > 0 for direction in room.DIRECTIONS)
+
+
+def test_a_backend_that_does_not_run_says_so_and_math_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch has this kernel for GPUs alone.
+    monkeypatch.setitem(room.ATTENTION_BACKENDS, "cpu", {"efficient": SDPBackend.EFFICIENT_ATTENTION})
+    floor = measure_floor(micro_run(), CPU, rounds=1)
+    efficient, math = floor.attention_backends
+    assert efficient.failed and not efficient.seconds
+    assert (math.name, math.failed) == ("math", "")
+    assert floor.attention_backend == "math"
+    assert f"efficient does not run ({efficient.failed})" in to_lines(floor)[-2]
+
+
+def test_the_fastest_backend_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+    monkeypatch.setitem(room.ATTENTION_BACKENDS, "cpu", both)
+    floor = measure_floor(micro_run(), CPU, rounds=1)
+    fastest = min(floor.attention_backends, key=lambda one: sum(one.seconds.values()))
+    assert len(floor.attention_backends) == 2
+    assert floor.attention_backend == fastest.name
+    seconds = [row.milliseconds / 1e3 for row in floor.rows[-2:]]
+    assert seconds == pytest.approx(list(fastest.seconds.values()))
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rounds=0"):
+        measure_floor(micro_run(), CPU, rounds=0)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    answer = z2all("bench", "floor", "--rounds", "1", "--json", *MICRO_OVERRIDES, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert len(json.loads(answer.stdout)["rows"]) == 17
+
+
+def test_a_setting_that_cannot_be_meant_is_one_line(tmp_path: Path) -> None:
+    line = one_line(z2all("bench", "floor", "model.hidden_size=0", cwd=tmp_path), 2)
+    assert line.startswith("ConfigError: model.hidden_size=0")
+    line = one_line(z2all("bench", "floor", "model.vocab_size=1000000000000", cwd=tmp_path), 6)
+    assert "head (4096 tokens, 2048 to 1000000000000) needs" in line
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+def test_on_a_gpu() -> None:
+    changes = ("model.hidden_size=1024", "model.intermediate_size=2816", "model.num_attention_heads=16")
+    sizes = ("model.max_position_embeddings=1024", "train.sequence_length=1024", "train.micro_batch=4")
+    device = torch.device("cuda", 0)
+    floor = measure_floor(micro_run(*changes, *sizes), device, rounds=2)
+    assert floor.dtype == "bfloat16" and floor.measured_on["cuda"]
+    assert [one.name for one in floor.attention_backends][:3] == ["cudnn", "flash", "efficient"]
+    assert floor.attention_backend in ("cudnn", "flash", "efficient")
+    peak = peak_flops(floor.measured_on["device"]) or pytest.skip("no peak known for this GPU")
+    # Faster than the data sheet means that something was not waited for, or not computed.
+    assert all(0 < row.teraflops_per_second * 1e12 < peak for row in floor.rows)
+    assert floor.mfu_exact is not None and 0 < floor.mfu_exact < 1

@@ -1,0 +1,133 @@
+"""Candidates and advice are pure and checked exactly; tiny sizes are measured for real through the same way."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.command import one_line, z2all
+from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.bench.shapes import (
+    MULTIPLES,
+    NEAR,
+    advise_feed_forward,
+    advise_vocabulary,
+    feed_forward_candidates,
+    measure_shapes,
+    to_json,
+    to_lines,
+    vocabulary_candidates,
+)
+from z2all_ds.config import load_run_config
+from z2all_ds.errors import ConfigError, MachineError
+
+CPU = torch.device("cpu")
+RUN = load_run_config(None, list(MICRO_OVERRIDES))
+
+
+def test_sizes_around_eight_thirds() -> None:
+    assert feed_forward_candidates(5461) == [5120, 5376, 5440, 5456, 5461, 5464, 5472, 5504, 5632]
+
+
+def test_a_good_wish_has_neighbours_too() -> None:
+    found = feed_forward_candidates(5632)
+    assert found[0] == 5120 and found[-1] == 6144
+    assert 5632 in found and len(found) == 15
+
+
+def test_vocabularies_with_the_odd_one() -> None:
+    assert vocabulary_candidates(64320) == [64320, 64321, 64328, 64336, 64352, 64384, 64512]
+    assert vocabulary_candidates(64321) == [64321, 64322, 64328, 64336, 64352, 64384, 64512]
+
+
+@given(st.integers(1, 300_000))
+def test_candidates_are_near_and_never_too_few(wish: int) -> None:
+    vocabularies, sizes = vocabulary_candidates(wish), feed_forward_candidates(wish)
+    assert vocabularies[0] == wish and wish in sizes
+    for found in (vocabularies, sizes):
+        assert found == sorted(set(found))
+        assert all(size > 0 and abs(size - wish) <= NEAR * wish for size in found)
+    if wish >= 4 * max(MULTIPLES):  # from here on every multiple is near
+        for step in MULTIPLES:
+            assert any(size % step == 0 for size in vocabularies)
+            assert any(size % step == 0 and size < wish for size in sizes)
+            assert any(size % step == 0 and size > wish for size in sizes)
+
+
+def test_the_feed_forward_is_judged_by_time_per_parameter() -> None:
+    advice = advise_feed_forward(100, {96: 9.6, 100: 20.0, 128: 12.8 * 0.8}, dict.fromkeys((96, 100, 128), 1e12))
+    assert [one.cost for one in advice.candidates] == pytest.approx([0.1 / 0.08, 0.2 / 0.08, 1.0])
+    assert advice.recommended == 128
+    assert advice.reason == "least time per parameter, 60.0% less per parameter than 100"
+
+
+def test_what_is_as_good_is_no_reason_to_leave_the_wish() -> None:
+    seconds = {96: 9.6, 100: 10.05, 104: 10.5}
+    advice = advise_feed_forward(100, seconds, seconds)
+    assert advice.recommended == 100
+    assert advice.reason == (
+        "nearest to 100 of those within 1% of the least time per parameter, and it is what you wished"
+    )
+
+
+def test_the_vocabulary_is_judged_by_the_whole_time() -> None:
+    """Per column 128 would be the best; but nobody has use for its columns."""
+    seconds = {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0}
+    advice = advise_vocabulary(101, seconds, dict.fromkeys(seconds, 3e12))
+    assert advice.recommended == 104
+    assert advice.reason == "smallest of those within 1% of the least time, 49.7% less in all than 101"
+    assert [one.cost for one in advice.candidates] == pytest.approx([2.0, 1.9, 1.005, 1.0, 1.1])
+    assert advice.candidates[0].milliseconds == 20_000 and advice.candidates[0].teraflops_per_second == 0.15
+
+
+def test_measured_for_real() -> None:
+    shapes = measure_shapes(RUN, CPU, hidden_size=24, vocab_size=97, rounds=1)
+    assert shapes.tokens == 64 and shapes.hidden_size == 24
+    assert (shapes.feed_forward.wished, shapes.vocabulary.wished) == (64, 97)
+    assert [one.size for one in shapes.feed_forward.candidates] == [48, 56, 64, 72, 80]
+    assert [one.size for one in shapes.vocabulary.candidates] == [97, 98, 104, 112]
+    for one in shapes.feed_forward.candidates:  # gate, up and down; forward and two gradients
+        assert one.flops == 6 * 64 * 3 * 24 * one.size
+    for one in shapes.vocabulary.candidates:
+        assert one.flops == 6 * 64 * 24 * one.size
+    assert json.loads(to_json(shapes)) == asdict(shapes)
+    lines = to_lines(shapes)
+    for advice in (shapes.feed_forward, shapes.vocabulary):
+        assert advice.recommended in [one.size for one in advice.candidates]
+        assert f"{advice.setting}={advice.recommended}: {advice.reason}" in lines
+    assert sum("wished" in line.split() or "wished," in line.split() for line in lines) >= 2
+
+
+def test_the_command_takes_sizes_from_the_config(tmp_path: Path) -> None:
+    answer = z2all("bench", "shapes", "--rounds", "1", "--json", "--ffn", "88", *MICRO_OVERRIDES, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert (found["hidden_size"], found["feed_forward"]["wished"], found["vocabulary"]["wished"]) == (32, 88, 1024)
+
+
+def test_nonsense_is_one_line(tmp_path: Path) -> None:
+    line = one_line(z2all("bench", "shapes", "--ffn", "-3", cwd=tmp_path), 2)
+    assert line == "ConfigError: ffn=-3: a size is at least 1. Give a positive number."
+    for option, sizes in {"hidden": {"hidden_size": 0}, "vocab": {"vocab_size": 0}}.items():
+        with pytest.raises(ConfigError, match=f"^{option}=0: a size is at least 1"):
+            measure_shapes(RUN, CPU, **sizes)
+
+
+def test_too_much_is_refused_before_the_first_measurement() -> None:
+    with pytest.raises(MachineError, match="needs"):
+        measure_shapes(RUN, CPU, vocab_size=10**12)
+    with pytest.raises(ConfigError, match="rounds=0"):
+        measure_shapes(RUN, CPU, rounds=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+def test_on_a_gpu() -> None:
+    shapes = measure_shapes(RUN, torch.device("cuda", 0), hidden_size=512, vocab_size=4097, rounds=1)
+    assert shapes.dtype == "bfloat16" and shapes.measured_on["cuda"]
+    assert shapes.vocabulary.candidates[0].size == 4097
+    assert all(one.milliseconds > 0 for one in shapes.feed_forward.candidates + shapes.vocabulary.candidates)

@@ -1,0 +1,106 @@
+"""The clock itself: what it can be held to without a race against it (a sleep is never shorter than asked for)."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from z2all_ds.accounting import peak_flops
+from z2all_ds.bench.timing import (
+    CACHES_OVER,
+    MAX_SETS,
+    check_rounds,
+    device_here,
+    in_words,
+    measured_on,
+    require_memory,
+    rotating,
+    sets_needed,
+    time_call,
+)
+from z2all_ds.errors import ConfigError, MachineError
+
+CPU = torch.device("cpu")
+
+
+def counted(function: Callable[[], object]) -> tuple[Callable[[], None], list[int]]:
+    calls = [0]
+
+    def call() -> None:
+        calls[0] += 1
+        function()
+
+    return call, calls
+
+
+def test_seconds_of_one_call_whatever_the_budget() -> None:
+    for budget_ms in (0.0, 20.0):
+        function, calls = counted(lambda: time.sleep(0.002))
+        started = time.perf_counter()
+        seconds = time_call(function, CPU, budget_ms)
+        passed = time.perf_counter() - started
+        assert 0.002 <= seconds <= passed
+        assert calls[0] >= 2  # the first is not measured
+
+
+def test_the_first_call_is_not_measured() -> None:
+    waits = iter([0.05, 0.0])
+    started = time.perf_counter()
+    seconds = time_call(lambda: time.sleep(next(waits)), CPU, budget_ms=0.0)
+    assert seconds <= time.perf_counter() - started - 0.05
+
+
+def test_inputs_take_turns() -> None:
+    seen: list[str] = []
+    call = rotating(seen.append, ["a", "b", "c"])
+    for _ in range(5):
+        call()
+    assert seen == ["a", "b", "c", "a", "b"]
+
+
+def test_device_and_versions_are_named() -> None:
+    facts = measured_on(CPU)
+    assert "CPU" in facts["device"] and facts["torch"] == torch.__version__
+    assert "cuda" not in facts
+    assert in_words(facts) == [facts["device"], f"torch {torch.__version__}"]
+
+
+def test_the_cpu_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert device_here() == CPU
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tried() -> None:
+    require_memory(1, CPU, "a byte")
+    with pytest.raises(MachineError, match=r"free memory on cpu: the head needs 1,000,000\.0 GB"):
+        require_memory(10**15, CPU, "the head")
+
+
+def test_no_rounds_no_median() -> None:
+    check_rounds(1)
+    with pytest.raises(ConfigError, match="rounds=0"):
+        check_rounds(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+class TestOnGpu:
+    device = torch.device("cuda", 0)
+
+    def test_a_product_is_not_faster_than_the_device(self) -> None:
+        """Without a wait for the device, what is measured would be the launch: some 100 times too little."""
+        a, b = (torch.randn(4096, 4096, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        peak = peak_flops(torch.cuda.get_device_name(self.device)) or pytest.skip("no peak known for this GPU")
+        assert time_call(lambda: a @ b, self.device) >= 2 * 4096**3 / peak
+
+    def test_sets_are_larger_than_the_cache(self) -> None:
+        cache_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+        assert sets_needed(10 * CACHES_OVER * cache_bytes, self.device) == 1
+        assert sets_needed(cache_bytes, self.device) == CACHES_OVER
+        assert sets_needed(1, self.device) == MAX_SETS
+
+    def test_versions(self) -> None:
+        facts = measured_on(self.device)
+        assert facts["device"] == torch.cuda.get_device_name(self.device)
+        assert facts["cuda"] == torch.version.cuda and int(facts["cudnn"]) > 8000

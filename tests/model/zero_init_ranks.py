@@ -1,0 +1,52 @@
+"""Run by the deepspeed launcher: a model built under real `zero.Init` and initialised there, written down by rank 0."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.model.pairs import tiny_config
+from z2all_ds.model import Z2allForCausalLM
+from z2all_ds.model.initialization import initialise_weights
+from z2all_ds.world import World
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied-padded": {"tie_word_embeddings": True, "pad_token_id": 3},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    # 61 rows of 61: no two ranks have equal shares
+    "odd": {"vocab_size": 61, "intermediate_size": 61},
+}
+SEED = 11
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main(folder: Path) -> None:
+    import deepspeed  # here, since the test reads the cases above
+    from deepspeed.runtime.zero import GatheredParameters
+
+    from z2all_ds.train.engine import pick_device, start_process_group
+
+    world = World.from_environment()
+    start_process_group(world, pick_device(world))
+    rank, ranks = world.rank, world.world_size
+    for dtype_name, dtype in DTYPES.items():
+        for case, changes in CASES.items():
+            torch.manual_seed(1000 * rank)  # what torch draws on this rank must not matter
+            zero3 = {"train_batch_size": ranks, "zero_optimization": {"stage": 3}}
+            with deepspeed.zero.Init(config_dict_or_path=zero3, dtype=dtype):
+                model = Z2allForCausalLM(tiny_config(**changes))
+            initialise_weights(model, SEED, lambda parameter: GatheredParameters(parameter, modifier_rank=0))
+            state = {}
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                assert parameter.numel() == 0, f"{name} is not partitioned"
+                with GatheredParameters(parameter):
+                    state[name] = parameter.detach().clone()
+            # Written by the last rank: its share came to it over the wire.
+            if rank == ranks - 1:
+                torch.save(state, folder / f"{case}-{dtype_name}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[-1]))

@@ -1,0 +1,102 @@
+"""The matrix product: with and without a gradient sink, exactly."""
+
+import pytest
+import torch
+
+from tests.ops.comparing import assert_within_roundings, cases, function_of, random, small_integers
+from z2all_ds.ops import gradient_sink
+from z2all_ds.ops.linear import reference
+
+# Some CPUs have no bf16 products; torch says so once and takes another way.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+BACKENDS = [case for case in cases("linear") if case.values[0] == "torch"]
+"""Products in the model's precision; those in 8 bits are another kind of promise."""
+ALLOWED = {"fp32": 16.0, "bf16": 2.0}
+"""Roundings: sums of up to 129 products in another order; in bf16 fp32 inside, rounded once (seen: 2.1 and 0.4)."""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_result_and_input_gradient(name: str, device: str, with_sinks: bool, dtype: str) -> None:
+    linear = function_of("linear", name, device, dtype)
+    x = random(2, 5, 129, dtype=dtype, device=device)
+    weight = random(33, 129, dtype=dtype, device=device, seed=1, scale=129**-0.5).requires_grad_()
+    bias = random(33, dtype=dtype, device=device, seed=2).requires_grad_()
+    if with_sinks:
+        for leaf in (weight, bias):
+            gradient_sink.attach(leaf, torch.zeros(leaf.shape, device=device))
+    assert_within_roundings(
+        lambda a: linear(a, weight, bias),
+        lambda a: torch.nn.functional.linear(a, weight.detach().double().cpu(), bias.detach().double().cpu()),
+        [x],
+        ALLOWED,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("bias_too", [True, False])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_sink_gets_the_exact_sum_of_two_batches(name: str, device: str, bias_too: bool, dtype: str) -> None:
+    linear = function_of("linear", name, device, dtype)
+    weight = small_integers(7, 13, dtype=dtype, device=device).requires_grad_()
+    bias = small_integers(7, dtype=dtype, device=device, seed=1).requires_grad_() if bias_too else None
+    leaves = [weight, *([bias] if bias is not None else [])]
+    for leaf in leaves:
+        gradient_sink.attach(leaf, torch.full(leaf.shape, 3.0, device=device))
+    wanted = 3 + torch.zeros(7, 13, dtype=torch.float64, device=device)
+    wanted_bias = 3 + torch.zeros(7, device=device)
+    for batch in range(2):
+        # Not contiguous, and long enough for sums that bf16 cannot hold (above 256 it has steps of 2 and more).
+        x = small_integers(3, 50, 26, dtype=dtype, device=device, seed=2 + batch)[..., ::2].requires_grad_()
+        way = small_integers(3, 50, 7, dtype=dtype, device=device, seed=4 + batch)
+        (linear(x, weight, bias) * way).sum().backward()
+        wanted_bias += way.flatten(0, 1).sum(0)  # one batch's is summed in the tokens' dtype
+        wanted += way.double().flatten(0, 1).T @ x.detach().double().flatten(0, 1)
+    assert torch.equal(gradient_sink.sink_of(weight), wanted.float())
+    assert wanted.abs().max() > 512
+    assert all(leaf.grad is None for leaf in leaves)
+    if bias is not None:
+        assert torch.equal(gradient_sink.sink_of(bias), wanted_bias)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_sink_is_what_autograd_gives(name: str, device: str) -> None:
+    linear = function_of("linear", name, device)
+    x = small_integers(40, 13, dtype="fp32", device=device)
+    plain, sunk = (
+        [small_integers(*shape, dtype="fp32", device=device, seed=1).requires_grad_() for shape in ((7, 13), (7,))]
+        for _ in range(2)
+    )
+    for leaf in sunk:
+        gradient_sink.attach(leaf, torch.zeros_like(leaf.detach()))
+    for weight, bias in (plain, sunk):
+        linear(x, weight, bias).pow(2).sum().backward()
+    for want, have in zip(plain, sunk, strict=True):
+        assert want.grad is not None
+        assert torch.equal(gradient_sink.sink_of(have), want.grad)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_nan_shows_in_the_sink(name: str, device: str) -> None:
+    linear = function_of("linear", name, device)
+    x = small_integers(4, 3, dtype="fp32", device=device)
+    x[1, 2] = float("nan")
+    weight = small_integers(2, 3, dtype="fp32", device=device, seed=1).requires_grad_()
+    gradient_sink.attach(weight, torch.zeros(2, 3, device=device))
+    out = linear(x, weight, None)
+    assert out.isnan().nonzero().tolist() == [[1, 0], [1, 1]]
+    out.sum().backward()
+    sink = gradient_sink.sink_of(weight)
+    assert sink is not None
+    assert sink.isnan().nonzero().tolist() == [[0, 2], [1, 2]]
+
+
+def test_gradients_are_the_derivatives_with_a_sink() -> None:
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 4), (5,)))
+    assert torch.autograd.gradcheck(reference, (x, weight, bias))
+    for leaf in (weight, bias):
+        gradient_sink.attach(leaf, torch.zeros_like(leaf.detach()))
+    assert torch.autograd.gradcheck(lambda a: reference(a, weight, bias), (x,))

@@ -1,0 +1,151 @@
+"""`z2all bench optimizers`: what each optimizer's state takes and how long it steps, on one flat tensor as under ZeRO.
+
+Bytes are those of the tensors it keeps after a step, counters left out, beside what the registry states. Kinds that
+cannot run here are listed with their reasons.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from z2all_ds.bench.timing import device_here, in_words, measured_on, require_memory, time_call
+from z2all_ds.config import OptimizerSection
+from z2all_ds.console import heartbeat
+from z2all_ds.errors import ConfigError, Z2allError
+from z2all_ds.machine import default_environment
+from z2all_ds.train.op_builds import prebuild
+from z2all_ds.train.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
+
+DEFAULT_PARAMETERS = {"cuda": 200_000_000, "cpu": 10_000_000}
+PARAMETERS_MULTIPLE = 256
+MIN_PARAMETERS = 4096
+"""Fewer are not kept in 8 bits."""
+BYTES_NEEDED_PER_PARAMETER = 32
+"""Weight, gradient, two moments, and the temporaries of those that have some."""
+BUDGET_MS = 500.0
+
+
+@dataclass(frozen=True)
+class OptimizerCost:
+    """One optimizer on weights of one dtype."""
+
+    kind: str
+    weights: str
+    """dtype of what it steps: the fp32 master, or bf16 itself."""
+    rounding: str | None
+    device: str
+    state_bytes_stated: float
+    state_bytes_measured: float
+    """Both per parameter."""
+    milliseconds_per_step: float
+
+
+@dataclass(frozen=True)
+class Refusal:
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class OptimizerCosts:
+    """All that can run here, and the others."""
+
+    measured_on: dict[str, str]
+    parameters: int
+    optimizers: list[OptimizerCost]
+    refused: list[Refusal]
+
+
+def bench_optimizers(parameters: int | None = None) -> OptimizerCosts:
+    """Every kind on `parameters` weights (rounded up to a multiple of 256)."""
+    device = device_here()
+    parameters = DEFAULT_PARAMETERS[device.type] if parameters is None else parameters
+    if parameters < MIN_PARAMETERS:
+        raise ConfigError(f"parameters={parameters}", f"must be at least {MIN_PARAMETERS}", "Give more.")
+    parameters = -(-parameters // PARAMETERS_MULTIPLE) * PARAMETERS_MULTIPLE
+    require_memory(BYTES_NEEDED_PER_PARAMETER * parameters, device, f"stepping {parameters:,} parameters")
+    # DeepSpeed's ops are built and found with these; another ninja on PATH would build them anew.
+    os.environ.update(default_environment(ranks=1))
+    costs, refused = [], []
+    for section, situation in candidates(device.type):
+        refusal = KINDS[section.kind].why_not(situation)
+        if refusal is None:
+            try:
+                costs.append(_measure(section, situation, parameters, device))
+                continue
+            except (ImportError, RuntimeError, OSError, Z2allError) as error:
+                # A library that is there and does not work: the others are measured all the same.
+                refusal = f"fails: {' '.join(str(error).split())[:300]}"
+        refused.append(Refusal(section.kind, refusal))
+    return OptimizerCosts(measured_on(device), parameters, costs, refused)
+
+
+def candidates(device: str) -> Iterator[tuple[OptimizerSection, OptimizerSituation]]:
+    """Each kind where it is at home: ds_cpu_adam offloaded, adamw_bf16 also on bf16 weights."""
+    for kind in KINDS:
+        offload = kind == "ds_cpu_adam"
+        yield OptimizerSection(kind=kind), OptimizerSituation(device, stage=2, offload=offload)
+    for rounding in ("kahan", "stochastic"):
+        section = OptimizerSection(kind="adamw_bf16", rounding=rounding)
+        yield section, OptimizerSituation(device, stage=2, offload=False, bf16_master=True, bf16_states=True)
+
+
+def _measure(
+    section: OptimizerSection, situation: OptimizerSituation, parameters: int, device: torch.device
+) -> OptimizerCost:
+    choice = choose_optimizer(section, situation)
+    home = torch.device("cpu") if situation.offload else device
+    dtype = torch.bfloat16 if situation.bf16_master else torch.float32
+    weight = torch.nn.Parameter(torch.randn(parameters, device=home, dtype=dtype))
+    weight.grad = torch.randn_like(weight)
+    if section.kind == "ds_cpu_adam":
+        prebuild(["cpu_adam"])
+    with heartbeat(f"measuring {section.kind}"):
+        optimizer = build_optimizer(choice, [{"params": [weight], "weight_decay": section.weight_decay}], section)
+        optimizer.step()
+        measured = state_bytes(optimizer) / parameters
+        seconds = time_call(optimizer.step, home, BUDGET_MS)
+    return OptimizerCost(
+        kind=section.kind,
+        weights="bf16" if situation.bf16_master else "fp32",
+        rounding=section.rounding if situation.bf16_master else None,
+        device=home.type,
+        state_bytes_stated=choice.state_bytes_per_parameter,
+        state_bytes_measured=measured,
+        milliseconds_per_step=1e3 * seconds,
+    )
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of all tensors it keeps; those of one number (the count of steps) do not grow with the model."""
+    tensors = [tensor for state in optimizer.state.values() for value in state.values() for tensor in _plain(value)]
+    distinct = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim()}
+    return sum(distinct.values())
+
+
+def _plain(value: Any) -> Iterator[torch.Tensor]:
+    """A quantised tensor is made of several."""
+    if hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _plain(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def to_json(costs: OptimizerCosts) -> str:
+    return json.dumps(asdict(costs), indent=2, ensure_ascii=False)
+
+
+def to_lines(costs: OptimizerCosts) -> list[str]:
+    """For people."""
+    facts = [*in_words(costs.measured_on), f"{costs.parameters:,} parameters"]
+    lines = [" | ".join(facts), f"{'kind':<14} {'weights':<16} {'state bytes':>11} {'stated':>7} {'ms/step':>9}"]
+    for cost in costs.optimizers:
+        weights = " ".join(filter(None, (cost.weights, cost.rounding)))
+        figures = f"{cost.state_bytes_measured:>11.2f} {cost.state_bytes_stated:>7.2f}"
+        lines.append(f"{cost.kind:<14} {weights:<16} {figures} {cost.milliseconds_per_step:>9.2f}")
+    return [*lines, *(f"{refusal.kind:<14} {refusal.reason}" for refusal in costs.refused)]

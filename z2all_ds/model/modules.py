@@ -1,0 +1,142 @@
+"""The parts of a Z2all layer. They hold weights under names close to Llama's; the work is the ops'.
+
+Shapes: B batch, T tokens, D hidden size, H heads, E head size, F intermediate size. Where an op takes a weight, the
+module that owns the weight calls it: ZeRO-3 gathers a weight around the forward pass of its own module.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from z2all_ds.model.configuration_z2all import Z2allConfig
+from z2all_ds.ops import Ops
+from z2all_ds.ops.embedding import embedding
+from z2all_ds.ops.visibility import Visible
+
+
+class RMSNorm(nn.Module):
+    """The norm before each half of a layer, together with the sum that closes the half before."""
+
+    def __init__(self, hidden_size: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+        self.ops = ops
+
+    def forward(self, x_BTD: Tensor, residual_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(normed, stream): the stream is x + residual, or x where there is nothing before."""
+        normed, stream = self.ops.rms_norm(x_BTD, residual_BTD, self.weight, self.eps)
+        return normed, stream
+
+
+class Embedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self.weight, self.padding_idx)
+
+
+class Linear(nn.Linear):
+    """A product by the chosen backend."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, ops: Ops) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.ops.linear(x, self.weight, self.bias)
+        return out
+
+
+class GatedLinear(Linear):
+    """The product after silu(gate) * up, given gate | up."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        out: Tensor = self.ops.swiglu(gate_up, self.weight, self.bias, self.ops.linear)
+        return out
+
+
+class Head(nn.Linear):
+    """Logits; or, given the labels, their losses without keeping the logits."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, ops: Ops) -> None:
+        super().__init__(hidden_size, vocab_size, bias=False)
+        self.ops = ops
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if labels is None:
+            return functional.linear(hidden, self.weight)
+        total, losses = self.ops.cross_entropy(hidden.flatten(0, -2), self.weight, labels.flatten())
+        return total, losses.view(labels.shape)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with one product for q, k and v."""
+
+    def __init__(self, config: Z2allConfig, layer_index: int, ops: Ops) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.head_dim = config.head_dim
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.dropout = config.attention_dropout
+        self.ops = ops
+        rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv_proj = Linear(config.hidden_size, rows, config.attention_bias, ops)
+        self.o_proj = Linear(self.num_heads * self.head_dim, config.hidden_size, config.attention_bias, ops)
+
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], visible: Visible, cache: Cache | None
+    ) -> Tensor:
+        batch, tokens, _ = x_BTD.shape
+        heads_BTHE = self.qkv_proj(x_BTD).view(batch, tokens, -1, self.head_dim)
+        q, k, v = self.ops.rope(heads_BTHE, self.num_heads, self.num_kv_heads, *rotation)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_index)
+        dropout = self.dropout if self.training else 0.0
+        mixed_BHTE = self.ops.attention(q, k, v, visible, self.head_dim**-0.5, dropout)
+        out: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).reshape(batch, tokens, -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU with one product for gate and up."""
+
+    def __init__(self, config: Z2allConfig, ops: Ops) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias, ops)
+        self.down_proj = GatedLinear(config.intermediate_size, config.hidden_size, config.mlp_bias, ops)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.gate_up_proj(x_BTD))
+        return out
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward, each with its norm before.
+
+    A layer hands on its last contribution and the stream apart: their sum is made by the next norm, in one pass.
+    """
+
+    def __init__(self, config: Z2allConfig, layer_index: int, ops: Ops) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer_index, ops)
+        self.mlp = FeedForward(config, ops)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.dropout1, self.dropout2 = config.dropout1, config.dropout2
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        stream_BTD: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        visible: Visible,
+        cache: Cache | None,
+    ) -> tuple[Tensor, Tensor]:
+        normed, stream_BTD = self.input_layernorm(x_BTD, stream_BTD)
+        x_BTD = self._drop(self.self_attn(normed, rotation, visible, cache), self.dropout1)
+        normed, stream_BTD = self.post_attention_layernorm(x_BTD, stream_BTD)
+        return self._drop(self.mlp(normed), self.dropout2), stream_BTD
+
+    def _drop(self, x: Tensor, share: float) -> Tensor:
+        return functional.dropout(x, share, self.training) if share else x

@@ -1,0 +1,106 @@
+"""Who may see whom: causal order, documents packed into one sequence, padding, keys from a cache.
+
+One object per forward pass. Each attention backend takes from it the form it needs: nothing at all (plain causal),
+a boolean mask, the borders of the documents, or a block mask; what several layers need is made once.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Visible:
+    """For `tokens` queries a row, behind `seen` keys of a cache."""
+
+    batch: int
+    tokens: int
+    device: torch.device
+    seen: int = 0
+    document_ids: Tensor | None = None
+    """[batch, tokens]: attention stays where these are equal. They rise along a row: documents are contiguous."""
+    padding: Tensor | None = None
+    """Boolean [batch, seen + tokens], False where a key is padding; None where there is none."""
+    cu_seqlens: Tensor | None = None
+    """int32: where documents begin in the flattened tokens, and at last their number; ends may repeat."""
+    max_document: int = 0
+    """At least the longest document's tokens; 0 where nobody has counted."""
+    _made: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def plain_causal(self) -> bool:
+        """No mask is needed but the causal one."""
+        return self.seen == 0 and self.padding is None and not self.has_documents
+
+    @property
+    def has_documents(self) -> bool:
+        return self.document_ids is not None or self.cu_seqlens is not None
+
+    @property
+    def documents_only(self) -> bool:
+        """Causal inside documents, neither cache nor padding: what variable-length kernels compute."""
+        return self.has_documents and self.seen == 0 and self.padding is None
+
+    def mask(self) -> Tensor | None:
+        """Boolean [batch, 1, tokens, seen + tokens], True where attention is allowed; None for plain causal."""
+        if not self.plain_causal and "mask" not in self._made:
+            self._made["mask"] = self._make_mask()
+        return self._made.get("mask")
+
+    def boundaries(self) -> tuple[Tensor, int]:
+        """(cu_seqlens, at least the longest document). Counted here, the host waits for the device."""
+        if self.cu_seqlens is None:
+            self.cu_seqlens = document_borders(self._documents())
+        return self.cu_seqlens, self.max_document or self.tokens
+
+    def block_mask(self) -> Any:
+        """For flex attention: the blocks of 128 x 128 in which anything is allowed."""
+        if "block_mask" not in self._made:
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            documents = self._documents()
+
+            def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+                return (q >= k) & (documents[b, q] == documents[b, k])
+
+            self._made["block_mask"] = create_block_mask(
+                allowed, self.batch, None, self.tokens, self.tokens, device=str(self.device)
+            )
+        return self._made["block_mask"]
+
+    def _documents(self) -> Tensor:
+        """[batch, tokens], also where only the borders are known."""
+        if self.document_ids is not None:
+            return self.document_ids
+        if self.cu_seqlens is None:
+            return torch.zeros(self.batch, self.tokens, dtype=torch.int32, device=self.device)
+        places = torch.arange(self.batch * self.tokens, dtype=self.cu_seqlens.dtype, device=self.device)
+        return torch.searchsorted(self.cu_seqlens, places, right=True).view(self.batch, self.tokens)
+
+    def _make_mask(self) -> Tensor:
+        keys = torch.arange(self.seen + self.tokens, device=self.device)
+        queries = keys[self.seen :, None]
+        allowed = (keys[None, :] <= queries)[None, None].expand(self.batch, 1, self.tokens, self.seen + self.tokens)
+        if self.has_documents:
+            assert self.seen == 0, "packed documents have no cache"
+            documents = self._documents()
+            allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
+        if self.padding is not None:
+            # A padded query may see itself, so that its softmax is over something; nobody reads its output.
+            allowed = (allowed & self.padding[:, None, None, :]) | (keys[None, :] == queries)
+        return allowed
+
+
+def document_borders(document_ids: Tensor, multiple: int = 1) -> Tensor:
+    """cu_seqlens of [batch, tokens]; a row's first token begins a document. Length - 1 is a multiple of `multiple`.
+
+    A fixed set of lengths lets a captured CUDA graph serve many batches; the documents added are empty.
+    """
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    starts = begins.flatten().nonzero().flatten().to(torch.int32)
+    missing = -len(starts) % multiple
+    ends = torch.full((missing + 1,), document_ids.numel(), dtype=torch.int32, device=document_ids.device)
+    return torch.cat((starts, ends))
