@@ -108,8 +108,9 @@ class ModelSection(Section):
 class OpsSection(Section):
     """Which implementation of each op runs; `auto` is resolved once at the start, printed and written down."""
 
-    attention: Literal["auto", "sdpa", "cudnn", "flash", "varlen", "flash_attn", "flex", "eager"] = "auto"
-    """sdpa: torch's fused attention, its own choice of kernel. cudnn, flash: that kernel of torch's, for one document a
+    attention: Literal["auto", "packed", "sdpa", "cudnn", "flash", "varlen", "flash_attn", "flex", "eager"] = "auto"
+    """packed: the fastest for each case, documents by flash_attn or varlen, all else by sdpa. sdpa: torch's fused
+    attention, its own choice of kernel. cudnn, flash: that kernel of torch's, for one document a
     sequence. varlen: torch's kernel for packed documents. flash_attn: the library of that name, packed documents too.
     flex: torch's FlexAttention, compiled. eager: the formula as it stands, the reference."""
     rope: Literal["auto", "triton", "liger", "flash_attn", "torch"] = "auto"
@@ -169,8 +170,15 @@ class TrainSection(Section):
     """auto: as the DeepSpeed JSON says, but fp32 on a CPU, where bf16 products are some 100 times slower."""
     gradient_clipping: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
-    activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory, about a third more work."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """Makes activations again in the backward pass instead of keeping them. full: each layer, for about a third more
+    work. selective: the parts of layers that `recompute` names. true and false mean full and none."""
+    recompute: tuple[Literal["attention", "mlp"], ...] = ("mlp",)
+    """Of selective alone: mlp is a layer's second norm and its feed-forward, attention its first norm, the product for
+    q, k and v, the attention and its output product."""
+    compile: Literal["none", "layers"] = "none"
+    """layers: torch.compile turns the passes of a layer into fused kernels, after DeepSpeed has wrapped the model. The
+    first step takes longer; gradient sinks and CUDA graphs are off, and ops on `auto` are those that can be fused."""
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
     """Replay each micro-batch as captured CUDA graphs, so that the host need not launch its kernels one by one. Only
     ZeRO-1 with fp32 accumulation can; auto: where it can."""
@@ -178,6 +186,19 @@ class TrainSection(Section):
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _once_a_yes_or_no(cls, choice: Any) -> Any:
+        return {True: "full", False: "none"}[choice] if isinstance(choice, bool) else choice
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> "TrainSection":
+        if self.activation_checkpointing == "selective" and not self.recompute:
+            raise ValueError("activation_checkpointing=selective must have a part of the layers in recompute=[]")
+        if self.compile != "none" and self.cuda_graphs == "always":
+            raise ValueError(f"cuda_graphs=always must not meet compile={self.compile}: compiled layers have no sinks")
+        return self
 
 
 class StageSection(Section):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.comparing import assert_within_roundings, cases, function_of, random, small_integers
+from tests.ops.comparing import assert_within_roundings, cases, function_of, on_gpu, random, small_integers
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.linear import reference
 
@@ -100,3 +100,73 @@ def test_gradients_are_the_derivatives_with_a_sink() -> None:
     for leaf in (weight, bias):
         gradient_sink.attach(leaf, torch.zeros_like(leaf.detach()))
     assert torch.autograd.gradcheck(lambda a: reference(a, weight, bias), (x,))
+
+
+FP8_ROUNDING = {"e4m3": 0.038, "e5m2": 0.065}
+"""Relative error (norms) of a product of normally distributed factors with 3 and 2 bits of fraction: each factor is off
+by about 2.7 % (e4m3) or 5.3 % (e5m2) of its size, and the two add as independent errors do."""
+
+
+@on_gpu[0]
+@on_gpu[1]
+@pytest.mark.parametrize("with_sink", [False, True], ids=["plain", "sink"])
+def test_fp8_is_off_by_its_rounding_and_no_more(with_sink: bool) -> None:
+    linear = function_of("linear", "fp8", "cuda", "bf16")
+    x = random(2, 128, 256, dtype="bf16", device="cuda", scale=3.0).requires_grad_()
+    weight = random(384, 256, dtype="bf16", device="cuda", seed=1, scale=0.02).requires_grad_()
+    bias = random(384, dtype="bf16", device="cuda", seed=2).requires_grad_()
+    dy = random(2, 128, 384, dtype="bf16", device="cuda", seed=3, scale=1e-4)
+    if with_sink:
+        gradient_sink.attach(weight, torch.zeros(weight.shape, device="cuda"))
+    linear(x, weight, bias).backward(dy)
+    y = linear(x, weight, bias).detach()
+    wide_x, wide_w, wide_dy = (t.detach().double().flatten(0, -2) for t in (x, weight, dy))
+    d_weight = gradient_sink.sink_of(weight) if with_sink else weight.grad
+    assert x.grad is not None
+    assert bias.grad is not None
+    assert d_weight is not None
+    for found, wanted, allowed in (
+        (y.flatten(0, 1), wide_x @ wide_w.T + bias.detach().double(), FP8_ROUNDING["e4m3"]),
+        (x.grad.flatten(0, 1), wide_dy @ wide_w, FP8_ROUNDING["e5m2"]),
+        (d_weight, wide_dy.T @ wide_x, FP8_ROUNDING["e5m2"]),
+        (bias.grad, wide_dy.sum(0), 0.01),
+    ):
+        off = (found.double() - wanted).norm() / wanted.norm()
+        assert off <= allowed, off
+    assert (weight.grad is None) == with_sink
+
+
+@on_gpu[0]
+@on_gpu[1]
+@pytest.mark.parametrize("shape", [(5, 256), (16, 250)], ids=["tokens", "width"])
+def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(shape: tuple[int, int]) -> None:
+    linear = function_of("linear", "fp8", "cuda", "bf16")
+    x = random(*shape, dtype="bf16", device="cuda")
+    weight = random(32, shape[1], dtype="bf16", device="cuda", seed=1)
+    assert torch.equal(linear(x, weight, None), reference(x, weight, None))
+
+
+@on_gpu[0]
+@on_gpu[1]
+@pytest.mark.parametrize("poisoned", ["x", "weight"])
+def test_nan_shows_in_fp8(poisoned: str) -> None:
+    linear = function_of("linear", "fp8", "cuda", "bf16")
+    tensors = {
+        "x": random(32, 64, dtype="bf16", device="cuda"),
+        "weight": random(16, 64, dtype="bf16", device="cuda", seed=1),
+    }
+    tensors[poisoned][3, 5] = float("nan")
+    assert linear(tensors["x"], tensors["weight"], None).isnan().any()
+
+
+@on_gpu[0]
+@on_gpu[1]
+def test_a_tensor_of_zeros_in_fp8() -> None:
+    linear = function_of("linear", "fp8", "cuda", "bf16")
+    x = torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    weight = random(16, 32, dtype="bf16", device="cuda", seed=1).requires_grad_()
+    y = linear(x, weight, None)
+    y.backward(torch.zeros_like(y))
+    assert y.count_nonzero() == 0
+    assert weight.grad is not None
+    assert weight.grad.count_nonzero() == 0

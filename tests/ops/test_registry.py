@@ -38,7 +38,7 @@ is_installed = {module: importlib.util.find_spec(module) is not None for module,
 def test_auto_on_a_cpu_takes_the_first_that_runs_and_says_why() -> None:
     ops = resolve_ops({}, CPU)
     assert ops.choices == (
-        OpChoice("attention", "sdpa", "first choice"),
+        OpChoice("attention", "sdpa", f"packed: {NO_GPU}"),
         OpChoice("rope", "torch", f"triton: {NO_GPU}; liger: {NO_GPU}; flash_attn: {NO_GPU}"),
         OpChoice("rms_norm", "torch", f"triton: {NO_GPU}; liger: {NO_GPU}; apex: {NO_GPU}"),
         OpChoice("swiglu", "torch", f"triton: {NO_GPU}; liger: {NO_GPU}; xformers: {NO_GPU}"),

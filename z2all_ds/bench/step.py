@@ -4,6 +4,7 @@ The median over the second half of the steps: the first ones pay for allocation,
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.accounting import count_parameters, flops_per_token, mfu, peak_flops
+from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.cluster.group import run_group
+from z2all_ds.cluster.launch import RANK_MODULE, local_command
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import human_bytes, say
+from z2all_ds.console import heartbeat, human_bytes, say
 from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError
+from z2all_ds.machine import default_environment, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import train_tokenizer
 from z2all_ds.track.writer import read_records
@@ -25,6 +30,7 @@ from z2all_ds.train.command import default_ranks, train_on_this_machine
 CORPUS_BYTES = 5_000_000
 TEXT_VOCAB_SIZE = 2048
 MIN_STEPS = 4
+PEER_MODULE = "z2all_ds.bench.peers.hf_llama"
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,19 @@ class StepCosts:
     """What the products and the attention alone allow, on all devices together (`z2all bench floor`)."""
     share_of_floor: float | None = None
     """tokens_per_second over it."""
+    peer: dict[str, Any] | None = None
+    """Figures of Hugging Face's Llama with Liger under the same DeepSpeed JSON, measured right after ours."""
+    times_peer: float | None = None
+    """tokens_per_second over the peer's."""
 
 
 def bench_step(
-    config: str | None, overrides: list[str], ranks: int | None, steps: int, with_floor: bool = False
+    config: str | None,
+    overrides: list[str],
+    ranks: int | None,
+    steps: int,
+    with_floor: bool = False,
+    with_peer: bool = False,
 ) -> StepCosts:
     """Trains `steps` steps in a temporary folder, on the text every machine has unless data.corpus says otherwise."""
     if steps < MIN_STEPS:
@@ -65,17 +80,45 @@ def bench_step(
     with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
         folder = Path(scratch)
         chosen = [f"run_dir={folder / 'run'}", f"train.steps={steps}", "checkpoint.at_end=false"]
-        if not load_run_config(config, overrides).data.corpus:
-            sources = [SourceSpec("code", "python_code", max_bytes=CORPUS_BYTES)]
-            build_corpus(folder / "corpus", sources)
-            train_tokenizer(folder / "corpus", folder / "tokenizer", TEXT_VOCAB_SIZE, CORPUS_BYTES)
-            chosen += [f"data.corpus={folder / 'corpus'}", f"data.tokenizer={folder / 'tokenizer'}"]
-        resolved = [*overrides, *chosen]
+        resolved = [*overrides, *prepare_data(config, overrides, folder), *chosen]
         train_on_this_machine(config, resolved, ranks)
-        # Right after the run, so that both meet the same warm machine.
+        # Right after the run, so that all meet the same warm machine.
+        peer = peer_in_own_processes(config, overrides, ranks, steps, folder / "peer.log") if with_peer else None
         floor = floor_in_own_process(config, overrides) if with_floor else None
         costs = summarise(load_run_config(config, resolved), RunFolder(folder / "run"), ranks)
+    costs = beside_peer(costs, peer) if peer else costs
     return beside_floor(costs, floor) if floor else costs
+
+
+def prepare_data(config: str | None, overrides: list[str], folder: Path) -> list[str]:
+    """Overrides that name a corpus and a tokenizer made here of the text every machine has; none where one is named."""
+    if load_run_config(config, overrides).data.corpus:
+        return []
+    build_corpus(folder / "corpus", [SourceSpec("code", "python_code", max_bytes=CORPUS_BYTES)])
+    train_tokenizer(folder / "corpus", folder / "tokenizer", TEXT_VOCAB_SIZE, CORPUS_BYTES)
+    return [f"data.corpus={folder / 'corpus'}", f"data.tokenizer={folder / 'tokenizer'}"]
+
+
+def peer_in_own_processes(
+    config: str | None, overrides: list[str], ranks: int, steps: int, log: Path
+) -> dict[str, Any] | None:
+    """The peer's figures, by the same launcher; None where it does not run, which costs a line as with the floor."""
+    arguments = [*(["--config", config] if config else []), "--steps", str(steps), *overrides]
+    command = [PEER_MODULE if part == RANK_MODULE else part for part in local_command(arguments, ranks, free_port())]
+    with heartbeat("measuring the peer"):
+        code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    figures = [line for line in said.splitlines() if line.startswith("{")]
+    if code or not figures:
+        say(f"no peer: {last_words(said)}")
+        return None
+    peer: dict[str, Any] = json.loads(figures[-1])
+    return peer
+
+
+def beside_peer(costs: StepCosts, peer: dict[str, Any]) -> StepCosts:
+    """The same with the peer's figures and the ratio to them."""
+    return replace(costs, peer=peer, times_peer=costs.tokens_per_second / peer["tokens_per_second"])
 
 
 def floor_in_own_process(config: str | None, overrides: list[str]) -> dict[str, Any] | None:
@@ -150,4 +193,14 @@ def to_line(costs: StepCosts) -> str:
         *([f"{100 * costs.share_of_floor:.1f}% of the floor"] if costs.share_of_floor is not None else []),
         f"peak {human_bytes(costs.peak_memory_bytes)}",
     ]
-    return " | ".join(parts)
+    line = " | ".join(parts)
+    if costs.peer is None or costs.times_peer is None:
+        return line
+    peer = [
+        costs.peer["name"],
+        f"{costs.peer['seconds_per_step']:.3f} s/step",
+        f"{costs.peer['tokens_per_second']:,.0f} tok/s",
+        f"peak {human_bytes(costs.peer['peak_memory_bytes'])}",
+        f"ours is {costs.times_peer:.2f} times as fast",
+    ]
+    return f"{line}\npeer: {' | '.join(peer)}"

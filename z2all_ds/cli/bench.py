@@ -1,5 +1,6 @@
 """The verbs of `z2all bench`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +19,63 @@ def bench_step(
     ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
     steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
     floor: Annotated[bool, typer.Option("--floor", help="Measure the floor too, and the distance to it.")] = False,
+    peer: Annotated[bool, typer.Option("--peer", help="Measure Hugging Face's Llama with Liger too.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablate", help="A run without each part of the speed in turn.")] = False,
+    rows: Annotated[str, typer.Option(help="Only these rows of --ablate, e.g. naive,use_all.")] = "",
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
     """Time, tokens per second, MFU and peak memory of a training step."""
+    from z2all_ds.errors import ConfigError
+
+    if ablate and (floor or peer):
+        raise ConfigError("--ablate", "is a table by itself", "Leave out --floor and --peer.")
+    if rows and not ablate:
+        raise ConfigError(f"--rows {rows}", "names rows of --ablate", "Give --ablate too.")
+    if ablate:
+        _ablate(config, overrides or [], ranks, steps, [name for name in rows.split(",") if name], as_json)
+        return
     from z2all_ds.bench.step import bench_step as measure
     from z2all_ds.bench.step import to_json, to_line
 
-    costs = measure(config, overrides or [], ranks, steps, with_floor=floor)
+    costs = measure(config, overrides or [], ranks, steps, with_floor=floor, with_peer=peer)
     print(to_json(costs) if as_json else to_line(costs))
+
+
+def _ablate(
+    config: str | None, overrides: list[str], ranks: int | None, steps: int, names: list[str], as_json: bool
+) -> None:
+    """A line as soon as there is one: a table takes minutes."""
+    from z2all_ds.bench import ablation as room
+
+    file = sys.stderr if as_json else sys.stdout
+    results: list[room.AblationResult] = []
+    for result in room.ablate(config, overrides, ranks, steps, names):
+        if not results:
+            print(room.header(), file=file)
+        print(room.to_line(result), file=file, flush=True)
+        results.append(result)
+    if as_json:
+        print(room.to_json(results))
+
+
+@bench_app.command("ops")
+def bench_ops(
+    config: ConfigOption = None,
+    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be given several times.")] = None,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """Every implementation of every op at the model's shapes: time forward and backward, memory, rate."""
+    from z2all_ds.config import load_run_config
+
+    run = load_run_config(config, overrides)
+
+    from z2all_ds.bench import ops as room
+    from z2all_ds.bench.timing import device_here
+
+    costs = room.bench_ops(run, device_here(), op or [])
+    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
 
 
 @bench_app.command("floor")

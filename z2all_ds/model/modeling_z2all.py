@@ -131,6 +131,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
                 head = Head(new_embeddings.in_features, new_embeddings.out_features, self.ops)
             head.weight = new_embeddings.weight
             new_embeddings = head
+        assert isinstance(new_embeddings, Head)
         self.lm_head = new_embeddings
 
     def set_rope_theta(self, rope_theta: float) -> None:

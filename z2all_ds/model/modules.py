@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from z2all_ds.model.configuration_z2all import Z2allConfig
+from z2all_ds.model.recompute import recompute
 from z2all_ds.ops import Ops
 from z2all_ds.ops.embedding import embedding
 from z2all_ds.ops.visibility import Visible
@@ -63,7 +64,9 @@ class Head(nn.Linear):
         super().__init__(hidden_size, vocab_size, bias=False)
         self.ops = ops
 
-    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override] # with labels it returns two
+        self, hidden: Tensor, labels: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if labels is None:
             return functional.linear(hidden, self.weight)
         total, losses = self.ops.cross_entropy(hidden.flatten(0, -2), self.weight, labels.flatten())
@@ -84,9 +87,7 @@ class Attention(nn.Module):
         self.qkv_proj = Linear(config.hidden_size, rows, config.attention_bias, ops)
         self.o_proj = Linear(self.num_heads * self.head_dim, config.hidden_size, config.attention_bias, ops)
 
-    def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], visible: Visible, cache: Cache | None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], visible: Visible, cache: Cache | None) -> Tensor:
         batch, tokens, _ = x_BTD.shape
         heads_BTHE = self.qkv_proj(x_BTD).view(batch, tokens, -1, self.head_dim)
         q, k, v = self.ops.rope(heads_BTHE, self.num_heads, self.num_kv_heads, *rotation)
@@ -124,6 +125,9 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.dropout1, self.dropout2 = config.dropout1, config.dropout2
+        self.draws_random_numbers = bool(config.attention_dropout or config.dropout1 or config.dropout2)
+        self.recomputed_parts: frozenset[str] = frozenset()
+        """Halves ("attention", "mlp") made again in the backward pass; set by `recompute.set_recompute`."""
 
     def forward(
         self,
@@ -133,8 +137,31 @@ class DecoderLayer(GradientCheckpointingLayer):
         visible: Visible,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor]:
+        # With a cache nothing is made again: its keys would be added twice.
+        again = self.recomputed_parts if self.training and cache is None else ()
+        draws = self.draws_random_numbers
+        if "attention" in again:
+            inputs = (x_BTD, stream_BTD, rotation, visible, None)
+            x_BTD, stream_BTD = recompute(self._attention_half, *inputs, draws_random_numbers=draws)
+        else:
+            x_BTD, stream_BTD = self._attention_half(x_BTD, stream_BTD, rotation, visible, cache)
+        if "mlp" in again:
+            x_BTD, stream_BTD = recompute(self._mlp_half, x_BTD, stream_BTD, draws_random_numbers=draws)
+            return x_BTD, stream_BTD
+        return self._mlp_half(x_BTD, stream_BTD)
+
+    def _attention_half(
+        self,
+        x_BTD: Tensor,
+        stream_BTD: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        visible: Visible,
+        cache: Cache | None,
+    ) -> tuple[Tensor, Tensor]:
         normed, stream_BTD = self.input_layernorm(x_BTD, stream_BTD)
-        x_BTD = self._drop(self.self_attn(normed, rotation, visible, cache), self.dropout1)
+        return self._drop(self.self_attn(normed, rotation, visible, cache), self.dropout1), stream_BTD
+
+    def _mlp_half(self, x_BTD: Tensor, stream_BTD: Tensor) -> tuple[Tensor, Tensor]:
         normed, stream_BTD = self.post_attention_layernorm(x_BTD, stream_BTD)
         return self._drop(self.mlp(normed), self.dropout2), stream_BTD
 

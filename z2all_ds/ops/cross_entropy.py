@@ -33,7 +33,8 @@ class _InPlace(Function):
 
         logits_NV = functional.linear(hidden_ND, weight)
         losses_N, log_sums_N = kernel.losses_and_log_sums(logits_NV, labels_N, IGNORED_LABEL)
-        ctx.save_for_backward(hidden_ND, weight, labels_N, logits_NV, log_sums_N)
+        ctx.save_for_backward(hidden_ND, labels_N, logits_NV, log_sums_N)
+        ctx.weight = weight
         ctx.mark_non_differentiable(losses_N)
         ctx.written_over = False
         return losses_N.sum(), losses_N
@@ -42,7 +43,8 @@ class _InPlace(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from z2all_ds.ops.kernels import cross_entropy as kernel
 
-        hidden_ND, weight, labels_N, logits_NV, log_sums_N = ctx.saved_tensors
+        hidden_ND, labels_N, logits_NV, log_sums_N = ctx.saved_tensors
+        weight = ctx.weight
         assert not ctx.written_over, "the gradient stands where the logits stood: one backward pass only"
         kernel.gradient_in_place(logits_NV, labels_N, log_sums_N, gradients[0], IGNORED_LABEL)
         ctx.written_over = True
@@ -67,13 +69,15 @@ class _Chunked(Function):
             for rows in _chunks(hidden_ND, weight)
         ]
         losses_N, log_sums_N = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-        ctx.save_for_backward(hidden_ND, weight, labels_N, log_sums_N)
+        ctx.save_for_backward(hidden_ND, labels_N, log_sums_N)
+        ctx.weight = weight
         ctx.mark_non_differentiable(losses_N)
         return losses_N.sum(), losses_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight, labels_N, log_sums_N = ctx.saved_tensors
+        hidden_ND, labels_N, log_sums_N = ctx.saved_tensors
+        weight = ctx.weight
         d_hidden = torch.empty_like(hidden_ND)
         d_weight: Tensor | None = None
         for rows in _chunks(hidden_ND, weight):
@@ -156,9 +160,16 @@ def flash_attn(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Ten
 
 
 def _known_labels(labels_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(labels, ignored where they are no token; where that was): one library stops there, one gives a loss of 0."""
-    unknown_N = ((labels_N < 0) | (labels_N >= vocabulary)) & (labels_N != IGNORED_LABEL)
+    """(labels, ignored where they are no token; where that was).
+
+    On a GPU torch and Liger stop the whole process at a label that is no token, and flash-attn gives a loss of 0.
+    """
+    unknown_N = _unknown(labels_N, vocabulary)
     return labels_N.masked_fill(unknown_N, IGNORED_LABEL), unknown_N
+
+
+def _unknown(labels_N: Tensor, vocabulary: int) -> Tensor:
+    return ((labels_N < 0) | (labels_N >= vocabulary)) & (labels_N != IGNORED_LABEL)
 
 
 @backend("cross_entropy", "torch")
@@ -166,7 +177,9 @@ def reference(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tens
     """The reference: all logits, in fp32."""
     refuse_unknown_labels(labels_N, weight.shape[0])
     logits_NV = _widened(linear(hidden_ND, weight, None))
-    losses_N = functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="none")
+    known_N, unknown_N = _known_labels(labels_N, weight.shape[0])
+    losses_N = functional.cross_entropy(logits_NV, known_N, ignore_index=IGNORED_LABEL, reduction="none")
+    losses_N = losses_N.masked_fill(unknown_N, float("nan"))
     return losses_N.sum(), losses_N.detach()
 
 
@@ -174,7 +187,7 @@ def refuse_unknown_labels(labels_N: Tensor, vocabulary: int) -> None:
     """One line for a label that is no token. On a GPU looking would make the host wait: there the loss becomes NaN."""
     if labels_N.is_cuda:
         return
-    wrong = labels_N[((labels_N < 0) | (labels_N >= vocabulary)) & (labels_N != IGNORED_LABEL)]
+    wrong = labels_N[_unknown(labels_N, vocabulary)]
     if len(wrong):
         raise ConfigError(
             f"label {int(wrong[0])}",

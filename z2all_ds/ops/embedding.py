@@ -13,13 +13,14 @@ from z2all_ds.ops import gradient_sink
 class _SinkEmbedding(Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-        ctx.save_for_backward(ids, weight)
-        ctx.padding = padding
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding = weight, padding
         return functional.embedding(ids, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
-        ids, weight = ctx.saved_tensors
+        (ids,) = ctx.saved_tensors
+        weight = ctx.weight
         sink = gradient_sink.sink_of(weight)
         assert sink is not None
         rows = gradients[0].reshape(-1, weight.shape[1]).to(sink.dtype)

@@ -3,7 +3,8 @@
 With bf16 weights, gradients of several micro-batches must be added up in fp32. Done in a pass of its own this costs
 about 12 bytes of traffic a parameter and micro-batch, and a bf16 gradient that is only made to be added. A weight with
 a `gradient_sink` (an fp32 tensor of its shape, where the optimizer reads it) needs neither: the backward pass of its op
-adds to the sink and hands autograd no gradient at all.
+adds to the sink and hands autograd no gradient at all. The ops keep the weight itself in their context, not among the
+saved tensors: activation checkpointing hands those back as copies, which know no sink.
 """
 
 import torch
@@ -44,3 +45,9 @@ def add(weight: Tensor, gradient: Tensor) -> Tensor | None:
         return gradient.to(weight.dtype)
     sink.add_(gradient)
     return None
+
+
+def add_rows(bias: Tensor, dy_NO: Tensor) -> Tensor | None:
+    """The gradient of a bias [O]: the sum of the rows, in the sink's precision where there is one."""
+    sink = sink_of(bias)
+    return add(bias, dy_NO.sum(0, dtype=None if sink is None else sink.dtype))

@@ -5,12 +5,16 @@ Contract: `linear(x, weight, bias)`, x [..., I], weight [O, I], bias [O] or None
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
 from z2all_ds.ops import gradient_sink
-from z2all_ds.ops.registry import backend
+from z2all_ds.ops.registry import Situation, backend, needs_library
+
+FP8_MULTIPLE = 16
+"""Hopper's 8-bit products want both dimensions of both factors in steps of 16 bytes."""
 
 
 class _SinkLinear(Function):
@@ -18,17 +22,77 @@ class _SinkLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias = weight, bias
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
         dy_NO = gradients[0].reshape(-1, weight.shape[0])
         dx = (dy_NO @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
         d_weight = gradient_sink.add_product(weight, dy_NO, x.reshape(-1, weight.shape[1]))
-        d_bias = gradient_sink.add(bias, dy_NO.sum(0)) if bias is not None else None
+        d_bias = gradient_sink.add_rows(bias, dy_NO) if bias is not None else None
         return dx, d_weight, d_bias
+
+
+class _Fp8Linear(Function):
+    """All three products in fp8 with fp32 sums: weight and input in e4m3, the gradient, whose range is wider, in e5m2.
+
+    Each factor is cast with one scale from its own largest entry. The input is kept in fp8 only, as the weight's
+    gradient needs it; half the memory of bf16.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from z2all_ds.ops.kernels import fp8
+
+        x_NI = x.reshape(-1, x.shape[-1]).contiguous()
+        x8_NI, x8_IN, x_scale = fp8.cast_both_ways(x_NI, torch.float8_e4m3fn)
+        w8_OI, _, w_scale = fp8.cast_both_ways(weight.detach(), torch.float8_e4m3fn)
+        ctx.save_for_backward(x8_IN, x_scale)
+        ctx.weight, ctx.bias, ctx.x_shape = weight, bias, x.shape
+        y_NO = torch._scaled_mm(x8_NI, w8_OI.t(), x_scale, w_scale, out_dtype=x.dtype, use_fast_accum=True)
+        y = y_NO.view(*x.shape[:-1], weight.shape[0])
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from z2all_ds.ops.kernels import fp8
+
+        x8_IN, x_scale = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
+        dy_NO = gradients[0].reshape(-1, weight.shape[0]).contiguous()
+        dy8_NO, dy8_ON, dy_scale = fp8.cast_both_ways(dy_NO, torch.float8_e5m2)
+        # Cast once more rather than kept: all layers' weights in fp8 would be half the model's memory again.
+        _, w8_IO, w_scale = fp8.cast_both_ways(weight.detach(), torch.float8_e4m3fn)
+        # Gradients with full sums: the fast way keeps fewer bits between the pieces of a long sum.
+        dx_NI = torch._scaled_mm(dy8_NO, w8_IO.t(), dy_scale, w_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)
+        dw_OI = torch._scaled_mm(dy8_ON, x8_IN.t(), dy_scale, x_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)
+        d_bias = gradient_sink.add_rows(bias, dy_NO) if bias is not None else None
+        return dx_NI.view(ctx.x_shape), gradient_sink.add(weight, dw_OI), d_bias
+
+
+def _fp8_runs(situation: Situation) -> str | None:
+    refusal = needs_library("triton", "triton")(situation)
+    if refusal:
+        return refusal
+    if situation.dtype != "bf16":
+        return f"casts from bf16, the model computes in {situation.dtype}"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        return "needs a GPU with 8-bit tensor cores (compute capability 8.9 or later)"
+    return None
+
+
+@backend("linear", "fp8", _fp8_runs, by_request=True)
+def fp8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Products in 8 bits, scaled; sizes that Hopper cannot multiply so (tokens too) in the model's precision."""
+    tokens = x.numel() // x.shape[-1]
+    if any(size % FP8_MULTIPLE for size in (tokens, *weight.shape)):
+        return reference(x, weight, bias)
+    out: Tensor = _Fp8Linear.apply(x, weight, bias)
+    return out
 
 
 @backend("linear", "torch")

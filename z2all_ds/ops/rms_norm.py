@@ -27,8 +27,8 @@ class _AddRMSNorm(Function):
         normed, stream, rstd = kernel.forward(
             x.contiguous(), None if residual is None else residual.contiguous(), weight, eps
         )
-        ctx.save_for_backward(stream, weight, rstd)
-        ctx.x_dtype, ctx.has_residual = x.dtype, residual is not None
+        ctx.save_for_backward(stream, rstd)
+        ctx.weight, ctx.x_dtype, ctx.has_residual = weight, x.dtype, residual is not None
         ctx.set_materialize_grads(False)
         return normed, None if residual is None else stream
 
@@ -36,7 +36,8 @@ class _AddRMSNorm(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         from z2all_ds.ops.kernels import rms_norm as kernel
 
-        stream, weight, rstd = ctx.saved_tensors
+        stream, rstd = ctx.saved_tensors
+        weight = ctx.weight
         d_normed, d_stream = gradients
         if d_normed is None:
             return (

@@ -26,19 +26,21 @@ class _SwigluLinear(Function):
         from z2all_ds.ops.kernels import swiglu as kernel
 
         gate_up = gate_up.contiguous()
-        ctx.save_for_backward(gate_up, weight, bias)
+        ctx.save_for_backward(gate_up)
+        ctx.weight, ctx.bias = weight, bias
         return functional.linear(kernel.forward(gate_up), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from z2all_ds.ops.kernels import swiglu as kernel
 
-        gate_up, weight, bias = ctx.saved_tensors
+        (gate_up,) = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
         dy_NO = gradients[0].reshape(-1, weight.shape[0])
         d_product_NF = dy_NO @ weight
         d_gate_up, product_NF = kernel.backward(gate_up.view(-1, gate_up.shape[-1]), d_product_NF)
         d_weight = gradient_sink.add_product(weight, dy_NO, product_NF)
-        d_bias = gradient_sink.add(bias, dy_NO.sum(0)) if bias is not None else None
+        d_bias = gradient_sink.add_rows(bias, dy_NO) if bias is not None else None
         return d_gate_up.view(gate_up.shape), d_weight, d_bias
 
 

@@ -51,9 +51,10 @@ class Visible:
 
     def boundaries(self) -> tuple[Tensor, int]:
         """(cu_seqlens, at least the longest document). Counted here, the host waits for the device."""
-        if self.cu_seqlens is None:
-            self.cu_seqlens = document_borders(self._documents())
-        return self.cu_seqlens, self.max_document or self.tokens
+        if self.cu_seqlens is None and "borders" not in self._made:
+            self._made["borders"] = document_borders(self._documents())
+        borders = self._made["borders"] if self.cu_seqlens is None else self.cu_seqlens
+        return borders, self.max_document or self.tokens
 
     def block_mask(self) -> Any:
         """For flex attention: the blocks of 128 x 128 in which anything is allowed."""

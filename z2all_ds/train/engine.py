@@ -3,6 +3,7 @@
 import os
 import platform
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import MachineError, PortTaken
+from z2all_ds.model import Z2allForCausalLM
+from z2all_ds.model.initialization import initialise_weights, materialise
 from z2all_ds.model.modules import DecoderLayer
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.optimizers import build_optimizer
@@ -83,6 +86,24 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def build_model(make: Callable[[], Z2allForCausalLM], run: RunConfig, resolved: ResolvedDeepSpeed) -> Z2allForCausalLM:
+    """The model with its initial weights, the same under every JSON; under ZeRO-3 no rank ever holds it whole."""
+    if resolved.stage == 3:
+        with deepspeed.zero.Init(config_dict_or_path=resolved.config):
+            model = make()
+        initialise_weights(model, run.train.seed, _gathered)
+        return model
+    with torch.device("meta"):
+        model = make()
+    materialise(model, "cpu")
+    initialise_weights(model, run.train.seed)
+    return model
+
+
+def _gathered(weight: nn.Parameter) -> Any:
+    return deepspeed.zero.GatheredParameters(weight, modifier_rank=0)
 
 
 def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) -> Any:

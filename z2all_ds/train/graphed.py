@@ -56,15 +56,15 @@ class _Replay(Function):
 class GraphedForward:
     """Takes the place of a model's `forward` while training."""
 
-    def __init__(self, model: nn.Module, sinks: GradientSinks, say: Callable[[str], None]) -> None:
-        self._model, self._sinks, self._say = model, sinks, say
+    def __init__(self, model: nn.Module, sinks: GradientSinks) -> None:
+        self._model, self._sinks = model, sinks
         self._plain_forward = model.forward
         self._captured: dict[tuple[Any, ...], _Captured] = {}
         self._warm: set[tuple[int, ...]] = set()
         self._pool: Any = None
         # Something that requires a gradient, or autograd would not run the backward pass at all.
         self._anchor = torch.zeros((), device=next(model.parameters()).device, requires_grad=True)
-        model.forward = self  # type: ignore[assignment]
+        model.forward = self
 
     def forget(self) -> None:
         """After a change of what is computed (rotary frequencies, length): graphs hold the old."""
@@ -118,12 +118,26 @@ class GraphedForward:
             )
 
 
-def why_no_graphs(run: RunConfig, ops: Ops, sinks: GradientSinks) -> str | None:
+def graph_micro_batches(engine: Any, run: RunConfig, ops: Ops, say: Callable[[str], None]) -> GraphedForward | None:
+    """Gives weights their gradient sinks, and captures micro-batches where `train.cuda_graphs` and the run allow it."""
+    sinks = GradientSinks(engine)
+    refusal = why_no_graphs(engine.device, run, ops, sinks)
+    if run.train.cuda_graphs == "always" and refusal:
+        raise ConfigError("train.cuda_graphs=always", refusal, "Set train.cuda_graphs=auto.")
+    if run.train.cuda_graphs == "never" or refusal:
+        if refusal and engine.device.type == "cuda":
+            say(f"CUDA graphs: no ({refusal})")
+        return None
+    say("CUDA graphs: each micro-batch is captured once and replayed")
+    return GraphedForward(engine.module, sinks)
+
+
+def why_no_graphs(device: torch.device, run: RunConfig, ops: Ops, sinks: GradientSinks) -> str | None:
     """One line where micro-batches cannot be captured, None where they can."""
+    if device.type != "cuda":
+        return f"needs a GPU, the model is on {device.type}"
     if not sinks.active:
         return "needs ZeRO-1 in bf16 with gradients accumulated in fp32 (several micro-batches a step)"
-    if run.train.activation_checkpointing:
-        return "activation checkpointing reads the state of the random numbers, which a capture forbids"
     chosen = {choice.op: choice.backend for choice in ops.choices}
     if chosen["rms_norm"] != "triton":
         return f"rms_norm {chosen['rms_norm']} hands its gradient to autograd"

@@ -23,6 +23,7 @@ from z2all_ds.track.writer import RunWriter, drop_metrics_after
 from z2all_ds.train.channel_loss import ChannelLoss
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.engine import set_learning_rate
+from z2all_ds.train.graphed import GraphedForward
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, StepCost, step_line
 from z2all_ds.train.peers import others_speak_first
@@ -31,8 +32,9 @@ from z2all_ds.train.stages import begin_stage, check_stages_past
 from z2all_ds.train.traces import drop_states_after, keep_state
 from z2all_ds.world import World
 
-BORDERS_MULTIPLE = 64
-"""Borders of documents come in lengths of 64, 128 ...: few shapes, for kernels and graphs that are made per shape."""
+BORDERS_MULTIPLE = 16
+"""Borders of documents come in lengths of 16, 32 ...: few shapes, as a CUDA graph serves one shape. Kernels pay for the
+empty documents added: with 64 on an H200, 2 x 2048 tokens, a backward pass of 0.40 ms instead of 0.32."""
 
 
 class Trainer:
@@ -46,10 +48,11 @@ class Trainer:
         resolved: ResolvedDeepSpeed,
         engine: Any,
         loader: BatchLoader,
+        graphs: GraphedForward | None,
         output: RankOutput,
     ) -> None:
         self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
-        self.engine, self.loader, self.output = engine, loader, output
+        self.engine, self.loader, self.graphs, self.output = engine, loader, graphs, output
         self.step = 0
         self.stages = run_stages(run)
         self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
@@ -105,6 +108,8 @@ class Trainer:
             if stage is not stage_at(self.stages, self.step) or meters is None:
                 stage = stage_at(self.stages, self.step)
                 begin_stage(stage, self.engine)
+                if self.graphs:
+                    self.graphs.forget()
                 meters = Meters(self.run, stage, self.world.world_size, self.engine.device, self.step)
                 self._tell_stage(stage)
             lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)

@@ -87,25 +87,35 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
         output.say(note)
 
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+    from z2all_ds.model.recompute import set_recompute
     from z2all_ds.ops import Situation, resolve_ops
+    from z2all_ds.train.compiling import compile_layers, ops_to_compile, require_inductor
+    from z2all_ds.train.graphed import graph_micro_batches
     from z2all_ds.train.loop import Trainer
 
+    compiled = run.train.compile == "layers"
+    if compiled:
+        require_inductor(device.type)
     ds.start_process_group(world, device)
     head_dim = run.model.hidden_size // run.model.num_attention_heads
-    ops = resolve_ops(run.ops.model_dump(), Situation(device.type, resolved.dtype, head_dim))
+    situation = Situation(device.type, resolved.dtype, head_dim)
+    ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
     for choice in ops.choices:
         output.say(f"op {choice.op}: {choice.backend} ({choice.reason})")
     ds.seed_everything(run.train.seed)
-    model = Z2allForCausalLM(Z2allConfig.from_section(run.model, **tokenizer.model_token_ids), ops)
-    if run.train.activation_checkpointing:
-        model.gradient_checkpointing_enable()
+    config = Z2allConfig.from_section(run.model, **tokenizer.model_token_ids)
+    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)
+    set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
     if world.is_main:
         facts = {"device": ds.device_name(device), "ops": [vars(choice) for choice in ops.choices]}
         write_run_files(run, folder, resolved.config, facts, world)
     engine = ds.build_engine(model, run, resolved)
     micro_batches = [stage.micro_batch for stage in run_stages(run)]
     loader = BatchLoader(stream, micro_batches, run.data.num_workers, pin_memory=device.type == "cuda")
-    trainer = Trainer(run, folder, world, resolved, engine, loader, output)
+    graphs = None if compiled else graph_micro_batches(engine, run, ops, output.say)
+    if compiled:
+        compile_layers(engine.module, ops, len(micro_batches), output.say)
+    trainer = Trainer(run, folder, world, resolved, engine, loader, graphs, output)
     try:
         trainer.restore(resume)
         trainer.run_steps()

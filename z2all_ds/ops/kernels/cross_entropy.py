@@ -60,9 +60,7 @@ def losses_and_log_sums(logits_NV: Tensor, labels_N: Tensor, ignored: int) -> tu
     rows, vocabulary = logits_NV.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     log_sums = torch.empty_like(losses)
-    _losses[(rows,)](
-        logits_NV, labels_N, losses, log_sums, vocabulary, ignored, BLOCK=LOSS_BLOCK, num_warps=LOSS_WARPS
-    )
+    _losses[(rows,)](logits_NV, labels_N, losses, log_sums, vocabulary, ignored, BLOCK=LOSS_BLOCK, num_warps=LOSS_WARPS)
     return losses, log_sums
 
 

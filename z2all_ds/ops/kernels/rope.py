@@ -3,7 +3,6 @@
 Both ways one program turns one token: it reads cos and sin once and goes over the heads in tiles.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -48,7 +47,8 @@ def _split(
     q, k, v = q_ptr + token * num_heads * size, k_ptr + token * num_kv_heads * size, v_ptr + token * num_kv_heads * size
     _turn(fused, q, size, size, cos, sin, half, num_heads, 1.0, True, TILE, HALF)
     _turn(fused + num_heads * size, k, size, size, cos, sin, half, num_kv_heads, 1.0, True, TILE, HALF)
-    _turn(fused + (num_heads + num_kv_heads) * size, v, size, size, cos, sin, half, num_kv_heads, 1.0, False, TILE, HALF)
+    values = fused + (num_heads + num_kv_heads) * size
+    _turn(values, v, size, size, cos, sin, half, num_kv_heads, 1.0, False, TILE, HALF)
 
 
 @triton.jit
@@ -71,7 +71,8 @@ def _merge(
     )
     _turn(dq, fused, dq_h, size, cos, sin, half, num_heads, -1.0, True, TILE, HALF)
     _turn(dk, fused + num_heads * size, dk_h, size, cos, sin, half, num_kv_heads, -1.0, True, TILE, HALF)
-    _turn(dv, fused + (num_heads + num_kv_heads) * size, dv_h, size, cos, sin, half, num_kv_heads, -1.0, False, TILE, HALF)
+    values = fused + (num_heads + num_kv_heads) * size
+    _turn(dv, values, dv_h, size, cos, sin, half, num_kv_heads, -1.0, False, TILE, HALF)
 
 
 def split(heads_BTHE: Tensor, num_heads: int, num_kv_heads: int, cos: Tensor, sin: Tensor) -> list[Tensor]:

@@ -15,8 +15,8 @@ WARPS = 4
 
 @triton.jit
 def _forward(gate_up_ptr, product_ptr, width, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     gate = tl.load(gate_up_ptr + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
@@ -25,8 +25,8 @@ def _forward(gate_up_ptr, product_ptr, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _backward(gate_up_ptr, d_product_ptr, d_gate_up_ptr, product_ptr, width, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     gate_place = row * 2 * width + columns
     place = row * width + columns
@@ -52,12 +52,10 @@ def backward(gate_up: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
     """(gradient of gate_up, the product once more), all contiguous."""
     width = gate_up.shape[-1] // 2
     product, d_gate_up = torch.empty_like(d_product), torch.empty_like(gate_up)
-    _backward[_grid(product, width)](
-        gate_up, d_product, d_gate_up, product, width, BLOCK=BLOCK, num_warps=WARPS
-    )
+    _backward[_grid(product, width)](gate_up, d_product, d_gate_up, product, width, BLOCK=BLOCK, num_warps=WARPS)
     return d_gate_up, product
 
 
 def _grid(product: Tensor, width: int) -> tuple[int, int]:
-    # The many rows second would hit the limit of 65,535; so would they not first. Columns vary fastest: neighbours.
-    return triton.cdiv(width, BLOCK), product.numel() // width
+    # The rows first: the second axis of a grid ends at 65,535.
+    return product.numel() // width, triton.cdiv(width, BLOCK)

@@ -230,9 +230,9 @@ KINDS: dict[str, OptimizerKind] = {
         ),
         OptimizerKind(
             "adafactor",
-            "torch's Adafactor, steps relative to the weights' size; ZeRO hands it flat partitions, in which nothing"
-            " can be factored: a whole second moment, no first, and sizes are those of the partition, so that losses"
-            " depend on the number of ranks. Only stage 0 keeps rows and columns alone",
+            "torch's Adafactor; steps are lr times the weights' size, so that lr is to be near 0.01. ZeRO hands it flat"
+            " partitions, in which nothing can be factored: a whole second moment, no first, and sizes are those of the"
+            " partition, so that losses depend on the number of ranks. Stage 0 alone keeps rows and columns only",
             "adafactor",
             no_offload,
             _adafactor_bytes,

@@ -1,0 +1,65 @@
+"""The peer, trained for real through the command and beside ours; ratios are checked, nothing against the clock."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.bench.peers import hf_llama
+from z2all_ds.bench.step import StepCosts, beside_peer, peer_in_own_processes, to_line
+from z2all_ds.config import load_run_config
+
+
+def test_the_peer_beside_ours(small_corpus: Path, small_tokenizer: Path) -> None:
+    folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
+    command = [sys.executable, "-m", "z2all_ds", "bench", "step", "--ranks", "1", "--steps", "4", "--peer", "--json"]
+    result = subprocess.run([*command, *MICRO_OVERRIDES, *folders, "deepspeed=zero1"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    costs = json.loads(result.stdout)
+    peer = costs["peer"]
+    on_gpu = torch.cuda.is_available()
+    kind = "Llama + Liger, SDPA, DeepSpeed zero1 bf16" if on_gpu else "Llama, SDPA, DeepSpeed zero1 fp32"
+    assert peer["name"] == f"Hugging Face {kind}"
+    assert ("liger-kernel" in peer["packages"]) == on_gpu
+    assert (peer["steps"], peer["parameters"]) == (4, costs["parameters"])
+    assert peer["tokens_per_second"] == pytest.approx(8 * 32 / peer["seconds_per_step"])
+    assert costs["times_peer"] == pytest.approx(costs["tokens_per_second"] / peer["tokens_per_second"])
+    assert peer["peak_memory_bytes"] > 0
+    # Nothing can be learned of random tokens in four steps: still a guess among all.
+    assert peer["last_loss"] == pytest.approx(math.log(1024), abs=0.1)
+
+
+def test_a_peer_that_does_not_run_costs_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert peer_in_own_processes(None, ["train.stepz=5"], 1, 4, tmp_path / "peer.log") is None
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "no peer: ConfigError: train.stepz: no such setting. Did you mean train.steps?"
+
+
+def test_the_stock_model_has_our_shape() -> None:
+    run = load_run_config(None, [*MICRO_OVERRIDES, "model.tie_word_embeddings=true", "model.attention_bias=true"])
+    config = hf_llama.llama_config(run)
+    assert type(config).__name__ == "LlamaConfig"
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (32, 88, 1024)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (2, 4, 2)
+    assert config.tie_word_embeddings and config.attention_bias
+
+
+def test_too_few_steps_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hf_llama.main(["--steps", "1", *MICRO_OVERRIDES]) == 2
+    assert capsys.readouterr().err == "ConfigError: steps=1: the second half is measured. Give at least 2.\n"
+
+
+def test_the_line_for_people_ends_with_the_ratio() -> None:
+    costs = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.0, 500.0, None, None, 1, 1.0, {}, {})
+    assert "\n" not in to_line(costs)
+    figures = {"name": "Llama", "seconds_per_step": 2.0, "tokens_per_second": 250.0, "peak_memory_bytes": 2**30}
+    beside = beside_peer(costs, figures)
+    assert beside.times_peer == 2.0
+    assert to_line(beside).splitlines()[1] == (
+        "peer: Llama | 2.000 s/step | 250 tok/s | peak 1.0 GiB | ours is 2.00 times as fast"
+    )

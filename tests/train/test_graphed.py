@@ -1,0 +1,65 @@
+"""Micro-batches as CUDA graphs: the same numbers as kernels launched one by one."""
+
+import pytest
+
+from tests.ops.comparing import on_gpu
+from tests.train.engines import tiny_engine, train
+from z2all_ds.errors import ConfigError
+from z2all_ds.train.graphed import GraphedForward, graph_micro_batches
+
+GRAPHABLE = ("deepspeed=zero1", "model.hidden_size=128")
+"""Heads of 64, which every attention kernel knows."""
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+@on_gpu[0]
+@on_gpu[1]
+def test_losses_are_those_without_graphs(documents: bool) -> None:
+    found = []
+    for wanted in ("never", "always"):
+        with tiny_engine("cuda", *GRAPHABLE, f"train.cuda_graphs={wanted}") as (engine, (run, ops)):
+            graphs = graph_micro_batches(engine, run, ops, print)
+            assert (graphs is not None) == (wanted == "always")
+            found.append(train(engine, 4, documents=documents))
+    # The same kernels on the same numbers; cuDNN's backward pass adds in no fixed order, so not bit by bit.
+    assert found[1] == pytest.approx(found[0], rel=2e-3)
+    assert found[0][-1] < found[0][0]
+
+
+@on_gpu[0]
+@on_gpu[1]
+def test_after_forgetting_it_captures_anew() -> None:
+    with tiny_engine("cuda", *GRAPHABLE, "train.cuda_graphs=always") as (engine, (run, ops)):
+        graphs = graph_micro_batches(engine, run, ops, print)
+        assert isinstance(graphs, GraphedForward)
+        first = train(engine, 1)
+        graphs.forget()
+        engine.module.set_rope_theta(500.0)
+        assert train(engine, 1)[0] < first[0]
+
+
+@on_gpu[0]
+@on_gpu[1]
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("deepspeed=zero2",), "needs ZeRO-1"),
+        (("deepspeed=zero1", "train.micro_batch=8"), "several micro-batches"),
+        (("deepspeed=zero1", "ops.rms_norm=torch"), "rms_norm torch"),
+    ],
+    ids=["zero2", "one-micro-batch", "torch-norm"],
+)
+def test_where_it_cannot_it_says_so(overrides: tuple[str, ...], named: str) -> None:
+    with tiny_engine("cuda", *GRAPHABLE, *overrides, "train.cuda_graphs=always") as (engine, (run, ops)):
+        with pytest.raises(ConfigError, match=named):
+            graph_micro_batches(engine, run, ops, print)
+        lines: list[str] = []
+        auto = run.model_copy(update={"train": run.train.model_copy(update={"cuda_graphs": "auto"})})
+        assert graph_micro_batches(engine, auto, ops, lines.append) is None
+        assert named in lines[0]
+
+
+def test_forced_on_a_cpu_is_refused() -> None:
+    with tiny_engine("cpu", "train.cuda_graphs=always") as (engine, (run, ops)):
+        with pytest.raises(ConfigError, match=r"cuda_graphs=always: needs a GPU"):
+            graph_micro_batches(engine, run, ops, print)

@@ -1,0 +1,133 @@
+"""The peer of `z2all bench step`: Hugging Face's Llama with Liger's kernels under DeepSpeed, in a plain loop.
+
+The same shape, micro-batch, accumulation and sequence length, the same DeepSpeed JSON and optimizer (torch's fused
+AdamW unless the run config or the JSON say otherwise), attention by SDPA, on random token ids. Where there is no GPU it
+runs without Liger, which has kernels for GPUs only. Each rank runs this module; rank 0 prints one JSON line.
+
+python -m z2all_ds.bench.peers.hf_llama --steps 20 --config z2all_1b deepspeed=zero1
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.errors import ConfigError, Z2allError
+from z2all_ds.lifeline import follow_owner
+from z2all_ds.world import World
+
+BATCHES = 8
+"""Different random batches, taken in turns."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of a rank; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Measure Hugging Face's Llama with Liger under DeepSpeed.")
+    parser.add_argument("--config", help="run YAML, or the name of a preset")
+    parser.add_argument("--steps", type=int, default=20, help="steps to take; the second half is measured")
+    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    options = parser.parse_args(arguments)
+    follow_owner()
+    world = World.from_environment()
+    try:
+        figures = measure(load_run_config(options.config, options.overrides), options.steps, world)
+    except Z2allError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if world.is_main:
+        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
+    return 0
+
+
+def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
+    """Trains and returns this rank's figures."""
+    if steps < 2:
+        raise ConfigError(f"steps={steps}", "the second half is measured", "Give at least 2.")
+    import torch
+
+    from z2all_ds.train import engine as ds
+    from z2all_ds.train.ds_config import resolve
+    from z2all_ds.train.meters import peak_memory_bytes
+
+    device = ds.pick_device(world)
+    resolved = resolve(run, world.world_size, device.type)
+    ds.start_process_group(world, device)
+    ds.seed_everything(run.train.seed)
+    with_liger = use_liger(device.type)
+    engine = build(run, resolved)
+    size = (BATCHES, run.train.micro_batch, run.train.sequence_length)
+    batches = torch.randint(run.model.vocab_size, size, device=device)
+    seconds, last_loss = [], 0.0
+    for step in range(steps):
+        started = time.perf_counter()
+        for micro_step in range(resolved.accumulation):
+            ids_BT = batches[(step * resolved.accumulation + micro_step) % BATCHES]
+            loss = engine(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
+            engine.backward(loss)
+            engine.step()
+        # As ours reads its losses once a step; the host waits for the device here.
+        last_loss = loss.item()
+        seconds.append(time.perf_counter() - started)
+    seconds_per_step = statistics.median(seconds[steps // 2 :])
+    model = f"Hugging Face Llama{' + Liger' if with_liger else ''}"
+    figures = {
+        "name": f"{model}, SDPA, DeepSpeed {resolved.name} {resolved.dtype}",
+        "seconds_per_step": seconds_per_step,
+        "tokens_per_second": run.train.global_batch * run.train.sequence_length / seconds_per_step,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "steps": steps,
+        "parameters": sum(parameter.numel() for parameter in engine.module.parameters()),
+        "last_loss": last_loss,
+        "packages": {
+            name: version(name)
+            for name in ("torch", "transformers", "deepspeed", *(["liger-kernel"] if with_liger else []))
+        },
+    }
+    torch.distributed.destroy_process_group()
+    return figures
+
+
+def use_liger(device_type: str) -> bool:
+    """Puts Liger's kernels into transformers' Llama, for this whole process; False where there is no GPU for them."""
+    if device_type != "cuda":
+        return False
+    try:
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+    except ImportError as error:
+        raise ConfigError("liger-kernel", f"cannot be imported ({error})", "pip install 'z2all_ds[gpu]'") from None
+    apply_liger_kernel_to_llama()
+    return True
+
+
+def llama_config(run: RunConfig) -> Any:
+    """The stock config of the same shape."""
+    from z2all_ds.model import Z2allConfig
+
+    return Z2allConfig.from_section(run.model).to_llama()
+
+
+def build(run: RunConfig, resolved: Any) -> Any:
+    """DeepSpeed's engine around the stock model."""
+    import deepspeed
+    from transformers import AutoModelForCausalLM
+
+    from z2all_ds.train.engine import parameter_groups
+    from z2all_ds.train.optimizers import build_optimizer
+
+    model = AutoModelForCausalLM.from_config(llama_config(run), attn_implementation="sdpa")
+    if run.train.activation_checkpointing != "none":
+        model.gradient_checkpointing_enable()  # of whole layers: it knows no parts
+    model.train()
+    groups = parameter_groups(model, run.optimizer.weight_decay)
+    optimizer = build_optimizer(resolved.optimizer, groups, run.optimizer)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
+    return engine
+
+
+if __name__ == "__main__":
+    sys.exit(main())
