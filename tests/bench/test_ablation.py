@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
+from tests.ops.comparing import on_gpu
 from z2all_ds.accounting import count_matmul_parameters, flops_per_token
 from z2all_ds.bench.ablation import (
     COMMON,
@@ -20,6 +22,7 @@ from z2all_ds.bench.ablation import (
     chosen_rows,
     hardware_flops_per_token,
     header,
+    hfu,
     run_row,
     to_json,
     to_line,
@@ -29,6 +32,8 @@ from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import ConfigError
 from z2all_ds.ops.registry import OP_NAMES, backends_of
 
+COSTS = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.5, 43690.6, 0.382, 0.3456, 2**31, 1.0, {}, {})
+
 
 def config_of(name: str) -> RunConfig:
     (row,) = chosen_rows([name])
@@ -36,7 +41,7 @@ def config_of(name: str) -> RunConfig:
 
 
 def test_references_are_those_of_the_registry() -> None:
-    assert REFERENCES == {op: list(backends_of(op))[-1] for op in OP_NAMES}
+    assert {op: list(backends_of(op))[-1] for op in OP_NAMES} == REFERENCES
 
 
 def test_every_row_is_a_config_that_can_be_meant() -> None:
@@ -59,14 +64,14 @@ def test_without_an_op_that_op_alone_is_its_reference(op: str) -> None:
 def test_rows_come_in_the_tables_order_and_unknown_ones_are_named() -> None:
     assert [row.name for row in chosen_rows(["use_all", "naive"])] == ["naive", "use_all"]
     assert chosen_rows([]) == list(ROWS)
-    with pytest.raises(ConfigError, match="row 'naif': no such row. Known: naive, use_all, "):
+    with pytest.raises(ConfigError, match=r"row 'naif': no such row\. Known: naive, use_all, "):
         chosen_rows(["naif"])
 
 
 def test_mistakes_are_said_before_the_first_run() -> None:
     with pytest.raises(ConfigError, match="steps=3"):
         ablate(None, [], 1, MIN_STEPS - 1)
-    with pytest.raises(ConfigError, match="train.stepz"):
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
         ablate(None, ["train.stepz=3"], 1, MIN_STEPS)
 
 
@@ -89,9 +94,16 @@ def test_hardware_work_is_the_exact_one_and_what_is_done_again() -> None:
     assert work(selective, "train.recompute=[attention]") == exact + layers - mlp
 
 
+def test_hfu_is_mfu_where_nothing_is_done_again() -> None:
+    plain, again = (load_run_config(None, [f"train.activation_checkpointing={how}"]) for how in ("none", "full"))
+    by_triton, chunked = (replace(COSTS, ops={"cross_entropy": name}) for name in ("triton", "chunked"))
+    assert hfu(plain, by_triton) == COSTS.mfu_exact
+    assert hfu(again, chunked) == pytest.approx(4 / 3 * 0.3456)
+    assert hfu(plain, replace(by_triton, mfu_exact=None)) is None
+
+
 def test_lines_for_people() -> None:
-    costs = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.5, 43690.6, 0.382, 0.3456, 2**31, 1.0, {}, {})
-    measured = AblationResult("use_all", (), hfu=0.4, costs=costs)
+    measured = AblationResult("use_all", (), hfu=0.4, costs=COSTS)
     failed = AblationResult("naive", ("ops.rope=torch",), failed="OutOfMemoryError: CUDA out of memory")
     assert header().split() == ["row", "s/iter", "tok/s", "MFU", "exact", "HFU", "peak"]
     assert to_line(measured).split() == ["use_all", "1.500", "43,691", "38.2%", "34.6%", "40.0%", "2.0", "GiB"]
@@ -129,6 +141,19 @@ def test_a_row_that_fails_says_why_in_one_line(small_corpus: Path, small_tokeniz
     result = run_row(row, None, [*MICRO_OVERRIDES, *folders, *row.overrides], 1, MIN_STEPS)
     assert (result.name, result.overrides, result.costs) == ("liger", row.overrides, None)
     assert result.failed.startswith("ConfigError: ops.rope=liger: needs a GPU, the model is on cpu.")
+
+
+@pytest.mark.parametrize("marked", [pytest.param("cuda", marks=on_gpu)])
+def test_a_row_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) -> None:
+    heads = ("model.hidden_size=128", "model.num_attention_heads=2", "model.num_key_value_heads=1")
+    folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
+    row = AblationRow("chunked", ("ops.cross_entropy=chunked",))
+    overrides = [*COMMON, *MICRO_OVERRIDES, *heads, *folders, *row.overrides]
+    result = run_row(row, None, overrides, 1, MIN_STEPS)
+    assert result.failed == "" and result.costs is not None
+    assert result.costs.ops["cross_entropy"] == "chunked" and result.costs.ops["rms_norm"] == "triton"
+    exact = result.costs.mfu_exact or pytest.skip("no peak known for this GPU")
+    assert result.hfu is not None and result.hfu > exact > 0
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:

@@ -110,12 +110,15 @@ def run_row(
         reason = re.sub(r" \(rank \d+; see [^)]*\)$", "", last_words(done.stderr))
         return AblationResult(row.name, row.overrides, failed=reason)
     costs = StepCosts(**json.loads(done.stdout))
-    hfu = None
-    if costs.mfu_exact is not None:
-        run = load_run_config(config, overrides)
-        exact = flops_per_token(run.model.shape, run.train.sequence_length, "exact")
-        hfu = costs.mfu_exact * hardware_flops_per_token(run, costs.ops["cross_entropy"]) / exact
-    return AblationResult(row.name, row.overrides, hfu=hfu, costs=costs)
+    return AblationResult(row.name, row.overrides, hfu=hfu(load_run_config(config, overrides), costs), costs=costs)
+
+
+def hfu(run: RunConfig, costs: StepCosts) -> float | None:
+    """Hardware FLOPs utilisation, 0 to 1; None where the device's peak is not known."""
+    if costs.mfu_exact is None:
+        return None
+    exact = flops_per_token(run.model.shape, run.train.sequence_length, "exact")
+    return costs.mfu_exact * hardware_flops_per_token(run, costs.ops["cross_entropy"]) / exact
 
 
 def hardware_flops_per_token(run: RunConfig, cross_entropy: str) -> int:

@@ -110,7 +110,9 @@ def peer_in_own_processes(
     said = log.read_text(encoding="utf-8", errors="replace")
     figures = [line for line in said.splitlines() if line.startswith("{")]
     if code or not figures:
-        say(f"no peer: {last_words(said)}")
+        # The launcher's own last words only say that a rank has ended.
+        of_ranks = [line for line in said.splitlines() if "[launch.py:" not in line]
+        say(f"no peer: {last_words(chr(10).join(of_ranks))}")
         return None
     peer: dict[str, Any] = json.loads(figures[-1])
     return peer

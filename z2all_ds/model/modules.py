@@ -142,15 +142,15 @@ class DecoderLayer(GradientCheckpointingLayer):
         draws = self.draws_random_numbers
         if "attention" in again:
             inputs = (x_BTD, stream_BTD, rotation, visible, None)
-            x_BTD, stream_BTD = recompute(self._attention_half, *inputs, draws_random_numbers=draws)
+            x_BTD, stream_BTD = recompute(self.attention_half, *inputs, draws_random_numbers=draws)
         else:
-            x_BTD, stream_BTD = self._attention_half(x_BTD, stream_BTD, rotation, visible, cache)
+            x_BTD, stream_BTD = self.attention_half(x_BTD, stream_BTD, rotation, visible, cache)
         if "mlp" in again:
-            x_BTD, stream_BTD = recompute(self._mlp_half, x_BTD, stream_BTD, draws_random_numbers=draws)
+            x_BTD, stream_BTD = recompute(self.mlp_half, x_BTD, stream_BTD, draws_random_numbers=draws)
             return x_BTD, stream_BTD
-        return self._mlp_half(x_BTD, stream_BTD)
+        return self.mlp_half(x_BTD, stream_BTD)
 
-    def _attention_half(
+    def attention_half(
         self,
         x_BTD: Tensor,
         stream_BTD: Tensor | None,
@@ -161,7 +161,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         normed, stream_BTD = self.input_layernorm(x_BTD, stream_BTD)
         return self._drop(self.self_attn(normed, rotation, visible, cache), self.dropout1), stream_BTD
 
-    def _mlp_half(self, x_BTD: Tensor, stream_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def mlp_half(self, x_BTD: Tensor, stream_BTD: Tensor) -> tuple[Tensor, Tensor]:
         normed, stream_BTD = self.post_attention_layernorm(x_BTD, stream_BTD)
         return self._drop(self.mlp(normed), self.dropout2), stream_BTD
 

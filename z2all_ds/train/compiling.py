@@ -6,8 +6,8 @@ collective, no graph break. Hence the order: first `deepspeed.initialize`, then 
 one shape, as weights are inputs to it.
 
 Inductor fuses plain torch, so the ops inside are the references by default. A backend of a library can still be asked
-for; it then runs between compiled pieces. Gradient sinks and CUDA graphs belong to the other way of being fast
-(`graphed.py`) and stay off.
+for; it then runs between compiled pieces of the layer's halves. Gradient sinks and CUDA graphs belong to the other way
+of being fast (`graphed.py`) and stay off.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ TRACED = {
 }
 """Backends that become part of a region; the first is what `auto` means. Cross-entropy lies behind the layers."""
 
-GRAPHS_PER_SHAPE = 4
-"""The first layer has no residual stream yet, the others have; each in training and in evaluation."""
+GRAPHS_PER_SHAPE = 2
+"""The first layer has no residual stream yet, the others have."""
 
 
 def ops_to_compile(wanted: dict[str, str], situation: Situation) -> Ops:
@@ -95,34 +95,45 @@ def compile_layers(model: nn.Module, ops: Ops, num_shapes: int, say: Callable[[s
 
     # Shapes are never dynamic: a run has as many as stages, and kernels for one shape are the faster ones. Dynamo's
     # limit (8) is meant for functions that are compiled again and again by mistake.
-    limit = GRAPHS_PER_SHAPE * num_shapes + GRAPHS_PER_SHAPE
+    limit = GRAPHS_PER_SHAPE * (num_shapes + 1)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     outside = _outside(ops)
+    # torch runs everything inside a checkpointed half as it stands where it cannot trace all of it; so then the halves
+    # are the regions, and what checkpoints them stays outside.
+    names = ("attention_half", "mlp_half") if outside else ("forward",)
     for layer in model.modules():
         if isinstance(layer, DecoderLayer):
-            layer.forward = _CompiledForward(  # type: ignore[method-assign]
-                layer.forward, whole=not outside, makes_mask="attention" not in outside
-            )
+            for name in names:
+                setattr(layer, name, _CompiledInTraining(layer, name, ops))
     say("compiling the layers: the first step takes longer")
 
 
-class _CompiledForward:
-    """Takes the place of a layer's `forward`."""
+class _CompiledInTraining:
+    """Takes the place of a method of a layer. Evaluation and generation, with their many shapes, run as they stand."""
 
-    def __init__(self, forward: Callable[..., Any], whole: bool, makes_mask: bool) -> None:
-        self._plain = forward
-        self._compiled = torch.compile(forward, fullgraph=whole, dynamic=False)
-        self._makes_mask = makes_mask
+    def __init__(self, layer: DecoderLayer, name: str, ops: Ops) -> None:
+        outside = _outside(ops)
+        self._layer, self._plain = layer, getattr(layer, name)
+        self._compiled = torch.compile(self._plain, fullgraph=not outside, dynamic=False)
+        self._traces_attention = "attention" not in outside
 
-    def __call__(
-        self, x_BTD: Tensor, stream_BTD: Tensor | None, rotation: Any, visible: Visible, cache: Any
-    ) -> tuple[Tensor, Tensor]:
-        forward = self._compiled
-        if cache is not None:
-            forward = self._plain  # generation: a new shape with every token
-        elif self._makes_mask:
-            # Before the region, or the first layer's would differ from the others', and from itself when activation
-            # checkpointing runs it again.
-            visible.mask()
-        out: tuple[Tensor, Tensor] = forward(x_BTD, stream_BTD, rotation, visible, cache)
-        return out
+    def __call__(self, *inputs: Any) -> Any:
+        if not self._layer.training:
+            return self._plain(*inputs)
+        if self._traces_attention:
+            inputs = tuple(_Mask(value.mask()) if isinstance(value, Visible) else value for value in inputs)
+        return self._compiled(*inputs)
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What the traced backends read of `Visible`, made before the region.
+
+    Made inside, the first layer's region would differ from the others', and from itself when activation checkpointing
+    runs it again; and borders of documents, whose number changes with every batch, would each time be a new shape.
+    """
+
+    made: Tensor | None
+
+    def mask(self) -> Tensor | None:
+        return self.made

@@ -155,6 +155,8 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     config["gradient_accumulation_steps"] = accumulation
     # DeepSpeed clips at 1.0 unless told; said explicitly, always.
     config["gradient_clipping"] = run.train.gradient_clipping
+    # DeepSpeed's own speedometer waits for the GPU before and after every micro-batch; `meters.py` has another.
+    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none") != "none"
     optimizer = choose_optimizer(run.optimizer, _optimizer_situation(config, stage, device_type, offload))
     if stage and not optimizer.known_to_deepspeed:
