@@ -1,6 +1,5 @@
 """Z2all computes what Llama computes, alone, packed, cached, checkpointed."""
 
-
 import pytest
 import torch
 from torch import Tensor
@@ -262,7 +261,7 @@ def test_what_is_not_computed_is_refused() -> None:
 def test_a_sequence_longer_than_the_model_is_made_for() -> None:
     model = tiny_model(max_position_embeddings=8)
     model(some_ids(1, 8))
-    with pytest.raises(ConfigError, match="9 tokens.*max_seq_len=8"):
+    with pytest.raises(ConfigError, match=r"9 tokens.*max_seq_len=8"):
         model(some_ids(1, 9))
 
 

@@ -7,6 +7,7 @@ to autograd, whose hooks would not be in the graph. So it is for ZeRO-1 with fp3
 launched as usual.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ class GraphedForward:
         self._captured: dict[tuple[Any, ...], _Captured] = {}
         self._warm: set[tuple[int, ...]] = set()
         self._pool: Any = None
+        self.pool_bytes = 0
+        """Of memory that belongs to the graphs; torch's count of allocated memory leaves it out."""
         # Something that requires a gradient, or autograd would not run the backward pass at all.
         self._anchor = torch.zeros((), device=next(model.parameters()).device, requires_grad=True)
         model.forward = self
@@ -71,6 +74,7 @@ class GraphedForward:
         self._captured.clear()
         self._warm.clear()
         self._pool = None
+        self.pool_bytes = 0
 
     def __call__(self, **inputs: Any) -> Any:
         if not torch.is_grad_enabled() or inputs.get("next_tokens") is None:
@@ -97,6 +101,9 @@ class GraphedForward:
             self._warm.add(shape)
         stream = torch.cuda.current_stream()
         stream.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        reserved_before = torch.cuda.memory_reserved()
         forward_graph, backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward_graph, pool=self._pool, stream=stream):
             outputs = self._plain_forward(**inputs)
@@ -104,6 +111,8 @@ class GraphedForward:
         d_loss = torch.ones_like(outputs.loss)
         with torch.cuda.graph(backward_graph, pool=self._pool, stream=stream):
             outputs.loss.backward(d_loss)
+        self.pool_bytes += torch.cuda.memory_reserved() - reserved_before
+        torch.cuda.reset_peak_memory_stats()
         # Without their history, so that the activations' memory is the graphs' alone, and the next capture's too.
         kept = TokenLosses(loss=outputs.loss.detach(), losses=outputs.losses.detach())
         return _Captured(inputs, kept, d_loss, forward_graph, backward_graph)

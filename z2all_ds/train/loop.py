@@ -117,7 +117,7 @@ class Trainer:
             for _ in range(self.resolved.accumulation):
                 self._micro_step(next(batches))
             self.step += 1
-            self._record(lr, meters.measure())
+            self._record(lr, meters.measure(self.graphs.pool_bytes if self.graphs else 0))
             is_last = self.step == last_step and self.run.checkpoint.at_end
             if self.step % self.run.checkpoint.every_steps == 0 or is_last:
                 self._save()

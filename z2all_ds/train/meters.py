@@ -40,8 +40,8 @@ class Meters:
         self._step = first_step
         self._times = deque([time.monotonic()], maxlen=WINDOW_STEPS + 1)
 
-    def measure(self) -> StepCost:
-        """Call once at the end of each step."""
+    def measure(self, graph_bytes: int = 0) -> StepCost:
+        """Call once at the end of each step; `graph_bytes` is the memory of CUDA graphs, which torch counts apart."""
         self._step += 1
         self._times.append(time.monotonic())
         seconds_per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
@@ -51,7 +51,7 @@ class Meters:
             step_seconds=self._times[-1] - self._times[-2],
             tokens_per_second=tokens_per_second,
             mfu=mfu,
-            peak_memory_bytes=peak_memory_bytes(self._device),
+            peak_memory_bytes=peak_memory_bytes(self._device) + graph_bytes,
             remaining_seconds=(self._last_step - self._step) * seconds_per_step,
         )
 

@@ -17,14 +17,19 @@ from z2all_ds.errors import MachineError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 
-BUILDERS = {"deepspeed_shm_comm": "ShareMemCommBuilder", "cpu_adam": "CPUAdamBuilder"}
+BUILDERS = {
+    "deepspeed_shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "fused_adam": "FusedAdamBuilder",
+}
 """Op -> DeepSpeed's name of its builder."""
 
 
 def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
-    """What this run will load: shared-memory messages between CPU ranks, Adam on the CPU for offload."""
+    """What this run will load: shared-memory messages between CPU ranks, and DeepSpeed's optimizers."""
     ops = ["deepspeed_shm_comm"] if device_type == "cpu" else []
-    return [*ops, "cpu_adam"] if resolved.offload_optimizer else ops
+    of_optimizer = {"ds_cpu_adam": ["cpu_adam"], "ds_fused_adam": ["fused_adam"]}
+    return [*ops, *of_optimizer.get(resolved.optimizer.kind, [])]
 
 
 def prebuild(ops: list[str]) -> None:

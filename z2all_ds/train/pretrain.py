@@ -102,12 +102,17 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
     ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
     for choice in ops.choices:
         output.say(f"op {choice.op}: {choice.backend} ({choice.reason})")
+    output.say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
     ds.seed_everything(run.train.seed)
     config = Z2allConfig.from_section(run.model, **tokenizer.model_token_ids)
     model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
     if world.is_main:
-        facts = {"device": ds.device_name(device), "ops": [vars(choice) for choice in ops.choices]}
+        facts = {
+            "device": ds.device_name(device),
+            "ops": [vars(choice) for choice in ops.choices],
+            "optimizer": vars(resolved.optimizer),
+        }
         write_run_files(run, folder, resolved.config, facts, world)
     engine = ds.build_engine(model, run, resolved)
     micro_batches = [stage.micro_batch for stage in run_stages(run)]
