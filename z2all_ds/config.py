@@ -120,8 +120,9 @@ class OpsSection(Section):
     swiglu: Literal["auto", "triton", "liger", "xformers", "torch"] = "auto"
     """triton: our kernel. liger: that library's. xformers: its kernel of the backward pass, where the installed version
     still has it. torch: the reference."""
-    linear: Literal["auto", "torch", "fp8"] = "auto"
-    """torch: the model's precision. fp8: products in 8 bits, with scales."""
+    linear: Literal["auto", "torch", "fp8", "fp8_torchao"] = "auto"
+    """torch: the model's precision, which is what auto takes. fp8: products in 8 bits on a GPU that has them, the
+    layers' only, not the head's; the loss differs a little. fp8_torchao: the same by torchao."""
     cross_entropy: Literal["auto", "triton", "chunked", "liger", "flash_attn", "torch"] = "auto"
     """triton: our kernel on all logits at once. chunked: a piece of the logits at a time, made again in the backward
     pass: the smallest memory. liger, flash_attn: that library's kernel on all logits. torch: the reference."""

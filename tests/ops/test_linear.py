@@ -107,11 +107,18 @@ FP8_ROUNDING = {"e4m3": 0.038, "e5m2": 0.065}
 by about 2.7 % (e4m3) or 5.3 % (e5m2) of its size, and the two add as independent errors do."""
 
 
+FP8_BACKENDS = pytest.mark.parametrize("name", ["fp8", "fp8_torchao"])
+
+
 @on_gpu[0]
 @on_gpu[1]
-@pytest.mark.parametrize("with_sink", [False, True], ids=["plain", "sink"])
-def test_fp8_is_off_by_its_rounding_and_no_more(with_sink: bool) -> None:
-    linear = function_of("linear", "fp8", "cuda", "bf16")
+@pytest.mark.parametrize(
+    ("name", "with_sink"),
+    [("fp8", False), ("fp8", True), ("fp8_torchao", False)],
+    ids=["fp8", "fp8-sink", "fp8_torchao"],
+)
+def test_fp8_is_off_by_its_rounding_and_no_more(name: str, with_sink: bool) -> None:
+    linear = function_of("linear", name, "cuda", "bf16")
     x = random(2, 128, 256, dtype="bf16", device="cuda", scale=3.0).requires_grad_()
     weight = random(384, 256, dtype="bf16", device="cuda", seed=1, scale=0.02).requires_grad_()
     bias = random(384, dtype="bf16", device="cuda", seed=2).requires_grad_()
@@ -139,8 +146,9 @@ def test_fp8_is_off_by_its_rounding_and_no_more(with_sink: bool) -> None:
 @on_gpu[0]
 @on_gpu[1]
 @pytest.mark.parametrize("shape", [(5, 256), (16, 250)], ids=["tokens", "width"])
-def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(shape: tuple[int, int]) -> None:
-    linear = function_of("linear", "fp8", "cuda", "bf16")
+@FP8_BACKENDS
+def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(name: str, shape: tuple[int, int]) -> None:
+    linear = function_of("linear", name, "cuda", "bf16")
     x = random(*shape, dtype="bf16", device="cuda")
     weight = random(32, shape[1], dtype="bf16", device="cuda", seed=1)
     assert torch.equal(linear(x, weight, None), reference(x, weight, None))
@@ -149,8 +157,9 @@ def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(shape: tuple[int, int])
 @on_gpu[0]
 @on_gpu[1]
 @pytest.mark.parametrize("poisoned", ["x", "weight"])
-def test_nan_shows_in_fp8(poisoned: str) -> None:
-    linear = function_of("linear", "fp8", "cuda", "bf16")
+@FP8_BACKENDS
+def test_nan_shows_in_fp8(name: str, poisoned: str) -> None:
+    linear = function_of("linear", name, "cuda", "bf16")
     tensors = {
         "x": random(32, 64, dtype="bf16", device="cuda"),
         "weight": random(16, 64, dtype="bf16", device="cuda", seed=1),
@@ -161,8 +170,9 @@ def test_nan_shows_in_fp8(poisoned: str) -> None:
 
 @on_gpu[0]
 @on_gpu[1]
-def test_a_tensor_of_zeros_in_fp8() -> None:
-    linear = function_of("linear", "fp8", "cuda", "bf16")
+@FP8_BACKENDS
+def test_a_tensor_of_zeros_in_fp8(name: str) -> None:
+    linear = function_of("linear", name, "cuda", "bf16")
     x = torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weight = random(16, 32, dtype="bf16", device="cuda", seed=1).requires_grad_()
     y = linear(x, weight, None)

@@ -3,10 +3,11 @@
 Contract: `linear(x, weight, bias)`, x [..., I], weight [O, I], bias [O] or None.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
@@ -87,12 +88,42 @@ def _fp8_runs(situation: Situation) -> str | None:
 
 @backend("linear", "fp8", _fp8_runs, by_request=True)
 def fp8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Products in 8 bits, scaled; sizes that Hopper cannot multiply so (tokens too) in the model's precision."""
-    tokens = x.numel() // x.shape[-1]
-    if any(size % FP8_MULTIPLE for size in (tokens, *weight.shape)):
+    """Our casts, torch's 8-bit products; sizes that Hopper cannot multiply so (tokens too) in the model's precision."""
+    if _no_fp8_shape(x, weight):
         return reference(x, weight, bias)
     out: Tensor = _Fp8Linear.apply(x, weight, bias)
     return out
+
+
+def _torchao_runs(situation: Situation) -> str | None:
+    return _fp8_runs(situation) or needs_library("torchao.float8.float8_linear", "torchao")(situation)
+
+
+@cache
+def _torchao_settings() -> tuple[Any, Any]:
+    """torchao's default recipe (one scale a tensor), read off a layer of its own that has no memory."""
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    plain = nn.Linear(FP8_MULTIPLE, FP8_MULTIPLE, bias=False, device="meta")
+    layer = Float8Linear.from_float(plain, config=Float8LinearConfig())
+    return layer.linear_mm_config, layer.config
+
+
+@backend("linear", "fp8_torchao", _torchao_runs, by_request=True)
+def fp8_torchao(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torchao's 8-bit products, whose casts are separate passes unless compiled; sizes they cannot do, plainly."""
+    if _no_fp8_shape(x, weight):
+        return reference(x, weight, bias)
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+    out: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), *_torchao_settings())
+    return out if bias is None else out + bias
+
+
+def _no_fp8_shape(x: Tensor, weight: Tensor) -> bool:
+    tokens = x.numel() // x.shape[-1]
+    return any(size % FP8_MULTIPLE for size in (tokens, *weight.shape))
 
 
 @backend("linear", "torch")

@@ -22,6 +22,8 @@ from z2all_ds.model.modeling_z2all import TokenLosses
 from z2all_ds.ops import Ops
 from z2all_ds.train.gradient_sinks import GradientSinks
 
+USES_SINKS = {"rms_norm": ("triton",), "linear": ("torch", "fp8")}
+"""Backends that put their weight's gradient into its sink; those of ops that are not named here all do."""
 WARM_UPS = 2
 """Micro-batches run as usual before a capture: kernels are compiled and libraries make their plans in them."""
 
@@ -148,6 +150,7 @@ def why_no_graphs(device: torch.device, run: RunConfig, ops: Ops, sinks: Gradien
     if not sinks.active:
         return "needs ZeRO-1 in bf16 with gradients accumulated in fp32 (several micro-batches a step)"
     chosen = {choice.op: choice.backend for choice in ops.choices}
-    if chosen["rms_norm"] != "triton":
-        return f"rms_norm {chosen['rms_norm']} hands its gradient to autograd"
+    for op, with_sinks in USES_SINKS.items():
+        if chosen[op] not in with_sinks:
+            return f"{op} {chosen[op]} hands its weight's gradient to autograd"
     return None
