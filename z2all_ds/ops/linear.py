@@ -50,9 +50,10 @@ class _Fp8Linear(Function):
         from z2all_ds.ops.kernels import fp8
 
         x_NI = x.reshape(-1, x.shape[-1]).contiguous()
-        x8_NI, x8_IN, x_scale = fp8.cast_both_ways(x_NI, torch.float8_e4m3fn)
-        w8_OI, _, w_scale = fp8.cast_both_ways(weight.detach(), torch.float8_e4m3fn)
-        ctx.save_for_backward(x8_IN, x_scale)
+        x8_NI, x8_IN, x_scale = fp8.cast(x_NI, torch.float8_e4m3fn, fp8.largest_entries(x_NI))
+        w_maxima = fp8.largest_entries(weight.detach())
+        w8_OI, _, w_scale = fp8.cast(weight.detach(), torch.float8_e4m3fn, w_maxima, transposed=False)
+        ctx.save_for_backward(x8_IN, x_scale, w_maxima)
         ctx.weight, ctx.bias, ctx.x_shape = weight, bias, x.shape
         y_NO = torch._scaled_mm(x8_NI, w8_OI.t(), x_scale, w_scale, out_dtype=x.dtype, use_fast_accum=True)
         y = y_NO.view(*x.shape[:-1], weight.shape[0])
@@ -62,12 +63,12 @@ class _Fp8Linear(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from z2all_ds.ops.kernels import fp8
 
-        x8_IN, x_scale = ctx.saved_tensors
+        x8_IN, x_scale, w_maxima = ctx.saved_tensors
         weight, bias = ctx.weight, ctx.bias
         dy_NO = gradients[0].reshape(-1, weight.shape[0]).contiguous()
-        dy8_NO, dy8_ON, dy_scale = fp8.cast_both_ways(dy_NO, torch.float8_e5m2)
+        dy8_NO, dy8_ON, dy_scale = fp8.cast(dy_NO, torch.float8_e5m2, fp8.largest_entries(dy_NO))
         # Cast once more rather than kept: all layers' weights in fp8 would be half the model's memory again.
-        _, w8_IO, w_scale = fp8.cast_both_ways(weight.detach(), torch.float8_e4m3fn)
+        _, w8_IO, w_scale = fp8.cast(weight.detach(), torch.float8_e4m3fn, w_maxima, as_is=False)
         # Gradients with full sums: the fast way keeps fewer bits between the pieces of a long sum.
         dx_NI = torch._scaled_mm(dy8_NO, w8_IO.t(), dy_scale, w_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)
         dw_OI = torch._scaled_mm(dy8_ON, x8_IN.t(), dy_scale, x_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)

@@ -33,6 +33,7 @@ def _partial_maxima(x_ptr, maxima_ptr, count, BLOCK: tl.constexpr):
 @triton.jit
 def _cast(
     x_ptr, maxima_ptr, as_is_ptr, transposed_ptr, inverse_scale_ptr, rows, columns, limit,
+    AS_IS: tl.constexpr, TRANSPOSED: tl.constexpr,
     MAXIMA: tl.constexpr, TILE_R: tl.constexpr, TILE_C: tl.constexpr,
 ):  # fmt: skip
     maxima = tl.load(maxima_ptr + tl.arange(0, MAXIMA))
@@ -48,21 +49,34 @@ def _cast(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.load(x_ptr + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
     small = tl.clamp(x / inverse_scale, -limit, limit).to(as_is_ptr.dtype.element_ty)
-    tl.store(as_is_ptr + row[:, None] * columns + column[None, :], small, mask=inside)
-    tl.store(transposed_ptr + column[:, None] * rows + row[None, :], tl.trans(small), mask=tl.trans(inside))
+    if AS_IS:
+        tl.store(as_is_ptr + row[:, None] * columns + column[None, :], small, mask=inside)
+    if TRANSPOSED:
+        tl.store(transposed_ptr + column[:, None] * rows + row[None, :], tl.trans(small), mask=tl.trans(inside))
 
 
-def cast_both_ways(x_RC: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """(x in fp8 [R, C], the same transposed [C, R], the fp32 number to multiply it with to get x back)."""
-    rows, columns = x_RC.shape
+def largest_entries(x_RC: Tensor) -> Tensor:
+    """The largest absolute value of each program's part of x; the largest of all gives the scale."""
     maxima = torch.empty(AMAX_PROGRAMS, dtype=torch.float32, device=x_RC.device)
     _partial_maxima[(AMAX_PROGRAMS,)](x_RC, maxima, x_RC.numel(), BLOCK=AMAX_BLOCK, num_warps=8)
-    as_is = torch.empty(rows, columns, dtype=dtype, device=x_RC.device)
-    transposed = torch.empty(columns, rows, dtype=dtype, device=x_RC.device)
+    return maxima
+
+
+def cast(
+    x_RC: Tensor, dtype: torch.dtype, maxima: Tensor, as_is: bool = True, transposed: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x in fp8 [R, C], the same transposed [C, R], the fp32 number to multiply it with to get x back).
+
+    What is not asked for comes back empty.
+    """
+    rows, columns = x_RC.shape
+    straight = torch.empty((rows, columns) if as_is else (0,), dtype=dtype, device=x_RC.device)
+    turned = torch.empty((columns, rows) if transposed else (0,), dtype=dtype, device=x_RC.device)
     inverse_scale = torch.empty((), dtype=torch.float32, device=x_RC.device)
     grid = (triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))
     _cast[grid](
-        x_RC, maxima, as_is, transposed, inverse_scale, rows, columns, torch.finfo(dtype).max,
-        MAXIMA=AMAX_PROGRAMS, TILE_R=TILE_ROWS, TILE_C=TILE_COLUMNS, num_warps=CAST_WARPS,
+        x_RC, maxima, straight, turned, inverse_scale, rows, columns, torch.finfo(dtype).max,
+        AS_IS=as_is, TRANSPOSED=transposed,
+        MAXIMA=maxima.numel(), TILE_R=TILE_ROWS, TILE_C=TILE_COLUMNS, num_warps=CAST_WARPS,
     )  # fmt: skip
-    return as_is, transposed, inverse_scale
+    return straight, turned, inverse_scale
