@@ -26,7 +26,7 @@ from z2all_ds.ops import Situation
 from z2all_ds.ops.registry import OP_NAMES, Backend, backends_of, choose
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
-TAKE_SINKS = ("triton", "chunked", "torch")
+TAKE_SINKS = ("triton", "chunked", "fp8", "torch")
 """Our own backends: the weight's gradient is also added to a sink, as training does it."""
 LIBRARIES = ("triton", "liger-kernel", "flash-attn", "xformers", "torchao")
 BLOCKS = 7
