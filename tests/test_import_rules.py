@@ -221,6 +221,16 @@ def test_kernel_libraries_are_imported_late_and_in_their_ops_alone() -> None:
     assert "liger_kernel" in seen
 
 
+def test_triton_is_known_to_our_kernels_alone_and_they_are_loaded_late() -> None:
+    kernels = f"{PACKAGE}.ops.kernels"
+    knowing = {module for module in modules() for found in imports_of(module) if found.top == "triton"}
+    assert {module for module in knowing if module.startswith(f"{kernels}.")} == knowing
+    assert f"{kernels}.rms_norm" in knowing
+    for module in modules():
+        loaded = {found.module for found in imports_of(module) if found.at_start}
+        assert module.startswith(kernels) or not any(name.startswith(f"{kernels}.") for name in loaded), module
+
+
 def test_nothing_imports_the_command() -> None:
     command = {module for module in modules() if room(module) == "cli"}
     importers = [m for m in modules() if m not in command and command & own_modules(m, at_start_only=False)]
