@@ -149,7 +149,9 @@ def test_what_the_package_imports_is_required() -> None:
     core, extras = requirements()
     required = {package(one).replace("-", "_") for listed in (core, *extras.values()) for one in listed}
     installed_as = {"yaml": "pyyaml"}
-    with_transformers = {"huggingface_hub"}
+    brought_along = {"huggingface_hub"}  # by transformers
+    brought_along |= {"triton"}  # by torch for GPUs
+    brought_along |= {"apex", "fused_layer_norm_cuda"}  # NVIDIA's, which no registry has
     imported = set()
     for path in (ROOT / "z2all_ds").rglob("*.py"):
         if path.parent.name == "peers":
@@ -159,7 +161,7 @@ def test_what_the_package_imports_is_required() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
             imported |= {name.partition(".")[0] for name in names}
-    outside = imported - set(sys.stdlib_module_names) - {"z2all_ds"} - with_transformers
+    outside = imported - set(sys.stdlib_module_names) - {"z2all_ds"} - brought_along
     assert {installed_as.get(name, name) for name in outside} - required == set()
 
 

@@ -32,8 +32,9 @@ def micro_batch(seed: int, batch: int = 2, tokens: int = 9) -> MicroBatch:
         names = [0, 1, 3]  # domain 2 never occurs
         domains[row, :cut], domains[row, cut:] = names[first], names[second]
         labels[row, cut - 1] = labels[row, -1] = IGNORED_LABEL
-    losses = cross_entropy(torch.randn(batch, tokens, 7, generator=generator), labels)
-    return losses, labels, domains
+    # Hidden states of 7 and a head that passes them on: logits.
+    _, losses = cross_entropy(torch.randn(batch * tokens, 7, generator=generator), torch.eye(7), labels.flatten())
+    return losses.view(labels.shape), labels, domains
 
 
 def plain_loop(batches: list[MicroBatch]) -> tuple[float, dict[str, float]]:

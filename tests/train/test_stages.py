@@ -28,6 +28,8 @@ STAGES = (
 """At the first border the micro-batch changes, at the second only the samples in it."""
 SAME = "stages=[{name: a, steps: 5}, {name: b, steps: 1}, {name: c}]"
 ONE_DOMAIN = "data.weights={code: 1}"
+LARGE_WEIGHTS = "model.initializer_range=0.1"
+"""With those of 0.02 attention hardly looks anywhere at first, and other positions change the loss by roundings only."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     folder = tmp_path_factory.mktemp("stages")
 
     def arguments(run: str, *overrides: str) -> list[str]:
-        return run_arguments(folder / run, small_corpus, small_tokenizer, "deepspeed=zero2", *overrides)
+        return run_arguments(folder / run, small_corpus, small_tokenizer, "deepspeed=zero2", LARGE_WEIGHTS, *overrides)
 
     later = STAGES.replace("steps: 4", "steps: 3").replace("zh: 1", "en: 1")
     plan = [
@@ -126,7 +128,7 @@ def test_the_first_step_of_a_stage_is_that_of_its_samples_and_positions(
 ) -> None:
     seen = losses(runs / "whole")[step]
     assert first_step_of_stage(runs, step, rope_theta) == pytest.approx(seen, rel=1e-6)
-    assert first_step_of_stage(runs, step, 10000.0) != pytest.approx(seen, rel=1e-6)
+    assert first_step_of_stage(runs, step, 10000.0) != pytest.approx(seen, rel=2e-5)
 
 
 @pytest.mark.parametrize(("step", "rope_theta", "length"), [(5, 10000.0, 32), (6, 50000.0, 64), (12, 1e6, 48)])

@@ -122,9 +122,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Matrices decay; norms and biases (one dimension) do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0},
     ]
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Built under `zero.Init`, a parameter that is not gathered is empty and has one dimension."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def set_learning_rate(engine: Any, lr: float) -> None:
