@@ -29,7 +29,7 @@ STAGES = (
 SAME = "stages=[{name: a, steps: 5}, {name: b, steps: 1}, {name: c}]"
 ONE_DOMAIN = "data.weights={code: 1}"
 LARGE_WEIGHTS = "model.initializer_range=0.1"
-"""With those of 0.02 attention hardly looks anywhere at first, and other positions change the loss by roundings only."""
+"""With 0.02 attention hardly looks anywhere at first, and other positions change the loss by roundings only."""
 
 
 @pytest.fixture(scope="module")
