@@ -46,8 +46,10 @@ def test_after_forgetting_it_captures_anew() -> None:
         (("deepspeed=zero2",), "needs ZeRO-1"),
         (("deepspeed=zero1", "train.micro_batch=8"), "several micro-batches"),
         (("deepspeed=zero1", "ops.rms_norm=torch"), "rms_norm torch"),
+        (("deepspeed=zero1", "train.activation_checkpointing=full"), "activation checkpointing"),
+        (("deepspeed=zero1", "model.rope_scaling={rope_type: dynamic, factor: 2.0}"), "dynamic rope"),
     ],
-    ids=["zero2", "one-micro-batch", "torch-norm"],
+    ids=["zero2", "one-micro-batch", "torch-norm", "checkpointing", "dynamic-rope"],
 )
 def test_where_it_cannot_it_says_so(overrides: tuple[str, ...], named: str) -> None:
     with tiny_engine("cuda", *GRAPHABLE, *overrides, "train.cuda_graphs=always") as (engine, (run, ops)):

@@ -149,6 +149,8 @@ def why_no_graphs(device: torch.device, run: RunConfig, ops: Ops, sinks: Gradien
         return f"needs a GPU, the model is on {device.type}"
     if not sinks.active:
         return "needs ZeRO-1 in bf16 with gradients accumulated in fp32 (several micro-batches a step)"
+    if run.train.activation_checkpointing != "none":
+        return "activation checkpointing runs layers once more in the backward pass, which no capture has been tried on"
     if (run.model.rope_scaling or {}).get("rope_type") == "dynamic":
         return "dynamic rope scaling looks at every batch's length"
     chosen = {choice.op: choice.backend for choice in ops.choices}
