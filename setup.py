@@ -15,6 +15,7 @@ CORE = [
     "transformers>=5.17,<6",
     "tokenizers>=0.22",
     "safetensors>=0.5",
+    "accelerate>=1.1",  # transformers wants it to load a folder into the partitions of ZeRO-3
     "pyarrow>=18",
     "wandb>=0.19",
     "pydantic>=2.10",
