@@ -88,7 +88,7 @@ def test_on_a_gpu(rope: str, order: str) -> None:
 def test_no_wait_for_the_gpu(rope: str) -> None:
     table, position_ids = RotaryTable(rope_config(rope)), positions(50, "cuda")
     table(position_ids, torch.bfloat16)  # the first call moves the frequencies
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # from here on every wait raises
     try:
         table(position_ids, torch.bfloat16)
     finally:

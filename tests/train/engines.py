@@ -35,8 +35,7 @@ def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunCo
     world = World.from_environment()
     place = ds.pick_device(world) if device == "cuda" else torch.device("cpu")
     resolved = resolve(run, 1, device)
-    head_dim = run.model.hidden_size // run.model.num_attention_heads
-    ops = resolve_ops(run.ops.model_dump(), Situation(device, resolved.dtype, head_dim))
+    ops = resolve_ops(run.ops.model_dump(), Situation(device, resolved.dtype, run.model.shape.head_dim))
     environment = dict(os.environ)
     try:
         ds.start_process_group(world, place)

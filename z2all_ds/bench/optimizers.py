@@ -17,7 +17,7 @@ from z2all_ds.config import OptimizerSection
 from z2all_ds.console import heartbeat
 from z2all_ds.errors import ConfigError, Z2allError
 from z2all_ds.machine import default_environment
-from z2all_ds.train.op_builds import prebuild
+from z2all_ds.train.op_builds import ops_of_optimizer, prebuild
 from z2all_ds.train.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
 
 DEFAULT_PARAMETERS = {"cuda": 200_000_000, "cpu": 10_000_000}
@@ -102,8 +102,7 @@ def _measure(
     dtype = torch.bfloat16 if situation.bf16_master else torch.float32
     weight = torch.nn.Parameter(torch.randn(parameters, device=home, dtype=dtype))
     weight.grad = torch.randn_like(weight)
-    if section.kind == "ds_cpu_adam":
-        prebuild(["cpu_adam"])
+    prebuild(ops_of_optimizer(section.kind))
     with heartbeat(f"measuring {section.kind}"):
         optimizer = build_optimizer(choice, [{"params": [weight], "weight_decay": section.weight_decay}], section)
         optimizer.step()

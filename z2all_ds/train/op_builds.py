@@ -28,8 +28,11 @@ BUILDERS = {
 def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
     """What this run will load: shared-memory messages between CPU ranks, and DeepSpeed's optimizers."""
     ops = ["deepspeed_shm_comm"] if device_type == "cpu" else []
-    of_optimizer = {"ds_cpu_adam": ["cpu_adam"], "ds_fused_adam": ["fused_adam"]}
-    return [*ops, *of_optimizer.get(resolved.optimizer.kind, [])]
+    return [*ops, *ops_of_optimizer(resolved.optimizer.kind)]
+
+
+def ops_of_optimizer(kind: str) -> list[str]:
+    return {"ds_cpu_adam": ["cpu_adam"], "ds_fused_adam": ["fused_adam"]}.get(kind, [])
 
 
 def prebuild(ops: list[str]) -> None:

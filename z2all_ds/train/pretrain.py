@@ -97,8 +97,7 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
     if compiled:
         require_inductor(device.type)
     ds.start_process_group(world, device)
-    head_dim = run.model.hidden_size // run.model.num_attention_heads
-    situation = Situation(device.type, resolved.dtype, head_dim)
+    situation = Situation(device.type, resolved.dtype, run.model.shape.head_dim)
     ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
     for choice in ops.choices:
         output.say(f"op {choice.op}: {choice.backend} ({choice.reason})")
