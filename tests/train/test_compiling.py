@@ -234,7 +234,8 @@ def test_an_op_that_is_not_traced_runs_between_pieces(
 )
 @pytest.mark.parametrize("choice", ["none", "selective", "full"])
 def test_kernels_asked_for_run_between_pieces(asked: dict[str, str], choice: str, fresh_compiler: None) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    # Wider than the tiny model and so with smaller weights, or attention is so sharp that bf16 itself is 20 % off.
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}
     ops = ops_to_compile(asked, Situation("cuda", "bf16", 64))
     reasons = {op.op: op.reason for op in ops.choices}
     assert all("between compiled pieces" in reasons[op] for op in asked)
@@ -242,13 +243,14 @@ def test_kernels_asked_for_run_between_pieces(asked: dict[str, str], choice: str
     set_recompute(model, choice, ("attention", "mlp"))
     compile_layers(model, ops, num_shapes=1, say=lambda line: None)
     wanted, found = loss_of(eager), loss_of(model)
-    # Inductor keeps fp32 between ops that eager torch rounds to bf16 (8 bits), through three layers.
-    assert found.item() == pytest.approx(wanted.item(), rel=2e-2)
+    # Inductor keeps fp32 between ops that eager torch rounds to bf16 (8 bits), through three layers; in bf16 on a CPU,
+    # losses are 3e-4 apart and gradients 1.3 %, each as far from the truth.
+    assert found.item() == pytest.approx(wanted.item(), rel=2e-3)
     wanted.backward()
     found.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     for name, weight in eager.named_parameters():
-        assert (gradients[name] - weight.grad).norm() <= 0.1 * weight.grad.norm(), name
+        assert (gradients[name] - weight.grad).norm() <= 0.03 * weight.grad.norm(), name
 
 
 def test_a_machine_that_cannot_compile_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

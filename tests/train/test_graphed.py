@@ -5,19 +5,28 @@ import pytest
 from tests.ops.comparing import on_gpu
 from tests.train.engines import tiny_engine, train
 from z2all_ds.errors import ConfigError
+from z2all_ds.model.recompute import set_recompute
 from z2all_ds.train.graphed import GraphedForward, graph_micro_batches
 
 GRAPHABLE = ("deepspeed=zero1", "model.hidden_size=128")
 """Heads of 64, which every attention kernel knows."""
+CHECKPOINTING = {
+    "none": (),
+    "full": ("train.activation_checkpointing=full",),
+    "selective": ("train.activation_checkpointing=selective", "train.recompute=[attention, mlp]"),
+}
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING, ids=CHECKPOINTING)
 @on_gpu[0]
 @on_gpu[1]
-def test_losses_are_those_without_graphs(documents: bool) -> None:
+def test_losses_are_those_without_graphs(documents: bool, checkpointing: str) -> None:
     found = []
     for wanted in ("never", "always"):
-        with tiny_engine("cuda", *GRAPHABLE, f"train.cuda_graphs={wanted}") as (engine, (run, ops)):
+        overrides = (*GRAPHABLE, *CHECKPOINTING[checkpointing], f"train.cuda_graphs={wanted}")
+        with tiny_engine("cuda", *overrides) as (engine, (run, ops)):
+            set_recompute(engine.module, run.train.activation_checkpointing, run.train.recompute)
             graphs = graph_micro_batches(engine, run, ops, print)
             assert (graphs is not None) == (wanted == "always")
             found.append(train(engine, 4, documents=documents))
@@ -46,10 +55,10 @@ def test_after_forgetting_it_captures_anew() -> None:
         (("deepspeed=zero2",), "needs ZeRO-1"),
         (("deepspeed=zero1", "train.micro_batch=8"), "several micro-batches"),
         (("deepspeed=zero1", "ops.rms_norm=torch"), "rms_norm torch"),
-        (("deepspeed=zero1", "train.activation_checkpointing=full"), "activation checkpointing"),
+        (("deepspeed=zero1", "train.activation_checkpointing=full", "model.dropout1=0.1"), "to drop the same again"),
         (("deepspeed=zero1", "model.rope_scaling={rope_type: dynamic, factor: 2.0}"), "dynamic rope"),
     ],
-    ids=["zero2", "one-micro-batch", "torch-norm", "checkpointing", "dynamic-rope"],
+    ids=["zero2", "one-micro-batch", "torch-norm", "dropout", "dynamic-rope"],
 )
 def test_where_it_cannot_it_says_so(overrides: tuple[str, ...], named: str) -> None:
     with tiny_engine("cuda", *GRAPHABLE, *overrides, "train.cuda_graphs=always") as (engine, (run, ops)):

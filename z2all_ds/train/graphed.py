@@ -149,9 +149,11 @@ def why_no_graphs(device: torch.device, run: RunConfig, ops: Ops, sinks: Gradien
         return f"needs a GPU, the model is on {device.type}"
     if not sinks.active:
         return "needs ZeRO-1 in bf16 with gradients accumulated in fp32 (several micro-batches a step)"
-    if run.train.activation_checkpointing != "none":
-        return "activation checkpointing runs layers once more in the backward pass, which no capture has been tried on"
-    if (run.model.rope_scaling or {}).get("rope_type") == "dynamic":
+    model = run.model
+    drops = model.attention_dropout or model.dropout1 or model.dropout2
+    if run.train.activation_checkpointing != "none" and drops:
+        return "to drop the same again, activation checkpointing reads the random numbers' state: no capture can"
+    if (model.rope_scaling or {}).get("rope_type") == "dynamic":
         return "dynamic rope scaling looks at every batch's length"
     chosen = {choice.op: choice.backend for choice in ops.choices}
     for op, with_sinks in USES_SINKS.items():
