@@ -205,6 +205,57 @@ def test_an_unknown_key_of_a_stage_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["by=tokens", "warmup_steps=5"],
+            "schedule.warmup_steps=5: schedule.by=tokens counts tokens."
+            " Give schedule.warmup_tokens instead, and schedule.warmup_steps=null.",
+        ),
+        (
+            ["warmup_tokens=5"],
+            "schedule.warmup_tokens=5: schedule.by=steps counts steps."
+            " Give schedule.warmup_steps instead, and schedule.warmup_tokens=null.",
+        ),
+        (
+            ["kind=wsd", "by=tokens", "warmup_tokens=5", "decay_steps=7"],
+            "schedule.decay_steps=7: schedule.by=tokens counts tokens."
+            " Give schedule.decay_tokens instead, and schedule.decay_steps=null.",
+        ),
+        (
+            ["by=tokens"],
+            "schedule.warmup_tokens: is not set, and schedule.by=tokens with schedule.kind=cosine needs it."
+            " Give it: schedule.warmup_tokens=...",
+        ),
+        (
+            ["kind=wsd"],
+            "schedule.decay_steps: is not set, and schedule.by=steps with schedule.kind=wsd needs it."
+            " Give it: schedule.decay_steps=...",
+        ),
+        (
+            ["decay_steps=7"],
+            "schedule.decay_steps=7: schedule.kind=cosine has no decay of its own length."
+            " Choose schedule.kind=wsd, or leave it out.",
+        ),
+    ],
+)
+def test_a_schedule_in_the_wrong_unit(overrides: list[str], line: str) -> None:
+    assert refusal(None, [f"schedule.{override}" for override in overrides]) == line
+
+
+def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
+    chosen = ["kind=wsd", "by=tokens", "warmup_tokens=0", "decay_tokens=10"]
+    run = load_run_config(None, [f"schedule.{override}" for override in chosen])
+    assert (run.schedule.warmup_steps, run.schedule.warmup, run.schedule.decay) == (None, 0, 10)
+    written = tmp_path / "run.yaml"
+    written.write_text(dump_yaml(run))
+    assert load_run_config(str(written)) == run
+    # A preset counts its warm-up in steps: one setting more takes it back.
+    preset = ["schedule.by=tokens", "schedule.warmup_tokens=1000", "schedule.warmup_steps=null"]
+    assert load_run_config("z2all_1b", preset).schedule.warmup == 1000
+
+
+@pytest.mark.parametrize(
     ("override", "start"),
     [
         ("train.steps=0", "train.steps=0: Input should be greater than 0."),

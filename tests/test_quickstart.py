@@ -107,7 +107,8 @@ def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
     assert (out / "run" / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (out / "hf_model").iterdir()}
     events = [json.loads(line) for line in (out / "run" / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events if e["event"] != "checkpoint"] == ["started", "stopped", "started", "done"]
+    ends = [e["event"] for e in events if e["event"] not in ("checkpoint", "first_step")]
+    assert ends == ["started", "stopped", "started", "done"]
     assert [e["step"] for e in events if e["event"] == "started"] == [0, 12]  # stopped half-way, and resumed from there
     assert losses(out / "run")[-1] < losses(out / "run")[0]
 
@@ -128,7 +129,7 @@ def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], p
     assert "Traceback" not in (tmp_path / "log").read_text()
     again = subprocess.run(command(prepared), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert resumed_from(again.stderr) in (4, 8)  # 8, where a busy machine let two more steps pass
+    assert resumed_from(again.stderr) >= 6  # it has saved on its way out
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from z2all_ds.config import load_run_config
 from z2all_ds.errors import ConfigError
-from z2all_ds.run_stages import RunStage, run_stages, samples_seen, stage_at, tokens_seen
+from z2all_ds.run_stages import RunStage, progress, run_stages, samples_seen, stage_at, tokens_seen
 
 BASE = ("train.steps=100", "train.sequence_length=64", "train.global_batch=32", "train.micro_batch=4")
 
@@ -33,6 +33,7 @@ def test_without_stages_the_run_is_one() -> None:
         "rope_theta": 5e5,
         "weights": {"code": 2.0},
         "temperature": 3.0,
+        "anneal": None,
     }
     assert (stage.samples, stage.tokens_per_step) == (3200, 2048)
 
@@ -42,10 +43,11 @@ def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
         [
             {"name": "a", "steps": 60, "weights": {"en": 1.0}},
             {"name": "b", "steps": 30, "sequence_length": 128, "global_batch": 16, "rope_theta": 1e6},
-            {"name": "c", "temperature": 2.0},
+            {"name": "c", "temperature": 2.0, "anneal": "linear"},
         ],
         "data.weights={code: 1, en: 3}",
         "data.temperature=5",
+        "schedule.warmup_steps=90",
     )
     assert [(s.name, s.first_step, s.end_step) for s in (first, second, third)] == [
         ("a", 0, 60),
@@ -58,6 +60,7 @@ def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
     assert (first.weights, second.weights) == ({"en": 1.0}, {"code": 1.0, "en": 3.0})
     # a mixture of its own, of either kind, takes nothing from that of the run
     assert (first.temperature, third.weights, third.temperature) == (1.0, None, 2.0)
+    assert (first.anneal, second.anneal, third.anneal) == (None, None, "linear")
 
 
 def test_the_last_stage_may_repeat_its_steps() -> None:
@@ -102,6 +105,51 @@ def test_what_cannot_be_meant_is_one_line(stages: list[dict[str, Any]], line: st
     with pytest.raises(ConfigError) as caught:
         stages_of(stages)
     assert str(caught.value) == line
+
+
+LONGER = [{"name": "a", "steps": 60}, {"name": "b", "sequence_length": 128, "anneal": "cosine"}]
+"""60 x 2048 tokens, then 40 x 4096: 286720."""
+BY_TOKENS = ("schedule.by=tokens", "schedule.kind=wsd")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ("schedule.kind=wsd", "schedule.warmup_steps=51", "schedule.decay_steps=50"),
+            "schedule.warmup_steps=51 and schedule.decay_steps=50: together they are longer than the run of 100 steps."
+            " Shorten one of them, or raise train.steps.",
+        ),
+        (
+            (*BY_TOKENS, "schedule.warmup_tokens=2048", "schedule.decay_tokens=284673"),
+            "schedule.warmup_tokens=2048 and schedule.decay_tokens=284673: together they are longer than the run of"
+            " 286720 tokens. Shorten one of them, or raise train.steps.",
+        ),
+        (
+            ("schedule.warmup_steps=61",),
+            "anneal of stage 'b': it begins after 60 steps, within the warm-up."
+            " Let it begin later, or lower schedule.warmup_steps=61.",
+        ),
+        (
+            (*BY_TOKENS, "schedule.warmup_tokens=122881", "schedule.decay_tokens=1"),
+            "anneal of stage 'b': it begins after 122880 tokens, within the warm-up."
+            " Let it begin later, or lower schedule.warmup_tokens=122881.",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        stages_of(LONGER, *overrides)
+    assert str(caught.value) == line
+
+
+def test_a_schedule_that_just_fits() -> None:
+    stages_of(LONGER, "schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=50")
+    stages = stages_of(LONGER, *BY_TOKENS, "schedule.warmup_tokens=122880", "schedule.decay_tokens=163840")
+    assert [progress(stages, "tokens", steps) for steps in (0, 1, 60, 61, 100)] == [0, 2048, 122880, 126976, 286720]
+    assert progress(stages, "steps", 61) == 61
+    # A warm-up alone may be cut off, as in a short trial of a long run's settings.
+    assert len(stages_of([{"name": "a"}], "schedule.warmup_steps=2000")) == 1
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(2, 2048), st.integers(1, 8)), min_size=1, max_size=5)

@@ -8,12 +8,14 @@ Two conventions of "FLOPs per token" are in use, and a utilisation (MFU) means n
 - `exact`: 6 N_matmul + 6 L d_attention S. Only weights that enter a matrix product are counted (a tied embedding
   counts once, as the head), and attention over the causal half. It is what the hardware has to do.
 
-Both count a multiply-add as two operations and the backward pass as twice the forward; neither counts recomputation.
+Both count a multiply-add as two operations and the backward pass as twice the forward; neither counts recomputation,
+which `hardware_flops_per_token` adds to the exact one (HFU instead of MFU).
 Both are averages over the positions of a sequence of length S whose tokens all attend to one another: where documents
 are masked apart, less attention is computed than either says.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from z2all_ds.errors import ConfigError
@@ -107,6 +109,29 @@ def flops_per_token(shape: ModelShape, sequence_length: int, convention: str = "
         causal_attention = 6 * shape.num_layers * shape.attention_width * sequence_length
         return 6 * count_matmul_parameters(shape) + causal_attention
     raise ConfigError(f"FLOP convention {convention!r}", "unknown", f"Use one of {', '.join(FLOP_CONVENTIONS)}.")
+
+
+def hardware_flops_per_token(
+    shape: ModelShape,
+    sequence_length: int,
+    activation_checkpointing: str = "none",
+    recompute: Sequence[str] = (),
+    cross_entropy: str = "",
+) -> int:
+    """What is really executed: the exact convention, a second forward pass of the parts whose activations are not kept
+    (the settings `train.activation_checkpointing` and `train.recompute`), and the head's where the backend of
+    cross_entropy makes logits again. What kernels recompute inside themselves is not counted.
+
+    The last product of a part is taken to be done again, as by our kernels for a GPU; torch's own ops stop right before
+    it, and for them this is up to 5 % too much.
+    """
+    exact = flops_per_token(shape, sequence_length, "exact")
+    head = 2 * shape.vocab_size * shape.hidden_size
+    mlp = 2 * shape.num_layers * _mlp_matrices_per_layer(shape)
+    # Forward is a third: the backward pass has two products for each of the forward's.
+    forward = {"attention": exact // 3 - head - mlp, "mlp": mlp}
+    again = {"none": (), "full": tuple(forward), "selective": tuple(recompute)}[activation_checkpointing]
+    return exact + sum(forward[part] for part in again) + (head if cross_entropy == "chunked" else 0)
 
 
 def _kv_width(shape: ModelShape) -> int:

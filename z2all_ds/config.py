@@ -183,6 +183,8 @@ class TrainSection(Section):
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
     """Replay each micro-batch as captured CUDA graphs, so that the host need not launch its kernels one by one. Only
     ZeRO-1 with fp32 accumulation can; auto: where it can."""
+    nvme_folder: str | None = None
+    """Folder on a fast disk for what a DeepSpeed JSON offloads to `nvme` without saying where. Default: in run_dir."""
     seed: int = Field(1234, ge=0)
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)
@@ -202,6 +204,9 @@ class TrainSection(Section):
         return self
 
 
+AnnealShape = Literal["one_minus_sqrt", "linear", "cosine"]
+
+
 class StageSection(Section):
     """One stage of a run with several; what is left out is as in `data`, `train` and `model`."""
 
@@ -219,6 +224,8 @@ class StageSection(Section):
     """Share of tokens per domain."""
     temperature: float | None = Field(None, gt=0)
     """Without weights, shares are bytes^(1/temperature)."""
+    anneal: AnnealShape | None = None
+    """Over this stage the learning rate falls, in this shape, from where it is to the lowest, and stays there."""
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
@@ -255,14 +262,59 @@ class OptimizerSection(Section):
 
 
 class ScheduleSection(Section):
-    """Learning rate over the steps."""
+    """Learning rate over the run."""
 
-    kind: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape after the warm-up."""
-    warmup_steps: int = Field(100, ge=0)
-    """Steps of linear rise from 0."""
+    kind: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt", "one_minus_sqrt"] = "cosine"
+    """After the warm-up. cosine, linear, one_minus_sqrt: down to the lowest rate in that shape, by the last step.
+    constant: no change. wsd: no change, then down over the last decay_steps. inverse_sqrt: sqrt(warm-up / done)."""
+    by: Literal["steps", "tokens"] = "steps"
+    """What progress is counted in. By tokens, steps of a larger batch or of longer samples go further."""
+    warmup_steps: int | None = Field(100, ge=0)
+    """Steps of linear rise from 0; by tokens, null."""
+    warmup_tokens: int | None = Field(None, ge=0)
+    """By tokens: tokens of linear rise from 0."""
+    decay_steps: int | None = Field(None, gt=0)
+    """Of wsd alone: the last steps, over which the rate falls."""
+    decay_tokens: int | None = Field(None, gt=0)
+    """Of wsd alone, by tokens: the last tokens, over which the rate falls."""
+    decay_shape: AnnealShape = "one_minus_sqrt"
+    """Of wsd alone: how the rate falls."""
     min_ratio: float = Field(0.1, ge=0, le=1)
-    """Last learning rate as a share of the largest."""
+    """Lowest learning rate after the warm-up as a share of the largest."""
+    allow_jump: bool = False
+    """Go on although the settings give another learning rate than those the checkpoint was made with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_warmup_is_in_steps(cls, values: Any) -> Any:
+        by_tokens = isinstance(values, dict) and values.get("by") == "tokens"
+        return {"warmup_steps": None, **values} if by_tokens else values
+
+    @model_validator(mode="after")
+    def _counted_in_one_unit(self) -> "ScheduleSection":
+        other = "steps" if self.by == "tokens" else "tokens"
+        for part, counted in (("warmup", self.warmup), ("decay", self.decay)):
+            wrong, right = getattr(self, f"{part}_{other}"), f"schedule.{part}_{self.by}"
+            if wrong is not None:
+                what, rule = f"schedule.{part}_{other}={wrong}", f"schedule.by={self.by} counts {self.by}"
+                raise ConfigError(what, rule, f"Give {right} instead, and schedule.{part}_{other}=null.")
+            if counted is None and (part == "warmup" or self.kind == "wsd"):
+                rule = f"is not set, and schedule.by={self.by} with schedule.kind={self.kind} needs it"
+                raise ConfigError(right, rule, f"Give it: {right}=...")
+            if counted is not None and part == "decay" and self.kind != "wsd":
+                rule = f"schedule.kind={self.kind} has no decay of its own length"
+                raise ConfigError(f"{right}={counted}", rule, "Choose schedule.kind=wsd, or leave it out.")
+        return self
+
+    @property
+    def warmup(self) -> int | None:
+        """In the unit of `by`; always there in a section that was validated."""
+        return self.warmup_tokens if self.by == "tokens" else self.warmup_steps
+
+    @property
+    def decay(self) -> int | None:
+        """In the unit of `by`; wsd has it, other kinds have none."""
+        return self.decay_tokens if self.by == "tokens" else self.decay_steps
 
 
 class CheckpointSection(Section):
@@ -276,6 +328,41 @@ class CheckpointSection(Section):
     """Complete checkpoints to keep, never fewer than two."""
     verify_checksums: bool = True
     """Read every byte of a checkpoint against its checksum before loading it; false compares sizes only."""
+
+
+class ValidationSection(Section):
+    """Loss on held-out text while training."""
+
+    corpus: str = ""
+    """Folder or URL of held-out shards, as data.corpus; none: no validation."""
+    every_steps: int = Field(500, gt=0)
+    """Steps between two looks."""
+    samples: int = Field(64, gt=0)
+    """Samples of train.sequence_length tokens, over all ranks, the same ones every time."""
+
+
+class GuardSection(Section):
+    """What to do about a step whose loss or gradient is out of all proportion, or not a number."""
+
+    policy: Literal["warn", "skip", "rollback", "stop"] = "skip"
+    """warn: say so and go on. skip: leave the weights as they are and take the next data. rollback: go back to the last
+    checkpoint and leave the step's data out. stop: end the run. What is not finite never reaches the weights."""
+    deviations: float = Field(8.0, gt=0)
+    """How far above the usual is out of proportion: in robust standard deviations of the logarithm over the window."""
+    window_steps: int = Field(128, ge=8)
+    """Good steps that say what is usual."""
+    min_steps: int = Field(32, ge=4)
+    """Good steps needed before anything finite is judged."""
+    max_bad_steps: int = Field(20, ge=0)
+    """The run ends when there are more."""
+    rollback_skips_steps: int = Field(1, ge=1)
+    """rollback leaves out the data of so many steps, the bad one the last of them."""
+
+    @model_validator(mode="after")
+    def _window_is_filled(self) -> "GuardSection":
+        if self.min_steps > self.window_steps:
+            raise ValueError(f"min_steps={self.min_steps} must not exceed window_steps={self.window_steps}")
+        return self
 
 
 class TrackSection(Section):
@@ -312,6 +399,10 @@ class RunConfig(Section):
     """Learning rate."""
     checkpoint: CheckpointSection = CheckpointSection()
     """Saving."""
+    validation: ValidationSection = ValidationSection()
+    """Held-out text."""
+    guard: GuardSection = GuardSection()
+    """Steps that go wrong."""
     track: TrackSection = TrackSection()
     """Sinks."""
 
@@ -369,7 +460,9 @@ def anchored(config: RunConfig) -> RunConfig:
     data = config.data.model_copy(
         update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
     )
-    return config.model_copy(update={"run_dir": absolute(config.run_dir), "data": data})
+    nvme_folder = config.train.nvme_folder and absolute(config.train.nvme_folder)
+    train = config.train.model_copy(update={"nvme_folder": nvme_folder})
+    return config.model_copy(update={"run_dir": absolute(config.run_dir), "data": data, "train": train})
 
 
 def dump_yaml(config: RunConfig) -> str:

@@ -8,6 +8,8 @@ EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as shells report it (128 + SIGINT)."""
+EXIT_REQUEUE = 75
+"""Stopped on request with a checkpoint: start the same command again (EX_TEMPFAIL of sysexits.h)."""
 
 
 class Z2allError(Exception):

@@ -16,6 +16,7 @@ from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError, TrainingError
 from z2all_ds.machine import gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.goodput import goodput
 from z2all_ds.track.plots import LOSS_PREFIX, plot_loss
 from z2all_ds.track.writer import last_outcome, read_records
 from z2all_ds.train.command import train_on_this_machine
@@ -165,6 +166,8 @@ def print_table(records: list[dict[str, Any]], folders: Folders, png: Path, proo
         table.add_row(name, f"{start:.3f}", f"{_last_mean(records, key):.3f}")
     table.add_row("tokens/s", "", f"{records[-1]['tokens_per_second']:,.0f}")
     table.add_row("tokens seen", "", f"{records[-1]['tokens_seen']:,}")
+    used = goodput(read_records(folders.run.events), records)
+    table.add_row("time in steps that counted", "", f"{100 * used.share:.0f}% of {human_seconds(used.wall_seconds)}")
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     places = {

@@ -55,6 +55,11 @@ class RunFolder:
     def plots(self) -> Path:
         return self.root / "plots"
 
+    @property
+    def stop_request(self) -> Path:
+        """While it is there, the run is asked to save and stop."""
+        return self.root / "stop"
+
     def rank_log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 

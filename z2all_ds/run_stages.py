@@ -2,8 +2,9 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Literal
 
-from z2all_ds.config import RunConfig, StageSection
+from z2all_ds.config import AnnealShape, RunConfig, StageSection
 from z2all_ds.errors import ConfigError
 
 
@@ -20,6 +21,7 @@ class RunStage:
     rope_theta: float
     weights: dict[str, float] | None
     temperature: float
+    anneal: AnnealShape | None
 
     @property
     def samples(self) -> int:
@@ -47,6 +49,7 @@ def run_stages(run: RunConfig) -> list[RunStage]:
             raise ConfigError(f"steps={section.steps} of the last stage", rule, "Leave it out, or make them agree.")
         stages.append(_filled_in(run, section, first_step, end_step))
         first_step = end_step
+    _check_schedule(run, stages)
     return stages
 
 
@@ -61,6 +64,26 @@ def samples_seen(stages: list[RunStage], steps_done: int) -> int:
 
 def tokens_seen(stages: list[RunStage], steps_done: int) -> int:
     return sum(_steps_within(stage, steps_done) * stage.tokens_per_step for stage in stages)
+
+
+def progress(stages: list[RunStage], by: Literal["steps", "tokens"], steps_done: int) -> int:
+    """How far the run is, in the unit its schedule counts."""
+    return tokens_seen(stages, steps_done) if by == "tokens" else steps_done
+
+
+def _check_schedule(run: RunConfig, stages: list[RunStage]) -> None:
+    """That the learning rate has room for its warm-up and decay. A warm-up alone may be cut off by a short run."""
+    by, warmup, decay = run.schedule.by, run.schedule.warmup or 0, run.schedule.decay
+    total = progress(stages, by, run.train.steps)
+    if decay is not None and warmup + decay > total:
+        what = f"schedule.warmup_{by}={warmup} and schedule.decay_{by}={decay}"
+        rule = f"together they are longer than the run of {total} {by}"
+        raise ConfigError(what, rule, "Shorten one of them, or raise train.steps.")
+    for stage in stages:
+        begin = progress(stages, by, stage.first_step)
+        if stage.anneal and begin < warmup:
+            what, rule = f"anneal of stage {stage.name!r}", f"it begins after {begin} {by}, within the warm-up"
+            raise ConfigError(what, rule, f"Let it begin later, or lower schedule.warmup_{by}={warmup}.")
 
 
 def _steps_within(stage: RunStage, steps_done: int) -> int:
@@ -94,4 +117,5 @@ def _filled_in(run: RunConfig, section: StageSection, first_step: int, end_step:
         section.rope_theta or run.model.rope_theta,
         section.weights if by_itself else run.data.weights,
         (section.temperature or 1.0) if by_itself else run.data.temperature,
+        section.anneal,
     )

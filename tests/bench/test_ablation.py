@@ -11,7 +11,6 @@ import pytest
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
-from z2all_ds.accounting import count_matmul_parameters, flops_per_token
 from z2all_ds.bench.ablation import (
     COMMON,
     REFERENCES,
@@ -20,9 +19,7 @@ from z2all_ds.bench.ablation import (
     AblationRow,
     ablate,
     chosen_rows,
-    hardware_flops_per_token,
     header,
-    hfu,
     run_row,
     to_json,
     to_line,
@@ -75,41 +72,14 @@ def test_mistakes_are_said_before_the_first_run() -> None:
         ablate(None, ["train.stepz=3"], 1, MIN_STEPS)
 
 
-def test_hardware_work_is_the_exact_one_and_what_is_done_again() -> None:
-    def work(*changes: str, cross_entropy: str = "triton") -> int:
-        return hardware_flops_per_token(load_run_config(None, list(changes)), cross_entropy)
-
-    run = load_run_config(None, [])
-    shape, length = run.model.shape, run.train.sequence_length
-    exact = flops_per_token(shape, length, "exact")
-    head = 2 * shape.vocab_size * shape.hidden_size
-    layers = 2 * count_matmul_parameters(shape) - head + 2 * shape.num_layers * shape.attention_width * length
-    mlp = 2 * 3 * shape.num_layers * shape.hidden_size * shape.intermediate_size
-    assert work() == exact
-    assert work(cross_entropy="chunked") == exact + head
-    assert work("train.activation_checkpointing=full") == exact + layers
-    assert work("train.activation_checkpointing=full", cross_entropy="chunked") == exact + exact // 3
-    selective = "train.activation_checkpointing=selective"
-    assert work(selective, "train.recompute=[mlp]") == exact + mlp
-    assert work(selective, "train.recompute=[attention]") == exact + layers - mlp
-
-
-def test_hfu_is_mfu_where_nothing_is_done_again() -> None:
-    plain, again = (load_run_config(None, [f"train.activation_checkpointing={how}"]) for how in ("none", "full"))
-    by_triton, chunked = (replace(COSTS, ops={"cross_entropy": name}) for name in ("triton", "chunked"))
-    assert hfu(plain, by_triton) == COSTS.mfu_exact
-    assert hfu(again, chunked) == pytest.approx(4 / 3 * 0.3456)
-    assert hfu(plain, replace(by_triton, mfu_exact=None)) is None
-
-
 def test_lines_for_people() -> None:
-    measured = AblationResult("use_all", (), hfu=0.4, costs=COSTS)
+    measured = AblationResult("use_all", (), costs=replace(COSTS, hfu=0.4))
     failed = AblationResult("naive", ("ops.rope=torch",), failed="OutOfMemoryError: CUDA out of memory")
     assert header().split() == ["row", "s/iter", "tok/s", "MFU", "exact", "HFU", "peak"]
     assert to_line(measured).split() == ["use_all", "1.500", "43,691", "38.2%", "34.6%", "40.0%", "2.0", "GiB"]
     assert to_line(failed).split(maxsplit=1) == ["naive", "OutOfMemoryError: CUDA out of memory"]
     first, second = json.loads(to_json([measured, failed]))["rows"]
-    assert first["costs"]["tokens_per_second"] == 43690.6 and first["hfu"] == 0.4
+    assert first["costs"]["tokens_per_second"] == 43690.6 and first["costs"]["hfu"] == 0.4
     assert (second["failed"], second["costs"], second["overrides"]) == (failed.failed, None, ["ops.rope=torch"])
 
 
@@ -128,7 +98,7 @@ def test_two_rows_through_the_command(small_corpus: Path, small_tokenizer: Path)
         costs = row["costs"]
         assert (costs["deepspeed"], costs["steps"], costs["ranks"]) == ("zero1", MIN_STEPS, 1)
         assert costs["tokens_per_second"] == pytest.approx(8 * 32 / costs["seconds_per_step"])
-        assert (costs["mfu_exact"], row["hfu"]) == (None, None)  # no peak is known for a CPU
+        assert (costs["mfu_exact"], costs["hfu"]) == (None, None)  # no peak is known for a CPU
     # The same data and the same weights: only rounding differs.
     assert naive["costs"]["last_loss"] == pytest.approx(use_all["costs"]["last_loss"], abs=1e-4)
     lines = [line.split()[0] for line in result.stderr.splitlines() if "..." not in line]
@@ -153,7 +123,7 @@ def test_a_row_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) 
     assert result.failed == "" and result.costs is not None
     assert result.costs.ops["cross_entropy"] == "chunked" and result.costs.ops["rms_norm"] == "triton"
     exact = result.costs.mfu_exact or pytest.skip("no peak known for this GPU")
-    assert result.hfu is not None and result.hfu > exact > 0
+    assert result.costs.hfu is not None and result.costs.hfu > exact > 0
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:

@@ -9,9 +9,15 @@ import os
 import sys
 from pathlib import Path
 
+from deepspeed.utils import groups
+
 from z2all_ds.train.pretrain import main
 
 if __name__ == "__main__":
     plan = Path(sys.argv[-1])
-    codes = [main(arguments) for arguments in json.loads(plan.read_text(encoding="utf-8"))]
+    codes = []
+    for arguments in json.loads(plan.read_text(encoding="utf-8")):
+        codes.append(main(arguments))
+        # DeepSpeed keeps the groups of a hierarchical partition for good and refuses to make them twice in a process.
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     plan.with_name(f"codes_{os.environ['RANK']}.json").write_text(json.dumps(codes), encoding="utf-8")

@@ -43,6 +43,7 @@ def main(folder: Path) -> None:
                 assert parameter.numel() == 0, f"{name} is not partitioned"
                 with GatheredParameters(parameter):
                     state[name] = parameter.detach().clone()
+            state["rotary frequencies"] = model.model.rotary.inverse_frequencies
             # Written by the last rank: its share came to it over the wire.
             if rank == ranks - 1:
                 torch.save(state, folder / f"{case}-{dtype_name}.pt")

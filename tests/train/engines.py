@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.machine import default_environment
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.ops import Ops, Situation, resolve_ops
 from z2all_ds.train import engine as ds
@@ -38,6 +39,7 @@ def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunCo
     ops = resolve_ops(run.ops.model_dump(), Situation(device, resolved.dtype, run.model.shape.head_dim))
     environment = dict(os.environ)
     try:
+        os.environ.update(default_environment(ranks=1))  # with these DeepSpeed's ops are found where they are built
         ds.start_process_group(world, place)
         config = Z2allConfig.from_section(run.model)
         model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)

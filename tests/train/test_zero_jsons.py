@@ -10,7 +10,10 @@ from z2all_ds.export.to_hf import export_checkpoint, read_weights
 from z2all_ds.resources import resource_dir
 from z2all_ds.track.writer import read_records
 
-JSONS = ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+JSONS = ["zero0", "zero1", "zero1_fp16", "zero2", "zero2_offload"]
+JSONS += ["zero3", "zero3_hpz", "zero3_offload", "zero3_offload_param"]
+NEEDS_LIBAIO = "zero3_nvme"
+"""In test_offload_disk.py."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
 
 
 def test_all_shipped_jsons_are_tested() -> None:
-    assert sorted(path.stem for path in resource_dir("ds_configs").glob("*.json")) == JSONS
+    assert sorted(path.stem for path in resource_dir("ds_configs").glob("*.json")) == sorted([*JSONS, NEEDS_LIBAIO])
 
 
 @pytest.mark.parametrize("name", JSONS)
@@ -46,7 +49,7 @@ def test_same_losses_as_plain_data_parallelism(name: str, runs: Path) -> None:
     assert losses(runs / name)[-1] < losses(runs / name)[0] - 0.05
     resolved = json.loads((runs / name / "ds_config.json").read_text())
     assert resolved["gradient_accumulation_steps"] == 2
-    assert "bf16" not in resolved  # on a CPU
+    assert "bf16" not in resolved and "fp16" not in resolved  # on a CPU
 
 
 @pytest.mark.parametrize("name", JSONS)
@@ -54,7 +57,8 @@ def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
     whole, stopped = metrics(runs / name), metrics(runs / f"{name}_stopped")
     for key in ("step", "loss", "loss_of_code", "loss_of_en", "loss_of_zh", "lr", "grad_norm"):
         assert [record.get(key) for record in stopped] == [record.get(key) for record in whole], key
-    words = [r["event"] for r in read_records(runs / f"{name}_stopped" / "events.jsonl") if r["event"] != "checkpoint"]
+    events = [record["event"] for record in read_records(runs / f"{name}_stopped" / "events.jsonl")]
+    words = [event for event in events if event in ("started", "stopped", "done")]
     assert words[:4] == ["started", "stopped", "started", "done"]
 
 
@@ -93,6 +97,11 @@ def test_forced_bf16_accumulates_in_fp32_and_each_micro_batch_once(run: str, run
     resolved = json.loads((runs / run / "ds_config.json").read_text())
     assert resolved["bf16"]["enabled"] is True
     assert resolved["data_types"]["grad_accum_dtype"] == "fp32"
+    assert resolved["communication_data_type"] == "fp32"
+    dtypes = {"compute": "bf16", "accumulation": "fp32", "communication": "fp32", "master": "fp32"}
+    assert json.loads((runs / run / "environment.json").read_text())["dtypes"] == dtypes
+    line = "dtypes: compute bf16, accumulation fp32, communication fp32, master weights fp32"
+    assert line in (runs / run / "logs" / "rank_0000.log").read_text()
     first, reference = metrics(runs / run)[0], metrics(runs / "zero1")[0]  # zero0 tells no norm
     assert first["loss"] == pytest.approx(reference["loss"], rel=2e-3)
     # Eight bits of mantissa: products are off by up to 0.4 %, their sums by less; a micro-batch added twice, by half.

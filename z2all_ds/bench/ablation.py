@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.accounting import flops_per_token
 from z2all_ds.bench.peers.environments import last_words
-from z2all_ds.bench.step import MIN_STEPS, StepCosts, prepare_data
-from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.bench.step import MIN_STEPS, StepCosts
+from z2all_ds.bench.text import prepare_data
+from z2all_ds.config import load_run_config
 from z2all_ds.console import heartbeat, human_bytes
 from z2all_ds.errors import ConfigError
 
@@ -65,8 +65,6 @@ class AblationResult:
     name: str
     overrides: tuple[str, ...]
     failed: str = ""
-    hfu: float | None = None
-    """As `mfu_exact`, with what is computed a second time."""
     costs: StepCosts | None = None
 
 
@@ -112,28 +110,7 @@ def run_row(
         reason = re.sub(r" \(rank \d+; see [^)]*\)$", "", last_words(done.stderr))
         return AblationResult(row.name, row.overrides, failed=reason)
     costs = StepCosts(**json.loads(done.stdout))
-    return AblationResult(row.name, row.overrides, hfu=hfu(load_run_config(config, overrides), costs), costs=costs)
-
-
-def hfu(run: RunConfig, costs: StepCosts) -> float | None:
-    """Hardware FLOPs utilisation, 0 to 1; None where the device's peak is not known."""
-    if costs.mfu_exact is None:
-        return None
-    exact = flops_per_token(run.model.shape, run.train.sequence_length, "exact")
-    return costs.mfu_exact * hardware_flops_per_token(run, costs.ops["cross_entropy"]) / exact
-
-
-def hardware_flops_per_token(run: RunConfig, cross_entropy: str) -> int:
-    """What is really executed: the exact convention, a second forward pass of the parts whose activations are not kept,
-    and the head's where logits are made again. What kernels recompute inside themselves is not counted."""
-    shape = run.model.shape
-    exact = flops_per_token(shape, run.train.sequence_length, "exact")
-    head = 2 * shape.vocab_size * shape.hidden_size
-    mlp = 6 * shape.num_layers * shape.hidden_size * shape.intermediate_size
-    # Forward is a third: the backward pass has two products for each of the forward's.
-    forward = {"attention": exact // 3 - head - mlp, "mlp": mlp}
-    again = {"none": (), "full": tuple(forward), "selective": run.train.recompute}[run.train.activation_checkpointing]
-    return exact + sum(forward[part] for part in again) + (head if cross_entropy == "chunked" else 0)
+    return AblationResult(row.name, row.overrides, costs=costs)
 
 
 def to_json(results: Sequence[AblationResult]) -> str:
@@ -151,7 +128,7 @@ def to_line(result: AblationResult) -> str:
         return f"{result.name:<24}  {result.failed}"
     shares = (
         f"{'-' if share is None else f'{100 * share:.1f}%':>8}"
-        for share in (costs.mfu_origin, costs.mfu_exact, result.hfu)
+        for share in (costs.mfu_origin, costs.mfu_exact, costs.hfu)
     )
     speed = f"{costs.seconds_per_step:>9.3f}{costs.tokens_per_second:>11,.0f}"
     return f"{result.name:<24}{speed}{''.join(shares)}{human_bytes(costs.peak_memory_bytes):>12}"

@@ -13,22 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.accounting import count_parameters, flops_per_token, mfu, peak_flops
+from z2all_ds.accounting import count_parameters, flops_per_token, hardware_flops_per_token, mfu, peak_flops
 from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.bench.text import prepare_data
 from z2all_ds.cluster.group import run_group
 from z2all_ds.cluster.launch import RANK_MODULE, local_command
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, human_bytes, say
-from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError
 from z2all_ds.machine import default_environment, free_port
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.tokenizer import train_tokenizer
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
 
-CORPUS_BYTES = 5_000_000
-TEXT_VOCAB_SIZE = 2048
 MIN_STEPS = 4
 PEER_MODULE = "z2all_ds.bench.peers.hf_llama"
 
@@ -63,6 +60,8 @@ class StepCosts:
     """Figures of Hugging Face's Llama with Liger under the same DeepSpeed JSON, measured right after ours."""
     times_peer: float | None = None
     """tokens_per_second over the peer's."""
+    hfu: float | None = None
+    """As `mfu_exact`, with what is computed a second time."""
 
 
 def bench_step(
@@ -88,15 +87,6 @@ def bench_step(
         costs = summarise(load_run_config(config, resolved), RunFolder(folder / "run"), ranks)
     costs = beside_peer(costs, peer) if peer else costs
     return beside_floor(costs, floor) if floor else costs
-
-
-def prepare_data(config: str | None, overrides: list[str], folder: Path) -> list[str]:
-    """Overrides that name a corpus and a tokenizer made here of the text every machine has; none where one is named."""
-    if load_run_config(config, overrides).data.corpus:
-        return []
-    build_corpus(folder / "corpus", [SourceSpec("code", "python_code", max_bytes=CORPUS_BYTES)])
-    train_tokenizer(folder / "corpus", folder / "tokenizer", TEXT_VOCAB_SIZE, CORPUS_BYTES)
-    return [f"data.corpus={folder / 'corpus'}", f"data.tokenizer={folder / 'tokenizer'}"]
 
 
 def peer_in_own_processes(
@@ -148,15 +138,17 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
     environment = json.loads(folder.environment.read_text(encoding="utf-8"))
     seconds = statistics.median(record["step_seconds"] for record in records[len(records) // 2 :])
     tokens_per_second = run.train.global_batch * run.train.sequence_length / seconds
-    peak = peak_flops(environment["device"])
-    shares = {
-        convention: mfu(
-            tokens_per_second,
-            flops_per_token(run.model.shape, run.train.sequence_length, convention),
-            peak and peak * ranks,
-        )
-        for convention in ("origin", "exact")
+    ops = {choice["op"]: choice["backend"] for choice in environment["ops"]}
+    shape, length, train = run.model.shape, run.train.sequence_length, run.train
+    operations = {
+        "origin": flops_per_token(shape, length, "origin"),
+        "exact": flops_per_token(shape, length, "exact"),
+        "executed": hardware_flops_per_token(
+            shape, length, train.activation_checkpointing, train.recompute, ops["cross_entropy"]
+        ),
     }
+    peak = peak_flops(environment["device"])
+    shares = {name: mfu(tokens_per_second, flops, peak and peak * ranks) for name, flops in operations.items()}
     return StepCosts(
         device=environment["device"],
         ranks=ranks,
@@ -173,7 +165,8 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
         peak_memory_bytes=max(record["peak_memory_bytes"] for record in records),
         last_loss=records[-1]["loss"],
         packages=environment["packages"],
-        ops={choice["op"]: choice["backend"] for choice in environment["ops"]},
+        ops=ops,
+        hfu=shares["executed"],
     )
 
 
@@ -183,8 +176,8 @@ def to_json(costs: StepCosts) -> str:
 
 def to_line(costs: StepCosts) -> str:
     """For people."""
-    shares = [f"{name} {100 * share:.1f}%" for name, share in
-              (("MFU", costs.mfu_origin), ("MFU exact", costs.mfu_exact)) if share is not None]  # fmt: skip
+    utilisations = {"MFU": costs.mfu_origin, "MFU exact": costs.mfu_exact, "HFU": costs.hfu}
+    shares = [f"{name} {100 * share:.1f}%" for name, share in utilisations.items() if share is not None]
     parts = [
         f"{costs.device} × {costs.ranks}",
         f"{costs.deepspeed} {costs.micro_batch}/{costs.global_batch} × {costs.sequence_length}",

@@ -1,7 +1,7 @@
 """The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
 
-The groups of verbs (`corpus`, `tokenizer`, `bench`) have files of their own. Nothing else imports this room. A user's
-mistake ends with one line and the exit code of its error class; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
+The groups of verbs (`train`, `corpus`, `tokenizer`, `bench`) have files of their own. Nothing else imports this room.
+A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
 """
 
 import os
@@ -18,6 +18,7 @@ from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.corpus import corpus_app
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 from z2all_ds.cli.tokenizer import tokenizer_app
+from z2all_ds.cli.train import train_app
 from z2all_ds.errors import MachineError, Z2allError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
     help="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed.",
 )
 evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
+app.add_typer(train_app, name="train")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(evaluate_app, name="evaluate")
@@ -82,21 +84,6 @@ def config(config: ConfigOption = None, overrides: Overrides = None) -> None:
     from z2all_ds.config import dump_yaml, load_run_config
 
     print(dump_yaml(load_run_config(config, overrides)), end="")
-
-
-@app.command()
-def train(
-    config: ConfigOption = None,
-    deepspeed: Annotated[str | None, typer.Option(help="zero0 ... zero3, zero2_offload, or a path.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
-    resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
-    overrides: Overrides = None,
-) -> None:
-    """Train on this machine with the deepspeed launcher; goes on from the newest checkpoint of the run folder."""
-    from z2all_ds.train.command import train_on_this_machine
-
-    chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
-    train_on_this_machine(config, chosen, ranks, resume)
 
 
 @app.command()

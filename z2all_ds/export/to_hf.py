@@ -112,6 +112,12 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
     weights: dict[str, Tensor]
     files = checkpoint.path / DEEPSPEED_TAG
+    if (files / "offloaded_tensors").is_dir():
+        raise CheckpointError(
+            checkpoint.path.name,
+            "its master weights lie on a disk (nvme) in files that DeepSpeed's reader does not know",
+            "Train under zero3_offload or zero3_offload_param.",
+        )
     # bf16_zero_*: the optimizer DeepSpeed takes for bf16 with fp32 accumulation at stage 1. Its reader does not know
     # these files; the weights the model computes with (the masters, rounded to bf16) lie whole beside them.
     if checkpoint.trainer["zero_stage"] == 0 or any(files.glob("bf16_zero_*")):

@@ -1,5 +1,7 @@
 """Rotary positions: cos and sin per token, equal to transformers' own for every kind of scaling we compute."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
@@ -33,15 +35,24 @@ class RotaryTable:
                 f"Z2all computes {', '.join(COMPUTED_ROPE_TYPES)}",
                 "Load it with transformers' LlamaForCausalLM.",
             )
-        # Built on the CPU even inside `torch.device("meta")`: the frequencies are values, not weights to be loaded.
-        with torch.device("cpu"):
-            rotary = LlamaRotaryEmbedding(config)
         self.config = config
-        self.inverse_frequencies = rotary.inv_freq.float()
-        self.original_frequencies = self.inverse_frequencies
-        self.scaling: float = rotary.attention_scaling
         self.original_length: int = config.max_position_embeddings
         self.stretched_to = self.original_length
+        self._now: tuple[Tensor, float] | None = None
+        """Frequencies and scaling in force."""
+
+    @cached_property
+    def _original(self) -> tuple[Tensor, float]:
+        """Made at the first use, not with the model: inside `deepspeed.zero.Init` torch makes every new tensor in the
+        model's dtype, and inside `torch.device("meta")` one without values."""
+        with torch.device("cpu"):
+            rotary = LlamaRotaryEmbedding(self.config)
+        return rotary.inv_freq.float(), rotary.attention_scaling
+
+    @property
+    def inverse_frequencies(self) -> Tensor:
+        """In force now."""
+        return (self._now or self._original)[0]
 
     @property
     def length_dependent(self) -> bool:
@@ -52,11 +63,13 @@ class RotaryTable:
         """cos and sin [B, T, E] of positions [B, T]."""
         if self.length_dependent:
             self._follow_length(position_ids)
-        if self.inverse_frequencies.device != position_ids.device:
-            self.inverse_frequencies = self.inverse_frequencies.to(position_ids.device)
-        half_BTE = position_ids[..., None].float() * self.inverse_frequencies
+        frequencies, scaling = self._now or self._original
+        if frequencies.device != position_ids.device:
+            frequencies = frequencies.to(position_ids.device)
+        self._now = frequencies, scaling
+        half_BTE = position_ids[..., None].float() * frequencies
         angles_BTE = torch.cat((half_BTE, half_BTE), dim=-1)
-        return (angles_BTE.cos() * self.scaling).to(dtype), (angles_BTE.sin() * self.scaling).to(dtype)
+        return (angles_BTE.cos() * scaling).to(dtype), (angles_BTE.sin() * scaling).to(dtype)
 
     def _follow_length(self, position_ids: Tensor) -> None:
         length_tensor = position_ids.max() + 1
@@ -65,8 +78,8 @@ class RotaryTable:
             # The length goes in as a tensor: transformers computes the base from one in fp32, and from a Python
             # number it would come out different in the last bits.
             stretch = ROPE_INIT_FUNCTIONS[self.rope_type]
-            self.inverse_frequencies, self.scaling = stretch(self.config, position_ids.device, seq_len=length_tensor)
+            self._now = stretch(self.config, position_ids.device, seq_len=length_tensor)
             self.stretched_to = length
         elif length < self.original_length < self.stretched_to:
-            self.inverse_frequencies = self.original_frequencies
+            self._now = self._original
             self.stretched_to = self.original_length

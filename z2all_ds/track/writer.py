@@ -11,6 +11,8 @@ from z2all_ds.atomic import write_whole
 from z2all_ds.console import say
 from z2all_ds.run_folder import RunFolder
 
+OUTCOMES = ("started", "stopped", "requeue", "done")
+
 
 class RunWriter:
     """Writes both files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
@@ -83,6 +85,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def last_outcome(folder: RunFolder) -> str | None:
-    """The run's own last word: `started` (it runs, or died), `stopped` (a planned stop), `done`; None without one."""
-    words = [r["event"] for r in read_records(folder.events) if r["event"] in ("started", "stopped", "done")]
+    """The run's own last word: `started` (it runs, or died), `stopped` (a planned stop), `requeue` (it was asked to
+    stop), `done`; None without one."""
+    words = [record["event"] for record in read_records(folder.events) if record["event"] in OUTCOMES]
     return words[-1] if words else None

@@ -1,4 +1,7 @@
-"""Loss per domain, exact under packing, accumulation and any world size: sums and counts, divided only at the end."""
+"""Loss per domain, exact under packing, accumulation and any world size: sums and counts, divided only at the end.
+
+It is the one message that all ranks exchange in every step, so what else they must agree on travels along.
+"""
 
 import torch
 import torch.distributed
@@ -12,8 +15,11 @@ class ChannelLoss:
 
     def __init__(self, domain_names: list[str], device: torch.device) -> None:
         self.domain_names = domain_names
-        # fp64: a sum over 10^6 tokens in fp32 would round in the fourth digit. Row 0 sums, row 1 counts.
-        self._totals = torch.zeros(2, len(domain_names), dtype=torch.float64, device=device)
+        # fp64: a sum over 10^6 tokens in fp32 would round in the fourth digit. Row 0 sums, row 1 counts. The last
+        # column is no domain: it counts the ranks that have raised the flag.
+        self._totals = torch.zeros(2, len(domain_names) + 1, dtype=torch.float64, device=device)
+        self.flag_was_raised = False
+        """By any rank, before the last `take`."""
 
     def add(self, losses: Tensor, labels: Tensor, domain_ids: Tensor) -> None:
         """One micro-batch; all three [batch, tokens]."""
@@ -22,12 +28,18 @@ class ChannelLoss:
         self._totals[0].index_add_(0, domains, losses.detach().flatten().to(torch.float64))
         self._totals[1].index_add_(0, domains, counted.to(torch.float64))
 
+    def raise_flag(self) -> None:
+        """All ranks will see it after the next `take`."""
+        self._totals[1, -1] += 1
+
     def take(self) -> tuple[float, dict[str, float]]:
         """Mean loss over all counted tokens of all ranks since the last call, and per domain that occurred."""
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(self._totals)
         sums, counts = self._totals.tolist()
         self._totals.zero_()
+        self.flag_was_raised = counts.pop() > 0
+        sums.pop()
         per_domain = {
             name: total / count for name, total, count in zip(self.domain_names, sums, counts, strict=True) if count
         }

@@ -1,19 +1,22 @@
 """What `z2all train` does around the ranks: cheap checks first, ops built once, ranks started, the outcome judged."""
 
 import os
+import signal
 from pathlib import Path
 
 from z2all_ds.accounting import count_parameters
 from z2all_ds.atomic import machine_limits_named
 from z2all_ds.cluster.launch import check_ranks, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ClusterError, ConfigError
+from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
 from z2all_ds.machine import gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.inputs import check_inputs
+from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.op_builds import needed_ops, prebuild
+from z2all_ds.train.stopping import stop_on_signals
 
 
 class RanksFailed(ClusterError):
@@ -30,15 +33,20 @@ def default_ranks() -> int:
 
 
 def train_on_this_machine(config: str | None, overrides: list[str], ranks: int | None, resume: str = "auto") -> str:
-    """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned."""
+    """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned.
+
+    Stopped by a request it does not return: Ctrl-C ends as Ctrl-C, all else with EXIT_REQUEUE.
+    """
     run = load_run_config(config, overrides)
     ranks = default_ranks() if ranks is None else ranks
     check_before_launch(run, ranks)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
-    code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log")
+    with stop_on_signals(folder) as signals:
+        code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log")
     outcome = last_outcome(folder)
-    if code != 0 or outcome not in ("done", "stopped"):
+    on_request = outcome == "requeue" and code == EXIT_REQUEUE
+    if not on_request and (code != 0 or outcome not in ("done", "stopped")):
         # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
         raise RanksFailed(
             f"training in {folder.root}",
@@ -46,6 +54,11 @@ def train_on_this_machine(config: str | None, overrides: list[str], ranks: int |
             f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.",
             code or ClusterError.exit_code,
         )
+    if signals.received == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signals.received or on_request:
+        raise SystemExit(EXIT_REQUEUE)
+    assert outcome is not None
     return outcome
 
 
@@ -56,6 +69,7 @@ def check_before_launch(run: RunConfig, ranks: int) -> None:
     resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
     check_inputs(run, ranks)
     check_run_folder(run)
+    require_disk(resolved)
     prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))
 
 

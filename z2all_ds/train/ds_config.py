@@ -1,71 +1,47 @@
 """From a DeepSpeed JSON and the run config to the JSON that runs. Pure; does not import DeepSpeed.
 
-The JSON is the only home of DeepSpeed's keys. What the run config must decide (batch sizes, clipping, precision on a
-CPU, dtype of gradient accumulation) is filled in here and may not stand in the JSON too; what DeepSpeed would accept in
-silence and ignore (a top-level key with a typo, "auto") is refused with the nearest key.
+The JSON is the only home of DeepSpeed's keys (`ds_json.py` reads and checks it). What the run config must decide is
+filled in here: batch sizes, clipping, precision on a CPU, dtypes of gradients, the folder of an offload to disk.
 """
 
-import difflib
-import json
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import ConfigError
-from z2all_ds.resources import find_named_file
+from z2all_ds.train.ds_json import load_ds_json, offload_device, zero_section
 from z2all_ds.train.optimizers import OptimizerChoice, OptimizerSituation, choose_optimizer
 
-FILLED_IN = {
-    "train_batch_size": "train.global_batch",
-    "train_micro_batch_size_per_gpu": "train.micro_batch",
-    "gradient_accumulation_steps": "train.global_batch and train.micro_batch",
-    "gradient_clipping": "train.gradient_clipping",
-    "optimizer": "optimizer",
-    "scheduler": "schedule",
+OFFLOADS = ("offload_optimizer", "offload_param")
+NEEDS_GPU = {
+    "zero_quantized_weights": "its kernels are CUDA's",
+    "zero_quantized_nontrainable_weights": "its kernels are CUDA's",
+    "zero_quantized_gradients": "its kernels are CUDA's",
+    "aio.use_gds": "it is the GPU that reads the disk",
 }
-"""DeepSpeed keys that the run config decides, and its own name for them."""
+"""Keys, those of zero_optimization alone, and why a CPU cannot have them."""
 
-KNOWN_TOP_LEVEL = {
-    "zero_optimization",
-    "bf16",
-    "fp16",
-    "torch_autocast",
-    "data_types",
-    "communication_data_type",
-    "seq_parallel_communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "gradient_allreduce_op",
-    "disable_allgather",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "dump_state",
-    "disable_python_gc",
-    "log_level",
-    "activation_checkpointing",
-    "comms_logger",
-    "flops_profiler",
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-    "comet",
-    "aio",
-    "checkpoint",
-    "compile",
-    "timers",
-    "dataloader_drop_last",
-    "sparse_attention",
-    "data_efficiency",
-    "curriculum_learning",
-    "managed_gradient_accumulation",
-    "tensor_parallel",
-    "expert_parallel",
-    "hybrid_engine",
-}
-"""Top-level keys DeepSpeed 0.19 reads; anything else it would accept and ignore."""
+
+@dataclass(frozen=True)
+class EffectiveDtypes:
+    """What DeepSpeed 0.19 really does with the resolved JSON, whatever its defaults are called."""
+
+    compute: str
+    """Of weights, activations and the gradients of one micro-batch."""
+    accumulation: str
+    """In which the gradients of several micro-batches are added up."""
+    communication: str
+    """In which gradients are added up over ranks; none on one rank."""
+    master: str
+    """Of the weights the optimizer steps."""
+
+    def __str__(self) -> str:
+        return (
+            f"compute {self.compute}, accumulation {self.accumulation}, communication {self.communication},"
+            f" master weights {self.master}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +53,7 @@ class ResolvedDeepSpeed:
     stage: int
     dtype: str
     """Compute dtype: fp32, bf16 or fp16."""
+    dtypes: EffectiveDtypes
     accumulation: int
     """Micro-batches per optimizer step and rank."""
     offload_optimizer: bool
@@ -86,48 +63,12 @@ class ResolvedDeepSpeed:
     """Lines for the person watching: what was changed against the JSON, and why."""
 
 
-def load_ds_json(name_or_path: str) -> dict[str, Any]:
-    """The JSON as it lies on disk, its top level checked."""
-    path = find_named_file(name_or_path, "DeepSpeed JSON", "ds_configs", ".json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"DeepSpeed JSON {path}", f"not valid JSON ({error})", "Correct the file.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"DeepSpeed JSON {path}", "must be one JSON object", "See ds_configs/zero2.json.")
-    for key in content:
-        if key in FILLED_IN:
-            raise ConfigError(
-                f"{key} in {path.name}", f"the run config decides it ({FILLED_IN[key]})", "Remove it from the JSON."
-            )
-        if key not in KNOWN_TOP_LEVEL:
-            near = difflib.get_close_matches(key, KNOWN_TOP_LEVEL, n=1)
-            raise ConfigError(
-                f"{key} in {path.name}",
-                "DeepSpeed knows no such top-level key and would ignore it",
-                f"Did you mean {near[0]}?" if near else "Remove it.",
-            )
-    _refuse_auto(content, path.name, "")
-    for key in ("zero_optimization", "bf16", "fp16", "data_types"):
-        if not isinstance(content.get(key, {}), dict):
-            raise ConfigError(
-                f"{key}={json.dumps(content[key])} in {path.name}",
-                "must be a JSON object",
-                'For example "bf16": {"enabled": true}.',
-            )
-    stage = content.get("zero_optimization", {}).get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise ConfigError(
-            f"zero_optimization.stage={json.dumps(stage)} in {path.name}", "must be 0, 1, 2 or 3", "Write the number."
-        )
-    return content
-
-
 def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSpeed:
     """Fills in what the run config decides and settles the precision for this device."""
     config = load_ds_json(run.deepspeed)
     notes: list[str] = []
-    stage = int(config.get("zero_optimization", {}).get("stage", 0))
+    stage = int(zero_section(config).get("stage") or 0)
+    _check_ranks_and_device(config, run.deepspeed, world_size, device_type)
     accumulation = accumulation_steps(run.train.global_batch, run.train.micro_batch, world_size)
 
     asked = next((d for d in ("bf16", "fp16") if config.get(d, {}).get("enabled")), "fp32")
@@ -138,7 +79,9 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
         dtype = "fp32"
         notes.append(f"precision: fp32, not {asked}: this is a CPU (train.precision=bf16 forces bf16)")
     if dtype == "bf16" and stage == 0:
-        # Measured: losses 8.6e-3 off every other stage, and fp32 accumulation raises.
+        # DeepSpeed's wrapper for it makes the optimizer's states by a real step with zero gradients: before the first
+        # step the masters have decayed once and Adam's bias correction counts one step too many (losses 4e-2 off plain
+        # torch, 3e-4 off a reference that does the same). Micro-batches are summed in bf16, and fp32 sums raise.
         raise ConfigError(
             "bf16 with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32."
         )
@@ -147,9 +90,10 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
             config[name] = {**config.get(name, {}), "enabled": True}
         else:
             config.pop(name, None)
-    if dtype != "fp32" and accumulation > 1:
-        config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
-
+    _fill_in_gradient_dtypes(config, stage, dtype, accumulation, world_size)
+    _fill_in_nvme_path(config, run)
+    if offload_device(config, "offload_optimizer") == "nvme":
+        notes.append("checkpoints: can be neither continued nor exported while optimizer states lie on a disk (nvme)")
     config["train_batch_size"] = run.train.global_batch
     config["train_micro_batch_size_per_gpu"] = run.train.micro_batch
     config["gradient_accumulation_steps"] = accumulation
@@ -157,12 +101,82 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     config["gradient_clipping"] = run.train.gradient_clipping
     # DeepSpeed's own speedometer waits for the GPU before and after every micro-batch; `meters.py` has another.
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
-    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none") != "none"
-    optimizer = choose_optimizer(run.optimizer, _optimizer_situation(config, stage, device_type, offload))
+    offload = offload_device(config, "offload_optimizer") != "none"
+    situation = _optimizer_situation(config, stage, device_type, offload)
+    optimizer = choose_optimizer(run.optimizer, situation)
     if stage and not optimizer.known_to_deepspeed:
         config["zero_allow_untested_optimizer"] = True
         notes.append(f"zero_allow_untested_optimizer: true: DeepSpeed does not know {optimizer.kind}, our tests do")
-    return ResolvedDeepSpeed(config, run.deepspeed, stage, dtype, accumulation, offload, optimizer, tuple(notes))
+    return ResolvedDeepSpeed(
+        config=config,
+        name=run.deepspeed,
+        stage=stage,
+        dtype=dtype,
+        dtypes=_effective_dtypes(config, dtype, world_size, situation.bf16_master),
+        accumulation=accumulation,
+        offload_optimizer=offload,
+        optimizer=optimizer,
+        notes=tuple(notes),
+    )
+
+
+def _check_ranks_and_device(config: dict[str, Any], name: str, world_size: int, device_type: str) -> None:
+    zero = zero_section(config)
+    group = int(zero.get("zero_hpz_partition_size") or 1)
+    if world_size % group:
+        raise ConfigError(
+            f"zero_hpz_partition_size={group} in {name}",
+            f"must divide the number of ranks, {world_size}",
+            f"Start a multiple of {group} ranks, or use zero3.",
+        )
+    if device_type == "cpu":
+        settings = {**zero, "aio.use_gds": config.get("aio", {}).get("use_gds")}
+        for key, reason in NEEDS_GPU.items():
+            if settings.get(key):
+                raise ConfigError(f"{key} in {name}", f"needs a GPU: {reason}", "Remove it, or run on a GPU.")
+
+
+def _fill_in_gradient_dtypes(
+    config: dict[str, Any], stage: int, dtype: str, accumulation: int, world_size: int
+) -> None:
+    data_types = config.get("data_types", {})
+    if dtype == "fp32":
+        # A 16-bit choice of the JSON belongs to its 16-bit weights; fp32 in all is the only mix that stage 0 knows.
+        data_types.pop("grad_accum_dtype", None)
+        return
+    if accumulation > 1 and not data_types.get("grad_accum_dtype"):
+        config["data_types"] = {**data_types, "grad_accum_dtype": "fp32"}
+    in_fp32 = config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
+    if in_fp32 and (world_size > 1 or stage == 1) and not config.get("communication_data_type"):
+        # DeepSpeed would round the fp32 sums to 16 bits on their way to the other ranks; at stage 1 even if there are
+        # none (`gradient_sinks.py` is not there for compiled layers).
+        config["communication_data_type"] = "fp32"
+
+
+def _fill_in_nvme_path(config: dict[str, Any], run: RunConfig) -> None:
+    """Where the JSON names no folder. Each run has its own: DeepSpeed numbers its files, and two runs would mix."""
+    for what in OFFLOADS:
+        section = zero_section(config).get(what) or {}
+        if section.get("device") == "nvme" and not section.get("nvme_path"):
+            section["nvme_path"] = str(nvme_folder(run))
+
+
+def nvme_folder(run: RunConfig) -> Path:
+    run_dir = Path(run.run_dir).expanduser().absolute()
+    if not run.train.nvme_folder:
+        return run_dir / "nvme"
+    number = sha256(str(run_dir).encode()).hexdigest()[:8]
+    return Path(run.train.nvme_folder).expanduser().absolute() / f"{run_dir.name}-{number}"
+
+
+def _effective_dtypes(config: dict[str, Any], dtype: str, world_size: int, bf16_master: bool) -> EffectiveDtypes:
+    fp16_master = dtype == "fp16" and config["fp16"].get("fp16_master_weights_and_grads")
+    return EffectiveDtypes(
+        compute=dtype,
+        accumulation=config.get("data_types", {}).get("grad_accum_dtype") or dtype,
+        communication="none" if world_size == 1 else config.get("communication_data_type") or dtype,
+        master="bf16" if bf16_master else "fp16" if fp16_master else "fp32",
+    )
 
 
 def _optimizer_situation(config: dict[str, Any], stage: int, device_type: str, offload: bool) -> OptimizerSituation:
@@ -188,11 +202,3 @@ def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> 
             f"With this micro_batch, ranks may be {', '.join(map(str, fitting))}.",
         )
     return global_batch // (micro_batch * world_size)
-
-
-def _refuse_auto(node: Any, file: str, dotted: str) -> None:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            _refuse_auto(value, file, f"{dotted}.{key}".lstrip("."))
-    elif node == "auto":
-        raise ConfigError(f'{dotted}="auto" in {file}', "DeepSpeed alone does not know auto", "Write the value.")

@@ -10,6 +10,7 @@ from typing import Any
 import deepspeed
 import numpy
 import torch
+from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 
@@ -115,7 +116,19 @@ def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) 
         # costs the GPU (H200, 16,384 tokens: 280 ms of hooks and launches a micro-batch, 220 ms of kernels).
         set_z3_leaf_modules(model, [DecoderLayer])
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
+    if resolved.stage == 0:
+        _keep_norm_of_clipping(engine)
     return engine
+
+
+def _keep_norm_of_clipping(engine: Any) -> None:
+    """Without ZeRO DeepSpeed computes the gradient's norm to clip by it, and throws it away."""
+
+    def clip() -> None:
+        weights, limit = engine.module.parameters(), engine.gradient_clipping()
+        engine._global_grad_norm = clip_grad_norm_(parameters=weights, max_norm=limit, mpu=engine.mpu)
+
+    engine.clip_fp32_gradients = clip
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -25,6 +25,11 @@ def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
     return tokenizer
 
 
+def corpus_location(corpus: str) -> str | Path:
+    """A URL as it is, or a folder."""
+    return corpus if "://" in corpus else Path(corpus).expanduser()
+
+
 def stream_spec(run: RunConfig) -> StreamSpec:
     """What the run config says of the data, as the data room takes it."""
     if not run.data.corpus:
@@ -33,7 +38,7 @@ def stream_spec(run: RunConfig) -> StreamSpec:
         StageSpec(stage.sequence_length, stage.weights, stage.temperature, stage.samples, stage.name)
         for stage in run_stages(run)
     ]
-    location = run.data.corpus if "://" in run.data.corpus else Path(run.data.corpus).expanduser()
+    location = corpus_location(run.data.corpus)
     return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)
 
 
@@ -50,3 +55,5 @@ def check_inputs(run: RunConfig, world_size: int) -> None:
             f"Use one of {', '.join(map(str, divisors(run.num_lanes)))} ranks.",
         )
     schedule.check_world_size(world_size)
+    if run.validation.corpus:
+        open_documents(corpus_location(run.validation.corpus), open_tokenizer(run))

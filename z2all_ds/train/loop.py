@@ -2,39 +2,38 @@
 
 import math
 import time
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.restore import check_shape, restore
-from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
-from z2all_ds.data import BatchLoader, StreamState, merge_states
+from z2all_ds.data import BatchLoader
 from z2all_ds.errors import TrainingError
 from z2all_ds.ops.visibility import document_borders
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import RunStage, run_stages, stage_at, tokens_seen
-from z2all_ds.track.plots import LOSS_PREFIX
-from z2all_ds.track.sinks import WandbSink
-from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.run_stages import RunStage, stage_at, tokens_seen
 from z2all_ds.train.channel_loss import ChannelLoss
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.engine import set_learning_rate
 from z2all_ds.train.graphed import GraphedForward
+from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
 from z2all_ds.train.logs import RankOutput
-from z2all_ds.train.meters import Meters, StepCost, step_line
+from z2all_ds.train.meters import Meters, step_line
 from z2all_ds.train.peers import others_speak_first
+from z2all_ds.train.recorder import Recorder
+from z2all_ds.train.run_state import RunState
 from z2all_ds.train.schedules import learning_rate
-from z2all_ds.train.stages import begin_stage, check_stages_past
-from z2all_ds.train.traces import drop_states_after, keep_state
+from z2all_ds.train.spikes import Spikes
+from z2all_ds.train.stages import begin_stage
+from z2all_ds.train.startup import Startup
+from z2all_ds.train.time_split import TimeSplit
+from z2all_ds.train.validation import Validation
 from z2all_ds.world import World
 
 BORDERS_MULTIPLE = 16
 """Borders of documents come in lengths of 16, 32 ...: few shapes, as a CUDA graph serves one shape. Kernels pay for the
 empty documents added: with 64 on an H200, 2 x 2048 tokens, a backward pass of 0.40 ms instead of 0.32."""
+WORDS = {"done": "done", "stopped": "planned stop", "requeue": "stopped on request"}
 
 
 class Trainer:
@@ -49,153 +48,155 @@ class Trainer:
         engine: Any,
         loader: BatchLoader,
         graphs: GraphedForward | None,
+        validation: Validation | None,
         output: RankOutput,
+        startup: Startup,
     ) -> None:
         self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
-        self.engine, self.loader, self.graphs, self.output = engine, loader, graphs, output
-        self.step = 0
-        self.stages = run_stages(run)
+        self.engine, self.loader, self.graphs, self.validation = engine, loader, graphs, validation
+        self.recorder = Recorder(run, folder, world, output, startup)
         self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
-        self.shape = {
-            "world_size": world.world_size,
-            "zero_stage": resolved.stage,
-            "offload_optimizer": resolved.offload_optimizer,
-            "dtype": resolved.dtype,
-        }
-        self.writer: RunWriter | None = None
-        self.wandb: WandbSink | None = None
+        self.steps = GuardedSteps(engine, self.channel_loss, run.guard, scales_loss=resolved.dtype == "fp16")
+        self.state = RunState(run, folder, world, resolved, engine, loader, self.steps.guard, self.recorder)
+        self.spikes = Spikes(run, world, loader, self.steps, self.state, self.recorder)
+        self.time_split = TimeSplit(engine.device)
+        self.checkpoint_seconds = 0.0
+        """Since the last step."""
+        self.validation_seconds = 0.0
 
     @others_speak_first()
     def restore(self, resume: str) -> None:
-        """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
-        checkpoints, verify = self.folder.checkpoints, self.run.checkpoint.verify_checksums
-        checkpoint: layout.Checkpoint | None = None
-        skipped: list[str] = []
-        if resume == "auto":
-            checkpoint, skipped = layout.find_latest(checkpoints, verify)
-        else:
-            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
-            layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
-        for line in skipped:
-            self.output.say(line)
-        if checkpoint:
-            check_shape(checkpoint, self.shape)
-            restore(self.engine, checkpoint)
-            data_state = cast(StreamState, checkpoint.data_state)
-            check_stages_past(self.stages, checkpoint.step, data_state)
-            self.loader.load_state_dict(data_state, allow_data_change=self.run.data.allow_change)
-            self.step = checkpoint.step
-            self.output.say(f"resumed from {checkpoint.path.name}")
-        if self.world.is_main:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            layout.remove_leftovers(checkpoints)
-            dropped = drop_metrics_after(self.folder.metrics, self.step)
-            drop_states_after(self.folder, self.step)
-            self.writer = RunWriter(self.folder, warn=self.output.say)
-            self.writer.event("started", step=self.step, **self.shape, deepspeed=self.resolved.name)
-            if dropped:
-                self.writer.event("metrics_dropped", records=dropped, after_step=self.step)
-            self.wandb = WandbSink(self.run.track, self.run, self.output.say)
+        self.state.resume(resume)
 
     @others_speak_first()
-    def run_steps(self) -> None:
-        """Trains up to the last step (or the planned stop), saving on the way."""
-        train = self.run.train
+    def run_steps(self) -> str:
+        """Trains up to the last step, saving on the way. Returns `done`, `stopped` (as planned) or `requeue`."""
+        train, state = self.run.train, self.state
         last_step = min(train.steps, train.stop_at_step or train.steps)
-        stage, meters = None, None
-        batches = iter(self.loader)
-        while self.step < last_step:
-            if stage is not stage_at(self.stages, self.step) or meters is None:
-                stage = stage_at(self.stages, self.step)
-                begin_stage(stage, self.engine)
-                if self.graphs:
-                    self.graphs.forget()
-                meters = Meters(self.run, stage, self.world.world_size, self.engine.device, self.step)
-                self._tell_stage(stage)
-            lr = learning_rate(self.step, train.steps, self.run.optimizer.lr, self.run.schedule)
+        stage: RunStage | None = None
+        meters = self._meters()
+        while state.step < last_step:
+            if stage is not stage_at(state.stages, state.step):
+                stage = self._begin_stage(meters)
+            lr = learning_rate(state.step, state.stages, *state.rate_settings)
             set_learning_rate(self.engine, lr)
-            for _ in range(self.resolved.accumulation):
-                self._micro_step(next(batches))
-            self.step += 1
-            self._record(lr, meters.measure(self.graphs.pool_bytes if self.graphs else 0))
-            is_last = self.step == last_step and self.run.checkpoint.at_end
-            if self.step % self.run.checkpoint.every_steps == 0 or is_last:
-                self._save()
-        if self.writer:
-            self.writer.event("done" if self.step >= train.steps else "stopped", step=self.step)
-        self.output.say(f"{'done' if self.step >= train.steps else 'planned stop'} at step {self.step}")
+            figures = self._take_step()
+            self._record(lr, meters, figures, self._validate())
+            if self.spikes.after_step(figures):
+                stage, meters = None, self._meters()
+                continue
+            asked_to_stop = self.channel_loss.flag_was_raised
+            is_last = (state.step == last_step or asked_to_stop) and self.run.checkpoint.at_end
+            if is_last or state.step % self.run.checkpoint.every_steps == 0:
+                self._save(figures)
+            if asked_to_stop and state.step < last_step:
+                self.folder.stop_request.unlink(missing_ok=True)
+                return self._end("requeue")
+        return self._end("done" if state.step >= train.steps else "stopped")
 
-    def _tell_stage(self, stage: RunStage) -> None:
-        if len(self.stages) == 1:
-            return
-        shape = f"{stage.global_batch} x {stage.sequence_length} tokens a step, rope theta {stage.rope_theta:g}"
-        self.output.say(f"stage {stage.name}: steps {stage.first_step + 1} to {stage.end_step}, {shape}")
-        if self.writer:
-            self.writer.event("stage", step=self.step, name=stage.name, sequence_length=stage.sequence_length)
+    def _meters(self) -> Meters:
+        backends = {choice.op: choice.backend for choice in self.engine.module.ops.choices}
+        return Meters(self.run, self.world.world_size, self.engine.device, self.state.step, backends["cross_entropy"])
 
-    def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
-        documents = document_borders(batch["document_ids"], BORDERS_MULTIPLE) if self.run.data.document_mask else None
-        batch = {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in batch.items()}
-        outputs = self.engine(
+    def _begin_stage(self, meters: Meters) -> RunStage:
+        stage = stage_at(self.state.stages, self.state.step)
+        begin_stage(stage, self.engine)
+        if self.graphs:
+            self.graphs.forget()
+        if stage.first_step == self.state.step:
+            self.steps.guard.forget()  # other data, another loss
+        meters.begin_stage(stage)
+        if len(self.state.stages) > 1:
+            self.recorder.stage(stage, self.state.step)
+        return stage
+
+    def _take_step(self) -> StepFigures:
+        if self.world.is_main and self.folder.stop_request.exists():
+            self.channel_loss.raise_flag()
+        self.spikes.before_step()
+        self.time_split.begin()
+        for _ in range(self.resolved.accumulation):
+            batch = next(self.loader)
+            self.time_split.done("data_wait")
+            self._micro_step(batch)
+        self.state.step += 1
+        return self.steps.finish()
+
+    def _to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self.run.data.document_mask:
+            # On the host, where their number is known without waiting.
+            batch = {**batch, "cu_seqlens": document_borders(batch["document_ids"], BORDERS_MULTIPLE)}
+        return {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _forward(self, batch: dict[str, torch.Tensor]) -> Any:
+        return self.engine(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
             document_ids=batch["document_ids"] if self.run.data.document_mask else None,
-            cu_seqlens=None if documents is None else documents.to(self.engine.device, non_blocking=True),
+            cu_seqlens=batch.get("cu_seqlens"),
             next_tokens=batch["labels"],
         )
+
+    def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
+        batch = self._to_device(batch)
+        outputs = self._forward(batch)
         self.channel_loss.add(outputs.losses, batch["labels"], batch["domain_ids"])
+        self.time_split.done("forward")
         # Divided by all positions, not by the counted ones: a constant, so that the gradient of a step does not
         # depend on how its samples are dealt out to ranks and micro-batches.
         self.engine.backward(outputs.loss)
+        self.time_split.done("backward")
         self.engine.step()
+        self.time_split.done("optimizer")
 
-    def _record(self, lr: float, cost: StepCost) -> None:
-        loss, per_domain = self.channel_loss.take()
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"loss {loss} at step {self.step}",
-                "must be finite",
-                "Lower optimizer.lr or look at the data; the last checkpoint is intact.",
-            )
-        if not self.writer or not self.wandb:
-            return
-        grad_norm = self.engine.get_global_grad_norm()
-        record = {
-            "step": self.step,
-            "tokens_seen": tokens_seen(self.stages, self.step),
-            "loss": loss,
-            **{LOSS_PREFIX + name: value for name, value in per_domain.items()},
-            "lr": lr,
-            "grad_norm": None if grad_norm is None else float(grad_norm),
-            "step_seconds": round(cost.step_seconds, 6),
-            "tokens_per_second": round(cost.tokens_per_second, 1),
-            "mfu": cost.mfu,
-            "peak_memory_bytes": cost.peak_memory_bytes,
-            "time_unix": round(time.time(), 3),
-        }
-        self.writer.metric(record)
-        self.wandb.metric(record)
-        if self.step % self.run.train.log_every == 0 or self.step == self.run.train.steps:
-            self.output.say(step_line(self.step, self.run.train.steps, loss, lr, record["grad_norm"], cost))
-
-    def _save(self) -> None:
+    def _validate(self) -> dict[str, float]:
+        if not self.validation or self.state.step % self.validation.every_steps:
+            return {}
         started = time.monotonic()
-        states: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(states, self.loader.state_dict())
-        trainer = {**self.shape, "deepspeed": self.resolved.name}
-        data_state = dict(merge_states(states))
-        keep_last = self.run.checkpoint.keep_last
-        path = save_checkpoint(self.engine, self.folder.checkpoints, self.step, trainer, data_state, keep_last)
-        seconds = time.monotonic() - started
-        if self.writer:
-            keep_state(self.folder, self.step, data_state, self.output.say)
-            self.writer.event("checkpoint", step=self.step, path=path.name, seconds=round(seconds, 3))
-        self.output.say(f"saved {path.name} in {seconds:.1f} s")
+        found = self.validation.measure(lambda batch: self._forward(self._to_device(batch)).losses)
+        self.validation_seconds = time.monotonic() - started
+        self.recorder.say(f"validation: loss {found['validation_loss']:.4f}")
+        return found
+
+    def _record(self, lr: float, meters: Meters, figures: StepFigures, held_out: dict[str, float]) -> None:
+        graph_bytes = self.graphs.pool_bytes if self.graphs else 0
+        parts = self.time_split.take()
+        cost = meters.measure(parts, self.checkpoint_seconds, self.validation_seconds, graph_bytes)
+        self.checkpoint_seconds = self.validation_seconds = 0.0
+        step, steps = self.state.step, self.run.train.steps
+        finite = {name: value for name, value in figures.values.items() if math.isfinite(value)}
+        self.recorder.metric(
+            {
+                "step": step,
+                "tokens_seen": tokens_seen(self.state.stages, step),
+                "loss": None,
+                "grad_norm": None,
+                **finite,
+                **held_out,
+                "lr": lr,
+                "step_taken": figures.taken,
+                **cost.as_record(),
+                "time_unix": round(time.time(), 3),
+            }
+        )
+        if step % self.run.train.log_every == 0 or step == steps:
+            self.recorder.say(step_line(step, steps, figures.loss, lr, figures.grad_norm, cost))
+
+    def _save(self, figures: StepFigures) -> None:
+        if math.isfinite(figures.loss):
+            self.checkpoint_seconds += self.state.save()
+        elif self.state.step == self.run.train.steps:
+            fix = "Lower optimizer.lr or look at the data; the last checkpoint is intact."
+            raise TrainingError(f"loss {figures.loss} at the last step", "must be finite", fix)
+        # Else the weights may be broken: the next checkpoint is that of a step that shows they are not.
+
+    def _end(self, outcome: str) -> str:
+        self.recorder.end(outcome, self.state.step, WORDS[outcome])
+        return outcome
 
     def close(self) -> None:
         """Ends threads and files; also after an error."""
         self.loader.close()
-        if self.wandb:
-            self.wandb.close()
-        if self.writer:
-            self.writer.close()
+        if self.validation:
+            self.validation.close()
+        self.recorder.close()

@@ -16,19 +16,22 @@ from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import MachineError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.train.offload_disk import disk_folders, require_libaio
 
 BUILDERS = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
     "cpu_adam": "CPUAdamBuilder",
     "fused_adam": "FusedAdamBuilder",
+    "async_io": "AsyncIOBuilder",
 }
 """Op -> DeepSpeed's name of its builder."""
 
 
 def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
-    """What this run will load: shared-memory messages between CPU ranks, and DeepSpeed's optimizers."""
+    """What this run will load: shared-memory messages between CPU ranks, DeepSpeed's optimizers, its way to disks."""
     ops = ["deepspeed_shm_comm"] if device_type == "cpu" else []
-    return [*ops, *ops_of_optimizer(resolved.optimizer.kind)]
+    disk = ["async_io"] if disk_folders(resolved.config) else []
+    return [*ops, *ops_of_optimizer(resolved.optimizer.kind), *disk]
 
 
 def ops_of_optimizer(kind: str) -> list[str]:
@@ -44,11 +47,13 @@ def prebuild(ops: list[str]) -> None:
     if missing:
         machine.require_compiler(environment)
         machine.require_free_disk(folder, 300_000_000, "building DeepSpeed ops")
+    if "async_io" in missing:
+        require_libaio(environment)
     # All cores may compile: the ranks, which share them, have not started.
     environment.pop("OMP_NUM_THREADS", None)
     for op in missing:
         log = folder / f"{op}.build.log"
-        with heartbeat(f"building DeepSpeed op {op} (once, about a minute)"):
+        with heartbeat(f"building DeepSpeed op {op} (once, a minute or more)"):
             command = [sys.executable, "-m", "z2all_ds.train.op_builds", op]
             code = run_group(command, environment, log, stderr_to_log=True)
         if code != 0:

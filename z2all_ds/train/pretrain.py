@@ -16,17 +16,20 @@ from typing import Any
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
-from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Z2allError
+from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
+from z2all_ds.train.ds_json import load_ds_json
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
+from z2all_ds.train.startup import Startup
 from z2all_ds.world import World
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry of a rank; returns the exit code."""
+    startup = Startup()
     options, run = parse(sys.argv[1:] if arguments is None else arguments)
     world = World.from_environment()
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     lock = None
     try:
         lock = folder.acquire_lock() if world.is_main else None
-        train_rank(run, options.resume, folder, world, output)
+        outcome = train_rank(run, options.resume, folder, world, output, startup)
     except Z2allError as error:
         # All ranks meet a user's mistake alike: rank 0 says it. What one rank alone meets (its shard, its disk) is
         # said by that rank; where both come, the reader sees the same line twice rather than none.
@@ -49,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if lock is not None:
             os.close(lock)
-    return EXIT_OK
+    return EXIT_REQUEUE if outcome == "requeue" else EXIT_OK
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
@@ -70,21 +73,31 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
         raise SystemExit(error.exit_code) from None
 
 
-def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput) -> None:
-    """Builds model, data and engine, restores the checkpoint if there is one, trains."""
+def train_rank(
+    run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput, startup: Startup
+) -> str:
+    """Builds model, data and engine, restores the checkpoint if there is one, trains. Returns how it ended."""
     from z2all_ds.data import BatchLoader, PackedStream
 
+    startup.done("imports")
+    load_ds_json(run.deepspeed)  # a mistake in it is said before torch is loaded
     tokenizer = open_tokenizer(run)
     stream = PackedStream(stream_spec(run), tokenizer, rank=world.rank, world_size=world.world_size)
+    startup.done("data")
 
     output.say("loading torch and DeepSpeed")
     from z2all_ds.train import engine as ds
     from z2all_ds.train.ds_config import resolve
+    from z2all_ds.train.offload_disk import require_disk
 
+    startup.done("imports")
     device = ds.pick_device(world)
+    startup.done("device")
     resolved = resolve(run, world.world_size, device.type)
+    require_disk(resolved)
     for note in resolved.notes:
         output.say(note)
+    output.say(f"dtypes: {resolved.dtypes}")
 
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
     from z2all_ds.model.recompute import set_recompute
@@ -92,11 +105,14 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
     from z2all_ds.train.compiling import compile_layers, ops_to_compile, require_inductor
     from z2all_ds.train.graphed import graph_micro_batches
     from z2all_ds.train.loop import Trainer
+    from z2all_ds.train.validation import Validation
 
+    startup.done("imports")
     compiled = run.train.compile == "layers"
     if compiled:
         require_inductor(device.type)
     ds.start_process_group(world, device)
+    startup.done("process_group")
     situation = Situation(device.type, resolved.dtype, run.model.shape.head_dim)
     ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
     for choice in ops.choices:
@@ -111,18 +127,25 @@ def train_rank(run: RunConfig, resume: str, folder: RunFolder, world: World, out
             "device": ds.device_name(device),
             "ops": [vars(choice) for choice in ops.choices],
             "optimizer": vars(resolved.optimizer),
+            "dtypes": vars(resolved.dtypes),
         }
         write_run_files(run, folder, resolved.config, facts, world)
+    startup.done("model")
     engine = ds.build_engine(model, run, resolved)
+    startup.done("engine")
     micro_batches = [stage.micro_batch for stage in run_stages(run)]
     loader = BatchLoader(stream, micro_batches, run.data.num_workers, pin_memory=device.type == "cuda")
+    startup.done("data")
     graphs = None if compiled else graph_micro_batches(engine, run, ops, output.say)
     if compiled:
         compile_layers(engine.module, ops, len(micro_batches), output.say)
-    trainer = Trainer(run, folder, world, resolved, engine, loader, graphs, output)
+    validation = Validation(run, tokenizer, world, engine) if run.validation.corpus else None
+    trainer = Trainer(run, folder, world, resolved, engine, loader, graphs, validation, output, startup)
+    startup.done("engine")
     try:
         trainer.restore(resume)
-        trainer.run_steps()
+        startup.done("restore")
+        return trainer.run_steps()
     finally:
         trainer.close()
 

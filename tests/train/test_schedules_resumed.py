@@ -1,0 +1,90 @@
+"""The learning rate of real runs that are stopped and go on, with the same settings and with others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.training import metrics, run_arguments, train_many
+from z2all_ds.config import load_run_config
+from z2all_ds.errors import ConfigError
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import run_stages
+from z2all_ds.train.schedules import learning_rate
+
+PEAK = 0.003
+STAGES = (
+    "stages=[{name: short, steps: 3}, {name: long, steps: 2, sequence_length: 64},"
+    " {name: last, anneal: linear, weights: {zh: 1}}]"
+)
+"""Steps of 256 tokens, then of 512, then of 256 again."""
+BY_TOKENS = ("schedule.by=tokens", "schedule.kind=constant", "schedule.warmup_tokens=512", "schedule.warmup_steps=null")
+ANNEALED = (STAGES, *BY_TOKENS, "train.steps=9", "schedule.min_ratio=0.5")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("schedules")
+
+    def arguments(run: str, *overrides: str) -> list[str]:
+        settings = ("deepspeed=zero1", "schedule.min_ratio=0", "schedule.warmup_steps=2")
+        return run_arguments(folder / run, small_corpus, small_tokenizer, *settings, *overrides)
+
+    wsd = ("schedule.kind=wsd", "schedule.decay_steps=2")
+    plan = [
+        arguments("wsd", *wsd, "train.steps=6", "train.stop_at_step=4"),
+        arguments("wsd", *wsd, "train.steps=8"),
+        arguments("wsd", *wsd, "train.steps=12"),  # it has decayed
+        arguments("cosine", "train.steps=6", "train.stop_at_step=4"),
+        arguments("cosine", "train.steps=8"),
+        arguments("cosine", "train.steps=8", "schedule.allow_jump=true"),
+        arguments("annealed", *ANNEALED, "train.stop_at_step=7"),
+        arguments("annealed", *ANNEALED),
+    ]
+    refused = ConfigError.exit_code
+    assert train_many(folder, plan) == [0, 0, refused, 0, refused, 0, 0, 0]
+    return folder
+
+
+def rates(run: Path) -> list[float]:
+    return [record["lr"] for record in metrics(run)]
+
+
+def lines(run: Path, *, start: str) -> list[str]:
+    """Of rank 0's log, without the time at their head, each once."""
+    log = RunFolder(run).rank_log(0).read_text().splitlines()
+    return list(dict.fromkeys(line[line.index(start) :] for line in log if start in line))
+
+
+def test_wsd_goes_on_for_longer_until_it_decays(runs: Path) -> None:
+    """The checkpoint of step 4 was about to decay; with more steps to come it does so later."""
+    falling = PEAK * (1 - 0.5**0.5)
+    assert rates(runs / "wsd") == [PEAK / 2, *[PEAK] * 5, pytest.approx(falling, rel=1e-12), 0.0]
+    (refused,) = lines(runs / "wsd", start="ConfigError")
+    says = "learning rate 0.003 for step 9: the checkpoint's settings give 0, after 0 in step 8"
+    assert refused.startswith(f"ConfigError: {says}. ")
+
+
+def test_cosine_is_refused_for_longer_until_a_jump_is_allowed(runs: Path) -> None:
+    (refused,) = lines(runs / "cosine", start="ConfigError")
+    # After 2 of 3 and then of 5 steps: (1 + cos 120°) / 2 and (1 + cos 72°) / 2 of the peak; before, (1 + cos 60°) / 2.
+    says = "learning rate 0.00196353 for step 5: the checkpoint's settings give 0.00075, after 0.00225 in step 4"
+    fix = "Keep optimizer.lr, schedule, stages and train.steps as they were, or set schedule.allow_jump=true."
+    assert refused == f"ConfigError: {says}. {fix}"
+    assert lines(runs / "cosine", start="learning rate")[-1] == f"{says} (schedule.allow_jump)"
+    found = rates(runs / "cosine")
+    assert len(found) == 8
+    assert found[3:5] == pytest.approx([0.00225, 0.00196353], rel=1e-5)
+    assert found[-1] == 0.0
+
+
+def test_a_stop_within_a_stage_that_anneals_by_tokens(runs: Path) -> None:
+    run = load_run_config(str(RunFolder(runs / "annealed").config))
+    stages = run_stages(run)
+    found = rates(runs / "annealed")
+    assert found == [learning_rate(step, stages, PEAK, run.schedule) for step in range(9)]
+    # The last stage is four steps of 256 tokens, from the peak to half of it.
+    falling = [PEAK * share for share in (0.875, 0.75, 0.625, 0.5)]
+    assert found == pytest.approx([PEAK / 2, *[PEAK] * 4, *falling], rel=1e-12)
+    trainer = (RunFolder(runs / "annealed").checkpoints / "step_00000007" / "trainer.json").read_text()
+    assert [json.loads(trainer)[name] for name in ("lr_of_last_step", "lr_of_next_step")] == found[6:8]

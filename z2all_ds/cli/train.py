@@ -1,0 +1,60 @@
+"""The verb `z2all train`, and those under it (`z2all train parity`)."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+
+RanksOption = Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")]
+
+
+class _TrainsByDefault(TyperGroup):
+    """`z2all train` with anything but the name of a verb after it is the training itself, its help included."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if args and args[0] in self.commands and args[0] != "run":
+            return super().make_context(info_name, args, parent, **extra)
+        return self.commands["run"].make_context(info_name, args, parent, **extra)
+
+
+train_app = typer.Typer(cls=_TrainsByDefault, help="Train on this machine, or compare DeepSpeed JSONs.")
+
+
+@train_app.command("run", hidden=True)
+def train(
+    config: ConfigOption = None,
+    deepspeed: Annotated[str | None, typer.Option(help="zero0 ... zero3, zero2_offload, or a path.")] = None,
+    ranks: RanksOption = None,
+    resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
+    overrides: Overrides = None,
+) -> None:
+    """Train on this machine with the deepspeed launcher; goes on from the newest checkpoint of the run folder.
+
+    `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
+    """
+    from z2all_ds.train.command import train_on_this_machine
+
+    chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
+    train_on_this_machine(config, chosen, ranks, resume)
+
+
+@train_app.command("parity")
+def train_parity(
+    config: ConfigOption = None,
+    stages: Annotated[str, typer.Option(help="ZeRO stages, e.g. 0,1,2,3 (also the default without --jsons).")] = "",
+    jsons: Annotated[str, typer.Option(help="More DeepSpeed JSONs, names or paths, e.g. zero2_offload,my.json.")] = "",
+    ranks: RanksOption = None,
+    steps: Annotated[int, typer.Option(help="Steps to compare.")] = 10,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16 (default: train.precision, or fp32).")] = "",
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """The same steps under several DeepSpeed JSONs and in plain torch; fails where a loss or a gradient differs."""
+    from z2all_ds.train.parity.command import run_parity
+    from z2all_ds.train.parity.report import to_json, to_table
+
+    comparison = run_parity(config, overrides or [], stages, jsons, ranks, steps, precision)
+    print(to_json(comparison) if as_json else to_table(comparison))
+    comparison.refuse_differences()

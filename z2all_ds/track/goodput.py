@@ -1,0 +1,85 @@
+"""Goodput: the share of a run's wall time that went into steps that counted.
+
+The wall time goes from the first start of the run, whatever has happened since, to its end (or to now). A step counts
+if its record stands in metrics.jsonl and the weights were changed: those that were taken again after a resume or a
+rollback are not there twice, those that the guard left out are not taken. Of a step the wait for data, the checkpoint
+before it and the validation in it do not count, nor does start-up. What is known of the rest is told apart; what is
+left over are steps taken again or left out, the time between a stop and the next start (the launcher's seconds too),
+and whatever nobody has measured.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from z2all_ds.console import human_seconds
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import read_records
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of a run, by what they were for."""
+
+    wall_seconds: float
+    counted_seconds: float
+    startup_seconds: float
+    """Of every start, up to the first step."""
+    checkpoint_seconds: float
+    data_wait_seconds: float
+    validation_seconds: float
+
+    @property
+    def share(self) -> float:
+        return self.counted_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def lost_seconds(self) -> float:
+        """Steps taken again or left out, time between starts, what nobody has measured."""
+        known = self.counted_seconds + self.startup_seconds + self.checkpoint_seconds
+        return max(0.0, self.wall_seconds - known - self.data_wait_seconds - self.validation_seconds)
+
+    def line(self) -> str:
+        """For people; what took less than half a second is left out."""
+        others = {
+            "start-up": self.startup_seconds,
+            "checkpoints": self.checkpoint_seconds,
+            "waiting for data": self.data_wait_seconds,
+            "validation": self.validation_seconds,
+            "lost": self.lost_seconds,
+        }
+        parts = [f"{name} {human_seconds(seconds)}" for name, seconds in others.items() if seconds >= 0.5]
+        head = f"goodput {100 * self.share:.1f}% of {human_seconds(self.wall_seconds)}"
+        return f"{head} ({', '.join(parts)})" if parts else head
+
+
+def goodput(
+    events: Iterable[dict[str, Any]], metrics: Iterable[dict[str, Any]], now_unix: float | None = None
+) -> Goodput:
+    """From the records of a run; `now_unix` while it still runs, else its last record is its end."""
+    began: float | None = None
+    last = startup = checkpoints = counted = data_wait = validation = 0.0
+    for event in events:
+        last = max(last, event["time_unix"])
+        began = event["time_unix"] if began is None else began
+        if event["event"] == "first_step":
+            began = min(began, event["time_unix"] - event["seconds"])  # the process is older than its first event
+            startup += event["seconds"] - event["first_step_seconds"]
+        elif event["event"] == "checkpoint":
+            checkpoints += event["seconds"]
+    for record in metrics:
+        last = max(last, record["time_unix"])
+        waited, validating = record.get("data_wait_seconds", 0.0), record.get("validation_seconds", 0.0)
+        data_wait += waited
+        validation += validating
+        if record.get("step_taken", True):
+            counted += record["step_seconds"] - waited - validating - record.get("checkpoint_seconds", 0.0)
+    end = last if now_unix is None else now_unix
+    wall = end - began if began is not None else 0.0
+    return Goodput(wall, counted, startup, checkpoints, data_wait, validation)
+
+
+def goodput_so_far(folder: RunFolder) -> Goodput:
+    """Of a run that is just ending."""
+    return goodput(read_records(folder.events), read_records(folder.metrics), time.time())

@@ -1,0 +1,126 @@
+"""`z2all train parity`: cheap checks, the reference in a process of its own, then each JSON as a run of its own."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from z2all_ds.bench.text import prepare_data
+from z2all_ds.cluster.group import run_group
+from z2all_ds.cluster.launch import check_ranks
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.console import heartbeat, say
+from z2all_ds.errors import ConfigError
+from z2all_ds.machine import default_environment, gpu_count
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import read_records
+from z2all_ds.train.command import RanksFailed, default_ranks, train_on_this_machine
+from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.inputs import check_inputs
+from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues
+
+REFERENCE_MODULE = "z2all_ds.train.parity.reference"
+ADAMW_KINDS = ("auto", "adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam")
+"""Optimizers that promise the numbers of torch's AdamW."""
+
+
+def run_parity(
+    config: str | None,
+    overrides: list[str],
+    stages: str,
+    jsons: str,
+    ranks: int | None,
+    steps: int,
+    precision: str,
+) -> Comparison:
+    """Takes the first `steps` steps of the run under each JSON and in plain torch."""
+    ranks = default_ranks() if ranks is None else ranks
+    run = load_run_config(config, overrides)
+    precision = precision or (run.train.precision if run.train.precision != "auto" else "fp32")
+    if precision not in TOLERANCES:
+        raise ConfigError(f"--precision {precision}", "has no reference", f"Give {' or '.join(TOLERANCES)}.")
+    names = chosen_jsons(stages, jsons, precision)
+    overrides = [*overrides, *settings(run, steps, precision)]
+    check_comparable(load_run_config(config, overrides))
+    check_ranks(ranks, gpu_count())
+    for name in names:
+        resolve(load_run_config(config, [*overrides, f"deepspeed={name}"]), ranks, "cuda" if gpu_count() else "cpu")
+    with tempfile.TemporaryDirectory(prefix="z2all-parity-") as scratch:
+        folder = Path(scratch)
+        overrides = [*overrides, *prepare_data(config, overrides, folder)]
+        check_inputs(load_run_config(config, overrides), ranks)
+        reference = run_reference(config, overrides, steps, folder)
+        outcomes = [run_json(config, overrides, name, ranks, folder / f"run_{n}") for n, name in enumerate(names)]
+    return Comparison(precision, ranks, reference, tuple(outcomes))
+
+
+def chosen_jsons(stages: str, jsons: str, precision: str) -> list[str]:
+    """Names of the JSONs, each once; without a choice, every stage that knows the precision."""
+    if not stages.strip() and not jsons.strip():
+        stages = "1,2,3" if precision == "bf16" else "0,1,2,3"
+    names = []
+    for stage in _listed(stages):
+        if stage not in ("0", "1", "2", "3"):
+            raise ConfigError(f"--stages {stages}", f"{stage!r} is no ZeRO stage", "Give some of 0,1,2,3.")
+        names.append(f"zero{stage}")
+    names += _listed(jsons)
+    return list(dict.fromkeys(names))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text.strip() else []
+
+
+def settings(run: RunConfig, steps: int, precision: str) -> list[str]:
+    """Overrides of every run. The schedule stays that of the whole run; only its first steps are taken."""
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}", "must be at least 1", "Give the number of steps to compare.")
+    return [
+        f"train.steps={max(steps, run.train.steps)}",
+        f"train.stop_at_step={steps}",
+        f"train.precision={precision}",
+        f"train.log_every={steps}",
+        f"checkpoint.every_steps={steps + 1}",
+        "checkpoint.at_end=false",
+        "guard.policy=warn",  # every step counts, however odd
+        "track.wandb=disabled",
+        "validation.corpus=''",
+    ]
+
+
+def check_comparable(run: RunConfig) -> None:
+    """What makes numbers depend on more than the arithmetic is refused."""
+    for name in ("attention_dropout", "dropout1", "dropout2"):
+        if getattr(run.model, name):
+            rule = "what is dropped depends on the number of ranks, and so no two runs agree"
+            raise ConfigError(f"model.{name}={getattr(run.model, name)}", rule, f"Compare with model.{name}=0.")
+    if run.optimizer.kind not in ADAMW_KINDS:
+        rule = "the reference steps with torch's AdamW"
+        raise ConfigError(f"optimizer.kind={run.optimizer.kind}", rule, "Compare with optimizer.kind=auto.")
+
+
+def run_reference(config: str | None, overrides: list[str], steps: int, folder: Path) -> tuple[StepValues, ...]:
+    """In a process of its own: this one stays without torch, and DeepSpeed's ranks find all memory free."""
+    out = folder / "reference.json"
+    named = ["--config", config] if config else []
+    command = [sys.executable, "-m", REFERENCE_MODULE, "--out", str(out), "--steps", str(steps), *named, *overrides]
+    with heartbeat(f"reference: {steps} steps in plain torch"):
+        code = run_group(command, {**os.environ, **default_environment(ranks=1)}, folder / "reference.log")
+    if code:
+        raise RanksFailed("the reference in plain torch", f"ended with code {code}", "Its reason stands above.", code)
+    return tuple(StepValues(**values) for values in json.loads(out.read_text(encoding="utf-8")))
+
+
+def run_json(config: str | None, overrides: list[str], name: str, ranks: int, run_dir: Path) -> JsonOutcome:
+    """One real run, from its own records."""
+    say(f"{name}: {ranks} ranks")
+    try:
+        train_on_this_machine(config, [*overrides, f"run_dir={run_dir}", f"deepspeed={name}"], ranks)
+    except RanksFailed as error:
+        fix = f"Its reason stands above; `z2all train --deepspeed {name}` with the same settings keeps the logs."
+        raise RanksFailed(name, f"ended with code {error.exit_code}", fix, error.exit_code) from None
+    folder = RunFolder(run_dir)
+    environment = json.loads(folder.environment.read_text(encoding="utf-8"))
+    values = (StepValues(one["step"], one["loss"], one["grad_norm"]) for one in read_records(folder.metrics))
+    return JsonOutcome(name, tuple(values), environment.get("dtypes"))

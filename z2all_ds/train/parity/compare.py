@@ -1,0 +1,110 @@
+"""Losses and gradient norms of runs held against the reference's. Pure, and without torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from z2all_ds.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What is compared of one step."""
+
+    step: int
+    loss: float
+    grad_norm: float | None
+    """Before clipping; None where the run does not know it."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest relative difference to the reference."""
+
+    loss: float
+    grad_norm: float
+
+
+TOLERANCES = {"fp32": Tolerance(1e-6, 1e-6), "bf16": Tolerance(2e-3, 2e-2)}
+"""fp32: sums in another order; seen on two CPU ranks over 12 steps: losses 4e-9 off, norms 9e-8.
+
+bf16: a gradient is rounded by up to 2e-3 of itself, and one that is nearly zero changes its sign; Adam makes a whole
+step of it all the same. So norms part faster than losses: seen 3e-5 and 2.5e-3 over 12 steps, 7e-4 and 9e-3 with a
+learning rate of 0.01 and no clipping. A micro-batch that is lost or counted twice changes a norm by tens of percent.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a run is off the reference."""
+
+    quantity: str
+    """loss or grad_norm."""
+    step: int
+    value: float
+    reference: float
+    relative: float
+    allowed: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.relative <= self.allowed  # false for nan
+
+
+@dataclass(frozen=True)
+class JsonOutcome:
+    """One DeepSpeed JSON and what came of it."""
+
+    name: str
+    values: tuple[StepValues, ...]
+    dtypes: dict[str, Any] | None
+    """In which it computed, summed, sent and kept, as its run folder tells."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The reference and every JSON beside it."""
+
+    precision: str
+    ranks: int
+    reference: tuple[StepValues, ...]
+    outcomes: tuple[JsonOutcome, ...]
+
+    def differences(self, outcome: JsonOutcome) -> list[Difference]:
+        return differences(outcome.values, self.reference, TOLERANCES[self.precision])
+
+    def is_within(self, outcome: JsonOutcome) -> bool:
+        return all(one.is_within for one in self.differences(outcome))
+
+    def refuse_differences(self) -> None:
+        """An error that names the first JSON beyond the tolerance, its first such step and both values."""
+        beyond = [outcome for outcome in self.outcomes if not self.is_within(outcome)]
+        if not beyond:
+            return
+        first = next(one for one in self.differences(beyond[0]) if not one.is_within)
+        others = f" (beyond it too: {', '.join(one.name for one in beyond[1:])})" if beyond[1:] else ""
+        raise TrainingError(
+            f"{beyond[0].name} at step {first.step}",
+            f"its {first.quantity.replace('_', ' ')} {first.value!r} is {first.relative:.1e} off the"
+            f" {first.reference!r} of plain torch, and {self.precision} allows {first.allowed:.0e}{others}",
+            "A key of the JSON changes the numbers: hold it against the shipped one of its stage.",
+        )
+
+
+def differences(values: Sequence[StepValues], reference: Sequence[StepValues], allowed: Tolerance) -> list[Difference]:
+    """Of every step and quantity, in the order of the steps; a norm that is not known is passed over."""
+    assert [one.step for one in values] == [one.step for one in reference], "not the same steps"
+    found = []
+    for ours, theirs in zip(values, reference, strict=True):
+        for quantity in ("loss", "grad_norm"):
+            value, expected = getattr(ours, quantity), getattr(theirs, quantity)
+            if value is not None:
+                relative = abs(value - expected) / max(abs(expected), 1e-30)
+                found.append(Difference(quantity, ours.step, value, expected, relative, getattr(allowed, quantity)))
+    return found
+
+
+def largest(found: Sequence[Difference], quantity: str) -> Difference | None:
+    """The largest of one quantity; nan counts as the largest of all."""
+    of_it = [one for one in found if one.quantity == quantity]
+    return max(of_it, key=lambda one: (one.relative != one.relative, one.relative), default=None)

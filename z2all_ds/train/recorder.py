@@ -1,0 +1,96 @@
+"""What a run writes down and says while it trains: metrics.jsonl, events.jsonl, W&B, the terminal.
+
+Every rank has one and calls it alike; rank 0's writes, the others' only speak into their logs.
+"""
+
+from typing import Any
+
+from z2all_ds.config import RunConfig
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import RunStage
+from z2all_ds.track.goodput import goodput_so_far
+from z2all_ds.track.sinks import WandbSink
+from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.train.logs import RankOutput
+from z2all_ds.train.startup import Startup
+from z2all_ds.train.traces import drop_states_after, keep_state
+from z2all_ds.world import World
+
+
+class Recorder:
+    """Opened by `begin`, when it is known at which step the run goes on."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, world: World, output: RankOutput, startup: Startup) -> None:
+        self._run, self._folder, self._writes = run, folder, world.is_main
+        self.say = output.say
+        self._startup: Startup | None = startup
+        self._writer: RunWriter | None = None
+        self._wandb: WandbSink | None = None
+
+    def begin(self, step: int, **facts: Any) -> None:
+        dropped = self._open_after(step)
+        self.event("started", step=step, **facts)
+        self._tell_dropped(dropped, step)
+        if self._writes:
+            self._wandb = WandbSink(self._run.track, self._run, self.say)
+
+    def go_back_to(self, step: int) -> None:
+        """Forgets what was written of later steps: they will be taken again."""
+        self._tell_dropped(self._open_after(step), step)
+
+    def _open_after(self, step: int) -> int:
+        """Returns how many records of later steps were dropped."""
+        if not self._writes:
+            return 0
+        if self._writer:
+            self._writer.close()  # the file is written anew
+        dropped = drop_metrics_after(self._folder.metrics, step)
+        drop_states_after(self._folder, step)
+        self._writer = RunWriter(self._folder, warn=self.say)
+        return dropped
+
+    def _tell_dropped(self, records: int, step: int) -> None:
+        if records:
+            self.event("metrics_dropped", records=records, after_step=step)
+
+    def event(self, kind: str, **details: Any) -> None:
+        if self._writer:
+            self._writer.event(kind, **details)
+
+    def metric(self, record: dict[str, Any]) -> None:
+        """One step's; the first of the process also says how long it took to come to it."""
+        if self._startup:
+            self._startup.done("first_step")
+            self.say(self._startup.line())
+            self.event("first_step", step=record["step"], **self._startup.as_event())
+            self._startup = None
+        if self._writer and self._wandb:
+            self._writer.metric(record)
+            self._wandb.metric(record)
+
+    def stage(self, stage: RunStage, step: int) -> None:
+        shape = f"{stage.global_batch} x {stage.sequence_length} tokens a step, rope theta {stage.rope_theta:g}"
+        self.say(f"stage {stage.name}: steps {stage.first_step + 1} to {stage.end_step}, {shape}")
+        self.event("stage", step=step, name=stage.name, sequence_length=stage.sequence_length)
+
+    def checkpoint(self, step: int, name: str, seconds: float, data_state: dict[str, Any]) -> None:
+        if self._writes:
+            keep_state(self._folder, step, data_state, self.say)
+        self.event("checkpoint", step=step, path=name, seconds=round(seconds, 3))
+        self.say(f"saved {name} in {seconds:.1f} s")
+
+    def end(self, outcome: str, step: int, words: str) -> None:
+        if self._writer and not self._startup:  # else no step was taken: the time since the run's end says nothing
+            used = goodput_so_far(self._folder)
+            self.event(outcome, step=step, goodput=round(used.share, 4))
+            self.say(used.line())
+        else:
+            self.event(outcome, step=step)
+        self.say(f"{words} at step {step}")
+
+    def close(self) -> None:
+        """Also after an error."""
+        if self._wandb:
+            self._wandb.close()
+        if self._writer:
+            self._writer.close()

@@ -1,0 +1,116 @@
+"""Where a run stands: its step, weights, optimizer, data and guard. Saved together, gone back to together."""
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.restore import check_shape, restore
+from z2all_ds.checkpoint.save import save_checkpoint
+from z2all_ds.config import RunConfig
+from z2all_ds.data import BatchLoader, StreamState, merge_states
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import run_stages
+from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.train.recorder import Recorder
+from z2all_ds.train.schedules import check_no_jump, rates_around
+from z2all_ds.train.spike_guard import SpikeGuard
+from z2all_ds.train.stages import check_stages_past
+from z2all_ds.world import World
+
+
+class RunState:
+    """One rank's part of it; all methods are collective."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: RunFolder,
+        world: World,
+        resolved: ResolvedDeepSpeed,
+        engine: Any,
+        loader: BatchLoader,
+        guard: SpikeGuard,
+        recorder: Recorder,
+    ) -> None:
+        self._run, self._folder, self._world, self._resolved = run, folder, world, resolved
+        self._engine, self._loader, self._guard, self._recorder = engine, loader, guard, recorder
+        self.step = 0
+        """Steps done."""
+        self.stages = run_stages(run)
+        self.rate_settings = run.optimizer.lr, run.schedule
+        self._shape = {
+            "world_size": world.world_size,
+            "zero_stage": resolved.stage,
+            "offload_optimizer": resolved.offload_optimizer,
+            "dtype": resolved.dtype,
+        }
+
+    def resume(self, resume: str) -> None:
+        """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
+        checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
+        checkpoint: layout.Checkpoint | None = None
+        damaged: list[str] = []
+        if resume == "auto":
+            checkpoint, damaged = layout.find_latest(checkpoints, verify)
+        else:
+            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
+            layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
+        for line in damaged:
+            self._recorder.say(line)
+        if checkpoint:
+            check_shape(checkpoint, self._shape)
+            jump = check_no_jump(checkpoint.trainer, checkpoint.step, self.stages, *self.rate_settings)
+            if jump:
+                self._recorder.say(jump)
+            self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
+            self._recorder.say(f"resumed from {checkpoint.path.name}")
+        if self._world.is_main:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            layout.remove_leftovers(checkpoints)
+        self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
+
+    def roll_back(self, first_sample: int, end_sample: int) -> bool:
+        """Goes back to the newest checkpoint, and leaves these samples out on the way. False where there is none."""
+        checkpoint, _ = layout.find_latest(self._folder.checkpoints, self._run.checkpoint.verify_checksums)
+        if checkpoint is None:
+            return False
+        data_state = cast(StreamState, checkpoint.data_state)
+        # What was left out since that checkpoint stays left out.
+        skipped_so_far = self._loader.state_dict()["skip"]
+        data_state["skip"] = [*skipped_so_far, [max(first_sample, data_state["position"]), end_sample]]
+        self._go_to(checkpoint, data_state)
+        self._recorder.go_back_to(self.step)
+        return True
+
+    def _go_to(self, checkpoint: layout.Checkpoint, data_state: StreamState) -> None:
+        restore(self._engine, checkpoint)
+        check_stages_past(self.stages, checkpoint.step, data_state)
+        self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
+        self._guard.load_state_dict(checkpoint.trainer.get("guard", self._guard.state_dict()))
+        self.step = checkpoint.step
+
+    def save(self) -> float:
+        """Returns the seconds it took."""
+        started = time.monotonic()
+        rates = rates_around(self.step, self.stages, *self.rate_settings)
+        trainer = {
+            **self._shape,
+            "deepspeed": self._resolved.name,
+            **rates,
+            "guard": self._guard.state_dict(),
+        }
+        data_state = dict(self.of_all_ranks(self._loader.state_dict()))
+        keep_last = self._run.checkpoint.keep_last
+        path = save_checkpoint(self._engine, self._folder.checkpoints, self.step, trainer, data_state, keep_last)
+        seconds = time.monotonic() - started
+        self._recorder.checkpoint(self.step, path.name, seconds, data_state)
+        return seconds
+
+    def of_all_ranks(self, data_state: StreamState) -> StreamState:
+        """The whole state of the data, from each rank's part of it."""
+        states: list[Any] = [None] * self._world.world_size
+        dist.all_gather_object(states, data_state)
+        return merge_states(states)
