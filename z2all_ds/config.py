@@ -189,6 +189,8 @@ class TrainSection(Section):
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
+    profile: tuple[int, int] | None = None
+    """First and last step to write a profiler's trace of, e.g. [10, 15]; on the command line --profile 10:15."""
 
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
@@ -199,6 +201,8 @@ class TrainSection(Section):
     def _choices_fit(self) -> "TrainSection":
         if self.activation_checkpointing == "selective" and not self.recompute:
             raise ValueError("activation_checkpointing=selective must have a part of the layers in recompute=[]")
+        if self.profile and not 1 <= self.profile[0] <= self.profile[1]:
+            raise ValueError(f"profile={list(self.profile)} must go up from step 1")
         if self.compile != "none" and self.cuda_graphs == "always":
             raise ValueError(f"cuda_graphs=always must not meet compile={self.compile}: compiled layers have no sinks")
         return self

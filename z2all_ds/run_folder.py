@@ -56,6 +56,10 @@ class RunFolder:
         return self.root / "plots"
 
     @property
+    def profiles(self) -> Path:
+        return self.root / "profiles"
+
+    @property
     def stop_request(self) -> Path:
         """While it is there, the run is asked to save and stop."""
         return self.root / "stop"

@@ -28,6 +28,7 @@ def train(
     deepspeed: Annotated[str | None, typer.Option(help="zero0 ... zero3, zero2_offload, or a path.")] = None,
     ranks: RanksOption = None,
     resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
+    profile: Annotated[str, typer.Option(help="Steps to write a profiler's trace of, e.g. 10:15.")] = "",
     overrides: Overrides = None,
 ) -> None:
     """Train on this machine with the deepspeed launcher; goes on from the newest checkpoint of the run folder.
@@ -37,6 +38,8 @@ def train(
     from z2all_ds.train.command import train_on_this_machine
 
     chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
+    if profile:
+        chosen.append(f"train.profile=[{', '.join(profile.split(':'))}]")
     train_on_this_machine(config, chosen, ranks, resume)
 
 

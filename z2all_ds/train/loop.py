@@ -20,6 +20,7 @@ from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, step_line
 from z2all_ds.train.peers import others_speak_first
+from z2all_ds.train.profiling import ProfileWindow
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.run_state import RunState
 from z2all_ds.train.schedules import learning_rate
@@ -60,6 +61,7 @@ class Trainer:
         self.state = RunState(run, folder, world, resolved, engine, loader, self.steps.guard, self.recorder)
         self.spikes = Spikes(run, world, loader, self.steps, self.state, self.recorder)
         self.time_split = TimeSplit(engine.device)
+        self.profile = ProfileWindow(run.train.profile, folder, world, engine.device, self.recorder.say)
         self.checkpoint_seconds = 0.0
         """Since the last step."""
         self.validation_seconds = 0.0
@@ -80,7 +82,9 @@ class Trainer:
                 stage = self._begin_stage(meters)
             lr = learning_rate(state.step, state.stages, *state.rate_settings)
             set_learning_rate(self.engine, lr)
+            self.profile.before_step(state.step + 1)
             figures = self._take_step()
+            self.profile.after_step(state.step)
             self._record(lr, meters, figures, self._validate())
             if self.spikes.after_step(figures):
                 stage, meters = None, self._meters()
@@ -196,6 +200,7 @@ class Trainer:
 
     def close(self) -> None:
         """Ends threads and files; also after an error."""
+        self.profile.close()
         self.loader.close()
         if self.validation:
             self.validation.close()
