@@ -3,11 +3,11 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-# Debian packages the tests need, by the command that shows they are there. Without root the tests in need skip.
+# Debian packages the tests need, by the command or file that shows they are there. Without root the tests in need skip.
 install_debian_packages() {
     local missing=() pair
-    for pair in g++:g++ hostname:hostname; do
-        command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair##*:}")
+    for pair in g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev; do
+        command -v "${pair%%:*}" >/dev/null 2>&1 || [ -e "${pair%%:*}" ] || missing+=("${pair##*:}")
     done
     if [ "${#missing[@]}" -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         quietly "installing Debian packages ${missing[*]}" \

@@ -63,6 +63,35 @@ def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
     assert (first.anneal, second.anneal, third.anneal) == (None, None, "linear")
 
 
+def test_a_batch_that_grows_is_a_stage_for_each_size() -> None:
+    warmup = ("train.batch_warmup_from=8", "train.batch_warmup_steps=21")
+    stages = stages_of([{"name": "a", "steps": 50}, {"name": "b"}], *warmup)
+    assert [(stage.name, stage.first_step, stage.end_step, stage.global_batch) for stage in stages] == [
+        ("a, batch 8", 0, 10, 8),
+        ("a, batch 16", 10, 21, 16),
+        ("a", 21, 50, 32),
+        ("b", 50, 100, 32),
+    ]
+    assert {stage.micro_batch for stage in stages} == {4}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("train.batch_warmup_from=12", "train.batch_warmup_steps=9"), "batch_warmup_from=12: .* one of 16, 8, 4"),
+        (("train.batch_warmup_from=2", "train.batch_warmup_steps=9"), "in micro-batches of 4. Set it to one of 16"),
+        (("train.batch_warmup_from=32", "train.batch_warmup_steps=9"), "batch_warmup_from=32: .* one of 16, 8, 4"),
+        (("train.batch_warmup_from=4", "train.batch_warmup_steps=2"), "batch_warmup_steps=2: 3 smaller batches need"),
+        (("train.batch_warmup_from=4", "train.batch_warmup_steps=100"), "fewer than the stage's 100"),
+        (("train.batch_warmup_from=4",), "must be given together"),
+        (("train.batch_warmup_steps=4",), "must be given together"),
+    ],
+)
+def test_a_growing_batch_that_cannot_be_meant_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        run_stages(load_run_config(None, [*BASE, *overrides]))
+
+
 def test_the_last_stage_may_repeat_its_steps() -> None:
     assert stages_of([{"name": "a", "steps": 60}, {"name": "b", "steps": 40}])[1].end_step == 100
 

@@ -167,6 +167,10 @@ class TrainSection(Section):
     """Samples per optimizer step over all ranks; micro_batch × accumulation × ranks must give it."""
     micro_batch: int = Field(2, gt=0)
     """Samples per forward pass and rank."""
+    batch_warmup_from: int | None = Field(None, gt=0)
+    """Samples of the first steps: over batch_warmup_steps they are doubled until they are global_batch."""
+    batch_warmup_steps: int = Field(0, ge=0)
+    """Steps before the batch is whole."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: as the DeepSpeed JSON says, but fp32 on a CPU, where bf16 products are some 100 times slower."""
     gradient_clipping: float = Field(1.0, ge=0)
@@ -201,6 +205,8 @@ class TrainSection(Section):
     def _choices_fit(self) -> "TrainSection":
         if self.activation_checkpointing == "selective" and not self.recompute:
             raise ValueError("activation_checkpointing=selective must have a part of the layers in recompute=[]")
+        if (self.batch_warmup_from is None) != (self.batch_warmup_steps == 0):
+            raise ValueError("batch_warmup_from and batch_warmup_steps must be given together")
         if self.profile and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={list(self.profile)} must go up from step 1")
         if self.compile != "none" and self.cuda_graphs == "always":

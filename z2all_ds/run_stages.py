@@ -1,7 +1,8 @@
 """The stages of a run: what is in force at each step, with everything that was left out filled in."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from z2all_ds.config import AnnealShape, RunConfig, StageSection
@@ -49,6 +50,8 @@ def run_stages(run: RunConfig) -> list[RunStage]:
             raise ConfigError(f"steps={section.steps} of the last stage", rule, "Leave it out, or make them agree.")
         stages.append(_filled_in(run, section, first_step, end_step))
         first_step = end_step
+    if run.train.batch_warmup_from:
+        stages[:1] = _with_batch_warmup(stages[0], run.train.batch_warmup_from, run.train.batch_warmup_steps)
     _check_schedule(run, stages)
     return stages
 
@@ -69,6 +72,34 @@ def tokens_seen(stages: list[RunStage], steps_done: int) -> int:
 def progress(stages: list[RunStage], by: Literal["steps", "tokens"], steps_done: int) -> int:
     """How far the run is, in the unit its schedule counts."""
     return tokens_seen(stages, steps_done) if by == "tokens" else steps_done
+
+
+def _with_batch_warmup(whole: RunStage, smallest: int, steps: int) -> list[RunStage]:
+    """The stage, and before it a stage for each smaller batch, all of about the same number of steps.
+
+    The micro-batch stays and the accumulation grows: no batch needs more memory than the whole one.
+    """
+    what, times = f"train.batch_warmup_from={smallest}", whole.global_batch // smallest
+    if smallest % whole.micro_batch or smallest * times != whole.global_batch or times & (times - 1) or times == 1:
+        halves = [whole.global_batch >> times for times in range(1, whole.global_batch.bit_length())]
+        fitting = [size for size in halves if size % whole.micro_batch == 0 and whole.global_batch % size == 0]
+        raise ConfigError(
+            what,
+            f"doubled some times it must be {whole.global_batch}, all in micro-batches of {whole.micro_batch}",
+            f"Set it to one of {', '.join(map(str, fitting))}." if fitting else "Choose a smaller micro_batch.",
+        )
+    sizes = [smallest << doublings for doublings in range(times.bit_length() - 1)]
+    if not len(sizes) <= steps < whole.end_step - whole.first_step:
+        rule = f"{len(sizes)} smaller batches need as many steps, and fewer than the stage's {whole.end_step}"
+        raise ConfigError(f"train.batch_warmup_steps={steps}", rule, "Correct one of the two.")
+    borders = [whole.first_step + steps * number // len(sizes) for number in range(len(sizes) + 1)]
+    smaller = [
+        replace(
+            whole, name=f"{whole.name}, batch {size}", first_step=first, end_step=end, global_batch=size, anneal=None
+        )
+        for size, (first, end) in zip(sizes, pairwise(borders), strict=True)
+    ]
+    return [*smaller, replace(whole, first_step=borders[-1])]
 
 
 def _check_schedule(run: RunConfig, stages: list[RunStage]) -> None:

@@ -184,10 +184,10 @@ def doctor(
         for lock in remove_stale_locks(extensions_dir()):
             print(f"removed {lock}")
     if prebuild:
-        from z2all_ds.train.op_builds import BUILDERS
+        from z2all_ds.train.op_builds import buildable_ops
         from z2all_ds.train.op_builds import prebuild as build
 
-        build(list(BUILDERS))
+        build(buildable_ops())
     findings = room.examine(folder)
     if as_json:
         print(room.to_json(findings))

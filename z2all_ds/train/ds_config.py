@@ -11,6 +11,7 @@ from typing import Any
 
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import ConfigError
+from z2all_ds.run_stages import run_stages
 from z2all_ds.train.ds_json import load_ds_json, offload_device, zero_section
 from z2all_ds.train.optimizers import OptimizerChoice, OptimizerSituation, choose_optimizer
 
@@ -70,6 +71,8 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     stage = int(zero_section(config).get("stage") or 0)
     _check_ranks_and_device(config, run.deepspeed, world_size, device_type)
     accumulation = accumulation_steps(run.train.global_batch, run.train.micro_batch, world_size)
+    for of_stage in run_stages(run):
+        accumulation_steps(of_stage.global_batch, of_stage.micro_batch, world_size)
 
     asked = next((d for d in ("bf16", "fp16") if config.get(d, {}).get("enabled")), "fp32")
     dtype = asked

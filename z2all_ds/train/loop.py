@@ -119,7 +119,7 @@ class Trainer:
             self.channel_loss.raise_flag()
         self.spikes.before_step()
         self.time_split.begin()
-        for _ in range(self.resolved.accumulation):
+        for _ in range(self.engine.gradient_accumulation_steps()):
             batch = next(self.loader)
             self.time_split.done("data_wait")
             self._micro_step(batch)

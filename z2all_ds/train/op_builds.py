@@ -34,6 +34,16 @@ def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
     return [*ops, *ops_of_optimizer(resolved.optimizer.kind), *disk]
 
 
+def buildable_ops() -> list[str]:
+    """All but async_io, which few runs need, where the machine lacks its library."""
+    try:
+        require_libaio()
+    except MachineError as error:
+        say(f"not built: async_io, for {error}")
+        return [op for op in BUILDERS if op != "async_io"]
+    return list(BUILDERS)
+
+
 def ops_of_optimizer(kind: str) -> list[str]:
     return {"ds_cpu_adam": ["cpu_adam"], "ds_fused_adam": ["fused_adam"]}.get(kind, [])
 

@@ -1,4 +1,4 @@
-"""Puts a stage of the run into force: positions of the model, size of the micro-batch."""
+"""Puts a stage of the run into force: positions of the model, sizes of batches."""
 
 from typing import Any
 
@@ -8,12 +8,13 @@ from z2all_ds.run_stages import RunStage, samples_seen
 
 
 def begin_stage(stage: RunStage, engine: Any) -> None:
-    """Called before the first step of a stage, and after a resume within one.
-
-    The micro-batch changes and the accumulation does not, so DeepSpeed divides gradients as before.
-    """
+    """Called before the first step of a stage, and after a resume within one."""
     engine.module.set_rope_theta(stage.rope_theta)
     engine.set_train_micro_batch_size(stage.micro_batch)
+    engine.set_train_batch_size(stage.global_batch)
+    # DeepSpeed finds the ends of steps by counting micro-batches from the beginning of the run, as if their number in a
+    # step were always the same.
+    engine.micro_steps = 0
 
 
 def check_stages_past(stages: list[RunStage], step: int, data_state: StreamState) -> None:
