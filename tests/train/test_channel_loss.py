@@ -14,7 +14,7 @@ from torch import Tensor
 
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 from z2all_ds.ops.cross_entropy import reference as cross_entropy
-from z2all_ds.train.channel_loss import ChannelLoss
+from z2all_ds.train.channel_loss import ChannelLoss, perplexities
 
 DOMAINS = ["code", "en", "never", "zh"]
 CPU = torch.device("cpu")
@@ -129,3 +129,20 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
     for step, first_seed in enumerate((0, 100)):
         mean, per_domain = ranks[0][step]
         assert_same((mean, per_domain), plain_loop([micro_batch(seed) for seed in range(first_seed, first_seed + 6)]))
+
+
+def test_a_flag_of_one_rank_is_seen_once() -> None:
+    meter = ChannelLoss(DOMAINS, CPU)
+    meter.add(*micro_batch(1))
+    wanted = meter.take()
+    assert meter.flag_was_raised is False
+    meter.add(*micro_batch(1))
+    meter.raise_flag()
+    assert meter.take() == wanted and meter.flag_was_raised is True
+    meter.take()
+    assert meter.flag_was_raised is False
+
+
+def test_perplexities_have_the_names_of_the_losses() -> None:
+    found = perplexities("validation_", 2.0, {"zh": 1e9, "en": math.nan})
+    assert found == {"validation_perplexity": math.exp(2.0), "validation_perplexity_of_zh": math.exp(700.0)}

@@ -102,7 +102,7 @@ def test_forced_bf16_accumulates_in_fp32_and_each_micro_batch_once(run: str, run
     assert json.loads((runs / run / "environment.json").read_text())["dtypes"] == dtypes
     line = "dtypes: compute bf16, accumulation fp32, communication fp32, master weights fp32"
     assert line in (runs / run / "logs" / "rank_0000.log").read_text()
-    first, reference = metrics(runs / run)[0], metrics(runs / "zero1")[0]  # zero0 tells no norm
+    first, reference = metrics(runs / run)[0], metrics(runs / "zero0")[0]
     assert first["loss"] == pytest.approx(reference["loss"], rel=2e-3)
     # Eight bits of mantissa: products are off by up to 0.4 %, their sums by less; a micro-batch added twice, by half.
     assert first["grad_norm"] == pytest.approx(reference["grad_norm"], rel=2e-2)

@@ -3,6 +3,8 @@
 It is the one message that all ranks exchange in every step, so what else they must agree on travels along.
 """
 
+import math
+
 import torch
 import torch.distributed
 from torch import Tensor
@@ -44,3 +46,10 @@ class ChannelLoss:
             name: total / count for name, total, count in zip(self.domain_names, sums, counts, strict=True) if count
         }
         return sum(sums) / max(1.0, sum(counts)), per_domain
+
+
+def perplexities(prefix: str, loss: float, per_domain: dict[str, float]) -> dict[str, float]:
+    """By the names of metrics.jsonl; of domains whose loss is not finite there is none."""
+    named = {"perplexity": loss, **{f"perplexity_of_{name}": value for name, value in per_domain.items()}}
+    # Beyond exp(700) a float has no room.
+    return {prefix + name: math.exp(min(value, 700.0)) for name, value in named.items() if math.isfinite(value)}

@@ -12,7 +12,7 @@ from z2all_ds.errors import TrainingError
 from z2all_ds.ops.visibility import document_borders
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, stage_at, tokens_seen
-from z2all_ds.train.channel_loss import ChannelLoss
+from z2all_ds.train.channel_loss import ChannelLoss, perplexities
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.engine import set_learning_rate
 from z2all_ds.train.graphed import GraphedForward
@@ -176,6 +176,7 @@ class Trainer:
                 "loss": None,
                 "grad_norm": None,
                 **finite,
+                **perplexities("", figures.loss, figures.per_domain),
                 **held_out,
                 "lr": lr,
                 "step_taken": figures.taken,

@@ -4,7 +4,6 @@ The same samples every time: the first ones of a stream of its own, over a corpu
 order of the training data and random numbers are as if nothing had been looked at.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,8 @@ from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
-from z2all_ds.train.channel_loss import ChannelLoss
+from z2all_ds.track.plots import LOSS_PREFIX
+from z2all_ds.train.channel_loss import ChannelLoss, perplexities
 from z2all_ds.train.inputs import corpus_location
 from z2all_ds.world import World
 
@@ -69,14 +69,9 @@ class Validation:
         loss, per_domain = self._channel_loss.take()
         return {
             "validation_loss": loss,
-            "validation_perplexity": _perplexity(loss),
-            **{f"validation_loss_of_{name}": value for name, value in per_domain.items()},
-            **{f"validation_perplexity_of_{name}": _perplexity(value) for name, value in per_domain.items()},
+            **{f"validation_{LOSS_PREFIX}{name}": value for name, value in per_domain.items()},
+            **perplexities("validation_", loss, per_domain),
         }
 
     def close(self) -> None:
         self._loader.close()
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))  # beyond that a float has no room
