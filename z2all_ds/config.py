@@ -364,7 +364,7 @@ class GuardSection(Section):
     min_steps: int = Field(32, ge=4)
     """Good steps needed before anything finite is judged."""
     max_bad_steps: int = Field(20, ge=0)
-    """The run ends when there are more."""
+    """The run ends when there are more among the last window_steps steps."""
     rollback_skips_steps: int = Field(1, ge=1)
     """rollback leaves out the data of so many steps, the bad one the last of them."""
 

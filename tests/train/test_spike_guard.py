@@ -83,14 +83,25 @@ def test_a_wild_value_in_the_window_hardly_moves_the_limit(usual: list[float], p
     assert limit is not None and limit <= 5.0 * math.exp(SECTION.deviations * widest) * (1 + 1e-12)
 
 
-def test_the_state_goes_through_json_and_counts_on() -> None:
+def test_the_state_goes_through_json() -> None:
     guard = guard_after(*[5.0, 5.5, 4.5] * 5)
-    guard.bad_steps = 3
+    for bad in (True, False, True):
+        guard.count(bad)
     other = SpikeGuard(SECTION)
-    other.bad_steps = 4
     other.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     assert other.limit("loss") == guard.limit("loss")
-    assert other.bad_steps == 4
+    assert other.bad_steps == 2
+
+
+def test_bad_steps_are_counted_through_a_rollback_and_forgotten_after_the_window() -> None:
+    guard = guard_after()
+    saved = guard.state_dict()
+    guard.count(bad=True)
+    guard.load_state_dict(saved)
+    assert guard.bad_steps == 1
+    for _ in range(SECTION.window_steps):
+        guard.count(bad=False)
+    assert guard.bad_steps == 0
 
 
 def test_outliers_read_well() -> None:

@@ -53,9 +53,8 @@ class GuardedSteps:
             self._figures = self._look(None if self._scales_loss else math.inf)
         figures, self._figures = self._figures, None
         assert figures is not None
-        if figures.outliers:
-            self.guard.bad_steps += 1
-        elif figures.taken:
+        self.guard.count(bad=bool(figures.outliers))
+        if figures.taken and not figures.outliers:
             self.guard.accept(figures.values)
         return figures
 

@@ -47,8 +47,16 @@ class SpikeGuard:
     def __init__(self, section: GuardSection) -> None:
         self._section = section
         self._windows: dict[str, deque[float]] = {}
-        self.bad_steps = 0
-        """Since the run began; rolling back does not take it back."""
+        self._bad = deque[bool](maxlen=section.window_steps)
+        """Of the latest steps, which; going back to a checkpoint does not take it back."""
+
+    @property
+    def bad_steps(self) -> int:
+        """Among the latest `window_steps`."""
+        return sum(self._bad)
+
+    def count(self, bad: bool) -> None:
+        self._bad.append(bad)
 
     def outliers(self, values: Mapping[str, float]) -> list[Outlier]:
         """Of one step's figures, by name; those without enough steps behind them are only asked to be finite."""
@@ -90,11 +98,13 @@ class SpikeGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """Small JSON for the checkpoint."""
-        return {"bad_steps": self.bad_steps, "windows": {name: list(window) for name, window in self._windows.items()}}
+        windows = {name: list(window) for name, window in self._windows.items()}
+        return {"bad": [int(bad) for bad in self._bad], "windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bad steps are counted through: going back to a checkpoint must not make the count begin anew."""
-        self.bad_steps = max(self.bad_steps, int(state["bad_steps"]))
+        """Bad steps are counted through: a run that goes back to a checkpoint must not forget why."""
+        if not self._bad:
+            self._bad.extend(bool(bad) for bad in state["bad"])
         self.forget()
         for name, logarithms in state["windows"].items():
             self._window(name).extend(logarithms)
