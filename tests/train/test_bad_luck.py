@@ -17,7 +17,7 @@ from tests.helpers.training import losses, metrics, run_arguments, train, train_
         ("ops.attention=flashy", 2, ["ops.attention", "sdpa", "eager"]),
         ("data.num_lanes=9", 2, ["ranks=2", "9 lanes", "1, 3, 9"]),
         ("train.global_batch=6", 2, ["train.global_batch=6", "2 × 2", "1, 3"]),
-        ("deepspeed=zero4", 2, ["zero4", "zero0, zero1, zero2"]),
+        ("deepspeed=zero4", 2, ["zero4", "zero0, zero1, zero1_fp16, zero2"]),
         ("data.tokenizer=/nowhere", 3, ["/nowhere", "no such folder"]),
         ("data.corpus=/nowhere", 3, ["/nowhere", "no such file"]),
         ("run_dir=/dev/null/run", 2, ["/dev/null/run", "part of it is a file"]),

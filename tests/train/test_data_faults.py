@@ -94,7 +94,7 @@ class Workshop:
         finally:
             path.write_bytes(healthy)
         logs = [run_folder.rank_log(rank).read_text().splitlines() for rank in range(2)]
-        usual = re.compile(r"step |saved |resumed |loading |precision: |op |optimizer: ")
+        usual = re.compile(r"step |saved |resumed |loading |precision: |dtypes: |op |optimizer: |first loss after ")
         return Failure(
             shard,
             process.returncode,
