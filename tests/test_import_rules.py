@@ -237,6 +237,12 @@ def test_nothing_imports_the_command() -> None:
     assert importers == [f"{PACKAGE}.__main__"]
 
 
+def test_what_measures_is_used_by_the_command_alone() -> None:
+    bench = {module for module in modules() if room(module) == "bench"}
+    importers = {m for m in modules() if m not in bench and bench & own_modules(m, at_start_only=False)}
+    assert {room(module) for module in importers} == {"cli"}
+
+
 def test_the_command_imports_its_rooms_late() -> None:
     command = {module for module in modules() if room(module) == "cli"}
     assert len(command) > 3

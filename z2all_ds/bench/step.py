@@ -15,7 +15,6 @@ from typing import Any
 
 from z2all_ds.accounting import count_parameters, flops_per_token, hardware_flops_per_token, mfu, peak_flops
 from z2all_ds.bench.peers.environments import last_words
-from z2all_ds.bench.text import prepare_data
 from z2all_ds.cluster.group import run_group
 from z2all_ds.cluster.launch import RANK_MODULE, local_command
 from z2all_ds.config import RunConfig, load_run_config
@@ -25,6 +24,7 @@ from z2all_ds.machine import default_environment, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
+from z2all_ds.train.stand_in_data import prepare_data
 
 MIN_STEPS = 4
 PEER_MODULE = "z2all_ds.bench.peers.hf_llama"

@@ -1,7 +1,6 @@
 """The figures of each optimizer step, looked at before the weights are changed.
 
-The loss is read here, at the gate before the optimizer's step (`step_gate.py`), and nowhere else: one wait a step, as
-without a guard.
+The loss is read here, at the gate before the optimizer's step (`step_gate.py`), and nowhere else.
 """
 
 import math

@@ -6,7 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from z2all_ds.bench.text import prepare_data
 from z2all_ds.cluster.group import run_group
 from z2all_ds.cluster.launch import check_ranks
 from z2all_ds.config import RunConfig, load_run_config
@@ -19,6 +18,7 @@ from z2all_ds.train.command import RanksFailed, default_ranks, train_on_this_mac
 from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.inputs import check_inputs
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues
+from z2all_ds.train.stand_in_data import prepare_data
 
 REFERENCE_MODULE = "z2all_ds.train.parity.reference"
 ADAMW_KINDS = ("auto", "adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam")
