@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.cluster.launch import deepspeed_command
 from z2all_ds.config import load_run_config
 from z2all_ds.console import human_seconds, say
 from z2all_ds.corpus import SourceSpec, build_corpus
@@ -80,8 +81,10 @@ def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
     train_tokenizer(folders.corpus, folders.tokenizer, TEXT_VOCAB_SIZE, TOKENIZER_BYTES)
     half = total_steps // 2
     if _steps_done(folders.run) < half:
-        say(f"[3/5] training on {ranks} ranks with {DEEPSPEED}, to be stopped half-way at step {half}")
-        train_on_this_machine(None, [*overrides, f"train.stop_at_step={half}"], ranks)
+        say(f"[3/5] training on {ranks} ranks by the deepspeed launcher with {DEEPSPEED}, to be stopped at step {half}")
+        # Started as on many nodes, while what follows starts its ranks itself: both ways are shown to work here.
+        stopped_half_way = [*overrides, f"train.stop_at_step={half}"]
+        train_on_this_machine(None, stopped_half_way, ranks, command=deepspeed_command)
     if last_outcome(folders.run) != "done":
         say("[4/5] training: resumed from its checkpoint")
         train_on_this_machine(None, overrides, ranks)

@@ -8,13 +8,13 @@ import pytest
 
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.cluster import launch
-from z2all_ds.cluster.launch import check_ranks, local_command, run_local_ranks
+from z2all_ds.cluster.launch import check_ranks, deepspeed_command, run_local_ranks
 from z2all_ds.errors import ClusterError
 from z2all_ds.machine import free_port
 
 
-def test_the_launchers_command_line() -> None:
-    command = local_command(["--config", "my run.yaml", "train.steps=5"], ranks=3, port=29501)
+def test_the_deepspeed_launchers_command_line() -> None:
+    command = deepspeed_command(["--config", "my run.yaml", "train.steps=5"], ranks=3, port=29501)
     assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
     assert command[-3:] == ["--config", "my run.yaml", "train.steps=5"]
     options = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))

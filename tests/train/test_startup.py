@@ -1,11 +1,12 @@
 """Times from the start of a process to the first loss."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 
-from z2all_ds.train.startup import PHASES, Startup, process_age_seconds
+from z2all_ds.train.startup import ASKED_VARIABLE, PHASES, Startup, process_age_seconds
 
 PAUSE_SECONDS = 0.3
 TWO_IN_ONE_PROCESS = f"""
@@ -31,6 +32,15 @@ def test_the_first_training_counts_from_the_process_start_and_a_later_one_from_i
     first, second = json.loads(result.stdout)
     assert PAUSE_SECONDS - TICK_SECONDS <= first["seconds"] <= passed + TICK_SECONDS
     assert 0 <= second["seconds"] < PAUSE_SECONDS / 2
+
+
+def test_what_came_before_the_process_counts_as_launch() -> None:
+    asked = {ASKED_VARIABLE: str(time.monotonic() - 5.0)}
+    command = [sys.executable, "-c", TWO_IN_ONE_PROCESS]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    first, second = json.loads(result.stdout)
+    assert 5.0 - TICK_SECONDS <= first["launch_seconds"] <= first["seconds"] - first["imports_seconds"] + TICK_SECONDS
+    assert second["launch_seconds"] == 0
 
 
 def test_a_process_grows_older_with_the_clock() -> None:

@@ -1,4 +1,4 @@
-"""`z2all bench step`: what a training step costs here, measured on a short real run through the real launcher.
+"""`z2all bench step`: what a training step costs here, measured on a short real run.
 
 The median over the second half of the steps: the first ones pay for allocation, autotuning and caches.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from z2all_ds.accounting import count_parameters, flops_per_token, hardware_flops_per_token, mfu, peak_flops
 from z2all_ds.bench.peers.environments import last_words
 from z2all_ds.cluster.group import run_group
-from z2all_ds.cluster.launch import RANK_MODULE, local_command
+from z2all_ds.cluster.launch import local_command
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, human_bytes, say
 from z2all_ds.errors import ConfigError
@@ -92,17 +92,15 @@ def bench_step(
 def peer_in_own_processes(
     config: str | None, overrides: list[str], ranks: int, steps: int, log: Path
 ) -> dict[str, Any] | None:
-    """The peer's figures, by the same launcher; None where it does not run, which costs a line as with the floor."""
+    """The peer's figures, started in the same way; None where it does not run, which costs a line as with the floor."""
     arguments = [*(["--config", config] if config else []), "--steps", str(steps), *overrides]
-    command = [PEER_MODULE if part == RANK_MODULE else part for part in local_command(arguments, ranks, free_port())]
+    command = local_command(arguments, ranks, free_port(), PEER_MODULE)
     with heartbeat("measuring the peer"):
         code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
     said = log.read_text(encoding="utf-8", errors="replace")
     figures = [line for line in said.splitlines() if line.startswith("{")]
     if code or not figures:
-        # The launcher's own last words only say that a rank has ended.
-        of_ranks = [line for line in said.splitlines() if "[launch.py:" not in line]
-        say(f"no peer: {last_words(chr(10).join(of_ranks))}")
+        say(f"no peer: {last_words(said)}")
         return None
     peer: dict[str, Any] = json.loads(figures[-1])
     return peer

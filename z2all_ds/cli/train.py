@@ -31,7 +31,7 @@ def train(
     profile: Annotated[str, typer.Option(help="Steps to write a profiler's trace of, e.g. 10:15.")] = "",
     overrides: Overrides = None,
 ) -> None:
-    """Train on this machine with the deepspeed launcher; goes on from the newest checkpoint of the run folder.
+    """Train on this machine; goes on from the newest checkpoint of the run folder.
 
     `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
     """

@@ -1,4 +1,4 @@
-"""The room that starts ranks, on one machine or on many, with the real deepspeed launcher, and that ends them all.
+"""The room that starts ranks, by itself on one machine, with the real deepspeed launcher on many, and ends them all.
 
 It runs without torch: reading a hostfile, choosing a port and watching processes need none, and a login node may have
 none.

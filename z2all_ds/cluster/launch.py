@@ -1,8 +1,10 @@
-"""Starts the ranks of one machine with the real deepspeed launcher, waits for them, and leaves none behind."""
+"""Starts the ranks of one machine, waits for them, and leaves none behind."""
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from z2all_ds.cluster.group import run_group
 from z2all_ds.errors import ClusterError, PortTaken
@@ -11,9 +13,17 @@ from z2all_ds.machine import default_environment, free_port
 RANK_MODULE = "z2all_ds.train.pretrain"
 PORT_TRIES = 3
 
+LocalCommand = Callable[[list[str], int, int], list[str]]
+"""What starts the ranks: from a rank's arguments, the number of ranks and a port."""
 
-def local_command(arguments: list[str], ranks: int, port: int) -> list[str]:
-    """The launcher's command line. `python -m` rather than the `deepspeed` script: no PATH, and no trouble with
+
+def local_command(arguments: list[str], ranks: int, port: int, module: str = RANK_MODULE) -> list[str]:
+    """By our own starter, which loads nothing before the ranks do."""
+    return [sys.executable, "-m", "z2all_ds.cluster.starter", str(ranks), str(port), module, *arguments]
+
+
+def deepspeed_command(arguments: list[str], ranks: int, port: int) -> list[str]:
+    """By the real deepspeed launcher. `python -m` rather than the `deepspeed` script: no PATH, and no trouble with
     blanks or long paths in the script's first line."""
     return [
         *(sys.executable, "-m", "deepspeed.launcher.runner"),
@@ -24,12 +34,21 @@ def local_command(arguments: list[str], ranks: int, port: int) -> list[str]:
     ]
 
 
-def run_local_ranks(arguments: list[str], ranks: int, launcher_log: Path) -> int:
-    """Runs training to its end and returns the launcher's exit code. The launcher's own words go to `launcher_log`."""
-    environment = {**os.environ, **default_environment(ranks)}
+def run_local_ranks(
+    arguments: list[str],
+    ranks: int,
+    log: Path,
+    command: LocalCommand = local_command,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Runs training to its end and returns the exit code. What ranks and launcher print on stdout goes to `log`.
+
+    `variables` are set for the ranks beside those that the machine needs.
+    """
+    environment = {**os.environ, **default_environment(ranks), **variables}
     code = 0
     for _ in range(PORT_TRIES):
-        code = run_group(local_command(arguments, ranks, free_port()), environment, launcher_log)
+        code = run_group(command(arguments, ranks, free_port()), environment, log)
         # Somebody took the free port between our look and rank 0's bind: rare, and cured by another port.
         if code != PortTaken.exit_code:
             break

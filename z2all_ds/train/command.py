@@ -2,11 +2,12 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from z2all_ds.accounting import count_parameters
 from z2all_ds.atomic import machine_limits_named
-from z2all_ds.cluster.launch import check_ranks, run_local_ranks
+from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
 from z2all_ds.machine import gpu_count, require_free_disk
@@ -16,6 +17,7 @@ from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.inputs import check_inputs
 from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.op_builds import needed_ops, prebuild
+from z2all_ds.train.startup import ASKED_VARIABLE
 from z2all_ds.train.stopping import stop_on_signals
 
 
@@ -32,18 +34,25 @@ def default_ranks() -> int:
     return gpu_count() or 1
 
 
-def train_on_this_machine(config: str | None, overrides: list[str], ranks: int | None, resume: str = "auto") -> str:
+def train_on_this_machine(
+    config: str | None,
+    overrides: list[str],
+    ranks: int | None,
+    resume: str = "auto",
+    command: LocalCommand = local_command,
+) -> str:
     """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned.
 
     Stopped by a request it does not return: Ctrl-C ends as Ctrl-C, all else with EXIT_REQUEUE.
     """
+    asked = {ASKED_VARIABLE: str(time.monotonic())}
     run = load_run_config(config, overrides)
     ranks = default_ranks() if ranks is None else ranks
     check_before_launch(run, ranks)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
     with stop_on_signals(folder) as signals:
-        code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log")
+        code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):

@@ -1,7 +1,8 @@
-"""From the start of a rank's process to its first loss, by phase.
+"""From the moment training is asked for to its first loss, by phase.
 
-The launcher's own seconds (and the building of ops before it) come before and are not seen from here. Imports stand in
-several places on the way, so a phase may be told of more than once; its times are added up.
+`z2all train` tells its ranks when that was, and `launch` is what it did until their processes began: checks, the
+building of ops. Under another launcher the count begins with the rank's process. Imports stand in several places on the
+way, so a phase may be told of more than once; its times are added up.
 """
 
 import os
@@ -9,7 +10,10 @@ import time
 
 from z2all_ds.machine import process_start_time
 
-PHASES = ("imports", "device", "process_group", "model", "engine", "data", "restore", "first_step")
+PHASES = ("launch", "imports", "device", "process_group", "model", "engine", "data", "restore", "first_step")
+
+ASKED_VARIABLE = "Z2ALL_ASKED"
+"""time.monotonic() when training was asked for; on one machine that clock is the same for all processes."""
 
 _LOADED = time.monotonic()
 _process_start_is_taken = False
@@ -21,11 +25,13 @@ class Startup:
     def __init__(self) -> None:
         """The first one of a process counts from the process's own start; a later training in it from here."""
         global _process_start_is_taken
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         self._last = time.monotonic()
         if not _process_start_is_taken:
             self._last -= process_age_seconds()
+            asked = float(os.environ.get(ASKED_VARIABLE, self._last))
+            self._seconds["launch"] = max(0.0, self._last - asked)
         _process_start_is_taken = True
-        self._seconds = dict.fromkeys(PHASES, 0.0)
 
     def done(self, phase: str) -> None:
         assert phase in PHASES, phase
