@@ -75,7 +75,7 @@ def dtypes_under(overrides: list[str], world: World) -> dict[str, Any]:
     resolved = resolve(run, world.world_size, "cuda")
     ops = resolve_ops(run.ops.model_dump(), Situation("cpu", resolved.dtype, run.model.shape.head_dim))
     config = Z2allConfig.from_section(run.model)
-    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)
+    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, torch.device("cpu"))
     engine = ds.build_engine(model, run, resolved)
     accumulated = None
     with noting_what_is_sent() as sent:

@@ -42,7 +42,7 @@ def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunCo
         os.environ.update(default_environment(ranks=1))  # with these DeepSpeed's ops are found where they are built
         ds.start_process_group(world, place)
         config = Z2allConfig.from_section(run.model)
-        model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)
+        model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, place)
         model.train()
         yield ds.build_engine(model, run, resolved), (run, ops)
     finally:

@@ -14,6 +14,7 @@ from torch import Tensor
 from z2all_ds.checkpoint.layout import DEEPSPEED_TAG, Checkpoint, find_latest, open_checkpoint
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, say
+from z2all_ds.dtypes import TORCH_DTYPES
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
 from z2all_ds.machine import gpu_count
@@ -21,7 +22,6 @@ from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -57,8 +57,8 @@ def export_checkpoint(
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
     from z2all_ds.model.stock_keys import to_stock
 
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype {dtype}", "no such dtype", f"Known: {', '.join(DTYPES)}.")
+    if dtype not in TORCH_DTYPES:
+        raise ConfigError(f"dtype {dtype}", "no such dtype", f"Known: {', '.join(TORCH_DTYPES)}.")
     folder, checkpoint = pick_checkpoint(path.expanduser().resolve())
     run = load_run_config(str(folder.config))
     out = (out or folder.exports / checkpoint.path.name).expanduser().resolve()
@@ -70,7 +70,7 @@ def export_checkpoint(
     shape = run.model.model_copy(update={"rope_theta": stage.rope_theta})
     config = Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
     with heartbeat(f"reading the weights of {checkpoint.path.name}"):
-        weights = {name: t.to(DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
+        weights = {name: t.to(TORCH_DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model = Z2allForCausalLM(config).eval()
@@ -85,7 +85,7 @@ def export_checkpoint(
             stock.pop("lm_head.weight")
         save_torch_state_dict(stock, temporary, max_shard_size=max_shard_size, metadata={"format": "pt"})
         llama = config.to_llama()
-        llama.dtype = DTYPES[dtype]
+        llama.dtype = TORCH_DTYPES[dtype]
         llama.save_pretrained(temporary)
         GenerationConfig(**tokenizer.model_token_ids).save_pretrained(temporary)
         for name in TOKENIZER_FILES:

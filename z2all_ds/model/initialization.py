@@ -59,7 +59,7 @@ def normal_values(seed: int, name: str, shape: torch.Size) -> Tensor:
     return torch.from_numpy(values).view(shape)
 
 
-def materialise(model: PreTrainedModel, device: torch.device | str) -> None:
+def materialise(model: PreTrainedModel, device: torch.device | str, dtype: torch.dtype | None = None) -> None:
     """Gives a model built under `torch.device("meta")` its memory, which `initialise_weights` then fills."""
-    model.to_empty(device=device)
+    model.to(dtype=dtype).to_empty(device=device)
     model.tie_weights()  # to_empty gives each of the two names a tensor of its own

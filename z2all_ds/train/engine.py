@@ -14,6 +14,7 @@ from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 
 from z2all_ds.config import RunConfig
+from z2all_ds.dtypes import TORCH_DTYPES
 from z2all_ds.errors import MachineError, PortTaken
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.initialization import initialise_weights, materialise
@@ -88,8 +89,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def build_model(make: Callable[[], Z2allForCausalLM], run: RunConfig, resolved: ResolvedDeepSpeed) -> Z2allForCausalLM:
-    """The model with its initial weights, the same under every JSON; under ZeRO-3 no rank ever holds it whole."""
+def build_model(
+    make: Callable[[], Z2allForCausalLM], run: RunConfig, resolved: ResolvedDeepSpeed, device: torch.device
+) -> Z2allForCausalLM:
+    """The model with its initial weights, the same under every JSON; under ZeRO-3 no rank ever holds it whole.
+
+    Otherwise its weights are made where and in the dtype in which DeepSpeed wants them: it would move and cast them
+    anyway, on the CPU, where for 1.2B weights that takes seconds.
+    """
     if resolved.stage == 3:
         with deepspeed.zero.Init(config_dict_or_path=resolved.config):
             model = make()
@@ -97,7 +104,7 @@ def build_model(make: Callable[[], Z2allForCausalLM], run: RunConfig, resolved: 
         return model
     with torch.device("meta"):
         model = make()
-    materialise(model, "cpu")
+    materialise(model, device, TORCH_DTYPES[resolved.dtype])
     initialise_weights(model, run.train.seed)
     return model
 

@@ -120,7 +120,7 @@ def train_rank(
     output.say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
     ds.seed_everything(run.train.seed)
     config = Z2allConfig.from_section(run.model, **tokenizer.model_token_ids)
-    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved)
+    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, device)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
     if world.is_main:
         facts = {

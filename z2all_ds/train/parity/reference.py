@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.data import BatchLoader, PackedStream
+from z2all_ds.dtypes import TORCH_DTYPES
 from z2all_ds.errors import EXIT_OK, Z2allError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
@@ -34,8 +35,6 @@ from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.parity.compare import StepValues
 from z2all_ds.train.schedules import learning_rate
-
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class PlainTraining:
@@ -101,11 +100,8 @@ def build_model(run: RunConfig, tokenizer: Z2allTokenizer, device: torch.device)
     ops = resolve_ops(run.ops.model_dump(), Situation(device.type, precision, run.model.shape.head_dim))
     with torch.device("meta"):
         model = Z2allForCausalLM(Z2allConfig.from_section(run.model, **tokenizer.model_token_ids), ops)
-    materialise(model, "cpu")
+    materialise(model, device, TORCH_DTYPES[precision])
     initialise_weights(model, run.train.seed)
-    for weight in model.parameters():  # not the buffers: rotary tables stay as they are, as under DeepSpeed
-        weight.data = weight.data.to(COMPUTE_DTYPES[precision])
-    model.to(device)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
     model.train()
     return model
