@@ -189,6 +189,12 @@ class TrainSection(Section):
     ZeRO-1 with fp32 accumulation can; auto: where it can."""
     nvme_folder: str | None = None
     """Folder on a fast disk for what a DeepSpeed JSON offloads to `nvme` without saying where. Default: in run_dir."""
+    collect_every: int = Field(50, ge=0)
+    """Steps between two runs of Python's garbage collector, on all ranks at once; 0 leaves the moment to Python."""
+    bind_cpus: bool = True
+    """On machines with several NUMA nodes: keep each rank on the processors next to its GPU."""
+    dry_run: bool = True
+    """Before the first step, try on a GPU whether the micro-batches of every stage fit, and say what memory is left."""
     seed: int = Field(1234, ge=0)
     """Of initial weights and of the data order."""
     log_every: int = Field(1, gt=0)

@@ -94,6 +94,12 @@ class Visible:
         return allowed
 
 
+BORDERS_MULTIPLE = 16
+"""In training, borders of documents come in lengths of 16, 32 ...: few shapes, as a CUDA graph serves one shape.
+Kernels pay for the empty documents added: with 64 on an H200, 2 x 2048 tokens, a backward pass of 0.40 ms instead of
+0.32."""
+
+
 def document_borders(document_ids: Tensor, multiple: int = 1) -> Tensor:
     """cu_seqlens of [batch, tokens]; a row's first token begins a document. Length - 1 is a multiple of `multiple`.
 

@@ -85,13 +85,19 @@ def train_rank(
     stream = PackedStream(stream_spec(run), tokenizer, rank=world.rank, world_size=world.world_size)
     startup.done("data")
 
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # Memory in segments that grow, so that batches of other shapes do not leave holes; read when torch is loaded.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     output.say("loading torch and DeepSpeed")
     from z2all_ds.train import engine as ds
+    from z2all_ds.train.cpu_binding import bind_to_gpu
     from z2all_ds.train.ds_config import resolve
     from z2all_ds.train.offload_disk import require_disk
 
     startup.done("imports")
     device = ds.pick_device(world)
+    if run.train.bind_cpus:
+        bind_to_gpu(device, output.say)
     startup.done("device")
     resolved = resolve(run, world.world_size, device.type)
     require_disk(resolved)
@@ -103,6 +109,7 @@ def train_rank(
     from z2all_ds.model.recompute import set_recompute
     from z2all_ds.ops import Situation, resolve_ops
     from z2all_ds.train.compiling import compile_layers, ops_to_compile, require_inductor
+    from z2all_ds.train.dry_run import dry_run
     from z2all_ds.train.graphed import graph_micro_batches
     from z2all_ds.train.loop import Trainer
     from z2all_ds.train.validation import Validation
@@ -133,6 +140,9 @@ def train_rank(
     startup.done("model")
     engine = ds.build_engine(model, run, resolved)
     startup.done("engine")
+    if run.train.dry_run:
+        dry_run(engine, run, resolved, output.say)
+    startup.done("dry_run")
     micro_batches = [stage.micro_batch for stage in run_stages(run)]
     loader = BatchLoader(stream, micro_batches, run.data.num_workers, pin_memory=device.type == "cuda")
     startup.done("data")

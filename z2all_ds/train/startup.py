@@ -10,7 +10,7 @@ import time
 
 from z2all_ds.machine import process_start_time
 
-PHASES = ("launch", "imports", "device", "process_group", "model", "engine", "data", "restore", "first_step")
+PHASES = ("launch", "imports", "device", "process_group", "model", "engine", "dry_run", "data", "restore", "first_step")
 
 ASKED_VARIABLE = "Z2ALL_ASKED"
 """time.monotonic() when training was asked for; on one machine that clock is the same for all processes."""
