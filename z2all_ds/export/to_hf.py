@@ -14,10 +14,10 @@ from torch import Tensor
 from z2all_ds.checkpoint.layout import DEEPSPEED_TAG, Checkpoint, find_latest, open_checkpoint
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, say
-from z2all_ds.dtypes import TORCH_DTYPES
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
 from z2all_ds.machine import gpu_count
+from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer

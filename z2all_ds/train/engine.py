@@ -14,11 +14,11 @@ from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 
 from z2all_ds.config import RunConfig
-from z2all_ds.dtypes import TORCH_DTYPES
 from z2all_ds.errors import MachineError, PortTaken
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.initialization import initialise_weights, materialise
 from z2all_ds.model.modules import DecoderLayer
+from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.optimizers import build_optimizer
 from z2all_ds.world import World
