@@ -197,6 +197,8 @@ class TrainSection(Section):
     """Before the first step, try on a GPU whether the micro-batches of every stage fit, and say what memory is left."""
     seed: int = Field(1234, ge=0)
     """Of initial weights and of the data order."""
+    deterministic: bool = False
+    """The same run twice gives the same bits on a GPU too, by slower kernels; on a CPU it always does."""
     log_every: int = Field(1, gt=0)
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
     profile: tuple[int, int] | None = None

@@ -14,21 +14,25 @@ JSONS = ["zero0", "zero1", "zero1_fp16", "zero2", "zero2_offload"]
 JSONS += ["zero3", "zero3_hpz", "zero3_offload", "zero3_offload_param"]
 NEEDS_LIBAIO = "zero3_nvme"
 """In test_offload_disk.py."""
+STEPS = 20
+LAST_CHECKPOINT = f"step_{STEPS:08d}"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Folder of runs: NAME is 12 steps without a stop, NAME_stopped the same with a stop and a resume after 6."""
+    """Folder of runs: NAME is 20 steps without a stop, NAME_stopped the same with a stop and a resume after 10."""
     folder = tmp_path_factory.mktemp("zero_runs")
 
     def arguments(run: str, name: str, *more: str) -> list[str]:
-        return run_arguments(folder / run, small_corpus, small_tokenizer, f"deepspeed={name}", *more)
+        return run_arguments(
+            folder / run, small_corpus, small_tokenizer, f"deepspeed={name}", f"train.steps={STEPS}", *more
+        )
 
     plan = []
     for name in JSONS:
         plan += [arguments(name, name)]
-        plan += [arguments(f"{name}_stopped", name, "train.stop_at_step=6"), arguments(f"{name}_stopped", name)]
-    plan += [arguments("zero1_stopped", "zero2", "train.steps=20")]  # another shape: to be refused
+        plan += [arguments(f"{name}_stopped", name, "train.stop_at_step=10"), arguments(f"{name}_stopped", name)]
+    plan += [arguments("zero1_stopped", "zero2", "train.steps=30")]  # another shape: to be refused
     # One tiny bf16 case; bf16 products are very slow on a CPU.
     plan += [arguments("bf16", "zero2", "train.precision=bf16", "train.steps=2", "schedule.warmup_steps=1")]
     plan += [arguments("bf16_zero1", "zero1", "train.precision=bf16", "train.steps=2", "schedule.warmup_steps=1")]
@@ -42,9 +46,9 @@ def test_all_shipped_jsons_are_tested() -> None:
 
 @pytest.mark.parametrize("name", JSONS)
 def test_same_losses_as_plain_data_parallelism(name: str, runs: Path) -> None:
-    assert [record["step"] for record in metrics(runs / name)] == list(range(1, 13))
+    assert [record["step"] for record in metrics(runs / name)] == list(range(1, STEPS + 1))
     # Sums over two ranks are formed in another order under each stage, and DeepSpeed's CPU Adam has its own formula:
-    # single roundings of fp32, 6e-8 of the loss, grown over 12 steps.
+    # single roundings of fp32, 6e-8 of the loss, grown over the steps.
     assert losses(runs / name) == pytest.approx(losses(runs / "zero0"), rel=2e-6)
     assert losses(runs / name)[-1] < losses(runs / name)[0] - 0.05
     resolved = json.loads((runs / name / "ds_config.json").read_text())
@@ -66,18 +70,18 @@ def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
 def test_the_export_is_proven(name: str, runs: Path) -> None:
     """One of each way DeepSpeed stores weights: whole, flat partitions, partitions of each parameter."""
     report = export_checkpoint(runs / name, dtype="bf16" if name == "zero2" else "fp32")
-    assert report.step == 12
+    assert report.step == STEPS
     assert report.verdict.max_relative_difference <= 1e-4
     assert len(report.verdict.generated) == 3
-    assert report.folder == runs / name / "exports" / "step_00000012"
+    assert report.folder == runs / name / "exports" / LAST_CHECKPOINT
 
 
 @pytest.mark.parametrize("name", JSONS)
 def test_weights_read_from_a_checkpoint_are_close_to_the_reference(name: str, runs: Path) -> None:
     from z2all_ds.checkpoint.layout import open_checkpoint
 
-    ours = read_weights(open_checkpoint(runs / name / "checkpoints" / "step_00000012"))
-    reference = read_weights(open_checkpoint(runs / "zero0" / "checkpoints" / "step_00000012"))
+    ours = read_weights(open_checkpoint(runs / name / "checkpoints" / LAST_CHECKPOINT))
+    reference = read_weights(open_checkpoint(runs / "zero0" / "checkpoints" / LAST_CHECKPOINT))
     assert ours.keys() == reference.keys()
     for key, tensor in reference.items():
         # Adam divides by the root of tiny second moments: a weight whose gradient is mostly rounding moves by rounding,
@@ -89,7 +93,7 @@ def test_another_shape_is_refused_and_nothing_is_lost(runs: Path) -> None:
     log = (runs / "zero1_stopped" / "logs" / "rank_0000.log").read_text()
     line = next(line for line in log.splitlines() if line.startswith("CheckpointError"))
     assert "zero_stage=1" in line and "zero_stage=2" in line
-    assert len(metrics(runs / "zero1_stopped")) == 12
+    assert len(metrics(runs / "zero1_stopped")) == STEPS
 
 
 @pytest.mark.parametrize("run", ["bf16", "bf16_zero1"])
@@ -118,7 +122,7 @@ def test_the_optimizer_of_bf16_at_stage_1_can_be_exported(runs: Path) -> None:
 def test_one_rank_gives_the_losses_of_two(
     runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    result = train(tmp_path, small_corpus, small_tokenizer, "deepspeed=zero1", ranks=1)
+    result = train(tmp_path, small_corpus, small_tokenizer, "deepspeed=zero1", f"train.steps={STEPS}", ranks=1)
     assert result.returncode == 0, result.stderr
     assert losses(tmp_path) == pytest.approx(losses(runs / "zero0"), rel=2e-6)
 
@@ -128,7 +132,7 @@ def test_the_plain_deepspeed_launcher_starts_it(
 ) -> None:
     """`deepspeed launch/pretrain.py --deepspeed zero2 ...`, without `z2all train` around it."""
     script = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"
-    arguments = run_arguments(tmp_path, small_corpus, small_tokenizer)
+    arguments = run_arguments(tmp_path, small_corpus, small_tokenizer, f"train.steps={STEPS}")
     result = launch_script(script, "--deepspeed", "zero2", *arguments)
     assert result.returncode == 0, result.stderr
     assert losses(tmp_path) == losses(runs / "zero2")

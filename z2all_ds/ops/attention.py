@@ -180,15 +180,20 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, 
         return sdpa(q, k, v, visible, scale, dropout)
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 
+    options = {
+        "dropout_p": dropout,
+        "softmax_scale": scale,
+        "causal": True,
+        # torch's own kernels ask for this themselves.
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
     if visible.plain_causal:
         rows = [x.transpose(1, 2) for x in (q, k, v)]
-        out_BTHE: Tensor = flash_attn_func(*rows, dropout_p=dropout, softmax_scale=scale, causal=True)
+        out_BTHE: Tensor = flash_attn_func(*rows, **options)
         return out_BTHE.transpose(1, 2)
     borders, longest = _borders(visible)
     flat = [_flattened(x) for x in (q, k, v)]
-    out_NHE: Tensor = flash_attn_varlen_func(
-        *flat, borders, borders, longest, longest, dropout_p=dropout, softmax_scale=scale, causal=True
-    )
+    out_NHE: Tensor = flash_attn_varlen_func(*flat, borders, borders, longest, longest, **options)
     return _unflattened(out_NHE, visible)
 
 

@@ -20,6 +20,7 @@ from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, C
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
+from z2all_ds.train import determinism
 from z2all_ds.train.ds_json import load_ds_json
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
@@ -88,6 +89,7 @@ def train_rank(
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Memory in segments that grow, so that batches of other shapes do not leave holes; read when torch is loaded.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    determinism.prepare(run.train.deterministic)
     output.say("loading torch and DeepSpeed")
     from z2all_ds.train import engine as ds
     from z2all_ds.train.cpu_binding import bind_to_gpu
@@ -95,6 +97,7 @@ def train_rank(
     from z2all_ds.train.offload_disk import require_disk
 
     startup.done("imports")
+    determinism.enforce(run.train.deterministic)
     device = ds.pick_device(world)
     if run.train.bind_cpus:
         bind_to_gpu(device, output.say)
