@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from tests.helpers.command import ROOT
 from z2all_ds.train.startup import ASKED_VARIABLE, PHASES, Startup, process_age_seconds
 
 PAUSE_SECONDS = 0.3
@@ -19,6 +22,13 @@ for _ in range(2):
     startup.done("imports")
     events.append(startup.as_event())
 print(json.dumps(events))
+"""
+MODULES_OF_AN_ENGINE = """
+import sys
+from tests.train.engines import tiny_engine, train
+with tiny_engine("cpu", "deepspeed={json}") as (engine, _):
+    train(engine, 1)
+print(*sorted(sys.modules))
 """
 TICK_SECONDS = 0.02
 """The kernel notes a process's start in hundredths of a second."""
@@ -71,3 +81,12 @@ def test_the_line_names_what_took_time() -> None:
     line = startup.line()
     assert line.startswith(f"first loss after {startup.total_seconds:.1f} s: ")
     assert "process group 0.1" in line and "restore" not in line and "engine" not in line
+
+
+@pytest.mark.parametrize("json", ["zero1", "zero3"])
+def test_an_engine_does_not_load_the_compiler(json: str) -> None:
+    """It takes seconds, and only `train.compile` needs it."""
+    command = [sys.executable, "-c", MODULES_OF_AN_ENGINE.format(json=json)]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert "deepspeed.runtime.zero.muon.original_muon" in modules
+    assert "torch._inductor.compile_fx" not in modules

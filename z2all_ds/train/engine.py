@@ -1,5 +1,6 @@
 """The only door to DeepSpeed while training: process groups, optimizer, `deepspeed.initialize`."""
 
+import importlib
 import os
 import platform
 import random
@@ -10,6 +11,7 @@ from typing import Any
 import deepspeed
 import numpy
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 
@@ -121,10 +123,21 @@ def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) 
         # A layer's weights are gathered in one go: hooks on each of its modules cost the host more than the layer
         # costs the GPU (H200, 16,384 tokens: 280 ms of hooks and launches a micro-batch, 220 ms of kernels).
         set_z3_leaf_modules(model, [DecoderLayer])
+    _load_muon_uncompiled()
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
     if resolved.stage == 0:
         _keep_norm_of_clipping(engine)
     return engine
+
+
+def _load_muon_uncompiled() -> None:
+    """DeepSpeed loads its Muon with every engine and marks parts of it for torch.compile; for that torch loads its
+    whole compiler, two seconds of every start. Here they are left unmarked: no optimizer of ours is Muon."""
+    marking, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = marking
 
 
 def _keep_norm_of_clipping(engine: Any) -> None:
