@@ -36,6 +36,7 @@ def cost_of(tokens_per_second: float, mfu: float | None, peak_memory_bytes: int,
     return StepCost(
         step_seconds=0.5,
         **parts,
+        communication_seconds=0.05,
         checkpoint_seconds=0.0,
         validation_seconds=0.0,
         other_seconds=0.1,
@@ -109,7 +110,7 @@ def test_parts_add_up_to_the_step() -> None:
     meters = meters_of(tiny_run(), world_size=1, device=CPU, first_step=0)
     time.sleep(10 * PAUSE_SECONDS)
     parts = {"data_wait": 0.001, "forward": 0.002, "backward": 0.004, "optimizer": 0.003}
-    cost = meters.measure(parts, checkpoint_seconds=0.005, validation_seconds=0.0025)
+    cost = meters.measure(parts, 0.001, checkpoint_seconds=0.005, validation_seconds=0.0025)
     named = [cost.data_wait_seconds, cost.forward_seconds, cost.backward_seconds, cost.optimizer_seconds]
     assert named == list(parts.values()) and cost.checkpoint_seconds == 0.005
     assert cost.other_seconds == pytest.approx(cost.step_seconds - 0.015 - cost.validation_seconds, rel=1e-9)

@@ -66,6 +66,13 @@ def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
     assert words[:4] == ["started", "stopped", "started", "done"]
 
 
+@pytest.mark.parametrize("name", JSONS)
+def test_communication_lies_inside_the_parts_of_a_step(name: str, runs: Path) -> None:
+    for record in metrics(runs / name):
+        parts = sum(record[f"{part}_seconds"] for part in ("forward", "backward", "optimizer"))
+        assert 0 < record["communication_seconds"] < parts
+
+
 @pytest.mark.parametrize("name", ["zero0", "zero2", "zero3"])
 def test_the_export_is_proven(name: str, runs: Path) -> None:
     """One of each way DeepSpeed stores weights: whole, flat partitions, partitions of each parameter."""
@@ -125,6 +132,7 @@ def test_one_rank_gives_the_losses_of_two(
     result = train(tmp_path, small_corpus, small_tokenizer, "deepspeed=zero1", f"train.steps={STEPS}", ranks=1)
     assert result.returncode == 0, result.stderr
     assert losses(tmp_path) == pytest.approx(losses(runs / "zero0"), rel=2e-6)
+    assert {record["communication_seconds"] for record in metrics(tmp_path)} == {0.0}
 
 
 def test_the_plain_deepspeed_launcher_starts_it(

@@ -11,6 +11,7 @@ from typing import Any
 import deepspeed
 import numpy
 import torch
+from deepspeed.comm import comm
 from deepspeed.runtime import compiler
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
@@ -165,6 +166,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def _dimensions(parameter: nn.Parameter) -> int:
     """Built under `zero.Init`, a parameter that is not gathered is empty and has one dimension."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def collectives_of_deepspeed() -> Any:
+    """The object whose methods send everything that DeepSpeed sends."""
+    return comm.cdb
 
 
 def set_learning_rate(engine: Any, lr: float) -> None:

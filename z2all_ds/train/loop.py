@@ -13,8 +13,9 @@ from z2all_ds.ops.visibility import BORDERS_MULTIPLE, document_borders
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, stage_at, tokens_seen
 from z2all_ds.train.channel_loss import ChannelLoss, perplexities
+from z2all_ds.train.communication import CommunicationTime
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.engine import set_learning_rate
+from z2all_ds.train.engine import collectives_of_deepspeed, set_learning_rate
 from z2all_ds.train.garbage import GarbageInStep
 from z2all_ds.train.graphed import GraphedForward
 from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
@@ -59,6 +60,7 @@ class Trainer:
         self.state = RunState(run, folder, world, resolved, engine, loader, self.steps.guard, self.recorder)
         self.spikes = Spikes(run, world, loader, self.steps, self.state, self.recorder)
         self.time_split = TimeSplit(engine.device)
+        self.communication = CommunicationTime(collectives_of_deepspeed(), engine.device, world.world_size)
         self.profile = ProfileWindow(run.train.profile, folder, world, engine.device, self.recorder.say)
         self.garbage = GarbageInStep(run.train.collect_every)
         self.checkpoint_seconds = 0.0
@@ -165,7 +167,8 @@ class Trainer:
     def _record(self, lr: float, meters: Meters, figures: StepFigures, held_out: dict[str, float]) -> None:
         graph_bytes = self.graphs.pool_bytes if self.graphs else 0
         parts = self.time_split.take()
-        cost = meters.measure(parts, self.checkpoint_seconds, self.validation_seconds, graph_bytes)
+        sent = self.communication.take()
+        cost = meters.measure(parts, sent, self.checkpoint_seconds, self.validation_seconds, graph_bytes)
         self.checkpoint_seconds = self.validation_seconds = 0.0
         step, steps = self.state.step, self.run.train.steps
         finite = {name: value for name, value in figures.values.items() if math.isfinite(value)}
@@ -202,6 +205,7 @@ class Trainer:
     def close(self) -> None:
         """Ends threads and files; also after an error."""
         self.garbage.close()
+        self.communication.close()
         self.profile.close()
         self.loader.close()
         if self.validation:

@@ -26,11 +26,13 @@ class StepCost:
     """Figures of one step, units in the names."""
 
     step_seconds: float
-    """From the end of the step before to the end of this one: the sum of all parts."""
+    """From the end of the step before to the end of this one: the sum of all parts but communication."""
     data_wait_seconds: float
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
+    communication_seconds: float
+    """Inside the three before it (`communication.py`)."""
     checkpoint_seconds: float
     """Of the checkpoint before this step."""
     validation_seconds: float
@@ -90,6 +92,7 @@ class Meters:
     def measure(
         self,
         parts: dict[str, float],
+        communication_seconds: float = 0.0,
         checkpoint_seconds: float = 0.0,
         validation_seconds: float = 0.0,
         graph_bytes: int = 0,
@@ -109,6 +112,7 @@ class Meters:
             forward_seconds=parts["forward"],
             backward_seconds=parts["backward"],
             optimizer_seconds=parts["optimizer"],
+            communication_seconds=communication_seconds,
             checkpoint_seconds=checkpoint_seconds,
             validation_seconds=validation_seconds,
             # On a GPU the parts can be a moment of the step before too long (`time_split.py`).

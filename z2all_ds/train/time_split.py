@@ -8,38 +8,25 @@ the replay of a CUDA graph events work as around single kernels.
 Measuring never waits: at the end of a step the loop has read its loss, so most events are past and are read; what the
 GPU has not come to yet is added to the next step. Over several steps nothing is missing and nothing counted twice.
 
-Communication is no part of its own. DeepSpeed's collectives run inside its backward pass (ZeRO-3: forward too) and its
-step, on a GPU in a stream of their own beside the computation, and its comms logger waits for the device at every
-call. What is not hidden behind computation is in the part where it is waited for; a trace of the profiler shows it.
+Communication is inside these parts and is measured beside them (`communication.py`).
 """
 
-import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+
+from z2all_ds.train.timers import timer_for
 
 PARTS = ("data_wait", "forward", "backward", "optimizer")
 BETWEEN = "between"
 """From the end of a step's last part to the beginning of the next step: no part of either."""
 
 
-class _Timer(Protocol):
-    """Takes marks, and says later how far apart they are."""
-
-    def mark(self) -> Any: ...
-
-    def is_past(self, mark: Any) -> bool: ...
-
-    def seconds(self, begin: Any, end: Any) -> float: ...
-
-    def give_back(self, mark: Any) -> None: ...
-
-
 class TimeSplit:
     """The parts of step after step: `begin()`, `done(part)` at the end of each, `take()` at the step's end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._timer: _Timer = _DeviceTimer() if device.type == "cuda" else _HostTimer()
+        self._timer = timer_for(device)
         self._marks: list[tuple[str, Any]] = []
         """Each with what was done up to it."""
 
@@ -65,39 +52,3 @@ class TimeSplit:
             self._timer.give_back(mark)
         self._marks = self._marks[past + all_past :]
         return {part: seconds[part] for part in PARTS}
-
-
-class _HostTimer:
-    """On a CPU what has been called has been done."""
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def is_past(self, mark: float) -> bool:
-        return True
-
-    def seconds(self, begin: float, end: float) -> float:
-        return end - begin
-
-    def give_back(self, mark: float) -> None: ...
-
-
-class _DeviceTimer:
-    """Events of the current stream, used again step after step."""
-
-    def __init__(self) -> None:
-        self._unused: list[torch.cuda.Event] = []
-
-    def mark(self) -> torch.cuda.Event:
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def is_past(self, mark: torch.cuda.Event) -> bool:
-        return mark.query()
-
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return begin.elapsed_time(end) / 1000
-
-    def give_back(self, mark: torch.cuda.Event) -> None:
-        self._unused.append(mark)
