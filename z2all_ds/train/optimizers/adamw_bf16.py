@@ -10,16 +10,27 @@ weights, shared noise does no harm, since what it is added to has signs of its o
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import chain, repeat
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from z2all_ds.train.optimizers.chunks import flat_gradient_pieces, flat_pieces
+from z2all_ds.train.optimizers.chunks import CHUNK, flat_gradient_pieces, flat_pieces
 from z2all_ds.train.optimizers.rounding import join, round_stochastically, seed_from, split
 
 SMALL_STATES = ("exp_avg", "exp_avg_sq", "compensation")
+
+
+@cache
+def _fused_step() -> Any:
+    """The module of the kernel, where there is triton."""
+    try:
+        from z2all_ds.ops.kernels import adamw_bf16
+    except ImportError:
+        return None
+    return adamw_bf16
 
 
 class AdamWBf16(torch.optim.Optimizer):
@@ -62,15 +73,22 @@ class AdamWBf16(torch.optim.Optimizer):
         if parameter.dtype == torch.bfloat16 and self.rounding == "kahan" and "compensation" not in state:
             state["compensation"] = torch.zeros_like(parameter, dtype=torch.int16)
         state["step"] += 1
-        generator = self._generator(parameter.device, state["number"], state["step"])
-        weights, squares = flat_pieces(parameter), flat_pieces(state["exp_avg_sq"])
+        step = _fused_step() if parameter.is_cuda else None
+        size = step.MOST_PER_LAUNCH if step else CHUNK
+        weights, squares = flat_pieces(parameter, size), flat_pieces(state["exp_avg_sq"], size)
         assert parameter.grad is not None
-        gradients, moments = flat_gradient_pieces(parameter.grad), flat_pieces(state["exp_avg"])
+        gradients, moments = flat_gradient_pieces(parameter.grad, size), flat_pieces(state["exp_avg"], size)
         compensations: Iterable[Tensor | None] = repeat(None, len(weights))
         if self.rounding == "kahan" and "compensation" in state:
-            compensations = flat_pieces(state["compensation"])
-        for pieces in zip(weights, gradients, moments, squares, compensations, strict=True):
-            self._step_chunk(*pieces, state["step"], group, generator)
+            compensations = flat_pieces(state["compensation"], size)
+        pieces = zip(weights, gradients, moments, squares, compensations, strict=True)
+        if step:
+            for index, piece in enumerate(pieces):
+                step.step(*piece, state["step"], group, seed_from(state["number"], state["step"], index))
+            return
+        generator = self._generator(parameter.device, state["number"], state["step"])
+        for piece in pieces:
+            self._step_chunk(*piece, state["step"], group, generator)
 
     def _step_chunk(
         self,
