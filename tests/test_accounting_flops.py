@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.ops.comparing import on_gpu
 from z2all_ds.accounting import ModelShape, flops_per_token, hardware_flops_per_token
-from z2all_ds.config import ModelSection
+from z2all_ds.config_sections import ModelSection
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.recompute import set_recompute
 from z2all_ds.ops import Situation, resolve_ops

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from z2all_ds.accounting import count_parameters
-from z2all_ds.config import RunConfig, StageSection, anchored, dump_yaml, load_run_config, merge_nested
+from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config, merge_nested
+from z2all_ds.config_sections import StageSection
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import resource_dir
 
@@ -453,8 +454,10 @@ def test_the_written_config_holds_every_field_and_readable_chinese() -> None:
 
 def test_the_written_config_means_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = anchored(load_run_config(None, ["run_dir=runs/a", "data.corpus=~/corpus", "data.tokenizer=/else/where"]))
+    folders = ["run_dir=runs/a", "data.corpus=~/corpus", "data.tokenizer=/else/where", "validation.corpus=held/out"]
+    run = anchored(load_run_config(None, folders))
     assert run.run_dir == str(tmp_path / "runs" / "a")
     assert run.data.corpus == str(Path.home() / "corpus")
     assert run.data.tokenizer == "/else/where"
+    assert run.validation.corpus == str(tmp_path / "held" / "out")
     assert anchored(load_run_config()).data.corpus == ""

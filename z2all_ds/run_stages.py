@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from z2all_ds.config import AnnealShape, RunConfig, StageSection
+from z2all_ds.config import RunConfig
+from z2all_ds.config_sections import AnnealShape, StageSection
 from z2all_ds.errors import ConfigError
 
 

@@ -77,7 +77,10 @@ def test_a_libaio_in_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
     (tmp_path / "libaio.h").write_text('extern "C" int io_submit(void *, long, void *);\n')
     (tmp_path / "aio.c").write_text("int io_submit(void *a, long b, void *c) { return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libaio.so", tmp_path / "aio.c"], check=True)
-    require_libaio({**os.environ, "CPATH": str(tmp_path), "LIBRARY_PATH": str(tmp_path)})  # else it raises
+    bare = {**os.environ, "CXX": WITHOUT_HEADERS}
+    with pytest.raises(MachineError):
+        require_libaio(bare)
+    require_libaio({**bare, "CPATH": str(tmp_path), "LIBRARY_PATH": str(tmp_path)})
 
 
 def test_the_op_is_among_those_to_build(tmp_path: Path) -> None:

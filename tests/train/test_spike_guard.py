@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.config import GuardSection, load_run_config
+from z2all_ds.config import load_run_config
+from z2all_ds.config_sections import GuardSection
 from z2all_ds.errors import ConfigError
 from z2all_ds.train.spike_guard import (
     LEAST_DEVIATION,

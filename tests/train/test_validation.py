@@ -62,6 +62,6 @@ def test_mistakes_are_one_line(tmp_path: Path, small_corpus: Path, small_tokeniz
     uneven = (f"validation.corpus={small_corpus}", "validation.samples=6")
     answer = train(tmp_path / "b", small_corpus, small_tokenizer, *uneven)
     assert answer.returncode == ConfigError.exit_code
-    assert (
-        "validation.samples=6: must be a multiple of train.micro_batch × ranks = 2 × 2. Set it to 8." in answer.stderr
-    )
+    rule = "validation.samples=6: must be a multiple of train.micro_batch × ranks = 2 × 2. Set it to 8."
+    assert answer.stderr == f"ConfigError: {rule}\n"
+    assert not (tmp_path / "b").exists()  # said before anything is begun

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from z2all_ds.bench.timing import device_here, in_words, measured_on, require_memory, time_call
-from z2all_ds.config import OptimizerSection
+from z2all_ds.config_sections import OptimizerSection
 from z2all_ds.console import heartbeat
 from z2all_ds.errors import ConfigError, Z2allError
 from z2all_ds.machine import default_environment

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig
 
-from z2all_ds.config import ModelSection
+from z2all_ds.config_sections import ModelSection
 from z2all_ds.errors import ConfigError
 from z2all_ds.rope_scaling import REQUIRED_FIELDS, check_rope_fields, with_rope_type
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from z2all_ds.config import RunConfig, TrackSection
+from z2all_ds.config import RunConfig
+from z2all_ds.config_sections import TrackSection
 
 
 class WandbSink:

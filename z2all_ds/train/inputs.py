@@ -56,4 +56,17 @@ def check_inputs(run: RunConfig, world_size: int) -> None:
         )
     schedule.check_world_size(world_size)
     if run.validation.corpus:
+        validation_batches(run, world_size)
         open_documents(corpus_location(run.validation.corpus), open_tokenizer(run))
+
+
+def validation_batches(run: RunConfig, world_size: int) -> int:
+    """Of each rank, in which it reads its part of the held-out samples."""
+    samples, at_a_time = run.validation.samples, run.train.micro_batch * world_size
+    if samples % at_a_time:
+        raise ConfigError(
+            f"validation.samples={samples}",
+            f"must be a multiple of train.micro_batch × ranks = {run.train.micro_batch} × {world_size}",
+            f"Set it to {-(-samples // at_a_time) * at_a_time}.",
+        )
+    return samples // at_a_time

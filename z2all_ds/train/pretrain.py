@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception:
+    except Exception:  # a bug of ours, on one rank perhaps: its log and the terminal get all of it
         output.fail(traceback.format_exc(), show=True)
         return EXIT_BUG
     finally:

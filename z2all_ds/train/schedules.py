@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from z2all_ds.config import AnnealShape, ScheduleSection
+from z2all_ds.config_sections import AnnealShape, ScheduleSection
 from z2all_ds.errors import ConfigError
 from z2all_ds.run_stages import RunStage, progress
 

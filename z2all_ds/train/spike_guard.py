@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from z2all_ds.config import GuardSection
+from z2all_ds.config_sections import GuardSection
 
 GRAD_NORM = "grad_norm"
 TO_STANDARD_DEVIATION = 1.4826

@@ -15,11 +15,10 @@ from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, PackedStream
 from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
-from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.track.plots import LOSS_PREFIX
 from z2all_ds.train.channel_loss import ChannelLoss, perplexities
-from z2all_ds.train.inputs import corpus_location
+from z2all_ds.train.inputs import corpus_location, validation_batches
 from z2all_ds.world import World
 
 Forward = Callable[[dict[str, Tensor]], Tensor]
@@ -30,13 +29,6 @@ class Validation:
     """Held-out samples of one rank."""
 
     def __init__(self, run: RunConfig, tokenizer: Z2allTokenizer, world: World, engine: Any) -> None:
-        samples, at_a_time = run.validation.samples, run.train.micro_batch * world.world_size
-        if samples % at_a_time:
-            raise ConfigError(
-                f"validation.samples={samples}",
-                f"must be a multiple of train.micro_batch × ranks = {run.train.micro_batch} × {world.world_size}",
-                f"Set it to {-(-samples // at_a_time) * at_a_time}.",
-            )
         spec = StreamSpec(
             corpus_location(run.validation.corpus),
             [StageSpec(run.train.sequence_length, name="validation")],
@@ -48,7 +40,7 @@ class Validation:
         self._engine = engine
         self._loader = BatchLoader(PackedStream(spec, tokenizer, world.rank, world.world_size), run.train.micro_batch)
         self._first = self._loader.state_dict()
-        self._batches = samples // at_a_time
+        self._batches = validation_batches(run, world.world_size)
         self._channel_loss = ChannelLoss(self._loader.stream.domain_names, engine.device)
 
     def measure(self, forward: Forward) -> dict[str, float]:

@@ -18,7 +18,8 @@ from torch import Tensor
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.save import save_checkpoint
-from z2all_ds.config import ModelSection, load_run_config
+from z2all_ds.config import load_run_config
+from z2all_ds.config_sections import ModelSection
 from z2all_ds.errors import Z2allError
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.train import engine as ds

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.comparing import on_gpu
 from tests.train.optimizers.stepping import BETAS, EPS, LR, adamw_formula
-from z2all_ds.config import OptimizerSection
+from z2all_ds.config_sections import OptimizerSection
 from z2all_ds.train.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
 
 NUMEL = 8192

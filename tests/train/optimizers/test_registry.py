@@ -9,7 +9,8 @@ import torch
 
 from tests.helpers.command import one_line, z2all
 from tests.test_import_rules import HEAVY, loaded_by
-from z2all_ds.config import OptimizerSection, load_run_config
+from z2all_ds.config import load_run_config
+from z2all_ds.config_sections import OptimizerSection
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
 from z2all_ds.train.optimizers import (

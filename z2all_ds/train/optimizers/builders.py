@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from z2all_ds.config import OptimizerSection
+from z2all_ds.config_sections import OptimizerSection
 from z2all_ds.train.optimizers.adamw_bf16 import AdamWBf16
 from z2all_ds.train.optimizers.lion import Lion
 

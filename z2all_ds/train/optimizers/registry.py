@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from z2all_ds.config import OptimizerSection
+from z2all_ds.config_sections import OptimizerSection
 from z2all_ds.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The steps of a run in plain torch: one process, no DeepSpeed, nothing fused, partitioned or overlapped.
+"""The steps of a run in plain torch: one process, no DeepSpeed, nothing partitioned or overlapped.
 
 This is what we promise of every JSON, written down once in a form that can be checked by reading: weights to compute
 with in the run's precision, master weights and sums of gradients in fp32, the norm over all gradients, torch's AdamW.
