@@ -134,6 +134,14 @@ def hardware_flops_per_token(
     return exact + sum(forward[part] for part in again) + (head if cross_entropy == "chunked" else 0)
 
 
+def operations_per_token(
+    shape: ModelShape, sequence_length: int, activation_checkpointing: str, recompute: Sequence[str], cross_entropy: str
+) -> dict[str, int]:
+    """What the three utilisations are shares of: MFU by both conventions, and HFU (`executed`)."""
+    executed = hardware_flops_per_token(shape, sequence_length, activation_checkpointing, recompute, cross_entropy)
+    return {name: flops_per_token(shape, sequence_length, name) for name in FLOP_CONVENTIONS} | {"executed": executed}
+
+
 def _kv_width(shape: ModelShape) -> int:
     return shape.num_kv_heads * shape.head_dim
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.accounting import count_parameters, flops_per_token, hardware_flops_per_token, mfu, peak_flops
+from z2all_ds.accounting import count_parameters, mfu, operations_per_token, peak_flops
 from z2all_ds.bench.peers.environments import last_words
 from z2all_ds.cluster.group import run_group
 from z2all_ds.cluster.launch import local_command
@@ -138,13 +138,9 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
     tokens_per_second = run.train.global_batch * run.train.sequence_length / seconds
     ops = {choice["op"]: choice["backend"] for choice in environment["ops"]}
     shape, length, train = run.model.shape, run.train.sequence_length, run.train
-    operations = {
-        "origin": flops_per_token(shape, length, "origin"),
-        "exact": flops_per_token(shape, length, "exact"),
-        "executed": hardware_flops_per_token(
-            shape, length, train.activation_checkpointing, train.recompute, ops["cross_entropy"]
-        ),
-    }
+    operations = operations_per_token(
+        shape, length, train.activation_checkpointing, train.recompute, ops["cross_entropy"]
+    )
     peak = peak_flops(environment["device"])
     shares = {name: mfu(tokens_per_second, flops, peak and peak * ranks) for name, flops in operations.items()}
     return StepCosts(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from z2all_ds.accounting import flops_per_token, hardware_flops_per_token, mfu, peak_flops
+from z2all_ds.accounting import mfu, operations_per_token, peak_flops
 from z2all_ds.config import RunConfig
 from z2all_ds.console import human_bytes, human_seconds
 from z2all_ds.run_stages import RunStage
@@ -78,14 +78,9 @@ class Meters:
     def begin_stage(self, stage: RunStage) -> None:
         """Rates begin anew; no time is lost between the last step of one stage and the first of the next."""
         shape, length, train = self._run.model.shape, stage.sequence_length, self._run.train
-        executed = hardware_flops_per_token(
+        self._flops_per_token = operations_per_token(
             shape, length, train.activation_checkpointing, train.recompute, self._cross_entropy
         )
-        self._flops_per_token = {
-            "origin": flops_per_token(shape, length, "origin"),
-            "exact": flops_per_token(shape, length, "exact"),
-            "executed": executed,
-        }
         self._stage = stage
         self._times = deque([self._times[-1]], maxlen=WINDOW_STEPS + 1)
 
