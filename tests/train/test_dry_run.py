@@ -10,7 +10,7 @@ from tests.train.engines import tiny_engine, train
 from z2all_ds.config import load_run_config
 from z2all_ds.errors import MachineError
 from z2all_ds.run_stages import run_stages
-from z2all_ds.train.dry_run import distinct_shapes, dry_run, forward_peak_bytes, state_bytes
+from z2all_ds.train.dry_run import distinct_shapes, dry_run, first_step_bytes, forward_peak_bytes, state_bytes
 from z2all_ds.train.ds_config import resolve
 
 LARGER = [
@@ -62,13 +62,12 @@ def test_nothing_is_changed_by_it(device: str, json: str) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-@pytest.mark.parametrize("json", ["zero1", "zero2", "zero3", "zero2_offload"])
+@pytest.mark.parametrize("json", ["zero1", "zero1_fp16", "zero2", "zero3", "zero2_offload"])
 def test_the_steps_take_what_it_says(device: str, json: str) -> None:
     with tiny_engine(device, *LARGER, f"deepspeed={json}") as (engine, (run, _)):
         resolved = resolve(run, 1, device)
         shape = distinct_shapes(run_stages(run))[0]
-        states = 0 if resolved.offload_optimizer else state_bytes(engine, resolved)
-        said = forward_peak_bytes(engine, run, shape) + states
+        said = forward_peak_bytes(engine, run, shape) + first_step_bytes(engine, resolved)
         ids = torch.randint(0, 8000, (2, 1025), device=device)
         positions = torch.arange(1024, device=device).expand(2, -1)
         for _ in range(2 * resolved.accumulation):
@@ -82,7 +81,8 @@ def test_the_steps_take_what_it_says(device: str, json: str) -> None:
 def test_what_does_not_fit_is_said_before_the_first_step(device: str) -> None:
     shape = ["model.num_hidden_layers=2", "train.micro_batch=2", "train.global_batch=8", "train.steps=9"]
     stages = "stages=[{name: short, steps: 2}, {name: long, sequence_length: 2000000000}]"
+    room = "model.max_position_embeddings=2000000000"
     with tiny_engine(device, "deepspeed=zero1") as (engine, (run, _)):
         of_run = [f"model.{key}={value}" for key, value in run.model.model_dump(exclude_defaults=True).items()]
         with pytest.raises(MachineError, match=r"^micro-batches of \d+ x 2000000000 tokens \(stage long\)"):
-            said_by(engine, [*of_run, *shape, "train.sequence_length=16", "deepspeed=zero1"], [stages])
+            said_by(engine, [*of_run, *shape, room, "train.sequence_length=16", "deepspeed=zero1"], [stages])

@@ -1,6 +1,9 @@
 """Micro-batches as CUDA graphs: the same numbers as kernels launched one by one."""
 
+import threading
+
 import pytest
+import torch
 
 from tests.ops.comparing import on_gpu
 from tests.train.engines import tiny_engine, train
@@ -45,6 +48,35 @@ def test_after_forgetting_it_captures_anew() -> None:
         graphs.forget()
         engine.module.set_rope_theta(500.0)
         assert train(engine, 1)[0] < first[0]
+
+
+@on_gpu[0]
+@on_gpu[1]
+def test_other_threads_may_pin_memory_while_it_captures() -> None:
+    ended, kept, went_wrong = threading.Event(), [], []
+
+    def pin() -> None:
+        try:
+            while not ended.is_set():
+                kept.append(torch.empty(1 << 16, pin_memory=True))  # kept: each one is asked of the driver
+        except RuntimeError as error:
+            went_wrong.append(error)
+
+    with tiny_engine("cuda", *GRAPHABLE, "train.cuda_graphs=always") as (engine, (run, ops)):
+        graphs = graph_micro_batches(engine, run, ops, print)
+        assert isinstance(graphs, GraphedForward)
+        thread = threading.Thread(target=pin)
+        thread.start()
+        try:
+            first = train(engine, 2)
+            for _ in range(5):
+                graphs.forget()
+                last = train(engine, 2)
+        finally:
+            ended.set()
+            thread.join()
+    assert not went_wrong and len(kept) > 10
+    assert last[0] < first[0]
 
 
 @on_gpu[0]

@@ -64,7 +64,7 @@ def test_on_a_gpu_a_part_lasts_as_long_as_its_kernels(device: str) -> None:
     split.done("data_wait")
     torch.cuda._sleep(LONG_CYCLES // 10)
     split.done("forward")
-    torch.cuda._sleep(LONG_CYCLES // 5)
+    torch.cuda._sleep(LONG_CYCLES // 2)
     split.done("backward")
     split.done("optimizer")
     torch.cuda.synchronize()

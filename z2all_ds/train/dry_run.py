@@ -1,8 +1,8 @@
 """Before the first step: whether the largest micro-batch of every stage fits into the GPU, and what is left.
 
 A stage with longer samples may begin days later, and would end there for want of memory. A forward pass on random
-tokens shows what activations take; nothing is kept of it, and no gradient, random state or data is touched. What the
-optimizer's states will take is added, as they are made in the first step.
+tokens shows what activations take; nothing is kept of it, and no gradient, random state or data is touched. What is
+made in the first step only is added: the optimizer's states and, at some stages, gradients.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Calla
     device = engine.device
     if device.type != "cuda":
         return
-    states = 0 if resolved.offload_optimizer else state_bytes(engine, resolved)
+    later = first_step_bytes(engine, resolved)
     for stage in distinct_shapes(run_stages(run)):
         shape = f"{stage.micro_batch} x {stage.sequence_length} tokens"
         try:
-            need = forward_peak_bytes(engine, run, stage) + states
+            need = forward_peak_bytes(engine, run, stage) + later
         except torch.OutOfMemoryError:
             need = None
         total = torch.cuda.get_device_properties(device).total_memory
@@ -48,11 +48,35 @@ def distinct_shapes(stages: list[RunStage]) -> list[RunStage]:
     return list(shapes.values())
 
 
+def first_step_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """What the first step makes on this rank's device and keeps."""
+    states = 0 if resolved.offload_optimizer else state_bytes(engine, resolved)
+    return states + gradient_bytes(engine, resolved)
+
+
 def state_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
     """Of the optimizer on this rank: its share of the parameters, or all of them without ZeRO."""
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters() if p.requires_grad)
-    share = parameters / engine.dp_world_size if resolved.stage else parameters
+    share = _parameters(engine) / engine.dp_world_size if resolved.stage else _parameters(engine)
     return int(share * resolved.optimizer.state_bytes_per_parameter)
+
+
+def gradient_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """Of DeepSpeed's optimizer for the stages 1 and 2: what is summed up, and the buckets to send it in.
+
+    Its others have made room for gradients by now.
+    """
+    optimizer = engine.optimizer
+    if not hasattr(optimizer, "averaged_gradients"):
+        return 0
+    buckets = (2 if optimizer.overlap_comm else 1) if optimizer.contiguous_gradients else 0
+    sent = buckets * optimizer.reduce_bucket_size * optimizer.dtype.itemsize
+    if resolved.stage == 1:
+        return int(sent + _parameters(engine) * optimizer.dtype.itemsize)
+    return int(sent + _parameters(engine) / engine.dp_world_size * optimizer.gradient_accumulation_dtype.itemsize)
+
+
+def _parameters(engine: Any) -> int:
+    return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters() if p.requires_grad)
 
 
 def forward_peak_bytes(engine: Any, run: RunConfig, stage: RunStage) -> int:

@@ -10,6 +10,7 @@ launched as usual.
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,11 +108,14 @@ class GraphedForward:
         torch.cuda.empty_cache()
         reserved_before = torch.cuda.memory_reserved()
         forward_graph, backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward_graph, pool=self._pool, stream=stream):
+        # While one thread captures, CUDA forbids the others to ask for memory, and the thread that makes batches pins
+        # some. What is forbidden to this thread stays so.
+        capture = partial(torch.cuda.graph, stream=stream, capture_error_mode="thread_local")
+        with capture(forward_graph, pool=self._pool):
             outputs = self._plain_forward(**inputs)
         self._pool = self._pool or forward_graph.pool()
         d_loss = torch.ones_like(outputs.loss)
-        with torch.cuda.graph(backward_graph, pool=self._pool, stream=stream):
+        with capture(backward_graph, pool=self._pool):
             outputs.loss.backward(d_loss)
         self.pool_bytes += torch.cuda.memory_reserved() - reserved_before
         torch.cuda.reset_peak_memory_stats()

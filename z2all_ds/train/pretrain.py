@@ -25,6 +25,7 @@ from z2all_ds.train.ds_json import load_ds_json
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.startup import Startup
+from z2all_ds.train.unused_libraries import left_unloaded
 from z2all_ds.world import World
 
 
@@ -91,7 +92,8 @@ def train_rank(
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     determinism.prepare(run.train.deterministic)
     output.say("loading torch and DeepSpeed")
-    from z2all_ds.train import engine as ds
+    with left_unloaded():
+        from z2all_ds.train import engine as ds
     from z2all_ds.train.cpu_binding import bind_to_gpu
     from z2all_ds.train.ds_config import resolve
     from z2all_ds.train.offload_disk import require_disk
