@@ -148,7 +148,7 @@ def test_what_the_package_imports_is_required() -> None:
     """
     core, extras = requirements()
     required = {package(one).replace("-", "_") for listed in (core, *extras.values()) for one in listed}
-    installed_as = {"yaml": "pyyaml"}
+    installed_as = {"yaml": "pyyaml", "pynvml": "nvidia_ml_py"}
     brought_along = {"huggingface_hub"}  # by transformers
     brought_along |= {"triton"}  # by torch for GPUs
     brought_along |= {"apex", "fused_layer_norm_cuda"}  # NVIDIA's, which no registry has

@@ -1,6 +1,7 @@
 """Initial weights: a function of seed, name and shape, on any number of ranks, partitioned or not."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,14 @@ def test_on_a_gpu_the_same_bits(dtype: str) -> None:
     assert_same_bits(model.state_dict(), initialised(dtype=DTYPES[dtype]).state_dict())
 
 
+def drawn(name: str, shape: torch.Size, threads: int = 1) -> Tensor:
+    with ThreadPoolExecutor(threads) as pool:
+        return normal_values(7, name, shape, pool)
+
+
 def test_values_written_down_once() -> None:
     """Another version of numpy, or a change here, would give every run of a seed other weights."""
-    found = normal_values(7, "lm_head.weight", torch.Size([2, 3]))
+    found = drawn("lm_head.weight", torch.Size([2, 3]))
     assert found.dtype == torch.float32
     assert [[value.hex() for value in row] for row in found.tolist()] == [
         ["0x1.957a720000000p-1", "0x1.0ab73e0000000p-1", "0x1.2502360000000p-1"],
@@ -143,14 +149,7 @@ def test_values_written_down_once() -> None:
 
 def test_blocks_are_unlike_and_do_not_depend_on_the_threads() -> None:
     shape = torch.Size([3, VALUES_PER_BLOCK - 5])
-    threads = torch.get_num_threads()
-    try:
-        found = []
-        for count in (1, 4):
-            torch.set_num_threads(count)
-            found.append(normal_values(7, "a.weight", shape))
-    finally:
-        torch.set_num_threads(threads)
+    found = [drawn("a.weight", shape, threads) for threads in (1, 4)]
     assert torch.equal(*found)
     blocks = found[0].flatten().split(VALUES_PER_BLOCK)
     assert len(blocks) == 3
@@ -158,7 +157,7 @@ def test_blocks_are_unlike_and_do_not_depend_on_the_threads() -> None:
         length = len(blocks[second])
         # Independent values: products of mean 0 and deviation 1, a million of them; five deviations.
         assert abs((blocks[first][:length] * blocks[second]).mean().item()) < 5 / length**0.5
-    assert torch.equal(normal_values(7, "a.weight", torch.Size([VALUES_PER_BLOCK])), blocks[0])
+    assert torch.equal(drawn("a.weight", torch.Size([VALUES_PER_BLOCK])), blocks[0])
 
 
 def test_gathering_goes_parameter_by_parameter() -> None:

@@ -171,7 +171,7 @@ def plan(
 @app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
-    prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's CPU ops now.")] = False,
+    prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's ops now.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Remove locks of builds that were killed.")] = False,
     as_json: JsonOption = False,
 ) -> None:

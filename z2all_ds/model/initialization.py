@@ -9,7 +9,7 @@ on every processor.
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,20 +32,22 @@ def initialise_weights(model: PreTrainedModel, seed: int, gathered: Gathered = n
     parameter is whole at a time. All ranks must call it. A tied head is the embedding and is drawn once.
     """
     spread = model.config.initializer_range
-    for name, parameter in model.named_parameters():
-        module_name, _, own_name = name.rpartition(".")
-        with gathered(parameter), torch.no_grad():
-            assert not parameter.is_meta, f"{name} has no memory yet: materialise the model first"
-            if parameter.dim() == 1:
-                parameter.fill_(0.0 if own_name == "bias" else 1.0)
-                continue
-            parameter.copy_(normal_values(seed, name, parameter.shape).mul_(spread))
-            module = model.get_submodule(module_name)
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-                parameter[module.padding_idx].zero_()
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for name, parameter in model.named_parameters():
+            module_name, _, own_name = name.rpartition(".")
+            with gathered(parameter), torch.no_grad():
+                assert not parameter.is_meta, f"{name} has no memory yet: materialise the model first"
+                if parameter.dim() == 1:
+                    parameter.fill_(0.0 if own_name == "bias" else 1.0)
+                    continue
+                values = normal_values(seed, name, parameter.shape, threads).mul_(spread)
+                parameter.copy_(values.to(parameter.dtype))  # rounded here, half of it goes to a GPU
+                module = model.get_submodule(module_name)
+                if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                    parameter[module.padding_idx].zero_()
 
 
-def normal_values(seed: int, name: str, shape: torch.Size) -> Tensor:
+def normal_values(seed: int, name: str, shape: torch.Size, threads: Executor) -> Tensor:
     """Standard normal fp32 on the CPU, whatever the parameter's dtype and device: those only round and copy it."""
     values = numpy.empty(shape.numel(), dtype=numpy.float32)
 
@@ -54,8 +56,8 @@ def normal_values(seed: int, name: str, shape: torch.Size) -> Tensor:
         generator = numpy.random.Generator(numpy.random.SFC64(int.from_bytes(digest, "little")))
         generator.standard_normal(dtype=numpy.float32, out=values[begin : begin + VALUES_PER_BLOCK])
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets go of the interpreter while it draws
-        list(threads.map(draw_block, range(0, len(values), VALUES_PER_BLOCK)))
+    # numpy lets go of the interpreter while it draws.
+    list(threads.map(draw_block, range(0, len(values), VALUES_PER_BLOCK)))
     return torch.from_numpy(values).view(shape)
 
 

@@ -63,16 +63,18 @@ def state_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
 def gradient_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
     """Of DeepSpeed's optimizer for the stages 1 and 2: what is summed up, and the buckets to send it in.
 
-    Its others have made room for gradients by now.
+    Its others have made room for gradients by now, and sinks (`gradient_sinks.py`) leave none beside it.
     """
     optimizer = engine.optimizer
-    if not hasattr(optimizer, "averaged_gradients"):
+    if resolved.stage == 3 or not hasattr(optimizer, "averaged_gradients"):
         return 0
+    # At stage 1 the whole sums are sent, after the last micro-batch; at stage 2 each micro-batch's gradients, of which
+    # a rank sums up its share.
+    summed, sums = optimizer.gradient_accumulation_dtype, _parameters(engine)
+    sent = summed if resolved.stage == 1 else optimizer.dtype
     buckets = (2 if optimizer.overlap_comm else 1) if optimizer.contiguous_gradients else 0
-    sent = buckets * optimizer.reduce_bucket_size * optimizer.dtype.itemsize
-    if resolved.stage == 1:
-        return int(sent + _parameters(engine) * optimizer.dtype.itemsize)
-    return int(sent + _parameters(engine) / engine.dp_world_size * optimizer.gradient_accumulation_dtype.itemsize)
+    share = sums if resolved.stage == 1 else sums / engine.dp_world_size
+    return int(buckets * optimizer.reduce_bucket_size * sent.itemsize + share * summed.itemsize)
 
 
 def _parameters(engine: Any) -> int:

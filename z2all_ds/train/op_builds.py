@@ -35,13 +35,15 @@ def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
 
 
 def buildable_ops() -> list[str]:
-    """All but async_io, which few runs need, where the machine lacks its library."""
+    """All that this machine can have: messages in shared memory are for ranks on a CPU, and async_io, which few runs
+    need, is left out where its library is missing."""
+    ops = [op for op in BUILDERS if op != "deepspeed_shm_comm" or not machine.gpu_count()]
     try:
         require_libaio()
     except MachineError as error:
         say(f"not built: async_io, for {error}")
-        return [op for op in BUILDERS if op != "async_io"]
-    return list(BUILDERS)
+        ops.remove("async_io")
+    return ops
 
 
 def ops_of_optimizer(kind: str) -> list[str]:

@@ -20,7 +20,7 @@ from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, C
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
-from z2all_ds.train import determinism
+from z2all_ds.train import determinism, garbage
 from z2all_ds.train.ds_json import load_ds_json
 from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
@@ -92,7 +92,7 @@ def train_rank(
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     determinism.prepare(run.train.deterministic)
     output.say("loading torch and DeepSpeed")
-    with left_unloaded():
+    with garbage.loading(), left_unloaded():
         from z2all_ds.train import engine as ds
     from z2all_ds.train.cpu_binding import bind_to_gpu
     from z2all_ds.train.ds_config import resolve
