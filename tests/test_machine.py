@@ -150,6 +150,7 @@ def test_free_port_can_be_bound() -> None:
 def test_hidden_gpus_do_not_count() -> None:
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": ""}) == 0
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+    assert machine.gpu_count({"DS_ACCELERATOR": "cpu"}) == 0
     present = machine.gpu_count({})
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "0"}) == min(1, present)
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "9999"}) == 0

@@ -273,9 +273,9 @@ def free_port() -> int:
 
 
 def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
-    """NVIDIA GPUs that a process with this environment can use, without loading CUDA."""
+    """NVIDIA GPUs that a process with this environment can use, without loading CUDA; none if told to use the CPU."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
+    if environment.get("DS_ACCELERATOR") == "cpu" or (visible is not None and visible.strip() in ("", "-1")):
         return 0
     present = sum(1 for node in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name))
     present = present or _gpus_by_nvidia_smi()

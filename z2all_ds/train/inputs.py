@@ -42,10 +42,10 @@ def stream_spec(run: RunConfig) -> StreamSpec:
     return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)
 
 
-def check_inputs(run: RunConfig, world_size: int) -> None:
-    """Corpus, mixture, lanes and tokenizer; whatever is wrong is one line."""
+def check_data(run: RunConfig, tokenizer: Z2allTokenizer, world_size: int) -> None:
+    """Corpus, mixture, lanes and held-out samples; whatever is wrong is one line."""
     spec = stream_spec(run)
-    documents = open_documents(spec.corpus_dir, open_tokenizer(run))
+    documents = open_documents(spec.corpus_dir, tokenizer)
     sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
     schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
     if run.num_lanes % world_size:
@@ -57,7 +57,7 @@ def check_inputs(run: RunConfig, world_size: int) -> None:
     schedule.check_world_size(world_size)
     if run.validation.corpus:
         validation_batches(run, world_size)
-        open_documents(corpus_location(run.validation.corpus), open_tokenizer(run))
+        open_documents(corpus_location(run.validation.corpus), tokenizer)
 
 
 def validation_batches(run: RunConfig, world_size: int) -> int:

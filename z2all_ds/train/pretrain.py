@@ -12,18 +12,21 @@ import platform
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
+from z2all_ds.machine import gpu_count
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.train import determinism, garbage
-from z2all_ds.train.ds_json import load_ds_json
-from z2all_ds.train.inputs import open_tokenizer, stream_spec
+from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.train.inputs import check_data, open_tokenizer, stream_spec
 from z2all_ds.train.logs import RankOutput
+from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.startup import Startup
 from z2all_ds.train.unused_libraries import left_unloaded
 from z2all_ds.world import World
@@ -37,14 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     output = RankOutput(folder, world)
     follow_owner()
-    lock = None
+    lock, inputs = None, None
     try:
         lock = folder.acquire_lock() if world.is_main else None
-        outcome = train_rank(run, options.resume, folder, world, output, startup)
+        startup.done("imports")
+        inputs = check_inputs(run, world)
+        startup.done("data")
+        outcome = train_rank(run, options.resume, folder, world, inputs, output, startup)
     except Z2allError as error:
-        # All ranks meet a user's mistake alike: rank 0 says it. What one rank alone meets (its shard, its disk) is
-        # said by that rank; where both come, the reader sees the same line twice rather than none.
-        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or not isinstance(error, ConfigError))
+        # All ranks meet a user's mistake alike: rank 0 says it. Files that are missing are missing for all ranks of a
+        # machine: its first one says it. What one rank alone meets later (its shard, its disk) is said by that rank.
+        speaks = (world.local_rank == 0 or inputs is not None) and not isinstance(error, ConfigError)
+        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or speaks)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -75,37 +82,55 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
         raise SystemExit(error.exit_code) from None
 
 
+class Inputs(NamedTuple):
+    """What a rank knows before torch is loaded."""
+
+    device_type: str
+    resolved: ResolvedDeepSpeed
+    tokenizer: Z2allTokenizer
+
+
+def check_inputs(run: RunConfig, world: World) -> Inputs:
+    """Mistakes end here, on all ranks at once."""
+    device_type = "cuda" if gpu_count() else "cpu"
+    resolved = resolve(run, world.world_size, device_type)
+    require_disk(resolved)
+    tokenizer = open_tokenizer(run)
+    check_data(run, tokenizer, world.world_size)
+    return Inputs(device_type, resolved, tokenizer)
+
+
 def train_rank(
-    run: RunConfig, resume: str, folder: RunFolder, world: World, output: RankOutput, startup: Startup
+    run: RunConfig,
+    resume: str,
+    folder: RunFolder,
+    world: World,
+    inputs: Inputs,
+    output: RankOutput,
+    startup: Startup,
 ) -> str:
     """Builds model, data and engine, restores the checkpoint if there is one, trains. Returns how it ended."""
-    from z2all_ds.data import BatchLoader, PackedStream
-
-    startup.done("imports")
-    load_ds_json(run.deepspeed)  # a mistake in it is said before torch is loaded
-    tokenizer = open_tokenizer(run)
-    stream = PackedStream(stream_spec(run), tokenizer, rank=world.rank, world_size=world.world_size)
-    startup.done("data")
-
+    device_type, resolved, tokenizer = inputs
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Memory in segments that grow, so that batches of other shapes do not leave holes; read when torch is loaded.
+        # Memory in segments that grow, so that batches of other shapes do not leave holes; torch reads this once.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     determinism.prepare(run.train.deterministic)
     output.say("loading torch and DeepSpeed")
     with garbage.loading(), left_unloaded():
+        from z2all_ds.data import BatchLoader, PackedStream
         from z2all_ds.train import engine as ds
     from z2all_ds.train.cpu_binding import bind_to_gpu
-    from z2all_ds.train.ds_config import resolve
-    from z2all_ds.train.offload_disk import require_disk
 
     startup.done("imports")
+    stream = PackedStream(stream_spec(run), tokenizer, rank=world.rank, world_size=world.world_size)
+    startup.done("data")
     determinism.enforce(run.train.deterministic)
     device = ds.pick_device(world)
     if run.train.bind_cpus:
         bind_to_gpu(device, output.say)
     startup.done("device")
-    resolved = resolve(run, world.world_size, device.type)
-    require_disk(resolved)
+    if device.type != device_type:  # torch knows better: it may be built without CUDA, or for GPUs of another maker
+        resolved = resolve(run, world.world_size, device.type)
     for note in resolved.notes:
         output.say(note)
     output.say(f"dtypes: {resolved.dtypes}")
