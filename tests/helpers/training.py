@@ -42,9 +42,11 @@ def train(
     return subprocess.run([*command, *arguments], capture_output=True, text=True)
 
 
-def launch_script(script: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """`deepspeed --num_gpus N script arguments`, without anything of ours around it."""
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)]
+def launch_script(
+    script: Path, *arguments: str, ranks: int = 2, launcher: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`deepspeed --num_gpus N script arguments`, or by another launcher, without anything of ours around it."""
+    launcher = launcher or [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)]
     port = free_port()
     command = [*launcher, "--master_port", str(port), str(script), *arguments]
     environment = {**os.environ, **default_environment(ranks)}

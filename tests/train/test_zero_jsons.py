@@ -1,6 +1,7 @@
 """Every shipped DeepSpeed JSON, unchanged, on two real ranks: same losses, resumed bit for bit, exported with proof."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ JSONS += ["zero3", "zero3_hpz", "zero3_offload", "zero3_offload_param"]
 NEEDS_LIBAIO = "zero3_nvme"
 """In test_offload_disk.py."""
 STEPS = 20
+SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"
 LAST_CHECKPOINT = f"step_{STEPS:08d}"
 
 
@@ -135,12 +137,20 @@ def test_one_rank_gives_the_losses_of_two(
     assert {record["communication_seconds"] for record in metrics(tmp_path)} == {0.0}
 
 
-def test_the_plain_deepspeed_launcher_starts_it(
-    runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_plain_launchers_start_it(
+    launcher: str, runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """`deepspeed launch/pretrain.py --deepspeed zero2 ...`, without `z2all train` around it."""
-    script = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"
-    arguments = run_arguments(tmp_path, small_corpus, small_tokenizer, f"train.steps={STEPS}")
-    result = launch_script(script, "--deepspeed", "zero2", *arguments)
+    """`deepspeed --hostfile H launch/pretrain.py --deepspeed zero2 ...`, without `z2all train` around it."""
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("127.0.0.1 slots=2\n")
+    this_node = ["--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1"]  # it is the only one
+    commands = {
+        "deepspeed": ["-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile), *this_node],
+        "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2"],
+    }
+    arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, f"train.steps={STEPS}")
+    command = [sys.executable, *commands[launcher]]
+    result = launch_script(SCRIPT, "--deepspeed", "zero2", *arguments, launcher=command)
     assert result.returncode == 0, result.stderr
-    assert losses(tmp_path) == losses(runs / "zero2")
+    assert losses(tmp_path / "run") == losses(runs / "zero2")
