@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.training import run_arguments
 from z2all_ds.config import load_run_config
 from z2all_ds.errors import ConfigError
-from z2all_ds.train.inputs import check_data, open_tokenizer, stream_spec
+from z2all_ds.train.inputs import check_data, stream_spec
 
 
 def test_every_stage_reaches_the_data(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_cannot_be_meant_is_one_line(
 ) -> None:
     run = load_run_config(None, run_arguments(tmp_path, small_corpus, small_tokenizer, override))
     with pytest.raises(ConfigError) as caught:
-        check_data(run, open_tokenizer(run), world_size=2)
+        check_data(run, world_size=2)
     line = str(caught.value)
     assert len(line.splitlines()) == 1
     assert all(word in line for word in words), line

@@ -14,7 +14,7 @@ from z2all_ds.machine import gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.inputs import check_data, open_tokenizer
+from z2all_ds.train.inputs import check_data
 from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.op_builds import needed_ops, prebuild
 from z2all_ds.train.startup import ASKED_VARIABLE
@@ -76,7 +76,7 @@ def check_before_launch(run: RunConfig, ranks: int) -> None:
     gpus = gpu_count()
     check_ranks(ranks, gpus)
     resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
-    check_data(run, open_tokenizer(run), ranks)
+    check_data(run, ranks)
     check_run_folder(run)
     require_disk(resolved)
     prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))

@@ -42,9 +42,9 @@ def stream_spec(run: RunConfig) -> StreamSpec:
     return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)
 
 
-def check_data(run: RunConfig, tokenizer: Z2allTokenizer, world_size: int) -> None:
-    """Corpus, mixture, lanes and held-out samples; whatever is wrong is one line."""
-    spec = stream_spec(run)
+def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:
+    """Corpus, mixture, lanes, held-out samples and the tokenizer, which it returns; whatever is wrong is one line."""
+    spec, tokenizer = stream_spec(run), open_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer)
     sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
     schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
@@ -58,6 +58,7 @@ def check_data(run: RunConfig, tokenizer: Z2allTokenizer, world_size: int) -> No
     if run.validation.corpus:
         validation_batches(run, world_size)
         open_documents(corpus_location(run.validation.corpus), tokenizer)
+    return tokenizer
 
 
 def validation_batches(run: RunConfig, world_size: int) -> int:

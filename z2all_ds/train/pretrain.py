@@ -24,7 +24,7 @@ from z2all_ds.run_stages import run_stages
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.train import determinism, garbage
 from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
-from z2all_ds.train.inputs import check_data, open_tokenizer, stream_spec
+from z2all_ds.train.inputs import check_data, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.startup import Startup
@@ -95,9 +95,7 @@ def check_inputs(run: RunConfig, world: World) -> Inputs:
     device_type = "cuda" if gpu_count() else "cpu"
     resolved = resolve(run, world.world_size, device_type)
     require_disk(resolved)
-    tokenizer = open_tokenizer(run)
-    check_data(run, tokenizer, world.world_size)
-    return Inputs(device_type, resolved, tokenizer)
+    return Inputs(device_type, resolved, check_data(run, world.world_size))
 
 
 def train_rank(

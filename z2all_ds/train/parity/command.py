@@ -16,7 +16,7 @@ from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import RanksFailed, default_ranks, train_on_this_machine
 from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.inputs import check_data, open_tokenizer
+from z2all_ds.train.inputs import check_data
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues
 from z2all_ds.train.stand_in_data import prepare_data
 
@@ -49,8 +49,7 @@ def run_parity(
     with tempfile.TemporaryDirectory(prefix="z2all-parity-") as scratch:
         folder = Path(scratch)
         overrides = [*overrides, *prepare_data(config, overrides, folder)]
-        run = load_run_config(config, overrides)
-        check_data(run, open_tokenizer(run), ranks)
+        check_data(load_run_config(config, overrides), ranks)
         reference = run_reference(config, overrides, steps, folder)
         outcomes = [run_json(config, overrides, name, ranks, folder / f"run_{n}") for n, name in enumerate(names)]
     return Comparison(precision, ranks, reference, tuple(outcomes))
