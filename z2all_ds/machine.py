@@ -289,6 +289,11 @@ def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
     return usable
 
 
+def device_type() -> str:
+    """What ranks started now will train on, as torch calls it."""
+    return "cuda" if gpu_count() else "cpu"
+
+
 def _gpus_by_nvidia_smi() -> int:
     """WSL has GPUs but no device nodes."""
     program = shutil.which("nvidia-smi")

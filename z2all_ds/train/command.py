@@ -10,7 +10,7 @@ from z2all_ds.atomic import machine_limits_named
 from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
-from z2all_ds.machine import gpu_count, require_free_disk
+from z2all_ds.machine import device_type, gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
@@ -73,13 +73,12 @@ def train_on_this_machine(
 
 def check_before_launch(run: RunConfig, ranks: int) -> None:
     """Everything that can be known to fail before torch is loaded; then the ops."""
-    gpus = gpu_count()
-    check_ranks(ranks, gpus)
-    resolved = resolve(run, ranks, "cuda" if gpus else "cpu")
+    check_ranks(ranks, gpu_count())
+    resolved = resolve(run, ranks, device_type())
     check_data(run, ranks)
     check_run_folder(run)
     require_disk(resolved)
-    prebuild(needed_ops(resolved, "cuda" if gpus else "cpu"))
+    prebuild(needed_ops(resolved, device_type()))
 
 
 def check_run_folder(run: RunConfig) -> None:

@@ -18,7 +18,7 @@ from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
-from z2all_ds.machine import gpu_count
+from z2all_ds.machine import device_type
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
@@ -85,17 +85,17 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
 class Inputs(NamedTuple):
     """What a rank knows before torch is loaded."""
 
-    device_type: str
+    expected_device: str
     resolved: ResolvedDeepSpeed
     tokenizer: Z2allTokenizer
 
 
 def check_inputs(run: RunConfig, world: World) -> Inputs:
     """Mistakes end here, on all ranks at once."""
-    device_type = "cuda" if gpu_count() else "cpu"
-    resolved = resolve(run, world.world_size, device_type)
+    expected = device_type()
+    resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)
-    return Inputs(device_type, resolved, check_data(run, world.world_size))
+    return Inputs(expected, resolved, check_data(run, world.world_size))
 
 
 def train_rank(
@@ -108,7 +108,7 @@ def train_rank(
     startup: Startup,
 ) -> str:
     """Builds model, data and engine, restores the checkpoint if there is one, trains. Returns how it ended."""
-    device_type, resolved, tokenizer = inputs
+    expected_device, resolved, tokenizer = inputs
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Memory in segments that grow, so that batches of other shapes do not leave holes; torch reads this once.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -127,7 +127,7 @@ def train_rank(
     if run.train.bind_cpus:
         bind_to_gpu(device, output.say)
     startup.done("device")
-    if device.type != device_type:  # torch knows better: it may be built without CUDA, or for GPUs of another maker
+    if device.type != expected_device:  # torch knows better: it may be built without CUDA, or for GPUs of another maker
         resolved = resolve(run, world.world_size, device.type)
     for note in resolved.notes:
         output.say(note)

@@ -11,7 +11,7 @@ from z2all_ds.cluster.launch import check_ranks
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import ConfigError
-from z2all_ds.machine import default_environment, gpu_count
+from z2all_ds.machine import default_environment, device_type, gpu_count
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import RanksFailed, default_ranks, train_on_this_machine
@@ -45,7 +45,7 @@ def run_parity(
     check_comparable(load_run_config(config, overrides))
     check_ranks(ranks, gpu_count())
     for name in names:
-        resolve(load_run_config(config, [*overrides, f"deepspeed={name}"]), ranks, "cuda" if gpu_count() else "cpu")
+        resolve(load_run_config(config, [*overrides, f"deepspeed={name}"]), ranks, device_type())
     with tempfile.TemporaryDirectory(prefix="z2all-parity-") as scratch:
         folder = Path(scratch)
         overrides = [*overrides, *prepare_data(config, overrides, folder)]
