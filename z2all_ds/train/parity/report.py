@@ -15,7 +15,8 @@ def to_table(comparison: Comparison) -> str:
     allowed = TOLERANCES[comparison.precision]
     lines = [
         f"{comparison.precision}, ranks: {comparison.ranks}; allowed relative difference:"
-        f" loss {allowed.loss:.0e}, grad norm {allowed.grad_norm:.0e}"
+        f" loss {allowed.loss:.0e}, grad norm {allowed.first_grad_norm:.0e} in the first step,"
+        f" {allowed.grad_norm:.0e} then"
     ]
     for quantity in ("loss", "grad_norm"):
         lines += ["", *_columns(comparison, quantity)]
