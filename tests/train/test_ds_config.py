@@ -105,6 +105,12 @@ def test_bf16_at_stage_0_is_refused(precision: str, device: str) -> None:
         resolve(run_with("zero0", f"train.precision={precision}"), 1, device)
 
 
+def test_fp16_at_stage_0_is_refused(tmp_path: Path) -> None:
+    """The same optimizer of DeepSpeed's as for bf16."""
+    with pytest.raises(ConfigError, match=r"^fp16 with ZeRO stage 0: "):
+        resolve(run_with(write(tmp_path, {"fp16": {"enabled": True}})), 1, "cuda")
+
+
 def test_without_a_stage_it_is_stage_0(tmp_path: Path) -> None:
     mine = write(tmp_path, {"bf16": {"enabled": True}})
     assert resolve(run_with(mine), 1, "cpu").stage == 0

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import losses, run_arguments, train_many
 from z2all_ds.config import load_run_config
-from z2all_ds.errors import CheckpointError, ConfigError, MachineError
+from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
 from z2all_ds.train.offload_disk import disk_folders, require_disk, require_libaio
@@ -88,40 +88,67 @@ def test_the_op_is_among_those_to_build(tmp_path: Path) -> None:
     assert needed_ops(resolved_in(tmp_path), "cuda") == ["cpu_adam", "async_io"]
 
 
-ON_DISK = ("model.hidden_size=128", "model.intermediate_size=352", "train.steps=8", "train.stop_at_step=6")
+ON_DISK = ("model.hidden_size=128", "model.intermediate_size=352", "train.steps=20")
 """DeepSpeed leaves what is smaller than 1 MiB in memory."""
+IN_MEMORY = "zero3"
+ON_DISK_JSONS = ["zero3_nvme", "weights_too", "pipelined"]
+CHANGES = [
+    ("zero3_nvme", "zero1"),
+    ("zero3", "zero3_nvme"),
+    ("weights_too", "zero3_nvme"),
+    ("zero3_nvme", "weights_too"),
+]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """zero3 and zero3_nvme, and the latter once more to be continued."""
+    """Folder of runs: NAME without a stop, NAME_stopped with a stop and a resume after 10 steps; A_to_B from there."""
     if not libaio_is_here():
         pytest.skip("libaio and its headers are not installed")
     prebuild(["async_io", "cpu_adam"])
     folder = tmp_path_factory.mktemp("disk_runs")
-    both = {"device": "nvme", "buffer_size": 1_000_000, "max_in_cpu": 0}
-    weights_too = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": both}}
-    (folder / "weights_too.json").write_text(json.dumps(weights_too))
-    jsons = {"zero3": "zero3", "nvme": "zero3_nvme", "weights_too": folder / "weights_too.json"}
-    plan = [
-        run_arguments(folder / run, small_corpus, small_tokenizer, *ON_DISK, f"deepspeed={name}")
-        for run, name in jsons.items()
-    ]
-    plan += [[*plan[1], "train.stop_at_step=8"]]
-    assert train_many(folder, plan) == [0, 0, 0, 4]
+    on_disk = {"device": "nvme", "buffer_size": 1_000_000, "max_in_cpu": 0}
+    pipeline = {"device": "nvme", "pipeline_read": True, "pipeline_write": True, "buffer_count": 8}
+    offloads = {
+        "weights_too": {"offload_optimizer": {"device": "nvme"}, "offload_param": on_disk},
+        "pipelined": {"offload_optimizer": pipeline},
+    }
+    for name, offload in offloads.items():
+        (folder / f"{name}.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **offload}}))
+
+    def arguments(run: str, name: str, *more: str) -> list[str]:
+        json_of_it = folder / f"{name}.json" if name in offloads else name
+        return run_arguments(folder / run, small_corpus, small_tokenizer, *ON_DISK, f"deepspeed={json_of_it}", *more)
+
+    plan = []
+    for name in (IN_MEMORY, "zero1", *ON_DISK_JSONS):
+        plan += [arguments(name, name)]
+        plan += [arguments(f"{name}_stopped", name, "train.stop_at_step=10"), arguments(f"{name}_stopped", name)]
+    for name, other in CHANGES:
+        start = folder / f"{name}_stopped" / "checkpoints" / "step_00000010"
+        plan += [[*arguments(f"{name}_to_{other}", other), f"--resume={start}"]]
+    assert train_many(folder, plan) == [0] * len(plan)
     return folder
 
 
-@pytest.mark.parametrize("run", ["nvme", "weights_too"])
-def test_states_on_a_disk_give_the_same_losses(run: str, runs: Path) -> None:
+@pytest.mark.parametrize("name", ON_DISK_JSONS)
+def test_states_on_a_disk_give_the_same_losses(name: str, runs: Path) -> None:
     # CPU Adam has its own formula: single roundings of fp32, grown over the steps.
-    assert losses(runs / run) == pytest.approx(losses(runs / "zero3"), rel=2e-6)
-    states = list((runs / run / "nvme").rglob("exp_avg-*.swp"))
+    assert losses(runs / name) == pytest.approx(losses(runs / IN_MEMORY), rel=2e-6)
+    states = list((runs / name / "nvme").rglob("exp_avg-*.swp"))
     assert {file.parent.name for file in states} == {"rank0", "rank1"}
 
 
-def test_its_checkpoints_are_refused_by_name(runs: Path) -> None:
-    log = (runs / "nvme" / "logs" / "rank_0000.log").read_text()
-    assert "CheckpointError: step_00000006: its optimizer states lie on a disk (nvme)" in log
-    with pytest.raises(CheckpointError, match=r"^step_00000006: its master weights lie on a disk"):
-        export_checkpoint(runs / "nvme")
+@pytest.mark.parametrize("name", ON_DISK_JSONS)
+def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
+    assert losses(runs / f"{name}_stopped") == losses(runs / name)
+    assert len(losses(runs / name)) == 20
+
+
+@pytest.mark.parametrize(("name", "other"), CHANGES)
+def test_between_disk_and_memory_the_losses_go_on(name: str, other: str, runs: Path) -> None:
+    assert losses(runs / f"{name}_to_{other}") == pytest.approx(losses(runs / name)[10:], rel=2e-6)
+
+
+def test_the_export_is_proven(runs: Path) -> None:
+    assert export_checkpoint(runs / "zero3_nvme", dtype="fp32").verdict.max_relative_difference <= 1e-4

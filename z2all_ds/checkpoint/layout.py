@@ -1,7 +1,7 @@
 """Names and health of checkpoints: temporary folder -> fsync -> rename -> MANIFEST.json last.
 
 checkpoints/step_00001000/
-    deepspeed/          weights, optimizer: DeepSpeed's own files
+    state/              weights, optimizer: a file a rank and an index (state_files.py)
     data_state.json     where the data stream stands
     trainer.json        step, shape (ranks, ZeRO stage, dtype), tokens seen
     rng_rank_0000.pt    random generators, one file a rank
@@ -20,7 +20,6 @@ from z2all_ds.atomic import force_to_disk, write_whole
 from z2all_ds.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
-DEEPSPEED_TAG = "deepspeed"
 TEMPORARY_PREFIX = ".tmp_"
 
 
@@ -50,11 +49,14 @@ def temporary_path(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}"
 
 
-def seal(checkpoints: Path, step: int) -> Path:
-    """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written."""
+def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None = None) -> Path:
+    """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written.
+
+    `known` has the manifest's entries of files that their writers have hashed already.
+    """
     temporary, final = temporary_path(checkpoints, step), checkpoints / step_name(step)
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
-    entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+    entries = {name: (known or {}).get(name) or _entry(p) for p in files if (name := str(p.relative_to(temporary)))}
     for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
         force_to_disk(path)
     if final.exists():
@@ -160,6 +162,10 @@ def _step_folders(checkpoints: Path) -> list[Path]:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:

@@ -7,6 +7,11 @@ import numpy
 import torch
 
 
+def rng_name(rank: str) -> str:
+    """Of a rank's file in a checkpoint."""
+    return f"rng_rank_{rank}.pt"
+
+
 def rng_state() -> dict[str, Any]:
     """Every random generator training may draw from, as tensors and plain values: loads without pickled code."""
     name, words, *rest = numpy.random.get_state(legacy=True)

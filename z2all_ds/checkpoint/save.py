@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.rng import rng_state
+from z2all_ds.checkpoint.engine_state import write_index, write_state
+from z2all_ds.checkpoint.rng import rng_name, rng_state
+from z2all_ds.checkpoint.state_files import FOLDER
 from z2all_ds.errors import CheckpointError
 
 
@@ -19,25 +21,27 @@ def save_checkpoint(
     """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at)."""
     rank = dist.get_rank()
     temporary = layout.temporary_path(checkpoints, step)
-    problem: str | None = None
     if rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        (temporary / FOLDER).mkdir(parents=True)
     dist.barrier()
+    written, problem = None, None
     try:
-        engine.save_checkpoint(str(temporary), tag=layout.DEEPSPEED_TAG, save_latest=False)
-        torch.save(rng_state(), temporary / f"rng_rank_{rank:04d}.pt")
-        if rank == 0:
-            (temporary / "trainer.json").write_text(json.dumps({"step": step, **trainer}, indent=1), encoding="utf-8")
-            (temporary / "data_state.json").write_text(json.dumps(data_state), encoding="utf-8")
+        written = write_state(engine, temporary)
+        torch.save(rng_state(), temporary / rng_name(f"{rank:04d}"))
     except (OSError, RuntimeError) as error:
         # torch.save reports a full disk as RuntimeError. All ranks must hear of it, or the others wait for ever below.
         problem = f"rank {rank}: {error}"
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, (written, problem))
+    problems = [problem for _, problem in of_ranks]
     if rank == 0 and not any(problems):
         try:
-            layout.seal(checkpoints, step)
+            write_index(engine, temporary, [written for written, _ in of_ranks])
+            (temporary / "trainer.json").write_text(json.dumps({"step": step, **trainer}, indent=1), encoding="utf-8")
+            (temporary / "data_state.json").write_text(json.dumps(data_state), encoding="utf-8")
+            known = {name: entry for written, _ in of_ranks for name, entry in written.files.items()}
+            layout.seal(checkpoints, step, known)
             layout.prune(checkpoints, keep_last, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"

@@ -1,22 +1,19 @@
 """Checkpoint -> Hugging Face folder (Llama format, safetensors, tokenizer), gated by the comparison of logits."""
 
 import json
-import os
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from z2all_ds.checkpoint.layout import DEEPSPEED_TAG, Checkpoint, find_latest, open_checkpoint
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint
+from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.console import heartbeat, say
 from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
-from z2all_ds.machine import gpu_count
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
@@ -105,30 +102,9 @@ def export_checkpoint(
 
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Full weights under our own names, from any stage: the fp32 masters where DeepSpeed's reader knows them."""
-    if gpu_count() == 0:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it found nothing better
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    weights: dict[str, Tensor]
-    files = checkpoint.path / DEEPSPEED_TAG
-    if (files / "offloaded_tensors").is_dir():
-        raise CheckpointError(
-            checkpoint.path.name,
-            "its master weights lie on a disk (nvme) in files that DeepSpeed's reader does not know",
-            "Train under zero3_offload or zero3_offload_param.",
-        )
-    # bf16_zero_*: the optimizer DeepSpeed takes for bf16 with fp32 accumulation at stage 1. Its reader does not know
-    # these files; the weights the model computes with (the masters, rounded to bf16) lie whole beside them.
-    if checkpoint.trainer["zero_stage"] == 0 or any(files.glob("bf16_zero_*")):
-        # weights_only=False: DeepSpeed stores its own objects beside the weights; the checksum has been compared.
-        file = files / "mp_rank_00_model_states.pt"
-        weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
-    else:
-        # It prints as it goes; the person watching has our own line.
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.path), tag=DEEPSPEED_TAG)
-    return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+    """The whole master weights under our own names."""
+    reader = StateReader(checkpoint.path)
+    return {name: reader.read_whole(name) for name in reader.shapes}
 
 
 def model_card(run: RunConfig, checkpoint: Checkpoint, dtype: str) -> str:

@@ -81,12 +81,12 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     elif device_type == "cpu" and asked != "fp32":
         dtype = "fp32"
         notes.append(f"precision: fp32, not {asked}: this is a CPU (train.precision=bf16 forces bf16)")
-    if dtype == "bf16" and stage == 0:
+    if dtype != "fp32" and stage == 0:
         # DeepSpeed's wrapper for it makes the optimizer's states by a real step with zero gradients: before the first
         # step the masters have decayed once and Adam's bias correction counts one step too many (losses 4e-2 off plain
         # torch, 3e-4 off a reference that does the same). Micro-batches are summed in bf16, and fp32 sums raise.
         raise ConfigError(
-            "bf16 with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32."
+            f"{dtype} with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32."
         )
     for name in ("bf16", "fp16"):
         if dtype == name:
@@ -95,8 +95,6 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
             config.pop(name, None)
     _fill_in_gradient_dtypes(config, stage, dtype, accumulation, world_size)
     _fill_in_nvme_path(config, run)
-    if offload_device(config, "offload_optimizer") == "nvme":
-        notes.append("checkpoints: can be neither continued nor exported while optimizer states lie on a disk (nvme)")
     config["train_batch_size"] = run.train.global_batch
     config["train_micro_batch_size_per_gpu"] = run.train.micro_batch
     config["gradient_accumulation_steps"] = accumulation

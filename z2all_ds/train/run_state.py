@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.restore import check_shape, restore
+from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
@@ -61,16 +61,21 @@ class RunState:
         for line in damaged:
             self._recorder.say(line)
         if checkpoint:
-            check_shape(checkpoint, self._shape)
             jump = check_no_jump(checkpoint.trainer, checkpoint.step, self.stages, *self.rate_settings)
             if jump:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
-            self._recorder.say(f"resumed from {checkpoint.path.name}")
+            self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}")
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
+
+    def _other_shape(self, saved: dict[str, Any]) -> str:
+        """What is told of a checkpoint that was made under another JSON or by other ranks."""
+        if all(saved.get(key) == value for key, value in self._shape.items()):
+            return ""
+        return f", saved by {saved['world_size']} ranks under {saved['deepspeed']} ({saved['dtype']})"
 
     def roll_back(self, first_sample: int, end_sample: int) -> bool:
         """Goes back to the newest checkpoint, and leaves these samples out on the way. False where there is none."""

@@ -12,14 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from z2all_ds.checkpoint.kinds import KIND_KEY
 from z2all_ds.config_sections import OptimizerSection
-from z2all_ds.errors import CheckpointError, ConfigError
+from z2all_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
-KIND_KEY = "z2all_kind"
-"""In every parameter group, and so in every checkpoint: whose state it is."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +88,11 @@ def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -
 def build_optimizer(
     choice: OptimizerChoice, groups: list[dict[str, Any]], section: OptimizerSection
 ) -> "torch.optim.Optimizer":
-    """The optimizer over the groups; it refuses to load another kind's state."""
+    """The optimizer over the groups, which say its kind."""
     from z2all_ds.train.optimizers import builders
 
     builder = getattr(builders, KINDS[choice.kind].builder)
     optimizer: torch.optim.Optimizer = builder([{**group, KIND_KEY: choice.kind} for group in groups], section)
-
-    def refuse_foreign_state(_: Any, state: dict[str, Any]) -> None:
-        saved = {group.get(KIND_KEY, choice.kind) for group in state["param_groups"]} - {choice.kind}
-        if saved:
-            raise CheckpointError(
-                f"the checkpoint's optimizer is {saved.pop()}",
-                f"this run has {choice.kind}, whose state is another",
-                "Set optimizer.kind as it was, or export the checkpoint and begin a new run.",
-            )
-
-    optimizer.register_load_state_dict_pre_hook(refuse_foreign_state)
     return optimizer
 
 

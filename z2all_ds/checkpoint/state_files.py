@@ -1,0 +1,185 @@
+"""Pieces of named tensors in safetensors files, one a rank, and an index that says where each lies.
+
+state/
+    rank_00000.safetensors   one-dimensional pieces, named KEY:PARAMETER:START
+    index.json               shapes, where the pieces lie, and what is no tensor
+
+KEY is `weight` for the master weights, else the optimizer's own name of a state. Any part of any tensor can be read
+without the rest of it.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from z2all_ds.errors import CheckpointError
+
+FOLDER = "state"
+INDEX = "index.json"
+WEIGHT = "weight"
+FORMAT = 1
+CHUNK_BYTES = 1 << 26
+"""Copied, hashed and written at a time."""
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int16: "I16",
+}
+
+
+def file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece to be written."""
+
+    key: str
+    parameter: str
+    start: int
+    length: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}:{self.parameter}:{self.start}"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.length * self.dtype.itemsize
+
+
+class HashedFile:
+    """A file whose checksum is known when it is closed: no second reading. Hashing runs beside writing."""
+
+    def __init__(self, file: BinaryIO, hashing: ThreadPoolExecutor) -> None:
+        self._file, self._hashing = file, hashing
+        self._digest, self._bytes = hashlib.sha256(), 0
+
+    def write(self, block: memoryview | bytes) -> None:
+        hashed = self._hashing.submit(self._digest.update, block)
+        self._file.write(block)
+        self._bytes += len(block)
+        hashed.result()
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As the manifest has it."""
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+
+@contextmanager
+def hashed_file(path: Path) -> Iterator[HashedFile]:
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
+        yield HashedFile(file, hashing)
+
+
+def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Writes one-dimensional tensors, in the order of the entries and one at a time; returns size and checksum."""
+    header: dict[str, Any] = {}
+    place = 0
+    for entry in entries:
+        places = [place, place + entry.num_bytes]
+        header[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": [entry.length], "data_offsets": places}
+        place += entry.num_bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with hashed_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for entry, tensor in zip(entries, tensors, strict=True):
+            assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
+            for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
+                # the copy: of a GPU's memory, and so that a view of another dtype is allowed whatever the offset
+                file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
+        return file.entry
+
+
+def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]], facts: dict[str, Any]) -> str:
+    """index.json, from what every rank has written."""
+    pieces: dict[str, dict[str, list[list[int]]]] = {}
+    for rank, entries in enumerate(entries_of_ranks):
+        for entry in entries:
+            of_parameter = pieces.setdefault(entry.key, {}).setdefault(entry.parameter, [])
+            of_parameter.append([entry.start, entry.length, rank])
+    for of_key in pieces.values():
+        for places in of_key.values():
+            places.sort()
+    return json.dumps({"format": FORMAT, "shapes": shapes, **facts, "pieces": pieces})
+
+
+class StateReader:
+    """The state of one checkpoint, from the rank files that hold it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint, self._folder = checkpoint, checkpoint / FOLDER
+        index = self._folder / INDEX
+        if not index.is_file():
+            raise CheckpointError(
+                checkpoint.name, "holds DeepSpeed's own files, of an older z2all_ds", "Go on with that version."
+            )
+        self.index: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        if self.index["format"] != FORMAT:
+            raise CheckpointError(
+                checkpoint.name, f"has format {self.index['format']}, known is {FORMAT}", "Update z2all_ds."
+            )
+        self._pieces: dict[str, dict[str, list[list[int]]]] = self.index["pieces"]
+        self._files: dict[int, Any] = {}
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Of all parameters, by name."""
+        found: dict[str, list[int]] = self.index["shapes"]
+        return found
+
+    @property
+    def state_keys(self) -> set[str]:
+        """What the optimizer has of each parameter."""
+        return set(self._pieces) - {WEIGHT}
+
+    def read_into(self, target: Tensor, key: str, parameter: str, start: int) -> None:
+        """Fills a one-dimensional tensor with what lies from `start` on."""
+        done, end = start, start + target.numel()
+        places = self._pieces.get(key, {}).get(parameter, [])
+        position = max(bisect_right(places, start, key=lambda place: place[0]) - 1, 0)
+        for first, length, rank in places[position:]:
+            if done >= end or first > done:
+                break
+            until = min(end, first + length)
+            if until > done:
+                piece = self._open(rank).get_slice(f"{key}:{parameter}:{first}")
+                target[done - start : until - start].copy_(piece[done - first : until - first])
+                done = until
+        if done < end:
+            raise CheckpointError(
+                self._checkpoint.name,
+                f"has no {key} of {parameter} from element {done} on",
+                "Is it of another model? Set model.* as it was.",
+            )
+
+    def read_whole(self, parameter: str, key: str = WEIGHT) -> Tensor:
+        """One parameter in its shape."""
+        shape = self.shapes[parameter]
+        rank = self._pieces[key][parameter][0][2]
+        first = self._pieces[key][parameter][0][0]
+        dtype = self._open(rank).get_slice(f"{key}:{parameter}:{first}")[:0].dtype
+        whole = torch.empty(shape, dtype=dtype)
+        self.read_into(whole.view(-1), key, parameter, 0)
+        return whole
+
+    def _open(self, rank: int) -> Any:
+        if rank not in self._files:
+            self._files[rank] = safe_open(self._folder / file_name(rank), framework="pt")
+        return self._files[rank]
