@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import launch_script, losses, metrics, run_arguments, train, train_many
+from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export.to_hf import export_checkpoint, read_weights
 from z2all_ds.resources import resource_dir
 from z2all_ds.track.writer import read_records
+from z2all_ds.train.schedules import LAST_RATE
 
 JSONS = ["zero0", "zero1", "zero1_fp16", "zero2", "zero2_offload"]
 JSONS += ["zero3", "zero3_hpz", "zero3_offload", "zero3_offload_param"]
@@ -91,8 +93,6 @@ def test_the_export_is_proven(name: str, runs: Path) -> None:
 
 @pytest.mark.parametrize("name", JSONS)
 def test_weights_read_from_a_checkpoint_are_close_to_the_reference(name: str, runs: Path) -> None:
-    from z2all_ds.checkpoint.layout import open_checkpoint
-
     ours = read_weights(open_checkpoint(runs / name / "checkpoints" / LAST_CHECKPOINT))
     reference = read_weights(open_checkpoint(runs / "zero0" / "checkpoints" / LAST_CHECKPOINT))
     assert ours.keys() == reference.keys()
@@ -140,6 +140,18 @@ def test_one_rank_gives_the_losses_of_two(
     assert result.returncode == 0, result.stderr
     assert losses(tmp_path) == pytest.approx(losses(runs / "zero0"), rel=2e-6)
     assert {record["communication_seconds"] for record in metrics(tmp_path)} == {0.0}
+
+
+def test_one_rank_goes_on_from_two(runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    start = runs / "zero2_stopped" / "checkpoints" / "step_00000010"
+    more = ("deepspeed=zero3", f"train.steps={STEPS}", "--resume", str(start))
+    result = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
+    assert result.returncode == 0, result.stderr
+    assert "resumed from step_00000010, saved by 2 ranks under zero2 (fp32)" in result.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(runs / "zero2")[10:], rel=2e-6)
+    ends = [open_checkpoint(run / "checkpoints" / LAST_CHECKPOINT) for run in (tmp_path / "run", runs / "zero2")]
+    assert ends[0].data_state == ends[1].data_state
+    assert [end.trainer[LAST_RATE] for end in ends] == [ends[0].trainer[LAST_RATE]] * 2
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])

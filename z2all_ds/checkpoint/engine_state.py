@@ -144,11 +144,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
+def _counting(flat: Flat) -> dict[str, Any]:
+    """Who counts its steps: apex's Adam once for the whole group; DeepSpeed's keeps an old 0 there."""
+    return flat.state if STEP in flat.state else flat.settings
+
+
 def _steps_taken(flats: list[Flat]) -> list[float | None]:
     """By parameter group; None where nothing was stepped yet."""
     found: list[float | None] = [None] * (1 + max(flat.group for flat in flats))
     for flat in flats:
-        taken = flat.settings.get(STEP, flat.state.get(STEP))  # fused Adams count once for the whole group
+        taken = _counting(flat).get(STEP)
         if taken is not None:
             found[flat.group] = float(taken)
     return found
@@ -218,12 +223,12 @@ def _read_flat(flat: Flat, reader: StateReader) -> None:
 
 
 def _set_steps_taken(flat: Flat, steps: float) -> None:
-    for owner in (flat.settings, flat.state):
-        taken = owner.get(STEP)
-        if isinstance(taken, Tensor):
-            taken.fill_(steps)
-        elif taken is not None:
-            owner[STEP] = type(taken)(steps)
+    counting = _counting(flat)
+    taken = counting.get(STEP)
+    if isinstance(taken, Tensor):
+        taken.fill_(steps)
+    elif taken is not None:
+        counting[STEP] = type(taken)(steps)
 
 
 def _set_loss_scale(engine: Any, saved: dict[str, float]) -> None:

@@ -1,0 +1,21 @@
+"""Compares the states of two checkpoints."""
+
+from pathlib import Path
+
+import torch
+
+from z2all_ds.checkpoint.state_files import WEIGHT, StateReader
+
+MOMENTS = {"exp_avg", "exp_avg_sq"}
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """Master weights, moments and counts, to the bit."""
+    ours, theirs = StateReader(one), StateReader(other)
+    assert ours.shapes == theirs.shapes
+    assert ours.state_keys == theirs.state_keys == MOMENTS
+    for fact in ("steps_taken", "engine"):
+        assert ours.index[fact] == theirs.index[fact], fact
+    for name in ours.shapes:
+        for key in (WEIGHT, *MOMENTS):
+            assert torch.equal(ours.read_whole(name, key), theirs.read_whole(name, key)), (name, key)
