@@ -18,8 +18,8 @@ from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint,
 from z2all_ds.errors import CheckpointError
 
 FILES = {
-    "deepspeed/weights.pt": b"\x00weights" * 100,
-    "deepspeed/optimizer_rank_0.pt": b"moments" * 50,
+    "state/rank_00000.safetensors": b"\x00weights" * 100,
+    "state/rank_00001.safetensors": b"moments" * 50,
     "rng_rank_0000.pt": b"",
 }
 
@@ -61,7 +61,7 @@ def test_a_sealed_checkpoint_is_found_and_read(tmp_path: Path) -> None:
     assert sorted(manifest["files"]) == sorted([*FILES, "trainer.json", "data_state.json"])
     assert manifest["files"]["rng_rank_0000.pt"] == {
         "bytes": 2,
-        "sha256": "4a44dc15364204a80fe80e9039455cc1608281820fe2b24f1e5233ade6af1dd5",
+        "checksum": "fcfc282496b4d1c0f46d166d828dd9ea3c5ce2e1245af10baa97f121ea5433b2",
     }
 
 
@@ -100,8 +100,8 @@ def tear(path: Path) -> str:
 
 
 def lose_a_file(path: Path) -> str:
-    (path / "deepspeed/weights.pt").unlink()
-    return "deepspeed/weights.pt is missing"
+    (path / "state/rank_00000.safetensors").unlink()
+    return "state/rank_00000.safetensors is missing"
 
 
 def lengthen(path: Path) -> str:
@@ -111,10 +111,10 @@ def lengthen(path: Path) -> str:
 
 
 def flip(path: Path) -> str:
-    content = bytearray((path / "deepspeed/weights.pt").read_bytes())
+    content = bytearray((path / "state/rank_00000.safetensors").read_bytes())
     content[17] ^= 1
-    (path / "deepspeed/weights.pt").write_bytes(content)
-    return "deepspeed/weights.pt does not match its checksum"
+    (path / "state/rank_00000.safetensors").write_bytes(content)
+    return "state/rank_00000.safetensors does not match its checksum"
 
 
 def empty_manifest(path: Path) -> str:
@@ -277,9 +277,9 @@ step = latest.step if latest else 0
 while True:
     step += 1
     temporary = layout.temporary_path(checkpoints, step)
-    (temporary / "deepspeed").mkdir(parents=True)
+    (temporary / "state").mkdir(parents=True)
     for number in range(3):
-        (temporary / "deepspeed" / f"part_{number}.pt").write_bytes(os.urandom(20_000))
+        (temporary / "state" / f"part_{number}.pt").write_bytes(os.urandom(20_000))
     (temporary / "trainer.json").write_text(json.dumps({"step": step}))
     layout.seal(checkpoints, step)
     os.write(1, f"{step}\\n".encode())
@@ -316,7 +316,7 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
         assert latest.step in (sealed_so_far, sealed_so_far + 1)
         sealed_so_far = latest.step
         assert latest.trainer == {"step": latest.step}
-        assert names(latest.path) == ["MANIFEST.json", "deepspeed", "trainer.json"]
+        assert names(latest.path) == ["MANIFEST.json", "state", "trainer.json"]
         assert open_checkpoint(latest.path) == latest
         if latest.step > 1:
             assert open_checkpoint(checkpoints / layout.step_name(latest.step - 1)).step == latest.step - 1

@@ -8,15 +8,16 @@ checkpoints/step_00001000/
     MANIFEST.json       sizes and checksums of all of the above; without it the folder does not count
 """
 
-import hashlib
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.atomic import force_to_disk, write_whole
+from z2all_ds.checkpoint.checksums import BLOCK_BYTES, file_checksum, hashing_threads
 from z2all_ds.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
@@ -56,7 +57,9 @@ def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None =
     """
     temporary, final = temporary_path(checkpoints, step), checkpoints / step_name(step)
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
-    entries = {name: (known or {}).get(name) or _entry(p) for p in files if (name := str(p.relative_to(temporary)))}
+    names = {str(path.relative_to(temporary)): path for path in files}
+    with hashing_threads() as threads:
+        entries = {name: (known or {}).get(name) or _entry(path, threads) for name, path in names.items()}
     for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
         force_to_disk(path)
     if final.exists():
@@ -64,7 +67,8 @@ def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None =
         shutil.rmtree(final)
     temporary.replace(final)
     force_to_disk(checkpoints)
-    write_whole(final / MANIFEST, json.dumps({"step": step, "files": entries}, indent=1))
+    content = {"step": step, "checksum_block_bytes": BLOCK_BYTES, "files": entries}
+    write_whole(final / MANIFEST, json.dumps(content, indent=1))
     return final
 
 
@@ -75,17 +79,20 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
         return f"no {MANIFEST}: it was never finished"
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        entries = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+        entries = [(name, entry["bytes"], entry["checksum"]) for name, entry in files.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({type(error).__name__})"
-    for name, size, checksum in entries:
+    for name, size, _ in entries:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if verify_checksums and _sha256(file) != checksum:
-            return f"{name} does not match its checksum"
+    if verify_checksums:
+        with hashing_threads() as threads:
+            for name, _, checksum in entries:
+                if file_checksum(path / name, threads) != checksum:
+                    return f"{name} does not match its checksum"
     return None
 
 
@@ -164,13 +171,5 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
+def _entry(path: Path, threads: ThreadPoolExecutor) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path, threads)}

@@ -8,20 +8,18 @@ KEY is `weight` for the master weights, else the optimizer's own name of a state
 without the rest of it.
 """
 
-import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from z2all_ds.checkpoint.checksums import hashed_file
 from z2all_ds.errors import CheckpointError
 
 FOLDER = "state"
@@ -60,31 +58,6 @@ class Entry:
     @property
     def num_bytes(self) -> int:
         return self.length * self.dtype.itemsize
-
-
-class HashedFile:
-    """A file whose checksum is known when it is closed: no second reading. Hashing runs beside writing."""
-
-    def __init__(self, file: BinaryIO, hashing: ThreadPoolExecutor) -> None:
-        self._file, self._hashing = file, hashing
-        self._digest, self._bytes = hashlib.sha256(), 0
-
-    def write(self, block: memoryview | bytes) -> None:
-        hashed = self._hashing.submit(self._digest.update, block)
-        self._file.write(block)
-        self._bytes += len(block)
-        hashed.result()
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """As the manifest has it."""
-        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-
-
-@contextmanager
-def hashed_file(path: Path) -> Iterator[HashedFile]:
-    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
-        yield HashedFile(file, hashing)
 
 
 def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Where a run stands: its step, weights, optimizer, data and guard. Saved together, gone back to together."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -11,6 +12,7 @@ from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
+from z2all_ds.errors import CheckpointError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
@@ -19,6 +21,8 @@ from z2all_ds.train.schedules import check_no_jump, rates_around
 from z2all_ds.train.spike_guard import SpikeGuard
 from z2all_ds.train.stages import check_stages_past
 from z2all_ds.world import World
+
+T = TypeVar("T")
 
 
 class RunState:
@@ -50,14 +54,8 @@ class RunState:
 
     def resume(self, resume: str) -> None:
         """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
-        checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
-        checkpoint: layout.Checkpoint | None = None
-        damaged: list[str] = []
-        if resume == "auto":
-            checkpoint, damaged = layout.find_latest(checkpoints, verify)
-        else:
-            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
-            layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
+        checkpoints = self._folder.checkpoints
+        checkpoint, damaged = self._found_by_rank_0(lambda: self._pick(resume))
         for line in damaged:
             self._recorder.say(line)
         if checkpoint:
@@ -71,6 +69,29 @@ class RunState:
             layout.remove_leftovers(checkpoints)
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
 
+    def _pick(self, resume: str) -> tuple[layout.Checkpoint | None, list[str]]:
+        """What to begin with, and a line for each damaged checkpoint passed over."""
+        checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
+        if resume == "auto":
+            return layout.find_latest(checkpoints, verify)
+        checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
+        layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
+        return checkpoint, []
+
+    def _found_by_rank_0(self, find: Callable[[], T]) -> T:
+        """Checksums of whole checkpoints are compared once, not by every rank."""
+        answer: list[Any] = [None, None]
+        if self._world.is_main:
+            try:
+                answer = [find(), None]
+            except CheckpointError as error:
+                answer = [None, error]
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1]:
+            raise answer[1]
+        found: T = answer[0]
+        return found
+
     def _other_shape(self, saved: dict[str, Any]) -> str:
         """What is told of a checkpoint that was made under another JSON or by other ranks."""
         if all(saved.get(key) == value for key, value in self._shape.items()):
@@ -79,7 +100,7 @@ class RunState:
 
     def roll_back(self, first_sample: int, end_sample: int) -> bool:
         """Goes back to the newest checkpoint, and leaves these samples out on the way. False where there is none."""
-        checkpoint, _ = layout.find_latest(self._folder.checkpoints, self._run.checkpoint.verify_checksums)
+        checkpoint, _ = self._found_by_rank_0(lambda: self._pick("auto"))
         if checkpoint is None:
             return False
         data_state = cast(StreamState, checkpoint.data_state)
