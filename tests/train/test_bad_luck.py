@@ -52,7 +52,7 @@ def after_bad_luck(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path,
     assert train_many(folder, plan) == [0, 0]
 
     shutil.copy(folder / "flipped" / "metrics.jsonl", folder / "metrics_before.jsonl")
-    victim = folder / "flipped" / "checkpoints" / "step_00000006" / "deepspeed" / "mp_rank_00_model_states.pt"
+    victim = folder / "flipped" / "checkpoints" / "step_00000006" / "state" / "rank_00001.safetensors"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
@@ -75,7 +75,7 @@ def log_of(run: Path) -> str:
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(after_bad_luck: Path) -> None:
     run = after_bad_luck / "flipped"
-    reason = "deepspeed/mp_rank_00_model_states.pt does not match its checksum"
+    reason = "state/rank_00001.safetensors does not match its checksum"
     assert f"checkpoint step_00000006 skipped: {reason}" in log_of(run)
     assert "resumed from step_00000004" in log_of(run)
     before = [json.loads(line)["loss"] for line in (after_bad_luck / "metrics_before.jsonl").read_text().splitlines()]

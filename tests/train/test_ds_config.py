@@ -60,8 +60,6 @@ def test_every_shipped_json_resolves(name: str, device: str) -> None:
     notes = []
     if device == "cpu" and asked != "fp32":
         notes += [f"precision: fp32, not {asked}: this is a CPU (train.precision=bf16 forces bf16)"]
-    if name == "zero3_nvme":
-        notes += ["checkpoints: can be neither continued nor exported while optimizer states lie on a disk (nvme)"]
     assert list(resolved.notes) == notes
 
 

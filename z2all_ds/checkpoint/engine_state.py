@@ -31,6 +31,8 @@ from z2all_ds.errors import CheckpointError
 
 ENGINE_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 STEP = "step"
+LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What moves in DeepSpeed's scaler of fp16 losses; the rest are settings."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,9 @@ def _shapes(engine: Any) -> dict[str, list[int]]:
 
 
 def _loss_scale(engine: Any) -> dict[str, float]:
+    """Empty but for fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
-    return {name: value for name, value in vars(scaler).items() if _is_number(value)} if scaler else {}
+    return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
 
 
 def _layout(flats: list[Flat]) -> list[list[tuple[str, int, int, int]]]:
@@ -233,11 +236,9 @@ def _set_steps_taken(flat: Flat, steps: float) -> None:
 
 def _set_loss_scale(engine: Any, saved: dict[str, float]) -> None:
     """A run in fp16 that goes on from another precision begins with its own scale."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if scaler is None or set(_loss_scale(engine)) != set(saved):
-        return
-    for name, value in saved.items():
-        setattr(scaler, name, value)
+    if _loss_scale(engine):
+        for name, value in saved.items():
+            setattr(engine.optimizer.loss_scaler, name, value)
 
 
 def _read_opaque(flats: list[Flat], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:

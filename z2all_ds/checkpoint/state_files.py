@@ -75,7 +75,6 @@ def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]
         for entry, tensor in zip(entries, tensors, strict=True):
             assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
             for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
-                # the copy: of a GPU's memory, and so that a view of another dtype is allowed whatever the offset
                 file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
         return file.entry
 
