@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from z2all_ds.checkpoint.flats import Flat, flats_of, weights_changed
 from z2all_ds.checkpoint.kinds import KIND_KEY, require_same_states
+from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
 from z2all_ds.checkpoint.state_files import (
     DTYPES,
-    FOLDER,
-    INDEX,
     WEIGHT,
     Entry,
     StateReader,
@@ -47,14 +46,14 @@ class Written:
 
 def write_state(engine: Any, checkpoint: Path) -> Written:
     """This rank's part, into the folder `state`, which exists."""
-    rank, folder = dist.get_rank(), checkpoint / FOLDER
+    rank, folder = dist.get_rank(), checkpoint / STATE_FOLDER
     flats = flats_of(engine)
     entries = [entry for flat in flats for entry in _entries(flat)]
     file = write_state_file(folder / file_name(rank), entries, _tensors(flats))
     opaque = {number: found for number, flat in enumerate(flats) if (found := _opaque_states(flat))}
     if opaque:
         torch.save({"pieces": _layout(flats), "states": opaque}, folder / _opaque_name(rank))
-    return Written(entries, {f"{FOLDER}/{file_name(rank)}": file}, bool(opaque))
+    return Written(entries, {f"{STATE_FOLDER}/{file_name(rank)}": file}, bool(opaque))
 
 
 def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
@@ -68,7 +67,7 @@ def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
         "is_opaque": any(written.is_opaque for written in of_ranks),
     }
     content = build_index([written.entries for written in of_ranks], _shapes(engine), facts)
-    (checkpoint / FOLDER / INDEX).write_text(content, encoding="utf-8")
+    (checkpoint / STATE_FOLDER / STATE_INDEX).write_text(content, encoding="utf-8")
 
 
 def read_state(engine: Any, checkpoint: Path) -> None:
@@ -242,7 +241,7 @@ def _set_loss_scale(engine: Any, saved: dict[str, float]) -> None:
 
 
 def _read_opaque(flats: list[Flat], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:
-    path = checkpoint / FOLDER / _opaque_name(dist.get_rank())
+    path = checkpoint / STATE_FOLDER / _opaque_name(dist.get_rank())
     if index["ranks"] == dist.get_world_size():
         saved = torch.load(path, weights_only=True)
         if saved["pieces"] == _layout(flats):

@@ -21,6 +21,8 @@ from z2all_ds.checkpoint.checksums import BLOCK_BYTES, file_checksum, hashing_th
 from z2all_ds.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
+STATE_FOLDER = "state"
+STATE_INDEX = "index.json"
 TEMPORARY_PREFIX = ".tmp_"
 
 
@@ -96,6 +98,11 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
     return None
 
 
+def all_of(checkpoints: Path) -> list[Path]:
+    """Folders of steps, whole or not, the oldest first."""
+    return sorted(_step_folders(checkpoints))
+
+
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
     """The newest healthy checkpoint and a line for each damaged one passed over.
 
@@ -105,7 +112,7 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
     for path in sorted(_step_folders(checkpoints), reverse=True):
         problem = why_damaged(path, verify_checksums)
         if problem is None:
-            return Checkpoint(path, _step_of(path)), skipped
+            return Checkpoint(path, step_of(path)), skipped
         skipped.append(f"checkpoint {path.name} skipped: {problem}")
     sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
     if sealed:
@@ -120,17 +127,16 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
 def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
     """A checkpoint asked for by path: it is healthy or it is an error."""
     problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
-    match = re.fullmatch(r"step_(\d+)", path.name)
-    if problem or not match:
+    if problem or not is_step_name(path.name):
         raise CheckpointError(
             f"checkpoint {path}", problem or "not a step_NNNNNNNN folder", "Give a complete checkpoint."
         )
-    return Checkpoint(path, int(match.group(1)))
+    return Checkpoint(path, step_of(path))
 
 
 def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
     """A start from `step` by hand must not stand beside later checkpoints, which the next `auto` would take up."""
-    later = sorted(p.name for p in _step_folders(checkpoints) if _step_of(p) > step and (p / MANIFEST).exists())
+    later = sorted(p.name for p in _step_folders(checkpoints) if step_of(p) > step and (p / MANIFEST).exists())
     if later:
         raise CheckpointError(
             f"start from step {step}",
@@ -154,7 +160,7 @@ def prune(checkpoints: Path, keep_last: int, newest_step: int) -> list[str]:
     `newest_step` is the one just saved. Later ones are damaged (the run went back behind them) or of another attempt:
     they stay, but they do not count, or they would push out the very checkpoint that was just saved.
     """
-    folders = sorted(path for path in _step_folders(checkpoints) if _step_of(path) <= newest_step)
+    folders = sorted(path for path in _step_folders(checkpoints) if step_of(path) <= newest_step)
     sealed = [path for path in folders if (path / MANIFEST).exists()]
     doomed = sealed[: -max(2, keep_last)]
     for path in doomed:
@@ -163,12 +169,16 @@ def prune(checkpoints: Path, keep_last: int, newest_step: int) -> list[str]:
     return [path.name for path in doomed]
 
 
-def _step_folders(checkpoints: Path) -> list[Path]:
-    return [p for p in checkpoints.glob("step_*") if p.is_dir() and re.fullmatch(r"step_\d+", p.name)]
+def is_step_name(name: str) -> bool:
+    return bool(re.fullmatch(r"step_\d+", name))
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
+
+
+def _step_folders(checkpoints: Path) -> list[Path]:
+    return [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
 
 
 def _entry(path: Path, threads: ThreadPoolExecutor) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.engine_state import write_index, write_state
 from z2all_ds.checkpoint.rng import rng_name, rng_state
-from z2all_ds.checkpoint.state_files import FOLDER
 from z2all_ds.errors import CheckpointError
 
 
@@ -23,7 +22,7 @@ def save_checkpoint(
     temporary = layout.temporary_path(checkpoints, step)
     if rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / FOLDER).mkdir(parents=True)
+        (temporary / layout.STATE_FOLDER).mkdir(parents=True)
     dist.barrier()
     written, problem = None, None
     try:

@@ -20,10 +20,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from z2all_ds.checkpoint.checksums import hashed_file
+from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
 from z2all_ds.errors import CheckpointError
 
-FOLDER = "state"
-INDEX = "index.json"
 WEIGHT = "weight"
 FORMAT = 1
 CHUNK_BYTES = 1 << 26
@@ -96,8 +95,8 @@ class StateReader:
     """The state of one checkpoint, from the rank files that hold it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint, self._folder = checkpoint, checkpoint / FOLDER
-        index = self._folder / INDEX
+        self._checkpoint, self._folder = checkpoint, checkpoint / STATE_FOLDER
+        index = self._folder / STATE_INDEX
         if not index.is_file():
             raise CheckpointError(
                 checkpoint.name, "holds DeepSpeed's own files, of an older z2all_ds", "Go on with that version."

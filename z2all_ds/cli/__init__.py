@@ -1,7 +1,8 @@
 """The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
 
-The groups of verbs (`train`, `corpus`, `tokenizer`, `bench`) have files of their own. Nothing else imports this room.
-A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
+The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `bench`) have files of their own. Nothing else
+imports this room. A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows
+the traceback.
 """
 
 import os
@@ -15,6 +16,7 @@ import typer
 
 from z2all_ds import __version__
 from z2all_ds.cli.bench import bench_app
+from z2all_ds.cli.checkpoint import checkpoint_app
 from z2all_ds.cli.corpus import corpus_app
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 from z2all_ds.cli.tokenizer import tokenizer_app
@@ -31,6 +33,7 @@ evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
 app.add_typer(train_app, name="train")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(bench_app, name="bench")
 

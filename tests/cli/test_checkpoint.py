@@ -1,0 +1,59 @@
+"""`z2all checkpoint` tells what is there and finds what is damaged, on the checkpoints of a real run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import one_line, z2all
+from tests.helpers.training import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("looked_at") / "run"
+    more = ("deepspeed=zero1", "train.steps=4", "checkpoint.every_steps=2")
+    assert train(folder, small_corpus, small_tokenizer, *more, ranks=1).returncode == 0
+    return folder
+
+
+def test_list_and_show(run: Path, tmp_path: Path) -> None:
+    answer = z2all("checkpoint", "list", str(run), cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    head, *rows = answer.stdout.splitlines()
+    assert head.split() == ["step", "size", "saved", "by", "optimizer", "sample", "health"]
+    assert [row.split()[0] for row in rows] == ["2", "4"]
+    assert all("1 x zero1, fp32" in row and "adamw" in row and row.endswith("whole") for row in rows)
+    newest = json.loads(z2all("checkpoint", "show", "--json", str(run), cwd=tmp_path).stdout)[0]
+    assert (newest["step"], newest["sample"], newest["states"]) == (4, 32, ["exp_avg", "exp_avg_sq"])
+    path = run / "checkpoints" / "step_00000004"
+    assert newest["size_bytes"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    # fp32 masters and two moments; the files beside them are small
+    assert 12 * newest["parameters"] < newest["size_bytes"] < 12 * newest["parameters"] + 60_000
+    shown = z2all("checkpoint", "show", str(run / "checkpoints" / "step_00000002"), cwd=tmp_path).stdout
+    assert "states       exp_avg, exp_avg_sq" in shown and "step         2" in shown
+
+
+def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: Path) -> None:
+    assert z2all("checkpoint", "verify", str(run), cwd=tmp_path).returncode == 0
+    file = run / "checkpoints" / "step_00000002" / "state" / "rank_00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.count("whole") == 2
+    answer = z2all("checkpoint", "verify", str(run), cwd=tmp_path)
+    assert answer.returncode == 4
+    line = "step_00000002: state/rank_00000.safetensors does not match its checksum"
+    assert line in answer.stderr.splitlines()[-1]
+    assert [row.rsplit("  ", 1)[-1] for row in answer.stdout.splitlines()[1:]] == [line.split(": ")[1], "whole"]
+
+
+def test_an_unfinished_one_is_told(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints" / "step_00000009").mkdir()
+    last = z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.splitlines()[-1]
+    assert last.startswith("9 ") and last.endswith("no MANIFEST.json: it was never finished")
+
+
+def test_no_checkpoints_is_one_line(tmp_path: Path) -> None:
+    line = one_line(z2all("checkpoint", "list", str(tmp_path / "nothing"), cwd=tmp_path), 4)
+    assert line.endswith("has no checkpoints. Give a run folder or a step_NNNNNNNN folder in it.")

@@ -1,0 +1,101 @@
+"""What a checkpoint is, told without loading it. Loads no torch."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.checkpoint import layout
+from z2all_ds.console import heartbeat, human_bytes
+from z2all_ds.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """One checkpoint; what cannot be read of a damaged one is None."""
+
+    path: str
+    problem: str | None
+    """None for a healthy one."""
+    size_bytes: int
+    step: int
+    ranks: int | None = None
+    deepspeed: str | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    states: tuple[str, ...] | None = None
+    """What the optimizer keeps of each weight."""
+    parameters: int | None = None
+    sample: int | None = None
+    """Position in the data: samples read so far."""
+
+
+def look_at(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
+    """Of a run folder's checkpoints, the oldest first, or of one."""
+    path = path.expanduser()
+    folders = layout.all_of(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
+    if not folders or not folders[0].is_dir() or not layout.is_step_name(folders[0].name):
+        raise CheckpointError(f"{path}", "has no checkpoints", "Give a run folder or a step_NNNNNNNN folder in it.")
+    return [_facts(folder, verify_checksums) for folder in folders]
+
+
+def refuse_damage(found: Sequence[CheckpointFacts]) -> None:
+    damaged = [one for one in found if one.problem]
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0].path}",
+            f"{damaged[0].problem}" + (f" (and {len(damaged) - 1} more)" if damaged[1:] else ""),
+            "A run passes it over and goes on from the one before.",
+        )
+
+
+def render(found: Sequence[CheckpointFacts]) -> str:
+    rows = [("step", "size", "saved by", "optimizer", "sample", "health")]
+    for one in found:
+        maker = f"{one.ranks} x {one.deepspeed}, {one.dtype}" if one.ranks else "?"
+        sample = "?" if one.sample is None else f"{one.sample:,}"
+        size = human_bytes(one.size_bytes)
+        rows.append((f"{one.step:,}", size, maker, one.optimizer or "?", sample, one.problem or "whole"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
+
+
+def render_one(one: CheckpointFacts) -> str:
+    facts = {**asdict(one), "size_bytes": human_bytes(one.size_bytes), "problem": one.problem or "none"}
+    return "\n".join(f"{name.replace('_', ' '):12} {_words(value)}" for name, value in facts.items())
+
+
+def to_json(found: Sequence[CheckpointFacts]) -> str:
+    return json.dumps([asdict(one) for one in found], indent=2)
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "?"
+    return f"{value:,}" if isinstance(value, int) else ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
+    if verify_checksums:
+        with heartbeat(f"comparing checksums of {path.name}"):
+            problem = layout.why_damaged(path, verify_checksums=True)
+    else:
+        problem = layout.why_damaged(path, verify_checksums=False)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    checkpoint = layout.Checkpoint(path, layout.step_of(path))
+    try:
+        index = json.loads((path / layout.STATE_FOLDER / layout.STATE_INDEX).read_text(encoding="utf-8"))
+        known = {
+            "ranks": index["ranks"],
+            "deepspeed": checkpoint.trainer["deepspeed"],
+            "dtype": checkpoint.trainer["dtype"],
+            "optimizer": index["optimizer"],
+            "states": tuple(sorted(set(index["pieces"]) - {"weight"})),
+            "parameters": sum(math.prod(shape) for shape in index["shapes"].values()),
+            "sample": checkpoint.data_state["position"],
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        known, problem = {}, problem or f"not readable ({type(error).__name__})"
+    return CheckpointFacts(str(path), problem, size, checkpoint.step, **known)

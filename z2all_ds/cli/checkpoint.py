@@ -1,0 +1,39 @@
+"""`z2all checkpoint ...`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from z2all_ds.cli.options import JsonOption
+
+checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
+PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
+
+
+@checkpoint_app.command("list")
+def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Step, size, shape, optimizer, data position and health (by sizes) of a run's checkpoints."""
+    from z2all_ds.checkpoint.report import look_at, render, to_json
+
+    found = look_at(path, verify_checksums=False)
+    print(to_json(found) if as_json else render(found))
+
+
+@checkpoint_app.command()
+def show(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Everything that can be told of one checkpoint, or of a run's newest."""
+    from z2all_ds.checkpoint.report import look_at, render_one, to_json
+
+    newest = look_at(path, verify_checksums=False)[-1]
+    print(to_json([newest]) if as_json else render_one(newest))
+
+
+@checkpoint_app.command()
+def verify(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Read every byte against its checksum; ends with code 4 where one is damaged."""
+    from z2all_ds.checkpoint.report import look_at, refuse_damage, render, to_json
+
+    found = look_at(path, verify_checksums=True)
+    print(to_json(found) if as_json else render(found))
+    refuse_damage(found)
