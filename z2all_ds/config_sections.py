@@ -335,6 +335,8 @@ class CheckpointSection(Section):
     """Complete checkpoints to keep, never fewer than two."""
     verify_checksums: bool = True
     """Read every byte of a checkpoint against its checksum before loading it; false compares sizes only."""
+    check_continuity: bool = True
+    """After a checkpoint is read, hold the loss of some tokens against what it was when they were saved."""
 
 
 class ValidationSection(Section):

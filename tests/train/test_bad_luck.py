@@ -63,9 +63,12 @@ def after_bad_luck(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path,
         arguments("moved", *unfinished, "data.allow_change=true", corpus=changed),
         arguments("forced", "ops.rope=liger"),
         [*arguments("asked"), "--resume", str(folder / "asked" / "checkpoints" / "step_00000099")],
+        arguments("turned", *unfinished, "train.stop_at_step=2"),
+        arguments("turned", *unfinished, "model.rope_theta=500"),
+        arguments("turned", *unfinished, "model.rope_theta=500", "checkpoint.check_continuity=false"),
         [*flipped, "--resume", "never"],
     ]
-    assert train_many(folder, plan) == [0, 3, 0, 2, 4, 4]
+    assert train_many(folder, plan) == [0, 3, 0, 2, 4, 0, 4, 0, 4]
     return folder
 
 
@@ -106,3 +109,10 @@ def test_a_checkpoint_asked_for_and_not_there_is_no_start_at_step_0(after_bad_lu
     line = next(line for line in log_of(after_bad_luck / "asked").splitlines() if line.startswith("CheckpointError"))
     assert "step_00000099" in line and "no such folder" in line
     assert not (after_bad_luck / "asked" / "metrics.jsonl").exists()
+
+
+def test_a_model_that_is_not_the_one_saved_is_refused_until_it_is_allowed(after_bad_luck: Path) -> None:
+    run = after_bad_luck / "turned"
+    line = next(line for line in log_of(run).splitlines() if line.startswith("CheckpointError"))
+    assert "on the same tokens when it was saved" in line and "checkpoint.check_continuity=false" in line
+    assert [record["step"] for record in metrics(run)] == [1, 2, 3, 4]

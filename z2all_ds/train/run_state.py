@@ -14,12 +14,13 @@ from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages
+from z2all_ds.run_stages import RunStage, run_stages, stage_at
+from z2all_ds.train.continuity import Probe, measure, require_continuity
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.schedules import check_no_jump, rates_around
 from z2all_ds.train.spike_guard import SpikeGuard
-from z2all_ds.train.stages import check_stages_past
+from z2all_ds.train.stages import begin_stage, check_stages_past
 from z2all_ds.world import World
 
 T = TypeVar("T")
@@ -64,10 +65,17 @@ class RunState:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
             self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}")
+            if self._run.checkpoint.check_continuity and "probe" in checkpoint.trainer:
+                saved = Probe(**checkpoint.trainer["probe"])
+                now = self._probe(saved.rows, saved.tokens)
+                self._recorder.say(require_continuity(saved, now, checkpoint.path.name))
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
+
+    def _probe(self, rows: int, tokens: int) -> Probe:
+        return measure(self._engine, rows, tokens, self._resolved.dtype)
 
     def _pick(self, resume: str) -> tuple[layout.Checkpoint | None, list[str]]:
         """What to begin with, and a line for each damaged checkpoint passed over."""
@@ -117,16 +125,23 @@ class RunState:
         self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
         self._guard.load_state_dict(checkpoint.trainer.get("guard", self._guard.state_dict()))
         self.step = checkpoint.step
+        begin_stage(self._stage_that_ended(), self._engine)
+
+    def _stage_that_ended(self) -> RunStage:
+        """Of the last step done: it made the weights. The next step may be another's."""
+        return stage_at(self.stages, max(self.step - 1, 0))
 
     def save(self) -> float:
         """Returns the seconds it took."""
         started = time.monotonic()
         rates = rates_around(self.step, self.stages, *self.rate_settings)
+        stage = self._stage_that_ended()
         trainer = {
             **self._shape,
             "deepspeed": self._resolved.name,
             **rates,
             "guard": self._guard.state_dict(),
+            "probe": self._probe(stage.micro_batch, stage.sequence_length).as_record(),
         }
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
         keep_last = self._run.checkpoint.keep_last
