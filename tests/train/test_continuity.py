@@ -12,7 +12,7 @@ from z2all_ds.train.continuity import Probe, measure, require_continuity
 
 
 def probe(loss: float, dtype: str = "fp32") -> Probe:
-    return Probe(2, 16, dtype, loss)
+    return Probe(16, dtype, loss)
 
 
 @pytest.mark.parametrize("json", ["zero0", "zero2", "zero3"])
@@ -24,7 +24,7 @@ def test_it_leaves_no_trace(json: str) -> None:
             for _ in range(3):
                 if probed:
                     before, steps = rng_state()["torch"], engine.micro_steps
-                    assert measure(engine, 2, 16, "fp32") == measure(engine, 2, 16, "fp32")
+                    assert measure(engine, 16, "fp32") == measure(engine, 16, "fp32")
                     assert torch.equal(rng_state()["torch"], before) and engine.micro_steps == steps
                     assert engine.module.training
                 found += train(engine, 2)
@@ -35,16 +35,16 @@ def test_it_leaves_no_trace(json: str) -> None:
 def test_a_changed_weight_and_other_positions_are_found() -> None:
     with tiny_engine("cpu", "deepspeed=zero0") as (engine, _):
         train(engine, 3)
-        saved = measure(engine, 2, 16, "fp32")
+        saved = measure(engine, 16, "fp32")
         engine.module.set_rope_theta(500.0)
         with pytest.raises(CheckpointError):
-            require_continuity(saved, measure(engine, 2, 16, "fp32"), "step_00000003")
+            require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003")
         engine.module.set_rope_theta(10000.0)
-        assert require_continuity(saved, measure(engine, 2, 16, "fp32"), "step_00000003").endswith(": 0.0e+00 off")
+        assert require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003").endswith(": 0.0e+00 off")
         with torch.no_grad():
             next(engine.module.parameters())[0] += 0.01
         with pytest.raises(CheckpointError):
-            require_continuity(saved, measure(engine, 2, 16, "fp32"), "step_00000003")
+            require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003")
 
 
 def test_what_is_allowed_depends_on_the_precision() -> None:

@@ -15,7 +15,7 @@ from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, run_stages, stage_at
-from z2all_ds.train.continuity import Probe, measure, require_continuity
+from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_continuity
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.schedules import check_no_jump, rates_around
@@ -67,15 +67,12 @@ class RunState:
             self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}")
             if self._run.checkpoint.check_continuity and "probe" in checkpoint.trainer:
                 saved = Probe(**checkpoint.trainer["probe"])
-                now = self._probe(saved.rows, saved.tokens)
+                now = measure(self._engine, saved.tokens, self._resolved.dtype)
                 self._recorder.say(require_continuity(saved, now, checkpoint.path.name))
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
-
-    def _probe(self, rows: int, tokens: int) -> Probe:
-        return measure(self._engine, rows, tokens, self._resolved.dtype)
 
     def _pick(self, resume: str) -> tuple[layout.Checkpoint | None, list[str]]:
         """What to begin with, and a line for each damaged checkpoint passed over."""
@@ -135,13 +132,13 @@ class RunState:
         """Returns the seconds it took."""
         started = time.monotonic()
         rates = rates_around(self.step, self.stages, *self.rate_settings)
-        stage = self._stage_that_ended()
+        probe_tokens = min(self._stage_that_ended().sequence_length, MOST_TOKENS)
         trainer = {
             **self._shape,
             "deepspeed": self._resolved.name,
             **rates,
             "guard": self._guard.state_dict(),
-            "probe": self._probe(stage.micro_batch, stage.sequence_length).as_record(),
+            "probe": measure(self._engine, probe_tokens, self._resolved.dtype).as_record(),
         }
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
         keep_last = self._run.checkpoint.keep_last
