@@ -40,7 +40,7 @@ def test_a_changed_weight_and_other_positions_are_found() -> None:
         with pytest.raises(CheckpointError):
             require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003")
         engine.module.set_rope_theta(10000.0)
-        assert require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003").endswith(": 0.0e+00 off")
+        assert require_continuity(saved, measure(engine, 16, "fp32"), "step_00000003") == 0
         with torch.no_grad():
             next(engine.module.parameters())[0] += 0.01
         with pytest.raises(CheckpointError):

@@ -47,12 +47,12 @@ def measure(engine: Any, tokens: int, dtype: str) -> Probe:
     return Probe(tokens, dtype, losses.double().mean().item())
 
 
-def require_continuity(saved: Probe, now: Probe, checkpoint: str) -> str:
-    """A line that says how near the losses are, or an error."""
+def require_continuity(saved: Probe, now: Probe, checkpoint: str) -> float:
+    """By how much of itself the loss is another; too much is an error."""
     allowed = FP32_TOLERANCE if saved.dtype == now.dtype == "fp32" else SIXTEEN_BIT_TOLERANCE
     off = abs(now.loss - saved.loss) / abs(saved.loss)
     if math.isfinite(off) and off <= allowed:
-        return f"loss of the same tokens as when it was saved: {off:.1e} off"
+        return off
     raise CheckpointError(
         f"{checkpoint}: a loss of {now.loss:.7g}",
         f"it was {saved.loss:.7g} on the same tokens when it was saved, and {allowed:.0e} is allowed",

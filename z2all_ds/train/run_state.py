@@ -64,11 +64,8 @@ class RunState:
             if jump:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
-            self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}")
-            if self._run.checkpoint.check_continuity and "probe" in checkpoint.trainer:
-                saved = Probe(**checkpoint.trainer["probe"])
-                now = measure(self._engine, saved.tokens, self._resolved.dtype)
-                self._recorder.say(require_continuity(saved, now, checkpoint.path.name))
+            proof = self._proof_of_continuity(checkpoint)
+            self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}{proof}")
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             layout.remove_leftovers(checkpoints)
@@ -96,6 +93,13 @@ class RunState:
             raise answer[1]
         found: T = answer[0]
         return found
+
+    def _proof_of_continuity(self, checkpoint: layout.Checkpoint) -> str:
+        if not self._run.checkpoint.check_continuity or "probe" not in checkpoint.trainer:
+            return ""
+        saved = Probe(**checkpoint.trainer["probe"])
+        off = require_continuity(saved, measure(self._engine, saved.tokens, self._resolved.dtype), checkpoint.path.name)
+        return f"; its loss on fixed tokens is {off:.1e} off"
 
     def _other_shape(self, saved: dict[str, Any]) -> str:
         """What is told of a checkpoint that was made under another JSON or by other ranks."""
