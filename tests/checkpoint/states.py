@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from z2all_ds.checkpoint.state_files import WEIGHT, StateReader
+from z2all_ds.checkpoint.layout import WEIGHT
+from z2all_ds.checkpoint.state_files import StateReader
 
 MOMENTS = {"exp_avg", "exp_avg_sq"}
 

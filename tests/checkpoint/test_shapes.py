@@ -30,7 +30,7 @@ SPREAD: list[Pair] = [
     *(((name, 1), (other, 2)) for name, other in zip(JSONS, JSONS[4:] + JSONS[:4], strict=True)),
     *(((name, 2), (name, 2)) for name in JSONS),
 ]
-"""Thirty pairs: each JSON five times on either side, every change of ranks but one."""
+"""Thirty pairs: each JSON five times on either side, four of the six changes of ranks."""
 CHAINS: list[list[Shape]] = [
     [("zero3_offload", 3), ("zero1", 1), ("zero3", 2), ("zero2_offload", 3)],
     [("zero2", 3), ("zero3", 1), ("zero0", 2), ("zero3_offload", 3)],

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from z2all_ds.checkpoint.flats import Flat, flats_of, weights_changed
 from z2all_ds.checkpoint.kinds import KIND_KEY, require_same_states
-from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
+from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
 from z2all_ds.checkpoint.state_files import (
     DTYPES,
-    WEIGHT,
     Entry,
     StateReader,
     build_index,
@@ -257,20 +256,20 @@ def _read_opaque(flats: list[Flat], index: dict[str, Any], checkpoint: Path) -> 
 def _replay_cpu_adam(flats: list[Flat]) -> None:
     """Brings the powers of beta that DeepSpeed's CPU Adam keeps in C++ to where the unbroken run had them.
 
-    It multiplies them from step to step, and computes them by `pow` where a call does not follow on the one before:
-    another last bit, and the resumed run drifts from the unbroken one (seen: 4e-9 of loss one step later). Nothing of
-    this can be read from it, so the calls are made again, on one number that nobody uses: some microseconds each.
+    It multiplies them from step to step, once for all tensors of a step, and computes them by `pow` where a step does
+    not follow on the one before: another last bit, and the resumed run drifts from the unbroken one (seen: 4e-9 of loss
+    one step later). Nothing of this can be read from it, so the steps are taken again, on one number that nobody uses:
+    some microseconds each.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    stepped = [flat for flat in flats if isinstance(flat.optimizer, DeepSpeedCPUAdam) and flat.state]
-    if not stepped:
+    stepped = next((flat for flat in flats if isinstance(flat.optimizer, DeepSpeedCPUAdam) and flat.state), None)
+    if stepped is None:
         return
-    adam: Any = stepped[0].optimizer
+    adam: Any = stepped.optimizer
     weight, gradient, moment, square = torch.zeros(4, 1).unbind()
     (beta1, beta2), eps = adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]
-    for step in range(1, int(stepped[0].state[STEP]) + 1):
-        for _ in stepped:
-            adam.ds_opt_adam.adam_update(
-                adam.opt_id, step, 0.0, beta1, beta2, eps, 0.0, True, weight, gradient, moment, square
-            )
+    for step in range(1, int(stepped.state[STEP]) + 1):
+        adam.ds_opt_adam.adam_update(
+            adam.opt_id, step, 0.0, beta1, beta2, eps, 0.0, True, weight, gradient, moment, square
+        )

@@ -23,6 +23,8 @@ from z2all_ds.errors import CheckpointError
 MANIFEST = "MANIFEST.json"
 STATE_FOLDER = "state"
 STATE_INDEX = "index.json"
+WEIGHT = "weight"
+"""Key of the master weights in the index, beside the optimizer's names of its states."""
 TEMPORARY_PREFIX = ".tmp_"
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,8 @@ def _words(value: Any) -> str:
 
 
 def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
-    if verify_checksums:
-        with heartbeat(f"comparing checksums of {path.name}"):
-            problem = layout.why_damaged(path, verify_checksums=True)
-    else:
-        problem = layout.why_damaged(path, verify_checksums=False)
+    with heartbeat(f"comparing checksums of {path.name}") if verify_checksums else nullcontext():
+        problem = layout.why_damaged(path, verify_checksums)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     checkpoint = layout.Checkpoint(path, layout.step_of(path))
     try:
@@ -92,7 +90,7 @@ def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
             "deepspeed": checkpoint.trainer["deepspeed"],
             "dtype": checkpoint.trainer["dtype"],
             "optimizer": index["optimizer"],
-            "states": tuple(sorted(set(index["pieces"]) - {"weight"})),
+            "states": tuple(sorted(set(index["pieces"]) - {layout.WEIGHT})),
             "parameters": sum(math.prod(shape) for shape in index["shapes"].values()),
             "sample": checkpoint.data_state["position"],
         }

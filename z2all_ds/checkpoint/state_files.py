@@ -20,10 +20,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from z2all_ds.checkpoint.checksums import hashed_file
-from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
+from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
 from z2all_ds.errors import CheckpointError
 
-WEIGHT = "weight"
 FORMAT = 1
 CHUNK_BYTES = 1 << 26
 """Copied, hashed and written at a time."""
