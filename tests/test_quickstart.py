@@ -107,7 +107,7 @@ def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
     assert (out / "run" / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (out / "hf_model").iterdir()}
     events = [json.loads(line) for line in (out / "run" / "events.jsonl").read_text().splitlines()]
-    ends = [e["event"] for e in events if e["event"] not in ("checkpoint", "first_step")]
+    ends = [e["event"] for e in events if e["event"] not in ("checkpoint", "saved", "first_step")]
     assert ends == ["started", "stopped", "started", "done"]
     assert [e["step"] for e in events if e["event"] == "started"] == [0, 12]  # stopped half-way, and resumed from there
     assert losses(out / "run")[-1] < losses(out / "run")[0]

@@ -331,6 +331,13 @@ class CheckpointSection(Section):
     """Steps between checkpoints."""
     at_end: bool = True
     """Save the last step too. Off only where nothing is to be kept, as in a measurement."""
+    snapshot_every: int = Field(0, ge=0)
+    """Steps between snapshots that stay in memory: for going back, and for going on after a crash. 0 takes none but
+    those that are on their way to the disk."""
+    background: Literal["auto", "always", "never"] = "auto"
+    """Copy the state into memory and write it from there while training goes on. auto: where the memory suffices."""
+    disk_patience_seconds: float = Field(60.0, ge=0)
+    """How long a save may wait for the write before it. After that it stays in memory, and training goes on."""
     keep_last: int = Field(2, ge=2)
     """Complete checkpoints to keep, never fewer than two."""
     verify_checksums: bool = True

@@ -48,6 +48,11 @@ class RunFolder:
         return self.root / "data_states"
 
     @property
+    def lineage(self) -> Path:
+        """Names the snapshots in memory that the run may go on from."""
+        return self.root / ".lineage"
+
+    @property
     def exports(self) -> Path:
         return self.root / "exports"
 

@@ -49,7 +49,7 @@ def test_a_checkpoint_is_told_by_the_step_after_it(run_dir: Path) -> None:
     spent = {record["step"]: record["checkpoint_seconds"] for record in metrics(run_dir)}
     # Step 7 was taken again in a new process, to which the checkpoint of step 6 is no work.
     assert [step for step, seconds in spent.items() if seconds] == [4, 10]
-    written = {event["step"]: event["seconds"] for event in events(run_dir, "checkpoint")}
+    written = {event["step"]: event["seconds"] for event in events(run_dir, "saved")}
     assert list(written) == [3, 6, 9, 12]
     assert {step - 1: round(seconds, 3) for step, seconds in spent.items() if seconds} == {3: written[3], 9: written[9]}
 

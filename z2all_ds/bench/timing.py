@@ -12,12 +12,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.machine import available_memory
 
 BUDGET_MS = 30.0
 WARMUP_MS = 10.0
@@ -128,13 +128,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         held_for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held_for_reuse
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
 def check_rounds(rounds: int) -> None:

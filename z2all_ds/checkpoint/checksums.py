@@ -47,6 +47,12 @@ class HashedFile:
         for part_done in parts:
             part_done.result()
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def flush(self) -> None:
+        self._file.flush()
+
     @property
     def entry(self) -> dict[str, Any]:
         """As the manifest has it."""

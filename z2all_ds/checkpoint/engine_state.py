@@ -5,10 +5,10 @@ is cut into pieces of parameters; what belongs to a whole flat tensor (codes and
 columns of Adafactor) goes into a file of the rank and comes back only at the same shape.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,21 +38,33 @@ class Written:
     """What one rank has written."""
 
     entries: list[Entry]
-    files: dict[str, dict[str, Any]]
-    """Sizes and checksums of large files, by their paths in the checkpoint."""
+    files: dict[str, dict[str, Any] | None]
+    """By their paths in the checkpoint: size and checksum, where they are known already."""
     is_opaque: bool
 
 
-def write_state(engine: Any, checkpoint: Path) -> Written:
+class StateFileWriter(Protocol):
+    """Takes one-dimensional tensors in the order of the entries; returns size and checksum, where it knows them."""
+
+    def __call__(self, path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any] | None: ...
+
+
+def write_state(engine: Any, checkpoint: Path, write_file: StateFileWriter = write_state_file) -> Written:
     """This rank's part, into the folder `state`, which exists."""
     rank, folder = dist.get_rank(), checkpoint / STATE_FOLDER
     flats = flats_of(engine)
-    entries = [entry for flat in flats for entry in _entries(flat)]
-    file = write_state_file(folder / file_name(rank), entries, _tensors(flats))
+    entries = _all_entries(flats)
+    files = {f"{STATE_FOLDER}/{file_name(rank)}": write_file(folder / file_name(rank), entries, _tensors(flats))}
     opaque = {number: found for number, flat in enumerate(flats) if (found := _opaque_states(flat))}
     if opaque:
         torch.save({"pieces": _layout(flats), "states": opaque}, folder / _opaque_name(rank))
-    return Written(entries, {f"{STATE_FOLDER}/{file_name(rank)}": file}, bool(opaque))
+        files[f"{STATE_FOLDER}/{_opaque_name(rank)}"] = None
+    return Written(entries, files, bool(opaque))
+
+
+def entries_to_write(engine: Any) -> list[Entry]:
+    """What `write_state` would write into this rank's file now."""
+    return _all_entries(flats_of(engine))
 
 
 def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
@@ -95,7 +107,23 @@ def read_state(engine: Any, checkpoint: Path) -> None:
     _replay_cpu_adam(flats)
 
 
+def can_read(engine: Any, checkpoint: Path) -> bool:
+    """Whether all files that hold what this rank steps are in the folder: on another node only its own may be."""
+    reader = StateReader(checkpoint)
+    ranks = {
+        rank
+        for flat in flats_of(engine)
+        for piece in flat.pieces
+        for rank in reader.ranks_needed(piece.name, piece.start, piece.length)
+    }
+    return all((checkpoint / STATE_FOLDER / file_name(rank)).is_file() for rank in ranks)
+
+
 # What is written
+
+
+def _all_entries(flats: list[Flat]) -> list[Entry]:
+    return [entry for flat in flats for entry in _entries(flat)]
 
 
 def _entries(flat: Flat) -> list[Entry]:

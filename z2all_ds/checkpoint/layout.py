@@ -23,6 +23,8 @@ from z2all_ds.errors import CheckpointError
 MANIFEST = "MANIFEST.json"
 STATE_FOLDER = "state"
 STATE_INDEX = "index.json"
+TRAINER = "trainer.json"
+DATA_STATE = "data_state.json"
 WEIGHT = "weight"
 """Key of the master weights in the index, beside the optimizer's names of its states."""
 TEMPORARY_PREFIX = ".tmp_"
@@ -30,19 +32,29 @@ TEMPORARY_PREFIX = ".tmp_"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
+    """A complete checkpoint, on a disk or in memory."""
 
     path: Path
     step: int
 
     @property
+    def name(self) -> str:
+        """As it is told to people."""
+        return step_name(self.step) + (" in memory" if self.is_in_memory else "")
+
+    @property
+    def is_in_memory(self) -> bool:
+        """One on a disk has the step in its folder's name."""
+        return not is_step_name(self.path.name)
+
+    @property
     def trainer(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / "trainer.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((self.path / TRAINER).read_text(encoding="utf-8"))
         return content
 
     @property
     def data_state(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / "data_state.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((self.path / DATA_STATE).read_text(encoding="utf-8"))
         return content
 
 
@@ -50,16 +62,17 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def temporary_path(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}"
+def temporary_path(checkpoints: Path, step: int, attempt: str = "") -> Path:
+    """`attempt` keeps what an earlier one of the same step has left apart from this one."""
+    return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}{attempt and '_'}{attempt}"
 
 
-def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None = None) -> Path:
+def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None = None, attempt: str = "") -> Path:
     """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written.
 
     `known` has the manifest's entries of files that their writers have hashed already.
     """
-    temporary, final = temporary_path(checkpoints, step), checkpoints / step_name(step)
+    temporary, final = temporary_path(checkpoints, step, attempt), checkpoints / step_name(step)
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
     names = {str(path.relative_to(temporary)): path for path in files}
     with hashing_threads() as threads:
@@ -103,6 +116,11 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
 def all_of(checkpoints: Path) -> list[Path]:
     """Folders of steps, whole or not, the oldest first."""
     return sorted(_step_folders(checkpoints))
+
+
+def newest_step(checkpoints: Path) -> int:
+    """Of those that were finished, whole or not; 0 where there is none."""
+    return max((step_of(path) for path in _step_folders(checkpoints) if (path / MANIFEST).exists()), default=0)
 
 
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:

@@ -18,6 +18,7 @@ def restore(engine: Any, checkpoint: Checkpoint) -> None:
 
 
 def _rng_file(checkpoint: Path) -> Path:
-    """This rank's; where more ranks go on than have saved, they share."""
-    saved = sum(1 for _ in checkpoint.glob(rng_name("*")))
-    return checkpoint / rng_name(f"{dist.get_rank() % saved:04d}")
+    """This rank's own; ranks that have none (more go on than have saved) share those of others."""
+    own = checkpoint / rng_name(f"{dist.get_rank():04d}")
+    saved = sorted(checkpoint.glob(rng_name("*")))
+    return own if own.exists() else saved[dist.get_rank() % len(saved)]

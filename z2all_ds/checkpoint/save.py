@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import write_index, write_state
 from z2all_ds.checkpoint.rng import rng_name, rng_state
 from z2all_ds.errors import CheckpointError
@@ -31,21 +32,19 @@ def save_checkpoint(
     except (OSError, RuntimeError) as error:
         # torch.save reports a full disk as RuntimeError. All ranks must hear of it, or the others wait for ever below.
         problem = f"rank {rank}: {error}"
-    of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, (written, problem))
+    of_ranks: list[Any] = gathered((written, problem))
     problems = [problem for _, problem in of_ranks]
     if rank == 0 and not any(problems):
         try:
             write_index(engine, temporary, [written for written, _ in of_ranks])
-            (temporary / "trainer.json").write_text(json.dumps({"step": step, **trainer}, indent=1), encoding="utf-8")
-            (temporary / "data_state.json").write_text(json.dumps(data_state), encoding="utf-8")
-            known = {name: entry for written, _ in of_ranks for name, entry in written.files.items()}
+            for name, content in small_files(step, trainer, data_state).items():
+                (temporary / name).write_text(content, encoding="utf-8")
+            known = {name: entry for written, _ in of_ranks for name, entry in written.files.items() if entry}
             layout.seal(checkpoints, step, known)
             layout.prune(checkpoints, keep_last, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"
-    dist.broadcast_object_list(problems, src=0)
-    first = next((p for p in problems if p), None)
+    first = next(filter(None, from_rank_0(problems)), None)
     if first:
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -55,3 +54,11 @@ def save_checkpoint(
             f"Make room in {checkpoints} and start again: the run goes on from the checkpoint before it.",
         )
     return checkpoints / layout.step_name(step)
+
+
+def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, str]:
+    """What a checkpoint has beside tensors and the index."""
+    return {
+        layout.TRAINER: json.dumps({"step": step, **trainer}, indent=1),
+        layout.DATA_STATE: json.dumps(data_state),
+    }

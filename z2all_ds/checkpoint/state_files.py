@@ -9,6 +9,7 @@ without the rest of it.
 """
 
 import json
+import mmap
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from z2all_ds.checkpoint.checksums import hashed_file
@@ -33,6 +33,7 @@ DTYPES = {
     torch.float64: "F64",
     torch.int16: "I16",
 }
+TORCH_NAMES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def file_name(rank: int) -> str:
@@ -58,8 +59,8 @@ class Entry:
         return self.length * self.dtype.itemsize
 
 
-def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Writes one-dimensional tensors, in the order of the entries and one at a time; returns size and checksum."""
+def header_of(entries: list[Entry]) -> bytes:
+    """What a state file begins with; the tensors follow in the same order, without gaps."""
     header: dict[str, Any] = {}
     place = 0
     for entry in entries:
@@ -68,13 +69,35 @@ def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]
         place += entry.num_bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Writes one-dimensional tensors, in the order of the entries and one at a time; returns size and checksum."""
     with hashed_file(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(entries))
         for entry, tensor in zip(entries, tensors, strict=True):
             assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
             for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
                 file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
         return file.entry
+
+
+class _MappedTensors:
+    """The tensors of one state file, read where they lie: no copy is made on the way into another tensor."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            # Private to this process: nothing that is done to a tensor reaches the file.
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        end = 8 + int.from_bytes(self._bytes[:8], "little")
+        self._first, self._header = end, json.loads(self._bytes[8:end])
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._header[name]
+        (length,), (begin, _) = entry["shape"], entry["data_offsets"]
+        dtype = TORCH_NAMES[entry["dtype"]]
+        return torch.frombuffer(self._bytes, dtype=dtype, count=length, offset=self._first + begin)
 
 
 def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]], facts: dict[str, Any]) -> str:
@@ -106,7 +129,7 @@ class StateReader:
                 checkpoint.name, f"has format {self.index['format']}, known is {FORMAT}", "Update z2all_ds."
             )
         self._pieces: dict[str, dict[str, list[list[int]]]] = self.index["pieces"]
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, _MappedTensors] = {}
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -129,7 +152,7 @@ class StateReader:
                 break
             until = min(end, first + length)
             if until > done:
-                piece = self._open(rank).get_slice(f"{key}:{parameter}:{first}")
+                piece = self._open(rank)[f"{key}:{parameter}:{first}"]
                 target[done - start : until - start].copy_(piece[done - first : until - first])
                 done = until
         if done < end:
@@ -142,14 +165,18 @@ class StateReader:
     def read_whole(self, parameter: str, key: str = WEIGHT) -> Tensor:
         """One parameter in its shape."""
         shape = self.shapes[parameter]
-        rank = self._pieces[key][parameter][0][2]
-        first = self._pieces[key][parameter][0][0]
-        dtype = self._open(rank).get_slice(f"{key}:{parameter}:{first}")[:0].dtype
+        first, _, rank = self._pieces[key][parameter][0]
+        dtype = self._open(rank)[f"{key}:{parameter}:{first}"].dtype
         whole = torch.empty(shape, dtype=dtype)
         self.read_into(whole.view(-1), key, parameter, 0)
         return whole
 
-    def _open(self, rank: int) -> Any:
+    def ranks_needed(self, parameter: str, start: int, length: int) -> set[int]:
+        """Whose files hold this part of a parameter."""
+        places = [place for of_key in self._pieces.values() for place in of_key.get(parameter, [])]
+        return {rank for first, size, rank in places if first < start + length and start < first + size}
+
+    def _open(self, rank: int) -> _MappedTensors:
         if rank not in self._files:
-            self._files[rank] = safe_open(self._folder / file_name(rank), framework="pt")
+            self._files[rank] = _MappedTensors(self._folder / file_name(rank))
         return self._files[rank]

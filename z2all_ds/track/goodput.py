@@ -66,7 +66,7 @@ def goodput(
         if event["event"] == "first_step":
             began = min(began, event["time_unix"] - event["seconds"])  # the process is older than its first event
             startup += event["seconds"] - event["first_step_seconds"]
-        elif event["event"] == "checkpoint":
+        elif event["event"] == "saved":
             checkpoints += event["seconds"]
     for record in metrics:
         last = max(last, record["time_unix"])

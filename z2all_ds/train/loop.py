@@ -66,6 +66,8 @@ class Trainer:
         self.checkpoint_seconds = 0.0
         """Since the last step."""
         self.validation_seconds = 0.0
+        self.has_ended = False
+        """As it should: nothing is left to be gone on from in memory."""
 
     @others_speak_first()
     def restore(self, resume: str) -> None:
@@ -92,12 +94,13 @@ class Trainer:
                 stage, meters = None, self._meters()
                 continue
             asked_to_stop = self.channel_loss.flag_was_raised
-            is_last = (state.step == last_step or asked_to_stop) and self.run.checkpoint.at_end
-            if is_last or state.step % self.run.checkpoint.every_steps == 0:
-                self._save(figures)
+            state.after_step(figures.taken)
+            self._save(figures, is_last=state.step == last_step or asked_to_stop)
             if asked_to_stop and state.step < last_step:
                 self.folder.stop_request.unlink(missing_ok=True)
                 return self._end("requeue")
+        if state.is_only_in_memory and self.run.checkpoint.at_end:
+            self.checkpoint_seconds += state.save(wait=True)  # its last step was saved, but never came onto the disk
         return self._end("done" if state.step >= train.steps else "stopped")
 
     def _meters(self) -> Meters:
@@ -190,20 +193,27 @@ class Trainer:
         if step % self.run.train.log_every == 0 or step == steps:
             self.recorder.say(step_line(step, steps, figures.loss, lr, figures.grad_norm, cost))
 
-    def _save(self, figures: StepFigures) -> None:
+    def _save(self, figures: StepFigures, is_last: bool) -> None:
+        checkpoint, step = self.run.checkpoint, self.state.step
+        at_end = is_last and checkpoint.at_end
+        to_disk = at_end or step % checkpoint.every_steps == 0
+        if not to_disk and not (checkpoint.snapshot_every and step % checkpoint.snapshot_every == 0):
+            return
         if math.isfinite(figures.loss):
-            self.checkpoint_seconds += self.state.save()
-        elif self.state.step == self.run.train.steps:
+            self.checkpoint_seconds += self.state.save(to_disk, wait=at_end)
+        elif step == self.run.train.steps:
             fix = "Lower optimizer.lr or look at the data; the last checkpoint is intact."
             raise TrainingError(f"loss {figures.loss} at the last step", "must be finite", fix)
         # Else the weights may be broken: the next checkpoint is that of a step that shows they are not.
 
     def _end(self, outcome: str) -> str:
+        self.has_ended = True
         self.recorder.end(outcome, self.state.step, WORDS[outcome])
         return outcome
 
     def close(self) -> None:
         """Ends threads and files; also after an error."""
+        self.state.close(keeps_memory=not self.has_ended)
         self.garbage.close()
         self.communication.close()
         self.profile.close()

@@ -73,10 +73,14 @@ class Recorder:
         self.say(f"stage {stage.name}: steps {stage.first_step + 1} to {stage.end_step}, {shape}")
         self.event("stage", step=step, name=stage.name, sequence_length=stage.sequence_length)
 
-    def checkpoint(self, step: int, name: str, seconds: float, data_state: dict[str, Any]) -> None:
+    def saved(self, step: int, seconds: float) -> None:
+        """For which training stood still; where the disk is written to beside it, the state is in memory only."""
+        self.event("saved", step=step, seconds=round(seconds, 3))
+
+    def on_disk(self, step: int, name: str, seconds: float, data_state: dict[str, Any]) -> None:
         if self._writes:
             keep_state(self._folder, step, data_state, self.say)
-        self.event("checkpoint", step=step, path=name, seconds=round(seconds, 3))
+        self.event("checkpoint", step=step, path=name, write_seconds=round(seconds, 3))
         self.say(f"saved {name} in {seconds:.1f} s")
 
     def end(self, outcome: str, step: int, words: str) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch.distributed as dist
-
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.collective import from_rank_0, gathered
+from z2all_ds.checkpoint.keeper import Keeper
 from z2all_ds.checkpoint.restore import restore
-from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
@@ -46,6 +45,9 @@ class RunState:
         """Steps done."""
         self.stages = run_stages(run)
         self.rate_settings = run.optimizer.lr, run.schedule
+        self._keeper = Keeper(folder, run.checkpoint, world, engine.device, recorder.say)
+        self.is_only_in_memory = False
+        """The step that it began with, and nothing was saved since."""
         self._shape = {
             "world_size": world.world_size,
             "zero_stage": resolved.stage,
@@ -56,8 +58,8 @@ class RunState:
     def resume(self, resume: str) -> None:
         """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
         checkpoints = self._folder.checkpoints
-        checkpoint, damaged = self._found_by_rank_0(lambda: self._pick(resume))
-        for line in damaged:
+        checkpoint, lines = self._newest() if resume == "auto" else (self._asked_for(resume), [])
+        for line in lines:
             self._recorder.say(line)
         if checkpoint:
             jump = check_no_jump(checkpoint.trainer, checkpoint.step, self.stages, *self.rate_settings)
@@ -65,40 +67,53 @@ class RunState:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
             proof = self._proof_of_continuity(checkpoint)
-            self._recorder.say(f"resumed from {checkpoint.path.name}{self._other_shape(checkpoint.trainer)}{proof}")
+            self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
+        self._keeper.begin_line(goes_on_from_memory=self.is_only_in_memory)
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
-            layout.remove_leftovers(checkpoints)
+            for leftover in layout.remove_leftovers(checkpoints):
+                self._recorder.say(f"removed {leftover}: its save was never finished")
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
 
-    def _pick(self, resume: str) -> tuple[layout.Checkpoint | None, list[str]]:
-        """What to begin with, and a line for each damaged checkpoint passed over."""
+    def _newest(self) -> tuple[layout.Checkpoint | None, list[str]]:
+        """What to go on from, and a line for each damaged checkpoint passed over."""
         checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
-        if resume == "auto":
-            return layout.find_latest(checkpoints, verify)
-        checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
-        layout.refuse_to_fall_behind(checkpoints, checkpoint.step if checkpoint else 0)
-        return checkpoint, []
+        in_memory = self._keeper.newest_in_memory(self._engine)
+        if in_memory and in_memory.step >= from_rank_0(layout.newest_step(checkpoints)):
+            return in_memory, []  # nothing of the disk is read
+        on_disk, damaged = self._found_by_rank_0(lambda: layout.find_latest(checkpoints, verify))
+        if in_memory and not (on_disk and on_disk.step >= in_memory.step):
+            return in_memory, damaged
+        return on_disk, damaged
+
+    def _asked_for(self, resume: str) -> layout.Checkpoint | None:
+        def find() -> layout.Checkpoint | None:
+            verify = self._run.checkpoint.verify_checksums
+            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
+            layout.refuse_to_fall_behind(self._folder.checkpoints, checkpoint.step if checkpoint else 0)
+            return checkpoint
+
+        return self._found_by_rank_0(find)
 
     def _found_by_rank_0(self, find: Callable[[], T]) -> T:
         """Checksums of whole checkpoints are compared once, not by every rank."""
-        answer: list[Any] = [None, None]
+        found: T | None = None
+        error: CheckpointError | None = None
         if self._world.is_main:
             try:
-                answer = [find(), None]
-            except CheckpointError as error:
-                answer = [None, error]
-        dist.broadcast_object_list(answer, src=0)
-        if answer[1]:
-            raise answer[1]
-        found: T = answer[0]
-        return found
+                found = find()
+            except CheckpointError as caught:
+                error = caught
+        found, error = from_rank_0((found, error))
+        if error:
+            raise error
+        return cast(T, found)
 
     def _proof_of_continuity(self, checkpoint: layout.Checkpoint) -> str:
         if not self._run.checkpoint.check_continuity or "probe" not in checkpoint.trainer:
             return ""
         saved = Probe(**checkpoint.trainer["probe"])
-        off = require_continuity(saved, measure(self._engine, saved.tokens, self._resolved.dtype), checkpoint.path.name)
+        off = require_continuity(saved, measure(self._engine, saved.tokens, self._resolved.dtype), checkpoint.name)
         return f"; its loss on fixed tokens is {off:.1e} off"
 
     def _other_shape(self, saved: dict[str, Any]) -> str:
@@ -109,7 +124,7 @@ class RunState:
 
     def roll_back(self, first_sample: int, end_sample: int) -> bool:
         """Goes back to the newest checkpoint, and leaves these samples out on the way. False where there is none."""
-        checkpoint, _ = self._found_by_rank_0(lambda: self._pick("auto"))
+        checkpoint, _ = self._newest()
         if checkpoint is None:
             return False
         data_state = cast(StreamState, checkpoint.data_state)
@@ -125,34 +140,59 @@ class RunState:
         check_stages_past(self.stages, checkpoint.step, data_state)
         self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
         self._guard.load_state_dict(checkpoint.trainer.get("guard", self._guard.state_dict()))
-        self.step = checkpoint.step
+        self.step, self.is_only_in_memory = checkpoint.step, checkpoint.is_in_memory
         begin_stage(self._stage_that_ended(), self._engine)
 
     def _stage_that_ended(self) -> RunStage:
         """Of the last step done: it made the weights. The next step may be another's."""
         return stage_at(self.stages, max(self.step - 1, 0))
 
-    def save(self) -> float:
-        """Returns the seconds it took."""
+    def save(self, to_disk: bool = True, wait: bool = False) -> float:
+        """Returns the seconds for which training stood still."""
         started = time.monotonic()
-        rates = rates_around(self.step, self.stages, *self.rate_settings)
+        trainer = self._trainer()
+        data_state = dict(self.of_all_ranks(self._loader.state_dict()))
+        if wait:
+            is_saved = self._keeper.save_and_wait(self._engine, self.step, trainer, data_state)
+        else:
+            is_saved = self._keeper.save(self._engine, self.step, trainer, data_state, to_disk)
+        seconds = time.monotonic() - started
+        self.is_only_in_memory = False
+        if is_saved:
+            self._recorder.saved(self.step, seconds)
+        self.tell_news()
+        return seconds
+
+    def after_step(self, taken: bool) -> None:
+        """What a save will need is made ready beside the first steps; checkpoints that are on the disk are told of."""
+        if taken and self._saves_on_the_way:
+            self._keeper.prepare(self._engine)
+        self.tell_news()
+
+    def tell_news(self) -> None:
+        for saved in self._keeper.news():
+            self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
+
+    def close(self, keeps_memory: bool) -> None:
+        self._keeper.close(keeps_memory)
+
+    @property
+    def _saves_on_the_way(self) -> bool:
+        """Not only at the end, when there is nothing to be done meanwhile."""
+        checkpoint, train = self._run.checkpoint, self._run.train
+        last_step = min(train.steps, train.stop_at_step or train.steps)
+        return checkpoint.every_steps < last_step or checkpoint.snapshot_every > 0
+
+    def _trainer(self) -> dict[str, Any]:
         probe_tokens = min(self._stage_that_ended().sequence_length, MOST_TOKENS)
-        trainer = {
+        return {
             **self._shape,
             "deepspeed": self._resolved.name,
-            **rates,
+            **rates_around(self.step, self.stages, *self.rate_settings),
             "guard": self._guard.state_dict(),
             "probe": measure(self._engine, probe_tokens, self._resolved.dtype).as_record(),
         }
-        data_state = dict(self.of_all_ranks(self._loader.state_dict()))
-        keep_last = self._run.checkpoint.keep_last
-        path = save_checkpoint(self._engine, self._folder.checkpoints, self.step, trainer, data_state, keep_last)
-        seconds = time.monotonic() - started
-        self._recorder.checkpoint(self.step, path.name, seconds, data_state)
-        return seconds
 
     def of_all_ranks(self, data_state: StreamState) -> StreamState:
         """The whole state of the data, from each rank's part of it."""
-        states: list[Any] = [None] * self._world.world_size
-        dist.all_gather_object(states, data_state)
-        return merge_states(states)
+        return merge_states(gathered(data_state))

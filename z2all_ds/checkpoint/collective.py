@@ -1,0 +1,21 @@
+"""What all ranks know of each other: small Python objects, gathered and given out."""
+
+from typing import TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def gathered(value: T) -> list[T]:
+    """Every rank's, on every rank."""
+    found: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found  # type: ignore[return-value]  # none is left out
+
+
+def from_rank_0(value: T) -> T:
+    """What rank 0 was given, on every rank."""
+    found: list[T] = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
