@@ -27,11 +27,11 @@ def step(time_unix: float, number: int, seconds: float, waited: float = 0.0, che
 EVENTS = [
     event(109.9, "started", step=0),
     event(112.0, "first_step", step=1, seconds=12.0, first_step_seconds=2.0),
-    event(117.0, "checkpoint", step=2, seconds=3.0),
+    event(117.0, "saved", step=2, seconds=3.0),
     event(138.8, "started", step=2),
     event(138.9, "metrics_dropped", records=1, after_step=2),
     event(141.0, "first_step", step=3, seconds=11.0, first_step_seconds=2.0),
-    event(146.0, "checkpoint", step=4, seconds=3.0),
+    event(146.0, "saved", step=4, seconds=3.0),
 ]
 METRICS = [step(112.0, 1, 2.0), step(114.0, 2, 2.0, waited=0.5), step(141.0, 3, 2.0), step(143.0, 4, 2.0)]
 
@@ -95,7 +95,7 @@ def test_parts_never_exceed_the_whole(steps: list[tuple[float, float, float]], s
     metrics = []
     for number, (computing, waited, checkpoint) in enumerate(steps):
         now += sum((computing, waited, checkpoint)) if number else 0.0
-        events.append(event(now, "checkpoint", seconds=checkpoint))
+        events.append(event(now, "saved", seconds=checkpoint))
         metrics.append(step(now, number + 1, computing + waited + checkpoint, waited, checkpoint))
     used = goodput(events, metrics, now_unix=now + down)
     assert 0 <= used.share <= 1 + 1e-9

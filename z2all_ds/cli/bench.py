@@ -59,6 +59,24 @@ def _ablate(
         print(room.to_json(results))
 
 
+@bench_app.command("checkpoint")
+def bench_checkpoint(
+    config: ConfigOption = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="On the disk to be measured (default: the temporary folder).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Saves by each way; all but the first count.")] = 4,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """How long saves keep training waiting and how fast they are, beside DeepSpeed's, torch's and the disk itself."""
+    from z2all_ds.bench import checkpoint as room
+
+    figures = room.bench_checkpoint(config, overrides or [], ranks, folder, rounds)
+    print(room.to_json(figures) if as_json else "\n".join(room.to_lines(figures)))
+
+
 @bench_app.command("ops")
 def bench_ops(
     config: ConfigOption = None,

@@ -1,0 +1,287 @@
+"""What each rank of `z2all bench checkpoint` runs: saves of one engine by several ways, one after the other, with
+training steps between and beside them. Rank 0 prints one JSON line.
+
+python -m z2all_ds.bench.checkpoint_ranks --dir /disk/scratch --config z2all_1b deepspeed=zero1
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.errors import Z2allError
+from z2all_ds.lifeline import follow_owner
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.world import World
+
+STEPS_ALONE = 12
+BLOCK_BYTES = 1 << 26
+MOST_WAIT_SECONDS = 600.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of a rank; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Measure saves and restores of one engine.")
+    parser.add_argument("--config", help="run YAML, or the name of a preset")
+    parser.add_argument("--dir", type=Path, required=True, help="folder on the disk to be measured")
+    parser.add_argument("--rounds", type=int, default=3, help="saves by each way")
+    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    options = parser.parse_args(arguments)
+    follow_owner()
+    world = World.from_environment()
+    try:
+        run = load_run_config(options.config, options.overrides)
+        figures = Measurement(run, world, options.dir, options.rounds).all_figures()
+    except Z2allError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if world.is_main:
+        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
+    return 0
+
+
+class Measurement:
+    """One engine, trained on random tokens, and its saves."""
+
+    def __init__(self, run: RunConfig, world: World, folder: Path, rounds: int) -> None:
+        import torch
+
+        from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+        from z2all_ds.model.recompute import set_recompute
+        from z2all_ds.ops import Situation, resolve_ops
+        from z2all_ds.train import engine as ds
+        from z2all_ds.train.ds_config import resolve
+
+        self.run, self.world, self.folder, self.rounds = run, world, folder, rounds
+        self.device = ds.pick_device(world)
+        self.resolved = resolve(run, world.world_size, self.device.type)
+        ds.start_process_group(world, self.device)
+        ds.seed_everything(run.train.seed)
+        situation = Situation(self.device.type, self.resolved.dtype, run.model.shape.head_dim)
+        ops = resolve_ops(run.ops.model_dump(), situation)
+        config = Z2allConfig.from_section(run.model)
+        model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, self.resolved, self.device)
+        set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
+        model.train()
+        self.engine = ds.build_engine(model, run, self.resolved)
+        size = (run.train.micro_batch, run.train.sequence_length + 1)
+        self._ids = torch.randint(run.model.vocab_size, size, device=self.device)
+        self._positions = torch.arange(run.train.sequence_length, device=self.device).expand(size[0], -1)
+        self._torch = torch
+
+    def all_figures(self) -> dict[str, Any]:
+        for _ in range(3):
+            self.step()
+        alone = statistics.median(self.step() for _ in range(STEPS_ALONE))
+        size = sum(self._sizes())
+        return {
+            "step_seconds_alone": alone,
+            "state_bytes": size,
+            "disk_bytes_per_second": self.disk_speed(size),
+            "z2all": self.ours(),
+            "z2all_waiting": self.ours_waiting(),
+            "deepspeed": self.deepspeeds(),
+            "torch_dcp": self.dcp(),
+            "ranks": self.world.world_size,
+            "deepspeed_json": self.resolved.name,
+            "dtype": self.resolved.dtype,
+            "device": self.device_name(),
+            "packages": {name: version(name) for name in ("torch", "deepspeed")},
+        }
+
+    def device_name(self) -> str:
+        from z2all_ds.train.engine import device_name
+
+        return device_name(self.device)
+
+    def step(self) -> float:
+        """Seconds of one optimizer step."""
+        started = time.perf_counter()
+        for _ in range(self.resolved.accumulation):
+            outputs = self.engine(
+                input_ids=self._ids[:, :-1], position_ids=self._positions, next_tokens=self._ids[:, 1:]
+            )
+            self.engine.backward(outputs.loss)
+            self.engine.step()
+        self.wait_for_device()
+        return time.perf_counter() - started
+
+    def wait_for_device(self) -> None:
+        if self.device.type == "cuda":
+            self._torch.cuda.synchronize()
+
+    def timed(self, work: Callable[[], Any]) -> float:
+        """Seconds until the slowest rank is through."""
+        self.wait_for_device()
+        self._torch.distributed.barrier()
+        started = time.perf_counter()
+        work()
+        self.wait_for_device()
+        self._torch.distributed.barrier()
+        return time.perf_counter() - started
+
+    def disk_speed(self, size: int) -> float:
+        """Of plain writing of as many bytes, by rank 0 alone, forced to the disk at the end."""
+        size, block = max(size, BLOCK_BYTES), os.urandom(BLOCK_BYTES)
+
+        def write() -> None:
+            if not self.world.is_main:
+                return
+            with (self.folder / "plain").open("wb", buffering=0) as file:
+                for _ in range(size // BLOCK_BYTES):
+                    file.write(block)
+                os.fsync(file.fileno())
+
+        seconds = self.timed(write)
+        (self.folder / "plain").unlink(missing_ok=True)
+        return size // BLOCK_BYTES * BLOCK_BYTES / seconds
+
+    # The ways
+
+    def ours(self) -> dict[str, Any]:
+        """Snapshots, written beside the steps that follow."""
+        with self.scratch("ours") as folder, self.keeper(folder) as keeper:
+            preparing = self.timed(lambda: keeper.prepare(self.engine))
+            for _ in range(STEPS_ALONE):
+                self.step()  # while memory is being prepared
+            blocked, totals, beside = [], [], []
+            for number in range(1, self.rounds + 1):
+                save = partial(keeper.save, self.engine, number, {}, {}, to_disk=True)
+                blocked.append(self.timed(save))
+                while (seconds := self.seconds_of_write(keeper)) is None:
+                    beside.append(self.step())
+                totals.append(seconds)
+            restored = self.timed(lambda: self.restore(keeper.newest_in_memory(self.engine)))
+            from_disk = self.timed(lambda: self.restore(self.newest_on_disk(folder)))
+        return {
+            "prepare_call_seconds": preparing,
+            "blocked_seconds": blocked,
+            "total_seconds": totals,
+            "step_seconds_beside": statistics.median(beside) if beside else None,
+            "restore_from_memory_seconds": restored,
+            "restore_seconds": from_disk,
+        }
+
+    def seconds_of_write(self, keeper: Any) -> float | None:
+        """From the save on; None while it is going on."""
+        from z2all_ds.checkpoint.collective import from_rank_0
+
+        return from_rank_0(next((saved.seconds for saved in keeper.news()), None))
+
+    def restore(self, checkpoint: Any) -> None:
+        from z2all_ds.checkpoint.engine_state import read_state
+
+        read_state(self.engine, checkpoint.path)
+
+    def newest_on_disk(self, folder: RunFolder) -> Any:
+        """Checksums compared, by rank 0 alone, as a run does it."""
+        from z2all_ds.checkpoint.collective import from_rank_0
+        from z2all_ds.checkpoint.layout import find_latest
+
+        return from_rank_0(find_latest(folder.checkpoints)[0] if self.world.is_main else None)
+
+    def ours_waiting(self) -> dict[str, Any]:
+        """The same files, with training standing still until they are on the disk."""
+        with self.scratch("waiting") as folder, self.keeper(folder) as keeper:
+            saves = (partial(keeper.save_and_wait, self.engine, step, {}, {}) for step in range(1, self.rounds + 1))
+            seconds = [self.timed(save) for save in saves]
+        return {"blocked_seconds": seconds, "total_seconds": seconds}
+
+    def deepspeeds(self) -> dict[str, Any]:
+        """engine.save_checkpoint and load_checkpoint, which force nothing to the disk."""
+        with self.scratch("deepspeed") as folder:
+            seconds = []
+            for number in range(self.rounds):
+                seconds.append(self.timed(partial(self.engine.save_checkpoint, str(folder.root), tag=f"tag{number}")))
+                self.remove(folder.root / f"tag{number - 1}")
+            restored = self.timed(lambda: self.engine.load_checkpoint(str(folder.root)))
+        return {"blocked_seconds": seconds, "total_seconds": seconds, "restore_seconds": restored}
+
+    def dcp(self) -> dict[str, Any]:
+        """torch.distributed.checkpoint on the tensors that this rank steps, without names, index or checksums."""
+        import torch.distributed.checkpoint as dcp
+
+        from z2all_ds.checkpoint.flats import flats_of
+
+        state = {}
+        for number, flat in enumerate(flats_of(self.engine)):
+            tensors = {"weight": flat.tensor, **flat.state}
+            for key, value in tensors.items():
+                if isinstance(value, self._torch.Tensor) and value.dim():
+                    state[f"{self.world.rank}:{number}:{key}"] = value.detach()
+        group = self._torch.distributed.new_group(backend="gloo")
+        waiting, blocked, totals = [], [], []
+        with self.scratch("dcp") as folder:
+            for _ in range(self.rounds):
+                waiting.append(self.timed(partial(dcp.save, state, checkpoint_id=str(folder.root / "waiting"))))
+                self.remove(folder.root / "waiting")
+            for _ in range(self.rounds):
+                pending: list[Any] = []
+                place = str(folder.root / "async")
+                started = time.perf_counter()
+                begin = partial(dcp.async_save, state, checkpoint_id=place, process_group=group)
+                blocked.append(self.timed(lambda begin=begin, pending=pending: pending.append(begin())))  # type: ignore[misc]
+                pending[0].result(timeout=MOST_WAIT_SECONDS)
+                self._torch.distributed.barrier()
+                totals.append(time.perf_counter() - started)
+                self.remove(folder.root / "async")
+        return {
+            "blocked_seconds": waiting,
+            "total_seconds": waiting,
+            "async_blocked_seconds": blocked,
+            "async_total_seconds": totals,
+        }
+
+    # Around them
+
+    def remove(self, path: Path) -> None:
+        """So that the disk need not hold them all."""
+        if self.world.is_main:
+            shutil.rmtree(path, ignore_errors=True)
+        self._torch.distributed.barrier()
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[RunFolder]:
+        folder = RunFolder(self.folder / name)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            yield folder
+            self._torch.distributed.barrier()
+        finally:
+            if self.world.is_main:
+                shutil.rmtree(folder.root, ignore_errors=True)
+
+    @contextmanager
+    def keeper(self, folder: RunFolder) -> Iterator[Any]:
+        from z2all_ds.checkpoint.keeper import Keeper
+        from z2all_ds.console import say
+
+        section = self.run.checkpoint.model_copy(update={"disk_patience_seconds": MOST_WAIT_SECONDS})
+        keeper = Keeper(folder, section, self.world, self.device, say)
+        try:
+            keeper.begin_line(goes_on_from_memory=False)
+            yield keeper
+        finally:
+            keeper.close(keeps_memory=False)
+
+    def _sizes(self) -> list[int]:
+        """Of the state, by rank."""
+        from z2all_ds.checkpoint.collective import gathered
+        from z2all_ds.checkpoint.engine_state import entries_to_write
+
+        return gathered(sum(entry.num_bytes for entry in entries_to_write(self.engine)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
