@@ -1,0 +1,160 @@
+"""The writer's real processes: what they bring onto the disk, and what is told when they cannot."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.marked import wait_until
+from tests.helpers.small_disk import small_disk
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.background import BackgroundWriter
+from z2all_ds.checkpoint.writer import Answer, Job
+
+
+def make_slot(place: Path, ranks: int = 1, size: int = 100_000) -> Path:
+    (place / "state").mkdir(parents=True)
+    for rank in range(ranks):
+        (place / "state" / f"rank_{rank:05d}.safetensors").write_bytes(os.urandom(size))
+    (place / "trainer.json").write_text(json.dumps({"step": 3}))
+    return place
+
+
+def job(slot: Path, checkpoints: Path, rank: int = 0, ranks: int = 1, step: int = 3) -> Job:
+    files = (f"state/rank_{rank:05d}.safetensors", *(["trainer.json"] if rank == 0 else []))
+    return Job(step, "attempt", str(slot), files, str(checkpoints), rank, ranks, {"keep_last": 2})
+
+
+@contextmanager
+def writers(number: int) -> Iterator[list[BackgroundWriter]]:
+    made = [BackgroundWriter() for _ in range(number)]
+    try:
+        yield made
+    finally:
+        for writer in made:
+            writer.close()
+
+
+def answer_of(writer: BackgroundWriter) -> Answer:
+    answers: list[Answer] = []
+
+    def has_answered() -> bool:
+        answer = writer.answer()
+        answers.extend([answer] if answer else [])
+        return bool(answers)
+
+    wait_until(has_answered, "an answer")
+    return answers[0]
+
+
+def number_of(writer: BackgroundWriter) -> int:
+    assert writer._process
+    return writer._process.pid
+
+
+def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
+    with writers(1) as (writer,):
+        assert writer.answer() is None
+        writer.submit(job(slot, checkpoints))
+        answer = answer_of(writer)
+        assert (answer.step, answer.problem) == (3, None) and answer.seconds > 0
+        for step in (4, 5, 6):  # by the same process; older ones go
+            before = number_of(writer)
+            writer.submit(job(slot, checkpoints, step=step))
+            assert answer_of(writer).problem is None and number_of(writer) == before
+    newest, damaged = layout.find_latest(checkpoints)
+    assert newest and newest.step == 6 and damaged == []
+    assert (newest.path / "state" / "rank_00000.safetensors").read_bytes() == (
+        slot / "state" / "rank_00000.safetensors"
+    ).read_bytes()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000005", "step_00000006"]
+
+
+def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
+    with writers(2) as (first, second):
+        first.submit(job(slot, checkpoints, 0, 2))
+        time.sleep(0.5)
+        assert first.answer() is None and layout.all_of(checkpoints) == []
+        second.submit(job(slot, checkpoints, 1, 2))
+        assert answer_of(second).problem is None and answer_of(first).problem is None
+    newest, _ = layout.find_latest(checkpoints)
+    assert newest and sorted(path.name for path in (newest.path / "state").iterdir()) == [
+        "rank_00000.safetensors",
+        "rank_00001.safetensors",
+    ]
+
+
+def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
+    with writers(2) as (first, second):
+        first.submit(job(slot, checkpoints, 0, 2))
+        second.submit(replace(job(slot, checkpoints, 1, 2), files=("state/nowhere",)))
+        assert "No such file" in str(answer_of(second).problem)
+        assert str(answer_of(first).problem).startswith("rank 1: ")
+        assert layout.all_of(checkpoints) == [] and list(checkpoints.iterdir()) == []
+        # Told by the rank itself, where no note could be left.
+        first.submit(job(slot, checkpoints, 0, 2))
+        first.abandon()
+        assert answer_of(first).problem == "another rank could not write its part"
+        assert list(checkpoints.iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    slot = make_slot(tmp_path / "slot", size=3_000_000)
+    with small_disk(tmp_path / "disk", 2_000_000) as disk, writers(1) as (writer,):
+        writer.submit(job(slot, disk / "checkpoints"))
+        assert "No space left" in str(answer_of(writer).problem)
+        assert list((disk / "checkpoints").iterdir()) == []
+        small = make_slot(tmp_path / "small")
+        writer.submit(job(small, disk / "checkpoints"))
+        assert answer_of(writer).problem is None
+
+
+def test_a_writer_that_was_killed_is_told_and_started_again(tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
+    with writers(1) as (writer,):
+        writer.submit(job(slot, checkpoints, 0, 2))  # waits for rank 1
+        os.kill(number_of(writer), signal.SIGKILL)
+        assert answer_of(writer).problem == "its writer ended with code -9"
+        writer.submit(job(slot, checkpoints))
+        assert answer_of(writer).problem is None
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
+    reading, writing = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        writer = BackgroundWriter()
+        writer.submit(job(slot, checkpoints, 0, 2))
+        os.write(writing, number_of(writer).to_bytes(8, "little"))
+        time.sleep(100)
+        os._exit(1)
+    number = int.from_bytes(os.read(reading, 8), "little")
+    os.kill(owner, signal.SIGKILL)
+    os.waitpid(owner, 0)
+
+    def is_gone() -> bool:
+        stat = Path(f"/proc/{number}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    wait_until(is_gone, "the writer to end")
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT])
+def test_ctrl_c_is_not_for_it(signal_number: signal.Signals, tmp_path: Path) -> None:
+    slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
+    with writers(1) as (writer,):
+        writer.submit(job(slot, checkpoints))
+        answer_of(writer)
+        os.kill(number_of(writer), signal_number)
+        writer.submit(job(slot, checkpoints, step=4))
+        assert answer_of(writer).problem is None

@@ -1,0 +1,63 @@
+"""Slots in shared memory: one of them is always whole, and other lines of steps are never looked at."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.checkpoint import memory
+from z2all_ds.checkpoint.memory import SnapshotFolder
+from z2all_ds.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[SnapshotFolder]:
+    found = SnapshotFolder(memory.new_lineage())
+    found.create(tmp_path)
+    yield found
+    found.remove()
+    assert not found.path.exists()
+
+
+def test_a_slot_counts_from_its_end_to_its_next_beginning(folder: SnapshotFolder) -> None:
+    assert folder.snapshots() == [] and folder.step_in(0) is None
+    folder.begin(0)
+    assert folder.snapshots() == []
+    folder.finish(0, 10)
+    folder.finish(1, 12)
+    assert [(snapshot.step, snapshot.path) for snapshot in folder.snapshots()] == [
+        (12, folder.slot(1)),
+        (10, folder.slot(0)),
+    ]
+    assert folder.snapshots()[0].name == "step_00000012 in memory"
+    folder.begin(1)
+    assert [snapshot.step for snapshot in folder.snapshots()] == [10]
+
+
+def test_what_is_no_number_is_no_snapshot(folder: SnapshotFolder) -> None:
+    (folder.slot(0) / "READY").write_text("")
+    assert folder.step_in(0) is None
+
+
+def test_a_run_knows_its_line_and_sweeps_the_others(folder: SnapshotFolder, tmp_path: Path) -> None:
+    run, stranger = RunFolder(tmp_path), SnapshotFolder(memory.new_lineage())
+    stranger.create(tmp_path / "another")
+    try:
+        assert memory.line_of(run) is None
+        run.lineage.write_text("../somewhere")
+        assert memory.line_of(run) is None
+        run.lineage.write_text(folder.lineage)
+        line = memory.line_of(run)
+        assert line and line.path == folder.path
+        memory.remove_all_of(run, but=line)
+        assert folder.path.exists()
+        memory.remove_all_of(run)
+        assert not folder.path.exists() and stranger.path.exists()
+    finally:
+        stranger.remove()
+
+
+def test_too_much_is_refused_with_the_reason() -> None:
+    assert memory.why_no_room(1000) is None
+    reason = memory.why_no_room(1 << 60)
+    assert reason and "/dev/shm has" in reason and "--shm-size" in reason

@@ -1,0 +1,140 @@
+"""Run as a script: a training is started, killed with SIGKILL at a chosen moment, and started again, many times.
+
+Loading torch and DeepSpeed takes ten times as long as the little that is trained here, so this process loads them once
+and every run is a fork of it: the whole of `pretrain.main`, with its own process group, engine and files.
+
+The file named on the command line holds the plan: `arguments` of the run, `run_dir`, `ranks`, and `kills`, each with a
+place to look at (`memory` or `disk`), the number of `changes` seen there and `delay_seconds` after which it falls, its
+`victims` (ranks) and `forget_memory` (as if the machine had been started anew). The last run is left alone. What was
+found after each kill goes to stdout, as JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.checkpoint import layout, memory
+from z2all_ds.machine import default_environment, free_port
+from z2all_ds.run_folder import RunFolder
+
+END_PATIENCE_SECONDS = 60.0
+STEPS_OF_LAST_RUN = 5
+
+
+def load_everything() -> None:
+    """What a rank loads late."""
+    import z2all_ds.checkpoint.keeper
+    import z2all_ds.train.engine
+    import z2all_ds.train.loop
+    import z2all_ds.train.pretrain
+    import z2all_ds.train.validation  # noqa: F401
+
+
+def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:
+    """The process number of a new rank."""
+    number = os.fork()
+    if number:
+        return number
+    os.setsid()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    from z2all_ds.train.pretrain import main
+
+    code = 99
+    try:
+        code = main(arguments)
+    finally:
+        os._exit(code)
+
+
+def seen(folder: RunFolder, place: str) -> Any:
+    """What changes whenever a save begins, goes on or ends."""
+    if place == "memory":
+        line = memory.line_of(folder)
+        return [snapshot.step for snapshot in line.snapshots()] if line else []
+    names = sorted(os.listdir(folder.checkpoints)) if folder.checkpoints.is_dir() else []
+    return names, [layout.newest_step(folder.checkpoints)]
+
+
+def wait_for_changes(folder: RunFolder, place: str, changes: int, processes: list[int]) -> None:
+    """Counted from the run's own beginning: it cleans up before."""
+    deadline = time.monotonic() + END_PATIENCE_SECONDS
+    begun = _times_started(folder)
+    while _times_started(folder) == begun:
+        _still_there(processes, deadline)
+    before = seen(folder, place)
+    for _ in range(changes):
+        while (now := seen(folder, place)) == before:
+            _still_there(processes, deadline)
+        before = now
+
+
+def _times_started(folder: RunFolder) -> int:
+    return folder.events.read_bytes().count(b'"started"') if folder.events.exists() else 0
+
+
+def _still_there(processes: list[int], deadline: float) -> None:
+    for number in processes:
+        ended, status = os.waitpid(number, os.WNOHANG)
+        assert not ended, f"a rank ended by itself with {status}"
+    assert time.monotonic() < deadline, "nothing was saved"
+    time.sleep(0.0002)
+
+
+def end_of(number: int) -> None:
+    deadline = time.monotonic() + END_PATIENCE_SECONDS
+    while os.waitpid(number, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.killpg(number, signal.SIGKILL)
+            raise AssertionError("a rank that lost another did not end")
+        time.sleep(0.01)
+
+
+def _steps(folder: RunFolder) -> int:
+    return folder.metrics.read_bytes().count(b"\n")
+
+
+def found_after(folder: RunFolder) -> dict[str, Any]:
+    """What a kill has left."""
+    newest, damaged = layout.find_latest(folder.checkpoints)
+    line = memory.line_of(folder)
+    partial = [path.name for path in folder.checkpoints.glob(f"{layout.TEMPORARY_PREFIX}*")]
+    return {
+        "on_disk": newest.step if newest else 0,
+        "damaged": damaged,
+        "partial": partial,
+        "in_memory": [snapshot.step for snapshot in line.snapshots()] if line else [],
+    }
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[-1]).read_text(encoding="utf-8"))
+    folder, ranks = RunFolder(Path(plan["run_dir"])), plan["ranks"]
+    os.environ.update(default_environment(ranks))
+    os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not survive a fork
+    load_everything()
+    found = []
+    for kill in plan["kills"]:
+        port = free_port()
+        processes = [start(plan["arguments"], rank, ranks, port) for rank in range(ranks)]
+        wait_for_changes(folder, kill["place"], kill["changes"], processes)
+        time.sleep(kill["delay_seconds"])
+        for rank in kill["victims"]:
+            os.kill(processes[rank], signal.SIGKILL)
+        for number in processes:
+            end_of(number)
+        found.append(found_after(folder))
+        if kill["forget_memory"]:
+            memory.remove_all_of(folder)
+    port, end_step = free_port(), _steps(folder) + STEPS_OF_LAST_RUN
+    last = [*plan["arguments"], f"train.stop_at_step={end_step}"]
+    codes = [os.waitpid(number, 0)[1] for number in [start(last, rank, ranks, port) for rank in range(ranks)]]
+    print("\n" + json.dumps({"found": found, "codes": codes, "end_step": end_step}))
+
+
+if __name__ == "__main__":
+    main()
