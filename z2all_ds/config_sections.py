@@ -333,6 +333,10 @@ class CheckpointSection(Section):
     """Save the last step too. Off only where nothing is to be kept, as in a measurement."""
     keep_last: int = Field(2, ge=2)
     """Complete checkpoints to keep, never fewer than two."""
+    keep_every: int = Field(0, ge=0)
+    """Keep those of every so many steps too, e.g. 10000; 0: none. Only steps that are saved count."""
+    keep_best: int = Field(0, ge=0)
+    """Keep so many with the lowest validation loss too; 0: none. Only steps that are saved and validated count."""
     verify_checksums: bool = True
     """Read every byte of a checkpoint against its checksum before loading it; false compares sizes only."""
     check_continuity: bool = True

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import load_run_config
 from z2all_ds.config_sections import ModelSection
@@ -72,11 +73,11 @@ def outcome(task: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:
         checkpoint = open_checkpoint(folder / task["start"])
         restore(engine, checkpoint)
         first = checkpoint.step
-        save_checkpoint(engine, here / "again", first, {}, {}, keep_last=2)
+        save_checkpoint(engine, here / "again", first, {}, {}, Retention(keep_last=2))
     losses = train(engine, world, range(first, first + task.get("save_after", 0)))
     if "save_after" in task:
         first += task["save_after"]
-        save_checkpoint(engine, here, first, {}, {}, keep_last=2)
+        save_checkpoint(engine, here, first, {}, {}, Retention(keep_last=2))
     losses += train(engine, world, range(first, first + 3))
     counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
     return {"losses": losses, "saved": f"{task['name']}/{step_name(first)}", "counts": counts}

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.engine_state import write_index, write_state
+from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.checkpoint.rng import rng_name, rng_state
 from z2all_ds.errors import CheckpointError
 
 
 def save_checkpoint(
-    engine: Any, checkpoints: Path, step: int, trainer: dict[str, Any], data_state: dict[str, Any], keep_last: int
+    engine: Any, checkpoints: Path, step: int, trainer: dict[str, Any], data_state: dict[str, Any], retention: Retention
 ) -> Path:
     """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at)."""
     rank = dist.get_rank()
@@ -41,7 +42,7 @@ def save_checkpoint(
             (temporary / "data_state.json").write_text(json.dumps(data_state), encoding="utf-8")
             known = {name: entry for written, _ in of_ranks for name, entry in written.files.items()}
             layout.seal(checkpoints, step, known)
-            layout.prune(checkpoints, keep_last, step)
+            prune(checkpoints, retention, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"
     dist.broadcast_object_list(problems, src=0)

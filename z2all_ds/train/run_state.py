@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
@@ -145,8 +146,8 @@ class RunState:
             "probe": measure(self._engine, probe_tokens, self._resolved.dtype).as_record(),
         }
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
-        keep_last = self._run.checkpoint.keep_last
-        path = save_checkpoint(self._engine, self._folder.checkpoints, self.step, trainer, data_state, keep_last)
+        retention = Retention.of(self._run.checkpoint)
+        path = save_checkpoint(self._engine, self._folder.checkpoints, self.step, trainer, data_state, retention)
         seconds = time.monotonic() - started
         self._recorder.checkpoint(self.step, path.name, seconds, data_state)
         return seconds
