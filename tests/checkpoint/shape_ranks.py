@@ -41,7 +41,8 @@ MODEL = ModelSection(
 def engine_of(task: dict[str, Any], world: World) -> Any:
     settings = [f"train.global_batch={SAMPLES}", "train.micro_batch=1", *task.get("overrides", [])]
     run = load_run_config(None, [f"deepspeed={task['deepspeed']}", *settings])
-    resolved = resolve(run, world.world_size, "cpu")
+    # `auto` takes a JSON's fp16 for fp32 on a CPU, and no setting asks for it there: it is resolved as for a GPU.
+    resolved = resolve(run, world.world_size, task.get("resolved_for", "cpu"))
     config = Z2allConfig.from_section(MODEL, pad_token_id=0)
     ds.seed_everything(7)
     model = ds.build_model(lambda: Z2allForCausalLM(config), run, resolved, torch.device("cpu"))

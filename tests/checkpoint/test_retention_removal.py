@@ -83,6 +83,19 @@ def test_what_another_process_reads_stays_until_it_has_read(tmp_path: Path) -> N
     assert prune(tmp_path, LAST_TWO, 4) == [oldest.name]
 
 
+def test_the_command_flock_holds_one_for_a_copy(tmp_path: Path) -> None:
+    oldest, *_ = make(tmp_path, 1, 2, 3)
+    copying = f"flock --shared {oldest / layout.MANIFEST} sh -c 'echo held; cat'"
+    process = subprocess.Popen(["sh", "-c", copying], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with ended(process):
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "held\n"
+        assert prune(tmp_path, LAST_TWO, 3) == []
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
+
+
 def test_who_comes_too_late_hears_that_it_is_gone(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     remove(path)
