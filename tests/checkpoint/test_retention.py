@@ -179,7 +179,9 @@ def test_damaged_earlier_ones_do_not_count_as_one_of_two(tmp_path: Path) -> None
 
 
 def test_steps_of_nine_digits_are_the_newest(tmp_path: Path) -> None:
-    make(tmp_path, 99_999_998, 99_999_999, 100_000_000, 100_000_001)
+    steps = [99_999_998, 99_999_999, 100_000_000, 100_000_001]
+    make(tmp_path, *steps)
+    assert [layout.step_of(one.path) for one in judge(tmp_path, LAST_TWO, steps[-1])] == steps
     assert prune(tmp_path, LAST_TWO, 100_000_001) == ["step_99999998", "step_99999999"]
 
 

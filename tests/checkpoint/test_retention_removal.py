@@ -42,6 +42,55 @@ def test_a_file_system_that_refuses_does_not_reach_the_run(tmp_path: Path) -> No
     assert prune(tmp_path, LAST_TWO, 3) == ["step_00000001"]
 
 
+PRUNE = """
+import sys
+from pathlib import Path
+from z2all_ds.checkpoint.retention import Retention, prune
+
+print(prune(Path(sys.argv[1]), Retention(keep_last=2), 3))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="there is no setpriv command to run without root's rights")
+def test_what_cannot_even_be_looked_at_does_not_reach_the_run(tmp_path: Path) -> None:
+    oldest, *_ = make(tmp_path, 1, 2, 3)
+    oldest.chmod(0)
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*as_anybody, sys.executable, "-c", PRUNE, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert (answer.stdout, answer.stderr) == ("[]\n", "")
+    oldest.chmod(0o755)
+    assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
+
+
+REMOVE = """
+import sys
+from pathlib import Path
+from z2all_ds.checkpoint.retention import remove
+
+remove(Path(sys.argv[1]))
+"""
+
+
+def test_a_deletion_that_is_killed_has_begun_with_the_manifest(tmp_path: Path) -> None:
+    many = 20_000
+    for step in range(1, 6):
+        (path,) = make(tmp_path, step)
+        for number in range(many):  # beside the manifest, so that it is one of many
+            (path / f"{number:05d}").touch()
+        with ended(subprocess.Popen([sys.executable, "-c", REMOVE, str(path)], text=True)) as process:
+            while path.exists() and len(os.listdir(path)) >= many:
+                assert process.poll() is None or not path.exists()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if path.exists():
+            assert not (path / layout.MANIFEST).exists()
+            assert find_latest(tmp_path)[0] is None
+            assert remove_leftovers(tmp_path) == [path.name]
+            return
+    pytest.fail("five deletions were each over before the kill")
+
+
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     assert not remove(tmp_path / "step_00000007")

@@ -50,11 +50,12 @@ def fill(path: Path, leave_bytes: int = 0) -> Path:
 
 def _mount(*arguments: str) -> None:
     try:
-        done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+        done = subprocess.run(["mount", *arguments], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     except FileNotFoundError:
         pytest.skip("there is no mount command here")
-    if done.returncode:
+    if any(refusal in done.stderr.lower() for refusal in ("denied", "not permitted", "superuser", "only root")):
         pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
 
 
 def _unmount(path: Path) -> None:

@@ -74,7 +74,7 @@ def reasons_to_keep(
     reasons: dict[Path, list[str]] = {one.path: [] for one in saved}
     newest_first = sorted((s for s in saved if s.step <= newest_step), key=lambda s: s.step, reverse=True)
     newest_paths = [one.path for one in newest_first]
-    last = {*newest_paths[: max(FEWEST, retention.keep_last)], *_until_whole(newest_paths, FEWEST, is_whole)}
+    last = {*newest_paths[: retention.keep_last], *_until_whole(newest_paths, FEWEST, is_whole)}
     for one in saved:
         if one.step > newest_step:
             reasons[one.path].append(f"later than {layout.step_name(newest_step)}")
