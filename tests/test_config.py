@@ -274,6 +274,8 @@ def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
         ("run_dir={a: b}", "run_dir={'a': 'b'}: Input should be a valid string."),
         ('track.wandb="a\\nb"', r"track.wandb='a\nb': Input should be 'disabled', 'offline' or 'online'."),
         ("checkpoint.keep_last=1", "checkpoint.keep_last=1: Input should be greater than or equal to 2."),
+        ("checkpoint.keep_every=-1", "checkpoint.keep_every=-1: Input should be greater than or equal to 0."),
+        ("checkpoint.keep_best=2", "config: checkpoint.keep_best=2 must have a validation.corpus to judge by."),
         ("model.num_attention_heads=30", "model: num_attention_heads=30 must divide hidden_size=2048."),
         ("model.num_key_value_heads=5", "model: num_key_value_heads=5 must divide num_attention_heads=32."),
         ("model.num_attention_heads=2048", "model: head size 1 (hidden_size / num_attention_heads) must be even"),

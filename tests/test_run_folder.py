@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import ended
+from tests.helpers.processes import ended, has_open
 from z2all_ds import run_folder
 from z2all_ds.errors import CheckpointError
 from z2all_ds.run_folder import RunFolder
@@ -61,14 +61,14 @@ def test_a_second_job_is_refused_and_the_lock_of_a_killed_one_is_free(
             f"run folder {root}: another job is writing into it. Stop that job or set another run_dir."
         )
         os.close(RunFolder(tmp_path / "other").acquire_lock())  # other folders are free
+        monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 60.0)
+        started = time.monotonic()
+        with pytest.raises(CheckpointError, match="another job is writing into it"):
+            RunFolder(root).acquire_lock(patience_seconds=0.0)
+        assert time.monotonic() - started < 5
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     os.close(RunFolder(root).acquire_lock())
-
-
-def has_open(pid: int, path: Path) -> bool:
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    return any(os.path.realpath(link) == str(path) for link in links)
 
 
 def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ class RunConfig(Section):
         for first, end in self.data.skip_samples:
             if not 0 <= first < end:
                 raise ValueError(f"data.skip_samples: [{first}, {end}] must go up from 0")
+        if self.checkpoint.keep_best and not self.validation.corpus:
+            raise ValueError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} must have a validation.corpus to judge by"
+            )
         return self
 
     @property

@@ -340,6 +340,10 @@ class CheckpointSection(Section):
     """How long a save may wait for the write before it. After that it stays in memory, and training goes on."""
     keep_last: int = Field(2, ge=2)
     """Complete checkpoints to keep, never fewer than two."""
+    keep_every: int = Field(0, ge=0)
+    """Keep those of every so many steps too, e.g. 10000; 0: none. Only steps that are saved count."""
+    keep_best: int = Field(0, ge=0)
+    """Keep so many with the lowest validation loss too; 0: none. Only steps that are saved and validated count."""
     verify_checksums: bool = True
     """Read every byte of a checkpoint against its checksum before loading it; false compares sizes only."""
     check_continuity: bool = True

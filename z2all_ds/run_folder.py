@@ -72,16 +72,20 @@ class RunFolder:
     def rank_log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 
-    def acquire_lock(self) -> int:
-        """Keeps other jobs out until the returned descriptor is closed or the process ends, however it ends."""
+    def acquire_lock(self, patience_seconds: float | None = None) -> int:
+        """Keeps other jobs out until the returned descriptor is closed or the process ends, however it ends.
+
+        `patience_seconds`: how long to wait for another job's end; default LOCK_PATIENCE_SECONDS.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+        patience = LOCK_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        deadline = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                if time.monotonic() >= deadline:
                     os.close(descriptor)
                     raise CheckpointError(
                         f"run folder {self.root}",

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import load_run_config
 from z2all_ds.config_sections import ModelSection
@@ -40,7 +41,8 @@ MODEL = ModelSection(
 def engine_of(task: dict[str, Any], world: World) -> Any:
     settings = [f"train.global_batch={SAMPLES}", "train.micro_batch=1", *task.get("overrides", [])]
     run = load_run_config(None, [f"deepspeed={task['deepspeed']}", *settings])
-    resolved = resolve(run, world.world_size, "cpu")
+    # `auto` takes a JSON's fp16 for fp32 on a CPU, and no setting asks for it there: it is resolved as for a GPU.
+    resolved = resolve(run, world.world_size, task.get("resolved_for", "cpu"))
     config = Z2allConfig.from_section(MODEL, pad_token_id=0)
     ds.seed_everything(7)
     model = ds.build_model(lambda: Z2allForCausalLM(config), run, resolved, torch.device("cpu"))
@@ -72,11 +74,11 @@ def outcome(task: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:
         checkpoint = open_checkpoint(folder / task["start"])
         restore(engine, checkpoint)
         first = checkpoint.step
-        save_checkpoint(engine, here / "again", first, {}, {}, keep_last=2)
+        save_checkpoint(engine, here / "again", first, {}, {}, Retention(keep_last=2))
     losses = train(engine, world, range(first, first + task.get("save_after", 0)))
     if "save_after" in task:
         first += task["save_after"]
-        save_checkpoint(engine, here, first, {}, {}, keep_last=2)
+        save_checkpoint(engine, here, first, {}, {}, Retention(keep_last=2))
     losses += train(engine, world, range(first, first + 3))
     counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
     return {"losses": losses, "saved": f"{task['name']}/{step_name(first)}", "counts": counts}

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there: sealing, damage of every kind, pruning, and a real process killed at random."""
+"""Checkpoints are whole or not there: sealing, damage of every kind, and a real process killed at random."""
 
 import json
 import random
@@ -13,39 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint.making import FILES, make, names, write_temporary
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, prune, remove_leftovers, seal
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers
 from z2all_ds.errors import CheckpointError
-
-FILES = {
-    "state/rank_00000.safetensors": b"\x00weights" * 100,
-    "state/rank_00001.safetensors": b"moments" * 50,
-    "rng_rank_0000.pt": b"",
-}
-
-
-def write_temporary(checkpoints: Path, step: int) -> Path:
-    """What all ranks have written when rank 0 seals it."""
-    temporary = layout.temporary_path(checkpoints, step)
-    for name, content in FILES.items():
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        (temporary / name).write_bytes(content + str(step).encode())
-    (temporary / "trainer.json").write_text(json.dumps({"step": step, "dtype": "fp32"}))
-    (temporary / "data_state.json").write_text(json.dumps({"lanes": [step]}))
-    return temporary
-
-
-def make(checkpoints: Path, *steps: int) -> list[Path]:
-    sealed = []
-    for step in steps:
-        write_temporary(checkpoints, step)
-        sealed.append(seal(checkpoints, step))
-    return sealed
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
 
 # Sealing and finding
 
@@ -234,34 +205,6 @@ def test_leftovers_of_cut_off_saves_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("keep_last", "kept"), [(0, [4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
-)
-def test_prune_keeps_the_newest_and_never_fewer_than_two(keep_last: int, kept: list[int], tmp_path: Path) -> None:
-    make(tmp_path, 1, 2, 3, 4, 5)
-    gone = prune(tmp_path, keep_last, newest_step=5)
-    assert names(tmp_path) == [layout.step_name(step) for step in kept]
-    assert gone == [layout.step_name(step) for step in range(1, 6) if step not in kept]
-    assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / layout.step_name(5), 5)
-
-
-def test_unsealed_folders_do_not_count_as_kept(tmp_path: Path) -> None:
-    *_, torn = make(tmp_path, 1, 2, 3)
-    tear(torn)
-    assert prune(tmp_path, 2, newest_step=3) == []
-    assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / "step_00000002", 2)
-
-
-def test_damaged_later_ones_do_not_push_out_the_checkpoint_just_saved(tmp_path: Path) -> None:
-    for later in make(tmp_path, 1, 2, 8, 9)[2:]:
-        flip(later)
-    make(tmp_path, 3)  # the run went back to step 2 and has saved again
-    assert prune(tmp_path, 2, newest_step=3) == ["step_00000001"]
-    found, skipped = find_latest(tmp_path)
-    assert found == Checkpoint(tmp_path / "step_00000003", 3)
-    assert len(skipped) == 2
-
-
 # A real process, killed
 
 
@@ -269,6 +212,7 @@ SAVE_FOR_EVER = """
 import json, os, sys
 from pathlib import Path
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.retention import Retention, prune
 
 checkpoints = Path(sys.argv[1])
 latest, _ = layout.find_latest(checkpoints)
@@ -283,7 +227,7 @@ while True:
     (temporary / "trainer.json").write_text(json.dumps({"step": step}))
     layout.seal(checkpoints, step)
     os.write(1, f"{step}\\n".encode())
-    layout.prune(checkpoints, 2, step)
+    prune(checkpoints, Retention(keep_last=2), step)
 """
 
 

@@ -10,6 +10,7 @@ from tests.ops.comparing import on_gpu
 from tests.train.engines import tiny_engine, train
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.errors import CheckpointError
 
@@ -29,7 +30,7 @@ CHANGES = [
 
 
 def save(engine: Any, folder: Path) -> Path:
-    return save_checkpoint(engine, folder, 4, {}, {}, keep_last=2)
+    return save_checkpoint(engine, folder, 4, {}, {}, Retention(keep_last=2))
 
 
 @pytest.mark.parametrize(("name", "other"), CHANGES)

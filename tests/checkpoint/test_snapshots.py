@@ -1,4 +1,4 @@
-"""Snapshots of real engines: the files of a checkpoint, the bits of the engine, and never a moment without a whole one."""
+"""Snapshots of real engines: a checkpoint's files, the engine's bits, and never a moment without a whole one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

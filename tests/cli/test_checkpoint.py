@@ -1,12 +1,14 @@
 """`z2all checkpoint` tells what is there and finds what is damaged, on the checkpoints of a real run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import train
+from z2all_ds.checkpoint import layout
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,21 @@ def test_list_and_show(run: Path, tmp_path: Path) -> None:
     # fp32 masters and two moments; the files beside them are small
     assert 12 * newest["parameters"] < newest["size_bytes"] < 12 * newest["parameters"] + 60_000
     shown = z2all("checkpoint", "show", str(run / "checkpoints" / "step_00000002"), cwd=tmp_path).stdout
-    assert "states       exp_avg, exp_avg_sq" in shown and "step         2" in shown
+    assert "states          exp_avg, exp_avg_sq" in shown and "step            2" in shown
+
+
+def test_list_has_the_validation_losses_that_there_are(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "validated")
+    temporary = (copy / "checkpoints" / "step_00000002").rename(layout.temporary_path(copy / "checkpoints", 2))
+    (temporary / layout.MANIFEST).unlink()
+    trainer = json.loads((temporary / "trainer.json").read_text())
+    (temporary / "trainer.json").write_text(json.dumps({**trainer, "validation_loss": 2.3125}))
+    layout.seal(copy / "checkpoints", 2)
+    head, validated, other = z2all("checkpoint", "list", str(copy), cwd=tmp_path).stdout.splitlines()
+    assert head.split("  ")[-2:] == ["validation loss", "health"]
+    assert (validated.split()[-2:], other.split()[-2:]) == (["2.3125", "whole"], ["-", "whole"])
+    listed = json.loads(z2all("checkpoint", "list", "--json", str(copy), cwd=tmp_path).stdout)
+    assert [one["validation_loss"] for one in listed] == [2.3125, None]
 
 
 def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: Path) -> None:

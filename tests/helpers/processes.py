@@ -1,8 +1,10 @@
 """Real processes in tests, ended whatever happens."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -14,3 +16,14 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         process.wait()
         if process.stdout:
             process.stdout.close()
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether the process has this file open now."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if os.readlink(link) == str(path):
+                return True
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return False

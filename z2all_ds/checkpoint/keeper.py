@@ -7,7 +7,7 @@ A disk that is slow or full costs a line, not the run: the state stays in memory
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from z2all_ds.checkpoint.background import BackgroundWriter
 from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import can_read
 from z2all_ds.checkpoint.memory import SnapshotFolder
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint, small_files
 from z2all_ds.checkpoint.snapshots import Snapshots, why_not_in_memory
 from z2all_ds.checkpoint.writer import Answer, Job
@@ -73,6 +74,7 @@ class Keeper:
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._section, self._world, self._device, self._say = folder, section, world, device, say
+        self._retention = Retention.of(section)
         self._line = SnapshotFolder(memory.new_lineage())
         self._snapshots: Snapshots | None = None
         self._is_decided = section.background == "never"
@@ -139,7 +141,7 @@ class Keeper:
             self._settle(None)
             self._take(engine, step, trainer, data_state)  # a disk that is full now must not cost the last steps
         checkpoints = self._folder.checkpoints
-        save_checkpoint(engine, checkpoints, step, trainer, data_state, self._section.keep_last)
+        save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
         self._news.append(OnDisk(step, time.monotonic() - started, data_state))
         return True
 
@@ -174,7 +176,7 @@ class Keeper:
             checkpoints=str(self._folder.checkpoints),
             rank=self._world.rank,
             ranks=self._world.world_size,
-            keep_last=self._section.keep_last,
+            retention=asdict(self._retention),
         )
 
     def _hear(self) -> None:

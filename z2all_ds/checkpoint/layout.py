@@ -165,28 +165,18 @@ def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
         )
 
 
-def remove_leftovers(checkpoints: Path) -> list[str]:
-    """Deletes what saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
+def leftovers(checkpoints: Path) -> list[Path]:
+    """What saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
     unsealed = [path for path in _step_folders(checkpoints) if not (path / MANIFEST).exists()]
-    leftovers = sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
-    for path in leftovers:
+    return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
+
+
+def remove_leftovers(checkpoints: Path) -> list[str]:
+    """Deletes them, as far as the file system allows, and returns their names."""
+    found = leftovers(checkpoints)
+    for path in found:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in leftovers]
-
-
-def prune(checkpoints: Path, keep_last: int, newest_step: int) -> list[str]:
-    """Deletes all but the newest sealed checkpoints. The manifest goes first: half a deletion leaves no checkpoint.
-
-    `newest_step` is the one just saved. Later ones are damaged (the run went back behind them) or of another attempt:
-    they stay, but they do not count, or they would push out the very checkpoint that was just saved.
-    """
-    folders = sorted(path for path in _step_folders(checkpoints) if step_of(path) <= newest_step)
-    sealed = [path for path in folders if (path / MANIFEST).exists()]
-    doomed = sealed[: -max(2, keep_last)]
-    for path in doomed:
-        (path / MANIFEST).unlink()
-        shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in doomed]
+    return [path.name for path in found]
 
 
 def is_step_name(name: str) -> bool:

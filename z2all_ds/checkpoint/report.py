@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.retention import VALIDATION_LOSS
 from z2all_ds.console import heartbeat, human_bytes
 from z2all_ds.errors import CheckpointError
 
@@ -31,6 +32,8 @@ class CheckpointFacts:
     parameters: int | None = None
     sample: int | None = None
     """Position in the data: samples read so far."""
+    validation_loss: float | None = None
+    """None where the step was not validated."""
 
 
 def look_at(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
@@ -53,19 +56,25 @@ def refuse_damage(found: Sequence[CheckpointFacts]) -> None:
 
 
 def render(found: Sequence[CheckpointFacts]) -> str:
-    rows = [("step", "size", "saved by", "optimizer", "sample", "health")]
+    """The losses have a column where there are any."""
+    is_validated = any(one.validation_loss is not None for one in found)
+    rows = [
+        ["step", "size", "saved by", "optimizer", "sample", *(["validation loss"] if is_validated else []), "health"]
+    ]
     for one in found:
         maker = f"{one.ranks} x {one.deepspeed}, {one.dtype}" if one.ranks else "?"
-        sample = "?" if one.sample is None else f"{one.sample:,}"
-        size = human_bytes(one.size_bytes)
-        rows.append((f"{one.step:,}", size, maker, one.optimizer or "?", sample, one.problem or "whole"))
+        row = [f"{one.step:,}", human_bytes(one.size_bytes), maker, one.optimizer or "?"]
+        row.append("?" if one.sample is None else f"{one.sample:,}")
+        if is_validated:
+            row.append("-" if one.validation_loss is None else f"{one.validation_loss:.4f}")
+        rows.append([*row, one.problem or "whole"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
 
 
 def render_one(one: CheckpointFacts) -> str:
     facts = {**asdict(one), "size_bytes": human_bytes(one.size_bytes), "problem": one.problem or "none"}
-    return "\n".join(f"{name.replace('_', ' '):12} {_words(value)}" for name, value in facts.items())
+    return "\n".join(f"{name.replace('_', ' '):15} {_words(value)}" for name, value in facts.items())
 
 
 def to_json(found: Sequence[CheckpointFacts]) -> str:
@@ -93,6 +102,7 @@ def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
             "states": tuple(sorted(set(index["pieces"]) - {layout.WEIGHT})),
             "parameters": sum(math.prod(shape) for shape in index["shapes"].values()),
             "sample": checkpoint.data_state["position"],
+            "validation_loss": checkpoint.trainer.get(VALIDATION_LOSS),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known, problem = {}, problem or f"not readable ({type(error).__name__})"

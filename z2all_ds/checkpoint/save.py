@@ -11,27 +11,26 @@ import torch.distributed as dist
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import write_index, write_state
+from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.checkpoint.rng import rng_name, rng_state
 from z2all_ds.errors import CheckpointError
 
 
 def save_checkpoint(
-    engine: Any, checkpoints: Path, step: int, trainer: dict[str, Any], data_state: dict[str, Any], keep_last: int
+    engine: Any, checkpoints: Path, step: int, trainer: dict[str, Any], data_state: dict[str, Any], retention: Retention
 ) -> Path:
     """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at)."""
     rank = dist.get_rank()
     temporary = layout.temporary_path(checkpoints, step)
-    if rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / layout.STATE_FOLDER).mkdir(parents=True)
-    dist.barrier()
-    written, problem = None, None
-    try:
-        written = write_state(engine, temporary)
-        torch.save(rng_state(), temporary / rng_name(f"{rank:04d}"))
-    except (OSError, RuntimeError) as error:
-        # torch.save reports a full disk as RuntimeError. All ranks must hear of it, or the others wait for ever below.
-        problem = f"rank {rank}: {error}"
+    # All ranks must hear of a problem, or the others wait for ever.
+    problem = from_rank_0(_make_empty(temporary) if rank == 0 else None)
+    written = None
+    if problem is None:
+        try:
+            written = write_state(engine, temporary)
+            torch.save(rng_state(), temporary / rng_name(f"{rank:04d}"))
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            problem = f"rank {rank}: {error}"
     of_ranks: list[Any] = gathered((written, problem))
     problems = [problem for _, problem in of_ranks]
     if rank == 0 and not any(problems):
@@ -41,7 +40,7 @@ def save_checkpoint(
                 (temporary / name).write_text(content, encoding="utf-8")
             known = {name: entry for written, _ in of_ranks for name, entry in written.files.items() if entry}
             layout.seal(checkpoints, step, known)
-            layout.prune(checkpoints, keep_last, step)
+            prune(checkpoints, retention, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"
     first = next(filter(None, from_rank_0(problems)), None)
@@ -54,6 +53,16 @@ def save_checkpoint(
             f"Make room in {checkpoints} and start again: the run goes on from the checkpoint before it.",
         )
     return checkpoints / layout.step_name(step)
+
+
+def _make_empty(temporary: Path) -> str | None:
+    """Returns why it cannot."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        (temporary / layout.STATE_FOLDER).mkdir(parents=True)
+    except OSError as error:
+        return f"rank 0: {error}"
+    return None
 
 
 def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.copying import copy_to_disk
+from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.lifeline import follow_owner
 
 NICENESS = 10
@@ -43,7 +44,7 @@ class Job:
     checkpoints: str
     rank: int
     ranks: int
-    keep_last: int
+    retention: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _seal(job: Job, temporary: Path, lines: "queue.SimpleQueue[str]") -> str | N
         note.unlink()
     checkpoints = Path(job.checkpoints)
     layout.seal(checkpoints, job.step, known, job.attempt)
-    layout.prune(checkpoints, job.keep_last, job.step)
+    prune(checkpoints, Retention(**job.retention), job.step)
     return None
 
 

@@ -7,7 +7,7 @@ import typer
 
 from z2all_ds.cli.options import JsonOption
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, and delete old ones.")
 PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
 
 
@@ -37,3 +37,21 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     found = look_at(path, verify_checksums=True)
     print(to_json(found) if as_json else render(found))
     refuse_damage(found)
+
+
+@checkpoint_app.command()
+def prune(
+    run: Annotated[Path, typer.Argument(help="Run folder that no job is using.")],
+    keep_last: Annotated[int | None, typer.Option(min=2, help="Newest ones to keep (default: as in run.yaml).")] = None,
+    keep_every: Annotated[int | None, typer.Option(min=0, help="Keep those of every so many steps too.")] = None,
+    keep_best: Annotated[
+        int | None, typer.Option(min=0, help="Keep so many of the lowest validation loss too.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete checkpoints that are not to be kept, and what cut-off saves have left; says why the others stay."""
+    from z2all_ds.checkpoint.pruning import prune_by_hand, render, to_json
+
+    pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best)
+    print(to_json(pruning) if as_json else render(pruning))

@@ -88,14 +88,15 @@ class Trainer:
             self.profile.before_step(state.step + 1)
             figures = self._take_step()
             self.profile.after_step(state.step)
-            self._record(lr, meters, figures, self._validate())
+            held_out = self._validate()
+            self._record(lr, meters, figures, held_out)
             self.garbage.after_step(state.step)
             if self.spikes.after_step(figures):
                 stage, meters = None, self._meters()
                 continue
             asked_to_stop = self.channel_loss.flag_was_raised
             state.after_step(figures.taken)
-            self._save(figures, is_last=state.step == last_step or asked_to_stop)
+            self._save(figures, held_out.get("validation_loss"), is_last=state.step == last_step or asked_to_stop)
             if asked_to_stop and state.step < last_step:
                 self.folder.stop_request.unlink(missing_ok=True)
                 return self._end("requeue")
@@ -193,14 +194,14 @@ class Trainer:
         if step % self.run.train.log_every == 0 or step == steps:
             self.recorder.say(step_line(step, steps, figures.loss, lr, figures.grad_norm, cost))
 
-    def _save(self, figures: StepFigures, is_last: bool) -> None:
+    def _save(self, figures: StepFigures, validation_loss: float | None, is_last: bool) -> None:
         checkpoint, step = self.run.checkpoint, self.state.step
         at_end = is_last and checkpoint.at_end
         to_disk = at_end or step % checkpoint.every_steps == 0
         if not to_disk and not (checkpoint.snapshot_every and step % checkpoint.snapshot_every == 0):
             return
         if math.isfinite(figures.loss):
-            self.checkpoint_seconds += self.state.save(to_disk, wait=at_end)
+            self.checkpoint_seconds += self.state.save(to_disk, at_end, validation_loss)
         elif step == self.run.train.steps:
             fix = "Lower optimizer.lr or look at the data; the last checkpoint is intact."
             raise TrainingError(f"loss {figures.loss} at the last step", "must be finite", fix)

@@ -9,6 +9,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.keeper import Keeper
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import VALIDATION_LOSS
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
@@ -147,10 +148,10 @@ class RunState:
         """Of the last step done: it made the weights. The next step may be another's."""
         return stage_at(self.stages, max(self.step - 1, 0))
 
-    def save(self, to_disk: bool = True, wait: bool = False) -> float:
+    def save(self, to_disk: bool = True, wait: bool = False, validation_loss: float | None = None) -> float:
         """Returns the seconds for which training stood still."""
         started = time.monotonic()
-        trainer = self._trainer()
+        trainer = self._trainer() | ({} if validation_loss is None else {VALIDATION_LOSS: validation_loss})
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
         if wait:
             is_saved = self._keeper.save_and_wait(self._engine, self.step, trainer, data_state)

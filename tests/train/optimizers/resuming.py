@@ -17,6 +17,7 @@ from torch import Tensor
 
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.config import load_run_config
 from z2all_ds.config_sections import ModelSection
@@ -82,7 +83,7 @@ def _hash(tensor: Tensor) -> str:
 def outcome(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:
     first = engine_of(case, world)
     losses = train(first, world, case["lr"], range(SAVED_AFTER))
-    save_checkpoint(first, folder / case["name"], SAVED_AFTER, {}, {}, keep_last=2)
+    save_checkpoint(first, folder / case["name"], SAVED_AFTER, {}, {}, Retention(keep_last=2))
     losses += train(first, world, case["lr"], range(SAVED_AFTER, STEPS))
     second = engine_of({**case, "kind": case.get("resume_kind", case["kind"])}, world)
     try:

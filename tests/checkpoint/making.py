@@ -1,0 +1,43 @@
+"""Small checkpoints without an engine: what all ranks have written, sealed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.checkpoint import layout
+
+FILES = {
+    "state/rank_00000.safetensors": b"\x00weights" * 100,
+    "state/rank_00001.safetensors": b"moments" * 50,
+    "rng_rank_0000.pt": b"",
+}
+
+
+def write_temporary(checkpoints: Path, step: int, **trainer: Any) -> Path:
+    """What all ranks have written when rank 0 seals it; `trainer` stands in trainer.json too."""
+    temporary = layout.temporary_path(checkpoints, step)
+    for name, content in FILES.items():
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).write_bytes(content + str(step).encode())
+    (temporary / "trainer.json").write_text(json.dumps({"step": step, "dtype": "fp32", **trainer}))
+    (temporary / "data_state.json").write_text(json.dumps({"lanes": [step]}))
+    return temporary
+
+
+def make(checkpoints: Path, *steps: int) -> list[Path]:
+    sealed = []
+    for step in steps:
+        write_temporary(checkpoints, step)
+        sealed.append(layout.seal(checkpoints, step))
+    return sealed
+
+
+def make_validated(checkpoints: Path, losses: dict[int, float | None]) -> None:
+    """Step -> validation loss, or None where there was no validation."""
+    for step, loss in losses.items():
+        write_temporary(checkpoints, step, **({} if loss is None else {"validation_loss": loss}))
+        layout.seal(checkpoints, step)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -1,0 +1,130 @@
+"""Disks that fill up or turn read-only while a checkpoint is written, on real file systems of their own: the one before
+stays whole and is found, the error is one line, and what is left of the attempt is named and goes with the next start.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.making import make, names, write_temporary
+from tests.checkpoint.states import assert_same_state
+from tests.helpers.small_disk import fill, free_bytes, read_only, small_disk
+from tests.train.engines import tiny_engine, train
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers, seal
+from z2all_ds.checkpoint.retention import Retention, held, prune
+from z2all_ds.checkpoint.save import save_checkpoint
+from z2all_ds.checkpoint.state_files import Entry, write_state_file
+from z2all_ds.errors import CheckpointError
+
+MIB = 1 << 20
+PAGE = 4096
+LAST_TWO = Retention(keep_last=2)
+
+
+# The files alone
+
+
+def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 * MIB) as disk:
+        (first,) = make(disk, 1)
+        temporary = write_temporary(disk, 2)
+        entries = [Entry("weight", f"layer_{number}", 0, MIB // 16, torch.float32) for number in range(16)]
+        with pytest.raises(OSError, match="No space left on device"):
+            write_state_file(temporary / "state" / "large", entries, (torch.ones(one.length) for one in entries))
+        assert free_bytes(disk) < PAGE
+        assert find_latest(disk) == (Checkpoint(first, 1), [])
+        assert remove_leftovers(disk) == [".tmp_step_00000002"]
+        assert names(disk) == [first.name]
+        make(disk, 2)  # there is room again
+        assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)
+
+
+def test_a_disk_that_is_full_when_the_manifest_comes(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 * MIB) as disk:
+        (first,) = make(disk, 1)
+        write_temporary(disk, 2)
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left on device"):
+            seal(disk, 2)
+        line = "checkpoint step_00000002 skipped: no MANIFEST.json: it was never finished"
+        assert find_latest(disk) == (Checkpoint(first, 1), [line])
+        assert remove_leftovers(disk) == ["step_00000002"]
+        filler.unlink()
+        make(disk, 2)
+        assert find_latest(disk) == (Checkpoint(disk / "step_00000002", 2), [])
+
+
+def test_a_full_disk_is_no_hindrance_to_deleting(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 * MIB) as disk:
+        make(disk, 1, 2, 3)
+        fill(disk)
+        assert prune(disk, LAST_TWO, 3) == ["step_00000001"]
+        assert free_bytes(disk) >= 3 * PAGE
+
+
+def test_a_read_only_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
+    first, second = make(tmp_path, 1, 2)
+    write_temporary(tmp_path, 3)
+    with read_only(tmp_path):
+        with pytest.raises(OSError, match="Read-only file system"):
+            seal(tmp_path, 3)
+        assert find_latest(tmp_path) == (Checkpoint(second, 2), [])
+        with held(first):
+            assert open_checkpoint(first) == Checkpoint(first, 1)
+        remove_leftovers(tmp_path)  # cannot, and does not raise
+        assert names(tmp_path) == [".tmp_step_00000003", first.name, second.name]
+    assert remove_leftovers(tmp_path) == [".tmp_step_00000003"]
+    assert names(tmp_path) == [first.name, second.name]
+
+
+# A whole save, from an engine
+
+
+def save(engine: Any, folder: Path, step: int) -> Path:
+    return save_checkpoint(engine, folder, step, {"note": "x" * 3 * PAGE}, {"position": 8 * step}, LAST_TWO)
+
+
+def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), small_disk(tmp_path / "disk", 4 * MIB) as disk:
+        train(engine, 1)
+        before = free_bytes(disk)
+        first = save(engine, disk, 1)
+        needed = before - free_bytes(disk)
+        train(engine, 1)
+        state_only = first / "state" / "rank_00000.safetensors"
+        amounts = [0, PAGE, state_only.stat().st_size // 2, *(needed - pages * PAGE for pages in range(10, 0, -1))]
+        remains = []
+        for leave_bytes in amounts:
+            filler = fill(disk, leave_bytes)
+            with pytest.raises(CheckpointError) as caught:
+                save(engine, disk, 2)
+            filler.unlink()
+            assert str(caught.value).startswith("checkpoint of step 2: could not be written (rank 0: ")
+            assert str(caught.value).endswith(
+                f"Make room in {disk} and start again: the run goes on from the checkpoint before it."
+            )
+            assert find_latest(disk)[0] == Checkpoint(first, 1), leave_bytes
+            remains.append(remove_leftovers(disk))
+            assert names(disk) == [first.name]
+        # The last one had room for all but the manifest; until then the attempt leaves nothing.
+        assert remains == [[]] * (len(amounts) - 1) + [["step_00000002"]]
+        # The engine is none the worse for it, and just enough room is enough.
+        fill(disk, needed)
+        assert_same_state(save(engine, disk, 2), save(engine, tmp_path / "elsewhere", 2))
+        assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)
+        assert json.loads((first / "trainer.json").read_text())["step"] == 1
+
+
+def test_a_save_into_a_read_only_folder_leaves_the_one_before(tmp_path: Path) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _):
+        train(engine, 1)
+        first = save(engine, tmp_path, 1)
+        train(engine, 1)
+        with read_only(tmp_path), pytest.raises(CheckpointError, match="Read-only file system"):
+            save(engine, tmp_path, 2)
+        assert names(tmp_path) == [first.name]
+        assert find_latest(tmp_path) == (Checkpoint(first, 1), [])
+        assert save(engine, tmp_path, 2) == tmp_path / "step_00000002"

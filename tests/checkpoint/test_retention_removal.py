@@ -1,0 +1,204 @@
+"""How checkpoints go: the manifest first, and never from under somebody who reads them."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.making import make, names, write_temporary
+from tests.helpers.processes import ended, has_open
+from tests.helpers.small_disk import read_only
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, remove_leftovers
+from z2all_ds.checkpoint.retention import Retention, held, prune, remove
+from z2all_ds.errors import CheckpointError
+
+LAST_TWO = Retention(keep_last=2)
+
+
+def test_half_a_deletion_leaves_no_checkpoint(tmp_path: Path) -> None:
+    """What is left of one whose files cannot all be deleted is no checkpoint, and goes with the next start."""
+    older, _ = make(tmp_path, 1, 2)
+    with read_only(older / "state"):
+        assert remove(older)
+        assert names(older) == ["state"]
+        assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / "step_00000002", 2)
+    assert remove_leftovers(tmp_path) == ["step_00000001"]
+    assert names(tmp_path) == ["step_00000002"]
+
+
+def test_a_file_system_that_refuses_does_not_reach_the_run(tmp_path: Path) -> None:
+    make(tmp_path, 1, 2, 3)
+    with read_only(tmp_path):
+        assert prune(tmp_path, LAST_TWO, 3) == []
+    assert [layout.why_damaged(path, verify_checksums=True) for path in layout.all_of(tmp_path)] == [None] * 3
+    assert prune(tmp_path, LAST_TWO, 3) == ["step_00000001"]
+
+
+PRUNE = """
+import sys
+from pathlib import Path
+from z2all_ds.checkpoint.retention import Retention, prune
+
+print(prune(Path(sys.argv[1]), Retention(keep_last=2), 3))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="there is no setpriv command to run without root's rights")
+def test_what_cannot_even_be_looked_at_does_not_reach_the_run(tmp_path: Path) -> None:
+    oldest, *_ = make(tmp_path, 1, 2, 3)
+    oldest.chmod(0)
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*as_anybody, sys.executable, "-c", PRUNE, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert (answer.stdout, answer.stderr) == ("[]\n", "")
+    oldest.chmod(0o755)
+    assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
+
+
+REMOVE = """
+import sys
+from pathlib import Path
+from z2all_ds.checkpoint.retention import remove
+
+remove(Path(sys.argv[1]))
+"""
+
+
+def test_a_deletion_that_is_killed_has_begun_with_the_manifest(tmp_path: Path) -> None:
+    many = 20_000
+    for step in range(1, 6):
+        (path,) = make(tmp_path, step)
+        for number in range(many):  # beside the manifest, so that it is one of many
+            (path / f"{number:05d}").touch()
+        with ended(subprocess.Popen([sys.executable, "-c", REMOVE, str(path)], text=True)) as process:
+            while path.exists() and len(os.listdir(path)) >= many:
+                assert process.poll() is None or not path.exists()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if path.exists():
+            assert not (path / layout.MANIFEST).exists()
+            assert find_latest(tmp_path)[0] is None
+            assert remove_leftovers(tmp_path) == [path.name]
+            return
+    pytest.fail("five deletions were each over before the kill")
+
+
+def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 1)
+    assert not remove(tmp_path / "step_00000007")
+    assert remove(path)
+    assert not remove(path)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from z2all_ds.checkpoint.retention import held
+
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def start_holder(path: Path) -> "subprocess.Popen[str]":
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_what_another_process_reads_stays_until_it_has_read(tmp_path: Path) -> None:
+    oldest, second, *_ = make(tmp_path, 1, 2, 3, 4)
+    with ended(start_holder(oldest)) as one, ended(start_holder(oldest)) as other:  # several may read
+        assert prune(tmp_path, LAST_TWO, 4) == [second.name]
+        assert layout.why_damaged(oldest, verify_checksums=True) is None
+        assert one.stdin
+        one.stdin.close()
+        assert one.wait(20) == 0
+        assert prune(tmp_path, LAST_TWO, 4) == []
+        other.send_signal(signal.SIGKILL)  # a reader that dies lets go too
+        other.wait()
+    assert prune(tmp_path, LAST_TWO, 4) == [oldest.name]
+
+
+def test_the_command_flock_holds_one_for_a_copy(tmp_path: Path) -> None:
+    oldest, *_ = make(tmp_path, 1, 2, 3)
+    copying = f"flock --shared {oldest / layout.MANIFEST} sh -c 'echo held; cat'"
+    process = subprocess.Popen(["sh", "-c", copying], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with ended(process):
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "held\n"
+        assert prune(tmp_path, LAST_TWO, 3) == []
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
+
+
+def test_who_comes_too_late_hears_that_it_is_gone(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 1)
+    remove(path)
+    with pytest.raises(CheckpointError) as caught, held(path):
+        pytest.fail("held what is not there")
+    assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Take a newer one."
+
+
+def test_who_waits_while_it_is_deleted_does_not_hold_its_ghost(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 1)
+    manifest = path / layout.MANIFEST
+    with manifest.open("r+") as deleting:
+        fcntl.flock(deleting, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", HOLD, str(path)]
+        late = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with ended(late):
+            assert late.stderr
+            while not has_open(late.pid, manifest):
+                assert late.poll() is None
+            manifest.unlink()
+            fcntl.flock(deleting, fcntl.LOCK_UN)
+            assert "has been deleted" in late.stderr.read()
+            late.stderr.close()
+
+
+def test_errors_of_the_reader_are_its_own(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 1)
+    with pytest.raises(FileNotFoundError, match="missing_part"), held(path):
+        (path / "missing_part").read_bytes()
+    with pytest.raises(ZeroDivisionError), held(path):
+        raise ZeroDivisionError
+    assert remove(path)  # and nothing is held any more
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_nothing_is_held(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an NFS server without a lock service, which cannot be had here."""
+    (path,) = make(tmp_path, 1)
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with held(path):
+        assert json.loads((path / layout.MANIFEST).read_text())["step"] == 1
+        assert remove(path)
+    assert not path.exists()
+
+
+def test_a_step_saved_again_is_another_checkpoint(tmp_path: Path) -> None:
+    """A reader of the old folder does not keep the new one of the same name."""
+    (path,) = make(tmp_path, 1)
+    with held(path):
+        write_temporary(tmp_path, 1)
+        shutil.rmtree(path)
+        layout.seal(tmp_path, 1)
+        assert remove(path)

@@ -1,0 +1,153 @@
+"""`z2all checkpoint prune` in real processes: what goes, what stays and why, and that it never works beside a job."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.making import make_validated, names, write_temporary
+from tests.helpers.command import one_line, z2all
+from tests.helpers.training import train
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.retention import held
+from z2all_ds.run_folder import RunFolder
+
+LOSSES = {100: 3.0, 200: 2.31, 300: None, 400: 2.9, 500: None, 600: 2.8}
+RUN_YAML = "checkpoint: {keep_last: 2, keep_every: 300, keep_best: 1}\nvalidation: {corpus: held_out}\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    make_validated(folder.checkpoints, LOSSES)
+    folder.config.write_text(RUN_YAML)
+    return folder
+
+
+def steps(folder: RunFolder) -> list[int]:
+    return [layout.step_of(path) for path in layout.all_of(folder.checkpoints)]
+
+
+def size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def test_what_goes_and_why_the_others_stay(run: RunFolder, tmp_path: Path) -> None:
+    going = sum(size_of(run.checkpoints / layout.step_name(step)) for step in (100, 400))
+    leftover = write_temporary(run.checkpoints, 700)
+    going += size_of(leftover)
+    dry = z2all("checkpoint", "prune", run.root, "--dry-run", cwd=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    head, *rows, left, summary = dry.stdout.splitlines()
+    assert head.split() == ["step", "size"]
+    assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
+        ("100", "goes"),
+        ("200", "stays: best 2.31"),
+        ("300", "stays: every 300"),
+        ("400", "goes"),
+        ("500", "stays: last"),
+        ("600", "stays: last, every 300"),
+    ]
+    assert left == ".tmp_step_00000700: a leftover, goes"
+    assert summary == f"{going / 1024:.1f} KiB would be freed by deleting 2 of 6 checkpoints"
+    assert steps(run) == list(LOSSES) and leftover.is_dir()
+    assert not (run.root / ".lock").exists()
+
+    done = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:-1] == dry.stdout.splitlines()[:-1]
+    assert done.stdout.splitlines()[-1] == f"{going / 1024:.1f} KiB freed: deleted 2 of 6 checkpoints"
+    assert names(run.checkpoints) == [layout.step_name(step) for step in (200, 300, 500, 600)]
+    again = json.loads(z2all("checkpoint", "prune", run.root, "--json", cwd=tmp_path).stdout)
+    assert (again["freed_bytes"], again["leftovers"], len(again["checkpoints"])) == (0, [], 4)
+
+
+def test_the_command_line_wins_over_the_runs_settings(run: RunFolder, tmp_path: Path) -> None:
+    asked = ("--keep-last", "3", "--keep-every", "0", "--keep-best", "2", "--json")
+    answer = json.loads(z2all("checkpoint", "prune", run.root, *asked, cwd=tmp_path).stdout)
+    assert answer["retention"] == {"keep_last": 3, "keep_every": 0, "keep_best": 2}
+    fates = {one["step"]: one["reasons"] for one in answer["checkpoints"]}
+    assert fates == {100: [], 200: ["best 2.31"], 300: [], 400: ["last"], 500: ["last"], 600: ["last", "best 2.8"]}
+    assert [one["step"] for one in answer["checkpoints"] if not one["stays"]] == [100, 300]
+    assert answer["freed_bytes"] == sum(one["size_bytes"] for one in answer["checkpoints"] if not one["stays"]) > 0
+    assert steps(run) == [200, 400, 500, 600]
+
+
+def test_without_run_yaml_the_defaults_hold(run: RunFolder, tmp_path: Path) -> None:
+    run.config.unlink()
+    answer = z2all("checkpoint", "prune", run.root, "--keep-best", "0", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert steps(run) == [500, 600]
+    answer = z2all("checkpoint", "prune", run.root, "--keep-best", "1", "--keep-last", "1", cwd=tmp_path)
+    assert answer.returncode == 2 and "--keep-last" in answer.stderr
+
+
+def test_a_wish_for_the_best_that_nothing_can_fulfil_is_said(run: RunFolder, tmp_path: Path) -> None:
+    shutil.rmtree(run.checkpoints)
+    make_validated(run.checkpoints, {700: None, 800: None})
+    answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
+    assert "keep_best=1: no checkpoint has a validation loss" in answer.stdout.splitlines()
+
+
+def test_never_beside_a_job(run: RunFolder, tmp_path: Path) -> None:
+    lock = run.acquire_lock()
+    try:
+        line = one_line(z2all("checkpoint", "prune", run.root, cwd=tmp_path), 4)
+        assert line.endswith("another job is writing into it. Stop that job or set another run_dir.")
+        assert steps(run) == list(LOSSES)
+        assert z2all("checkpoint", "prune", run.root, "--dry-run", cwd=tmp_path).returncode == 0  # it may look
+    finally:
+        os.close(lock)
+
+
+def test_what_is_being_read_stays_for_the_next_time(run: RunFolder, tmp_path: Path) -> None:
+    with held(run.checkpoints / "step_00000100"):
+        answer = json.loads(z2all("checkpoint", "prune", run.root, "--json", cwd=tmp_path).stdout)
+    first = answer["checkpoints"][0]
+    assert (first["stays"], first["reasons"]) == (True, ["another process is reading it, or it cannot be deleted"])
+    assert answer["freed_bytes"] == answer["checkpoints"][3]["size_bytes"]
+    assert steps(run) == [100, 200, 300, 500, 600]
+    z2all("checkpoint", "prune", run.root, cwd=tmp_path)
+    assert steps(run) == [200, 300, 500, 600]
+
+
+def test_flipped_bits_in_the_newest_save_the_ones_before(run: RunFolder, tmp_path: Path) -> None:
+    """Sizes do not show it; by them nothing that can be loaded would be left."""
+    for step in (500, 600):
+        file = run.checkpoints / layout.step_name(step) / "state" / "rank_00000.safetensors"
+        content = bytearray(file.read_bytes())
+        content[5] ^= 1
+        file.write_bytes(content)
+    asked = ("--keep-every", "0", "--keep-best", "0", "--json")
+    answer = json.loads(z2all("checkpoint", "prune", run.root, *asked, cwd=tmp_path).stdout)
+    assert steps(run) == [300, 400, 500, 600]
+    assert answer["checkpoints"][-1]["reasons"] == ["later than step_00000400"]
+
+
+def test_none_that_can_be_loaded_is_an_error_and_deletes_nothing(run: RunFolder, tmp_path: Path) -> None:
+    for path in layout.all_of(run.checkpoints):
+        (path / "trainer.json").unlink()
+    answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
+    assert answer.returncode == 4 and "none of 6 checkpoints can be loaded" in answer.stderr
+    assert steps(run) == list(LOSSES)
+
+
+def test_no_run_folder_is_one_line_and_makes_none(tmp_path: Path) -> None:
+    line = one_line(z2all("checkpoint", "prune", tmp_path / "nothing", cwd=tmp_path), 4)
+    assert line.endswith("has no checkpoints. Give a run folder.")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_real_run_keeps_what_its_settings_ask_for(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "real")
+    more = ("deepspeed=zero1", "train.steps=6", "checkpoint.every_steps=1", "checkpoint.keep_every=3")
+    result = train(folder.root, small_corpus, small_tokenizer, *more, ranks=1)
+    assert result.returncode == 0, result.stderr
+    assert steps(folder) == [3, 5, 6]
+    answer = z2all("checkpoint", "prune", folder.root, "--keep-every", "0", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert steps(folder) == [5, 6]
+    verified = z2all("checkpoint", "verify", folder.root, cwd=tmp_path)
+    assert verified.returncode == 0, verified.stderr
