@@ -1,15 +1,19 @@
-"""Disks that are full or read-only, for real: file systems of their own, mounted while a test runs.
+"""Disks that are full, read-only or hang, for real: file systems of their own, mounted while a test runs.
 
 Permissions would not do: root writes all the same. Where mounting is not permitted the test is skipped and says why.
 """
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+
+REFUSALS = ("denied", "not permitted", "superuser", "only root", "failed to setup loop device")
 
 
 @contextmanager
@@ -21,6 +25,33 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
         yield path
     finally:
         _unmount(path)
+
+
+@contextmanager
+def stalling_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A disk that `stalled` can bring to a standstill: ext4 in a file."""
+    image = path.with_name(f"{path.name}.img")
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    if not shutil.which("mkfs.ext4") or not shutil.which("fsfreeze"):
+        pytest.skip("mkfs.ext4 and fsfreeze are not here")
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    path.mkdir(parents=True, exist_ok=True)
+    _mount("-o", "loop", str(image), str(path))
+    try:
+        yield path
+    finally:
+        _unmount(path)
+
+
+@contextmanager
+def stalled(path: Path) -> Iterator[None]:
+    """Whoever writes there waits in the kernel, deaf to signals, until it is over: as on a network disk that hangs."""
+    subprocess.run(["fsfreeze", "--freeze", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", str(path)], check=True)
 
 
 @contextmanager
@@ -53,7 +84,10 @@ def _mount(*arguments: str) -> None:
         done = subprocess.run(["mount", *arguments], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     except FileNotFoundError:
         pytest.skip("there is no mount command here")
-    if any(refusal in done.stderr.lower() for refusal in ("denied", "not permitted", "superuser", "only root")):
+    if any(
+        refusal in done.stderr.lower()
+        for refusal in ("denied", "not permitted", "superuser", "only root", "failed to set up loop")
+    ):
         pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,157 @@
+"""Real runs whose disk fills up, turns read-only or hangs: they go on, say so, and save again when they can."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.marked import marked, new_mark, wait_until
+from tests.helpers.small_disk import fill, read_only, small_disk, stalled, stalling_disk
+from tests.helpers.training import metrics, run_arguments, train
+from z2all_ds.checkpoint import memory
+from z2all_ds.checkpoint.layout import find_latest
+from z2all_ds.errors import EXIT_REQUEUE
+from z2all_ds.run_folder import RunFolder
+
+DISK_BYTES = 16_000_000
+EVERY = 50
+FIRST = f"saved step_{EVERY:08d}"
+ENDLESS = (
+    "train.steps=1000000",
+    "schedule.kind=constant",
+    "train.log_every=1000000",
+    "checkpoint.snapshot_every=10",
+    f"checkpoint.every_steps={EVERY}",
+    "checkpoint.disk_patience_seconds=0.5",
+)
+
+
+class Run:
+    """`z2all train` on two ranks, whose checkpoints lie on a disk of their own."""
+
+    def __init__(self, place: Path, corpus: Path, tokenizer: Path, ranks: int = 2, *more: str) -> None:
+        self.folder, self.mark = RunFolder(place / "run"), new_mark()
+        arguments = run_arguments(self.folder.root, corpus, tokenizer, *ENDLESS, *more)
+        self.terminal = place / "terminal"
+        with self.terminal.open("ab") as terminal:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "z2all_ds", "train", "--ranks", str(ranks), *arguments],
+                env={**os.environ, **self.mark},
+                stdout=terminal,
+                stderr=terminal,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self.terminal.read_text()
+
+    def waits_for(self, words: str, times: int = 1) -> None:
+        wait_until(lambda: self.said().count(words) >= times or self.process.poll() is not None, words)
+        assert self.process.poll() is None, self.said()
+
+    def saves_again(self) -> None:
+        """A checkpoint that was begun from now on."""
+        steps = len(metrics(self.folder.root))
+        newest = f"saved step_{(steps // EVERY + 2) * EVERY:08d}"
+        self.waits_for(newest)
+
+    def kill(self) -> None:
+        for number in marked(self.mark):
+            os.kill(number, signal.SIGKILL)
+        self.process.wait()
+
+
+def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    with small_disk(checkpoints, DISK_BYTES):
+        run = Run(tmp_path, small_corpus, small_tokenizer, 2, "deepspeed=zero1")
+        try:
+            run.waits_for(FIRST)
+            filler = fill(checkpoints)
+            run.waits_for("could not be written ([Errno 28] No space left on device")
+            assert find_latest(checkpoints)[0]  # the one before is whole
+            filler.unlink()
+            run.saves_again()
+            with read_only(checkpoints):
+                run.waits_for("could not be written ([Errno 30] Read-only file system")
+                assert find_latest(checkpoints)[0]
+            run.saves_again()
+            run.kill()
+            # Killed: snapshots are newer than what is on the disk, and another JSON and number of ranks goes on.
+            again = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero3")
+            try:
+                again.waits_for(
+                    " in memory, saved by 2 ranks under zero1 (fp32); its loss on fixed tokens is 0.0e+00 off"
+                )
+                again.process.send_signal(signal.SIGTERM)
+                assert again.process.wait(60) == EXIT_REQUEUE, again.said()
+            finally:
+                again.kill()
+        finally:
+            run.kill()
+        steps = [record["step"] for record in metrics(tmp_path / "run")]
+        assert steps == list(range(1, len(steps) + 1))
+        newest, damaged = find_latest(checkpoints)
+        assert newest and newest.step == steps[-1] and damaged == []
+        line = memory.line_of(run.folder)
+        assert line and not line.path.exists()
+
+
+def test_training_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.parent.mkdir()
+    with stalling_disk(checkpoints, 64_000_000):
+        run = Run(tmp_path, small_corpus, small_tokenizer, 2, "deepspeed=zero1")
+        try:
+            run.waits_for(FIRST)
+            with stalled(checkpoints):
+                run.waits_for("stays in memory: the disk is still busy with step_", times=3)
+                steps = len(metrics(run.folder.root))
+                wait_until(lambda: len(metrics(run.folder.root)) > steps + 50, "more steps")
+            run.saves_again()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.process.wait(60) == EXIT_REQUEUE, run.said()
+        finally:
+            run.kill()
+        newest, damaged = find_latest(checkpoints)
+        assert newest and newest.step == len(metrics(run.folder.root)) and damaged == []
+
+
+@pytest.mark.parametrize("background", ["always", "never"])
+def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_from(
+    background: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    more = ("deepspeed=zero1", "train.steps=60", "checkpoint.every_steps=10", f"checkpoint.background={background}")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    with small_disk(checkpoints, DISK_BYTES):
+        filler = fill(checkpoints, leave_bytes=200_000)
+        failed = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
+        assert failed.returncode == 4, failed.stderr
+        (line,) = [line for line in failed.stderr.splitlines() if line.startswith("CheckpointError")]
+        assert "No space left on device" in line and "Make room in" in line
+        assert sorted(path.name for path in checkpoints.iterdir()) == ["filler"]
+        filler.unlink()
+        again = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
+        assert again.returncode == 0, again.stderr
+        assert ("resumed from step_00000030 in memory" in again.stderr) == (background == "always")
+        newest, _ = find_latest(checkpoints)
+        assert newest and newest.step == 60
+
+
+def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    """The second one waits a while for the first to end, then leaves it alone."""
+    run = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero1")
+    try:
+        run.waits_for(FIRST)
+        second = train(run.folder.root, small_corpus, small_tokenizer, *ENDLESS, "deepspeed=zero1", ranks=1)
+        assert second.returncode == 4
+        assert "another job is writing into it. Stop that job or set another run_dir." in second.stderr
+        run.saves_again()
+    finally:
+        run.kill()
+        memory.remove_all_of(run.folder)
