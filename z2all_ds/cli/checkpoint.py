@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from z2all_ds.cli.options import JsonOption
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
@@ -37,3 +37,17 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     found = look_at(path, verify_checksums=True)
     print(to_json(found) if as_json else render(found))
     refuse_damage(found)
+
+
+@checkpoint_app.command("import")
+def import_checkpoint(
+    source: Annotated[Path, typer.Argument(help="Folder DeepSpeed's save_checkpoint wrote into, or one tag's in it.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder to go on in; its run.yaml says the run.")] = None,
+    config: ConfigOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Make a checkpoint of a run from what DeepSpeed's own engine.save_checkpoint wrote, bit for bit."""
+    from z2all_ds.train.import_deepspeed import import_deepspeed
+
+    for line in import_deepspeed(source, run, config, overrides or []).lines:
+        print(line)
