@@ -82,10 +82,13 @@ def test_before_the_first_step_there_are_weights_alone(tmp_path: Path) -> None:
 
 
 @contextmanager
-def other_engine(make_optimizer: Callable[[Z2allForCausalLM], Any], stage: int = 0) -> Iterator[Any]:
+def other_engine(
+    make_optimizer: Callable[[Z2allForCausalLM], Any], stage: int = 0, dtype: str = "fp32"
+) -> Iterator[Any]:
     """As somebody may train the model without anything of ours around it."""
     settings = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": stage}}
     settings |= {"gradient_clipping": 1.0, "zero_allow_untested_optimizer": True}
+    settings |= {} if dtype == "fp32" else {dtype: {"enabled": True}}
     with tiny_engine("cpu", "deepspeed=zero0") as (ours, _):
         model = Z2allForCausalLM(Z2allConfig(**ours.module.config.to_dict()))
         engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=settings)
@@ -108,6 +111,35 @@ def test_an_optimizer_of_one_group_of_somebody_else(stage: int, named: bool, tmp
         assert torch.equal(reader.read_whole(name), weight)
         if stage == 0:
             assert torch.equal(reader.read_whole(name, "exp_avg"), engine.optimizer.state[weight]["exp_avg"])
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -> None:
+    """The masters as DeepSpeed's own ways to them give them, and the scale of fp16's losses."""
+
+    def adam(model: Z2allForCausalLM) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    with other_engine(adam, stage, dtype) as engine:
+        train(engine, 2)
+        engine.save_checkpoint(str(tmp_path / "theirs"))
+        masters = {}
+        if stage == 0:
+            for group, weights in zip(engine.optimizer.fp32_groups, engine.optimizer.fp16_groups, strict=True):
+                masters |= {id(weight): master for weight, master in zip(weights, group, strict=True)}
+        wanted = {
+            name: masters[id(weight)] if stage == 0 else deepspeed.utils.safe_get_full_fp32_param(weight)
+            for name, weight in engine.module.named_parameters()
+        }
+    source = DeepSpeedFolder(tmp_path / "theirs")
+    reader = StateReader(import_folder(source, tmp_path / "run", shapes_of(engine), {}, seed=1))
+    assert (source.zero_stage, source.dtype) == (stage, dtype)
+    for name, master in wanted.items():
+        assert torch.equal(reader.read_whole(name), master), name
+    assert reader.state_keys == {"exp_avg", "exp_avg_sq"}
+    scale = {"cur_scale": 65536, "cur_iter": 2, "last_overflow_iter": -1, "cur_hysteresis": 2}
+    assert reader.index["loss_scale"] == (scale if dtype == "fp16" and stage else {})
 
 
 @pytest.mark.parametrize(

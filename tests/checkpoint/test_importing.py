@@ -13,6 +13,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.deepspeed_folders import DeepSpeedFolder
 from z2all_ds.checkpoint.importing import import_folder
 from z2all_ds.checkpoint.state_files import StateReader
+from z2all_ds.resources import find_named_file
 from z2all_ds.train.op_builds import prebuild
 
 RANKS = [2, 3]
@@ -24,9 +25,18 @@ SAVED: dict[str, dict[str, Any]] = {
     "zero2_bf16": {"deepspeed": "zero2", **BF16},
     "zero3_bf16": {"deepspeed": "zero3", **BF16},
 }
-STAGES = {"zero2_offload": 2, "zero3_offload": 3, **{f"zero{n}": n for n in range(4)}}
-CASES = [(name, ranks) for name in SAVED for ranks in RANKS if ranks < 3 or name in ("zero2", "zero3")]
-GOES_ON_UNDER = dict(zip(JSONS, JSONS[3:] + JSONS[:3], strict=True))
+CHANGED = {
+    # Parameters dealt to the ranks in turn, and several flat tensors a group: other places in the same files.
+    "zero2_in_turn": ("zero2", {"round_robin_gradients": True}),
+    "zero3_in_parts": ("zero3", {"sub_group_size": 1000}),
+}
+CASES = [
+    (name, ranks)
+    for name in (*SAVED, *CHANGED)
+    for ranks in RANKS
+    if ranks < 3 or name in ("zero2", "zero3", *CHANGED)
+]  # fmt: skip
+GOES_ON_UNDER = dict(zip([*JSONS, *CHANGED], [*JSONS[3:], *JSONS[:3], "zero0", "zero1"], strict=True))
 
 
 def label(name: str, ranks: int) -> str:
@@ -38,10 +48,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """Saved by two and three ranks both ways, imported, and gone on with by two ranks."""
     folder = tmp_path_factory.mktemp("imported")
     prebuild(["deepspeed_shm_comm", "cpu_adam"])
+    settings = dict(SAVED)
+    for name, (shipped, changes) in CHANGED.items():
+        content = json.loads(find_named_file(shipped, "DeepSpeed JSON", "ds_configs", ".json").read_text())
+        content["zero_optimization"] |= changes
+        (folder / f"{name}.json").write_text(json.dumps(content))
+        settings[name] = {"deepspeed": str(folder / f"{name}.json")}
     found: dict[str, Any] = {}
     for ranks in RANKS:
         tasks = [
-            {"name": label(name, ranks), "save_after": SAVED_AFTER, "by_deepspeed": True, **SAVED[name]}
+            {"name": label(name, ranks), "save_after": SAVED_AFTER, "by_deepspeed": True, **settings[name]}
             for name, of_case in CASES
             if of_case == ranks
         ]
@@ -69,7 +85,7 @@ def test_every_bit_arrives(name: str, ranks: int, outcomes: tuple[Path, dict[str
     assert index["optimizer"] == ("ds_cpu_adam" if "offload" in name else "adamw")
     partitions = 1 if name == "zero0" else ranks
     assert (index["ranks"], trainer["world_size"]) == (partitions, partitions)
-    assert trainer["zero_stage"] == STAGES[name.removesuffix("_bf16")]
+    assert trainer["zero_stage"] == int(name.removeprefix("zero")[0])
     assert trainer["offload_optimizer"] == ("offload" in name)
     assert trainer["dtype"] == ("bf16" if name.endswith("bf16") else "fp32")
 

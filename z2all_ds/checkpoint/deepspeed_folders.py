@@ -2,7 +2,7 @@
 
 | saved under | weights and optimizer are in | a flat tensor is |
 |---|---|---|
-| ZeRO 0, fp32 | mp_rank_00_model_states.pt | a parameter |
+| ZeRO 0 | mp_rank_00_model_states.pt | a parameter |
 | ZeRO 1 and 2 | [bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt | rank R's share of a row of parameters |
 | ZeRO 3 | the same | rank R's shares of some parameters, in a row |
 
@@ -196,11 +196,13 @@ class DeepSpeedFolder:
         return pieces
 
     def _whole_parameters(self) -> Iterator[SavedFlat]:
-        """ZeRO 0 in fp32: the model's weights, and the optimizer's states by number."""
+        """ZeRO 0: the model's weights in fp32, in 16 bits those that the optimizer has by number; states by number."""
         states, weights = self._states_of_first_rank, self._model["module"]
-        for number, name in enumerate(self._names_by_number(states)):
+        names = self._names_by_number(states)
+        masters = [master for group in self._model["optimizer"].get("fp32_groups", ()) for master in group]
+        for number, (name, master) in enumerate(zip(names, masters or map(weights.get, names), strict=True)):
             moments, taken = states.of(number)
-            weight = weights[name].detach().reshape(-1)
+            weight = master.detach().reshape(-1)
             yield SavedFlat([Piece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
 
     def _names_by_number(self, states: _States) -> list[str]:
@@ -234,12 +236,13 @@ class DeepSpeedFolder:
 
     def _checked_states(self, of_rank: dict[str, Any] | None) -> _States:
         """The states of the optimizer inside, which must be an Adam's."""
-        if of_rank is None:
-            content = self._model.get("optimizer")
-        else:
-            content = of_rank.get("base_optimizer_state", of_rank.get("optimizer_state_dict"))
+        content = (self._model.get("optimizer") or {}) if of_rank is None else of_rank
+        for key in ("base_optimizer_state", "optimizer_state_dict"):
+            content = content.get(key, content)
         if not isinstance(content, dict) or "state" not in content or "param_groups" not in content:
-            raise self._unknown("an optimizer that is neither ZeRO's nor torch's (16 bits without ZeRO?)")
+            raise self._unknown("no optimizer of ZeRO's, nor one of torch's")
+        if "fp32_groups_flat" in (self._model.get("optimizer") or {}):
+            raise self._unknown("an optimizer of 16 bits without ZeRO that steps flat groups (FusedAdam)")
         states = _States(content["state"], content["param_groups"])
         kind = states.groups[0].get(KIND_KEY)
         others = {key for state in states.of_flats.values() for key in state} - {STEP, *MOMENTS}
