@@ -126,7 +126,8 @@ def anchored(config: RunConfig) -> RunConfig:
         update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
     )
     nvme_folder = config.train.nvme_folder and absolute(config.train.nvme_folder)
-    train = config.train.model_copy(update={"nvme_folder": nvme_folder})
+    init_from = absolute(config.train.init_from)
+    train = config.train.model_copy(update={"nvme_folder": nvme_folder, "init_from": init_from})
     validation = config.validation.model_copy(update={"corpus": absolute(config.validation.corpus)})
     sections = {"data": data, "train": train, "validation": validation}
     return config.model_copy(update={"run_dir": absolute(config.run_dir), **sections})
@@ -135,6 +136,15 @@ def anchored(config: RunConfig) -> RunConfig:
 def dump_yaml(config: RunConfig) -> str:
     """The resolved config, every field written out, as it goes into the run folder."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def dump_model_yaml(fields: dict[str, Any]) -> str:
+    """These settings as the `model` section of a run YAML; the rest of the section is left to its defaults."""
+    try:
+        checked = ModelSection.model_validate(fields).model_dump(mode="json")
+    except ValidationError as error:
+        raise _one_line(error) from None
+    return yaml.safe_dump({"model": {name: checked[name] for name in fields}}, sort_keys=False)
 
 
 def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

@@ -186,6 +186,9 @@ class TrainSection(Section):
     """Before the first step, try on a GPU whether the micro-batches of every stage fit, and say what memory is left."""
     seed: int = Field(1234, ge=0)
     """Of initial weights and of the data order."""
+    init_from: str = ""
+    """Local Hugging Face Llama folder (safetensors) to take the first weights from; none: they are drawn. A run that
+    goes on from a checkpoint does not look at it."""
     deterministic: bool = False
     """The same run twice gives the same bits on a GPU too, by slower kernels; on a CPU it always does."""
     log_every: int = Field(1, gt=0)

@@ -2,7 +2,8 @@
 
 The file named on the command line holds a JSON list of tasks; rank 0 writes beside it what came out. A task trains a
 toy under `deepspeed`: from its initial weights, or from the checkpoint `start`. It saves at once what it has just read
-(`again`), takes steps, and saves after `save_after` of them. The same six samples make every step, whatever the ranks.
+(`again`), takes steps, and saves after `save_after` of them, `by_deepspeed` too where that is asked for. The same six
+samples make every step, whatever the ranks.
 """
 
 import json
@@ -79,6 +80,8 @@ def outcome(task: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:
     if "save_after" in task:
         first += task["save_after"]
         save_checkpoint(engine, here, first, {}, {}, Retention(keep_last=2))
+    if task.get("by_deepspeed"):
+        engine.save_checkpoint(str(here / "by_deepspeed"))
     losses += train(engine, world, range(first, first + 3))
     counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
     return {"losses": losses, "saved": f"{task['name']}/{step_name(first)}", "counts": counts}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-
 REFUSALS = ("denied", "not permitted", "superuser", "only root", "failed to setup loop device")
 
 

@@ -148,6 +148,8 @@ def test_which_jsons() -> None:
 def test_the_run_keeps_its_schedule_and_only_its_first_steps_are_taken() -> None:
     run = load_run_config(None, ["train.steps=500"])
     assert load_run_config(None, ["train.steps=500", *settings(run, 20, "fp32")]).train.steps == 500
+    # The reference draws its weights, and so must the runs beside it.
+    assert load_run_config(None, ["train.init_from=llama", *settings(run, 20, "fp32")]).train.init_from == ""
     longer = load_run_config(None, settings(run, 600, "fp32"))
     assert (longer.train.steps, longer.train.stop_at_step, longer.checkpoint.every_steps) == (600, 600, 601)
 

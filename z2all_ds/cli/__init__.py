@@ -82,10 +82,19 @@ def quickstart(
 
 
 @app.command()
-def config(config: ConfigOption = None, overrides: Overrides = None) -> None:
+def config(
+    config: ConfigOption = None,
+    from_hf: Annotated[Path | None, typer.Option(help="Print the model section of this Llama folder instead.")] = None,
+    overrides: Overrides = None,
+) -> None:
     """Print the resolved run config, every setting with its value."""
-    from z2all_ds.config import dump_yaml, load_run_config
+    from z2all_ds.config import dump_model_yaml, dump_yaml, load_run_config
 
+    if from_hf is not None:
+        from z2all_ds.llama_folder import LlamaFolder
+
+        print(dump_model_yaml(LlamaFolder(from_hf, "--from-hf").model_fields), end="")
+        return
     print(dump_yaml(load_run_config(config, overrides)), end="")
 
 

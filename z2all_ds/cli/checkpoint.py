@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from z2all_ds.cli.options import JsonOption
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, and delete old ones.")
 PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
@@ -55,3 +55,17 @@ def prune(
 
     pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best)
     print(to_json(pruning) if as_json else render(pruning))
+
+
+@checkpoint_app.command("import")
+def import_checkpoint(
+    source: Annotated[Path, typer.Argument(help="Folder DeepSpeed's save_checkpoint wrote into, or one tag's in it.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder to go on in; its run.yaml says the run.")] = None,
+    config: ConfigOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Make a checkpoint of a run from what DeepSpeed's own engine.save_checkpoint wrote, bit for bit."""
+    from z2all_ds.train.import_deepspeed import import_deepspeed
+
+    for line in import_deepspeed(source, run, config, overrides or []).lines:
+        print(line)

@@ -14,6 +14,7 @@ from z2all_ds.machine import device_type, gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.init_from import first_weights
 from z2all_ds.train.inputs import check_data
 from z2all_ds.train.offload_disk import require_disk
 from z2all_ds.train.op_builds import needed_ops, prebuild
@@ -48,7 +49,7 @@ def train_on_this_machine(
     asked = {ASKED_VARIABLE: str(time.monotonic())}
     run = load_run_config(config, overrides)
     ranks = default_ranks() if ranks is None else ranks
-    check_before_launch(run, ranks)
+    check_before_launch(run, ranks, resume)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
     with stop_on_signals(folder) as signals:
@@ -71,11 +72,12 @@ def train_on_this_machine(
     return outcome
 
 
-def check_before_launch(run: RunConfig, ranks: int) -> None:
+def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
     """Everything that can be known to fail before torch is loaded; then the ops."""
     check_ranks(ranks, gpu_count())
     resolved = resolve(run, ranks, device_type())
     check_data(run, ranks)
+    first_weights(run, resume)
     check_run_folder(run)
     require_disk(resolved)
     prebuild(needed_ops(resolved, device_type()))

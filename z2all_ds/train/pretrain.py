@@ -24,6 +24,7 @@ from z2all_ds.run_stages import run_stages
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.train import determinism, garbage
 from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.train.init_from import FirstWeights, first_weights, load_first_weights
 from z2all_ds.train.inputs import check_data, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.offload_disk import require_disk
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         lock = folder.acquire_lock() if world.is_main else None
         startup.done("imports")
-        inputs = check_inputs(run, world)
+        inputs = check_inputs(run, world, options.resume)
         startup.done("data")
         outcome = train_rank(run, options.resume, folder, world, inputs, output, startup)
     except Z2allError as error:
@@ -88,14 +89,16 @@ class Inputs(NamedTuple):
     expected_device: str
     resolved: ResolvedDeepSpeed
     tokenizer: Z2allTokenizer
+    first_weights: FirstWeights | None
 
 
-def check_inputs(run: RunConfig, world: World) -> Inputs:
+def check_inputs(run: RunConfig, world: World, resume: str) -> Inputs:
     """Mistakes end here, on all ranks at once."""
     expected = device_type()
     resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)
-    return Inputs(expected, resolved, check_data(run, world.world_size))
+    tokenizer = check_data(run, world.world_size)
+    return Inputs(expected, resolved, tokenizer, first_weights(run, resume))
 
 
 def train_rank(
@@ -108,7 +111,7 @@ def train_rank(
     startup: Startup,
 ) -> str:
     """Builds model, data and engine, restores the checkpoint if there is one, trains. Returns how it ended."""
-    expected_device, resolved, tokenizer = inputs
+    expected_device, resolved, tokenizer, start = inputs
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Memory in segments that grow, so that batches of other shapes do not leave holes; torch reads this once.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -167,6 +170,8 @@ def train_rank(
         write_run_files(run, folder, resolved.config, facts, world)
     startup.done("model")
     engine = ds.build_engine(model, run, resolved)
+    if run.train.init_from:
+        load_first_weights(engine, start, run.train.seed, output.say)
     startup.done("engine")
     if run.train.dry_run:
         dry_run(engine, run, resolved, output.say)
