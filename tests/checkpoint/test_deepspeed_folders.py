@@ -17,6 +17,7 @@ from z2all_ds.checkpoint.deepspeed_folders import DeepSpeedFolder
 from z2all_ds.checkpoint.importing import import_folder
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.checkpoint.restore import restore
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.errors import CheckpointError
@@ -61,7 +62,7 @@ def test_same_bits_and_same_next_losses(case: str, tmp_path: Path) -> None:
     if "offload" in case:
         prebuild(["cpu_adam"])
     with saved_engine(tmp_path / "theirs", *CASES[case]) as engine:
-        ours = save_checkpoint(engine, tmp_path / "ours", 2, {}, {}, keep_last=2)
+        ours = save_checkpoint(engine, tmp_path / "ours", 2, {}, {}, Retention(2))
         source = DeepSpeedFolder(tmp_path / "theirs")
         imported = import_folder(source, tmp_path / "imported", shapes_of(engine), {}, seed=1)
         unbroken = train(engine, 2)

@@ -14,6 +14,7 @@ from tests.helpers.llama_folders import make_llama
 from tests.helpers.training import MICRO_OVERRIDES, losses, run_arguments, train
 from tests.train.engines import tiny_engine
 from z2all_ds.checkpoint.layout import WEIGHT
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.config import RunConfig, load_run_config
@@ -58,7 +59,7 @@ def test_masters_are_the_folders_bits_and_logits_its_logits(
     settings = [*MICRO_OVERRIDES, f"deepspeed={name}", f"train.precision={precision}"]
     with tiny_engine("cpu", *settings) as (engine, _):
         load_first_weights(engine, FirstWeights(LlamaFolder(folder), whole()), 7, said.append)
-        saved = StateReader(save_checkpoint(engine, tmp_path, 0, {}, {}, keep_last=2))
+        saved = StateReader(save_checkpoint(engine, tmp_path, 0, {}, {}, Retention(2)))
         ids = torch.randint(1024, (2, 20), generator=torch.Generator().manual_seed(1))
         engine.eval()
         with torch.no_grad():
@@ -89,7 +90,7 @@ def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any
         settings = [*MICRO_OVERRIDES, f"deepspeed={name}", "model.vocab_size=1088"]
         with tiny_engine("cpu", *settings) as (engine, _):
             load_first_weights(engine, start, 7, lambda line: None)
-            saved = StateReader(save_checkpoint(engine, tmp_path / name, 0, {}, {}, keep_last=2))
+            saved = StateReader(save_checkpoint(engine, tmp_path / name, 0, {}, {}, Retention(2)))
         for parameter in ("lm_head.weight", "model.embed_tokens.weight"):
             found = saved.read_whole(parameter)
             assert torch.equal(found, wanted.parameter(parameter))

@@ -62,11 +62,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Pat
 
     plan = [arguments("clean", clean)]
     plan += [arguments(policy, poisoned, f"guard.policy={policy}") for policy in POLICIES]
+    # Back to snapshots of the same steps: there is no checkpoint to go back to.
+    in_memory = ("guard.policy=rollback", "checkpoint.snapshot_every=20", "checkpoint.every_steps=1000")
+    plan += [arguments("rollback_in_memory", poisoned, *in_memory)]
     plan += [arguments("warn", poisoned, "guard.policy=warn", "train.stop_at_step=48")]
     plan += [arguments("stop", poisoned, "guard.policy=stop"), arguments("few", poisoned, "guard.max_bad_steps=1")]
     plan += [arguments("broken", clean, "optimizer.lr=1e30", "train.steps=8", "schedule.warmup_steps=0")]
     wrong = TrainingError.exit_code
-    assert train_many(folder, plan) == [0, 0, 0, 0, wrong, wrong, wrong]
+    assert train_many(folder, plan) == [0, 0, 0, 0, 0, wrong, wrong, wrong]
     return folder
 
 
@@ -116,6 +119,13 @@ def test_a_rolled_back_run_has_every_step_once_and_never_meets_the_data_again(ru
     assert inside.count(False) <= 1, "all but one after the last checkpoint are in its state"
     # Before the first checkpoint there is nothing to go back to.
     assert len(spikes) >= len(back)
+
+
+def test_a_snapshot_serves_as_well_as_a_checkpoint(runs: Path) -> None:
+    run = runs / "rollback_in_memory"
+    assert losses(run) == losses(runs / "rollback")
+    assert len(events(run, "rolled_back")) == len(events(runs / "rollback", "rolled_back"))
+    assert events(run, "checkpoint") == [] and list((run / "checkpoints").iterdir()) == []
 
 
 def test_a_warning_lets_the_step_through(runs: Path) -> None:

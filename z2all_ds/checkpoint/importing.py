@@ -3,7 +3,6 @@
 Piece by piece: DeepSpeed's files are mapped, not loaded, and a rank's file there becomes a rank's file here.
 """
 
-import json
 import math
 import random
 import shutil
@@ -19,6 +18,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.deepspeed_folders import MOMENTS, DeepSpeedFolder, SavedFlat
 from z2all_ds.checkpoint.engine_state import LOSS_SCALE
 from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
+from z2all_ds.checkpoint.save import small_files
 from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
 from z2all_ds.errors import CheckpointError
 
@@ -43,8 +43,8 @@ def import_folder(
     try:
         known = _write_state(source, temporary, shapes)
         torch.save(_seeded_generators(seed), temporary / rng_name("0000"))
-        (temporary / "trainer.json").write_text(json.dumps(_facts(source, step), indent=1), encoding="utf-8")
-        (temporary / "data_state.json").write_text(json.dumps(data_state), encoding="utf-8")
+        for name, content in small_files(step, _facts(source), data_state).items():
+            (temporary / name).write_text(content, encoding="utf-8")
         return layout.seal(checkpoints, step, known)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -95,10 +95,9 @@ def _pieces(flats: list[SavedFlat]) -> Iterator[Tensor]:
                 yield tensor[piece.offset : piece.offset + piece.length]
 
 
-def _facts(source: DeepSpeedFolder, step: int) -> dict[str, Any]:
+def _facts(source: DeepSpeedFolder) -> dict[str, Any]:
     """trainer.json, as far as the source tells: no rates, no guard, no loss of fixed tokens."""
     return {
-        "step": step,
         "world_size": source.ranks,
         "zero_stage": source.zero_stage,
         "offload_optimizer": source.is_offloaded,

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import Retention, Verdict, judge, remove
 from z2all_ds.config import load_run_config
 from z2all_ds.config_sections import CheckpointSection
@@ -46,9 +46,10 @@ def prune_by_hand(
     keep_last: int | None = None,
     keep_every: int | None = None,
     keep_best: int | None = None,
+    memory_too: bool = False,
 ) -> Pruning:
     """What is not given is as in the run's run.yaml. A dry run may look at a folder that a job is using."""
-    folder = RunFolder(root.expanduser())
+    folder = RunFolder(root.expanduser().resolve())
     if not folder.checkpoints.is_dir():
         raise CheckpointError(f"{folder.root}", "has no checkpoints", "Give a run folder.")
     section = load_run_config(str(folder.config)).checkpoint if folder.config.is_file() else CheckpointSection()
@@ -61,8 +62,13 @@ def prune_by_hand(
         verdicts = _verdicts(folder.checkpoints, retention, section.verify_checksums)
         fates = tuple(_carry_out(verdict, dry_run) for verdict in verdicts)
         freed += sum(fate.size_bytes for fate in fates if not fate.stays)
+        if memory_too:
+            line = memory.line_of(folder)
+            freed += _size(line.path) if line else 0
         if not dry_run:
             layout.remove_leftovers(folder.checkpoints)
+        if memory_too and not dry_run:
+            memory.remove_all_of(folder)
     return Pruning(dry_run, retention, freed, fates, tuple(path.name for path in leftovers))
 
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS
 from z2all_ds.console import heartbeat, human_bytes
 from z2all_ds.errors import CheckpointError
+from z2all_ds.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class CheckpointFacts:
     """Position in the data: samples read so far."""
     validation_loss: float | None = None
     """None where the step was not validated."""
+    in_memory: bool = False
+    """A snapshot, of this machine's ranks, that is on no disk."""
 
 
 def look_at(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
@@ -42,7 +45,9 @@ def look_at(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
     folders = layout.all_of(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
     if not folders or not folders[0].is_dir() or not layout.is_step_name(folders[0].name):
         raise CheckpointError(f"{path}", "has no checkpoints", "Give a run folder or a step_NNNNNNNN folder in it.")
-    return [_facts(folder, verify_checksums) for folder in folders]
+    on_disk = [_facts(layout.Checkpoint(folder, layout.step_of(folder)), verify_checksums) for folder in folders]
+    line = memory.line_of(RunFolder(path))
+    return [*on_disk, *(_facts(snapshot, False) for snapshot in reversed(line.snapshots() if line else []))]
 
 
 def refuse_damage(found: Sequence[CheckpointFacts]) -> None:
@@ -67,7 +72,7 @@ def render(found: Sequence[CheckpointFacts]) -> str:
         row.append("?" if one.sample is None else f"{one.sample:,}")
         if is_validated:
             row.append("-" if one.validation_loss is None else f"{one.validation_loss:.4f}")
-        rows.append([*row, one.problem or "whole"])
+        rows.append([*row, one.problem or ("in memory" if one.in_memory else "whole")])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
 
@@ -87,11 +92,12 @@ def _words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
-    with heartbeat(f"comparing checksums of {path.name}") if verify_checksums else nullcontext():
-        problem = layout.why_damaged(path, verify_checksums)
+def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointFacts:
+    path, problem = checkpoint.path, None
+    if not checkpoint.is_in_memory:
+        with heartbeat(f"comparing checksums of {path.name}") if verify_checksums else nullcontext():
+            problem = layout.why_damaged(path, verify_checksums)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    checkpoint = layout.Checkpoint(path, layout.step_of(path))
     try:
         index = json.loads((path / layout.STATE_FOLDER / layout.STATE_INDEX).read_text(encoding="utf-8"))
         known = {
@@ -106,4 +112,4 @@ def _facts(path: Path, verify_checksums: bool) -> CheckpointFacts:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known, problem = {}, problem or f"not readable ({type(error).__name__})"
-    return CheckpointFacts(str(path), problem, size, checkpoint.step, **known)
+    return CheckpointFacts(str(path), problem, size, checkpoint.step, in_memory=checkpoint.is_in_memory, **known)

@@ -7,7 +7,7 @@ import typer
 
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, and delete old ones.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, take over others' and delete old ones.")
 PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
 
 
@@ -47,13 +47,14 @@ def prune(
     keep_best: Annotated[
         int | None, typer.Option(min=0, help="Keep so many of the lowest validation loss too.")
     ] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also what a killed run has left in this memory.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete checkpoints that are not to be kept, and what cut-off saves have left; says why the others stay."""
     from z2all_ds.checkpoint.pruning import prune_by_hand, render, to_json
 
-    pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best)
+    pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory)
     print(to_json(pruning) if as_json else render(pruning))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from z2all_ds.accounting import count_parameters
 from z2all_ds.atomic import machine_limits_named
+from z2all_ds.checkpoint import memory
 from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
@@ -52,8 +53,12 @@ def train_on_this_machine(
     check_before_launch(run, ranks, resume)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
-    with stop_on_signals(folder) as signals:
-        code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
+    try:
+        with stop_on_signals(folder) as signals:
+            code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
+    except KeyboardInterrupt:
+        memory.remove_all_of(folder)  # ended at once by hand, not by a crash: nothing is left behind
+        raise
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, memory
 from z2all_ds.config import RunConfig
 from z2all_ds.llama_folder import LlamaFolder, tokens_in
 from z2all_ds.run_folder import RunFolder
@@ -41,21 +41,20 @@ def begins_anew(run: RunConfig, resume: str) -> bool:
     """Whether there is no checkpoint to go on from."""
     if resume != "auto":
         return resume == "never"
-    checkpoints = RunFolder(Path(run.run_dir).expanduser().resolve()).checkpoints
-    return not any((path / layout.MANIFEST).exists() for path in layout.all_of(checkpoints))
+    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
+    line = memory.line_of(folder)
+    return not (layout.newest_step(folder.checkpoints) or (line and line.snapshots()))
 
 
 def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: Callable[[str], None]) -> None:
     """Into a new engine of any shape. Collective; rank 0 decides whether, should others see another disk."""
     import torch
-    import torch.distributed as dist
 
+    from z2all_ds.checkpoint.collective import from_rank_0
     from z2all_ds.checkpoint.flats import flats_of, weights_changed
     from z2all_ds.model.llama_weights import LlamaWeights
 
-    decision = [found]
-    dist.broadcast_object_list(decision, src=0)
-    found = decision[0]
+    found = from_rank_0(found)
     if found is None:
         return
     weights = LlamaWeights(found.folder, found.rows, seed)
