@@ -145,6 +145,10 @@ class Keeper:
         self._news.append(OnDisk(step, time.monotonic() - started, data_state))
         return True
 
+    def finish(self) -> None:
+        """What is on its way is on the disk when this returns."""
+        self._settle(None)
+
     def news(self) -> list[OnDisk]:
         """What has come onto the disk since this was asked last; ranks but the first know only what they waited for."""
         self._hear()

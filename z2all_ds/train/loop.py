@@ -208,6 +208,7 @@ class Trainer:
         # Else the weights may be broken: the next checkpoint is that of a step that shows they are not.
 
     def _end(self, outcome: str) -> str:
+        self.state.finish()
         self.has_ended = True
         self.recorder.end(outcome, self.state.step, WORDS[outcome])
         return outcome

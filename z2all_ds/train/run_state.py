@@ -174,6 +174,11 @@ class RunState:
         for saved in self._keeper.news():
             self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
 
+    def finish(self) -> None:
+        """Before the run ends: waits for the disk."""
+        self._keeper.finish()
+        self.tell_news()
+
     def close(self, keeps_memory: bool) -> None:
         self._keeper.close(keeps_memory)
 
