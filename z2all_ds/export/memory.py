@@ -4,7 +4,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
@@ -15,8 +15,9 @@ def available_bytes() -> int:
 
 def peak_bytes() -> int:
     """The most that this process or one that it has waited for has had resident at any time."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+    # Of this process getrusage may tell the peak of the one that has started it.
+    own = _table(Path("/proc/self/status"))["VmHWM:"]
+    return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
 
 
 def _of_machine() -> int:
@@ -38,7 +39,7 @@ def _of_control_groups() -> list[int]:
     """Of version 2 or 1, this process's group and those around it. What they have read from files is given up on
     demand and does not count. In a container the group's own path may lie outside: then the root is all there is."""
     found = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in OWN_CGROUPS.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root, limit, usage = CGROUPS, "memory.max", "memory.current"
