@@ -17,8 +17,8 @@ from z2all_ds.run_folder import RunFolder
 
 NICENESS = 10
 """Below training's own processes, which then take every processor they ask for."""
-SECONDS_TO_TIDY_UP = 10.0
-"""After SIGTERM an export removes what it has written; then it is killed."""
+SECONDS_TO_TIDY_UP = 5.0
+"""After SIGTERM an export removes what it has written; then it is asked once more, then it is killed."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of a rank, which an export is not."""
 
@@ -70,9 +70,13 @@ class BackgroundExport:
         self._waiting = None
         if self._running is not None:
             process, self._running = self._running.process, None
-            self._signal(process, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS_TO_TIDY_UP)
+            for _ in range(
+                2
+            ):  # Python loses an exit that a signal asks for inside a destructor or a weak reference's call
+                self._signal(process, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SECONDS_TO_TIDY_UP)
+                    break
             self._signal(process, signal.SIGKILL)  # what it has started itself too
             process.wait()
 
