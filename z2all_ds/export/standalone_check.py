@@ -7,6 +7,7 @@ A model that fits into memory is loaded by `from_pretrained`, as everybody does;
 from the folder's files one after the other.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -26,8 +27,7 @@ from torch import Tensor  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 sys.path.insert(0, str(HERE))
-from in_turn import logits_in_turn  # type: ignore[import-not-found]  # noqa: E402 - beside this script
-
+logits_in_turn = importlib.import_module("in_turn").logits_in_turn  # the file beside this one, not a part of a package
 sys.path.remove(str(HERE))
 
 NEW_TOKENS = 40
