@@ -463,3 +463,12 @@ def test_the_written_config_means_the_same_from_anywhere(tmp_path: Path, monkeyp
     assert run.data.tokenizer == "/else/where"
     assert run.validation.corpus == str(tmp_path / "held" / "out")
     assert anchored(load_run_config()).data.corpus == ""
+
+
+def test_exports_are_made_of_checkpoints() -> None:
+    run = load_run_config(None, ["checkpoint.every_steps=50", "export.every_steps=100", "export.format=z2all"])
+    assert (run.export.every_steps, run.export.dtype, run.export.format) == (100, "bf16", "z2all")
+    assert load_run_config().export.every_steps == 0
+    rule = r"export.every_steps=75 must be a multiple of checkpoint.every_steps=50"
+    with pytest.raises(ConfigError, match=rule):
+        load_run_config(None, ["checkpoint.every_steps=50", "export.every_steps=75"])

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from z2all_ds.config_sections import (
     CheckpointSection,
     DataSection,
+    ExportSection,
     GuardSection,
     ModelSection,
     OpsSection,
@@ -60,6 +61,8 @@ class RunConfig(Section):
     """Learning rate."""
     checkpoint: CheckpointSection = CheckpointSection()
     """Saving."""
+    export: ExportSection = ExportSection()
+    """Exports while training."""
     validation: ValidationSection = ValidationSection()
     """Held-out text."""
     guard: GuardSection = GuardSection()
@@ -81,6 +84,11 @@ class RunConfig(Section):
                     f"{name}={length} must not exceed"
                     f" model.max_position_embeddings={self.model.max_position_embeddings}"
                 )
+        if self.export.every_steps % self.checkpoint.every_steps:
+            raise ValueError(
+                f"export.every_steps={self.export.every_steps} must be a multiple of"
+                f" checkpoint.every_steps={self.checkpoint.every_steps}"
+            )
         for first, end in self.data.skip_samples:
             if not 0 <= first < end:
                 raise ValueError(f"data.skip_samples: [{first}, {end}] must go up from 0")

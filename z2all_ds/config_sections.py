@@ -364,6 +364,17 @@ class ValidationSection(Section):
     """Samples of train.sequence_length tokens, over all ranks, the same ones every time."""
 
 
+class ExportSection(Section):
+    """Hugging Face folders made of checkpoints while training goes on."""
+
+    every_steps: int = Field(0, ge=0)
+    """Steps between two exports, a multiple of checkpoint.every_steps; 0: none."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the exported weights."""
+    format: Literal["llama", "z2all"] = "llama"
+    """llama: loads with plain transformers. z2all: our own model class, with this package."""
+
+
 class GuardSection(Section):
     """What to do about a step whose loss or gradient is out of all proportion, or not a number."""
 

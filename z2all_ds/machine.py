@@ -167,19 +167,6 @@ def usable_cores() -> int:
         return cores
 
 
-def available_memory() -> int:
-    """Bytes that can be taken without swapping: the machine's, or less where a container has a limit (cgroup v2)."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, min(available, limit - used + int(counts["inactive_file"])))  # the cache gives way
-    except (OSError, ValueError, KeyError):  # no cgroup v2, or "max": no limit
-        return available
-
-
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """For starting processes that do not calculate: without it numpy starts a thread a core in each, and they spin.

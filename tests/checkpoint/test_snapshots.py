@@ -113,6 +113,6 @@ def test_room_is_asked_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _):
         train(engine, 1)
         assert why_not_in_memory(engine, World()) is None
-        monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
         reason = why_not_in_memory(engine, World())
         assert reason and reason.startswith("2 snapshots take") and "50% of the memory available is 0.00 GB" in reason

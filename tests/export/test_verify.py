@@ -1,14 +1,16 @@
-"""The gate of an export: what it lets pass, and that it stops what differs."""
+"""The gate of an export: what it lets pass, and that it stops what differs, in both ways of loading a folder."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers.models import TINY
 from z2all_ds.errors import ExportError
-from z2all_ds.export.verify import compare_with_folder, real_texts
+from z2all_ds.export.verify import Logits, Verdict, compare_with_folder, fits_whole, real_texts
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.stock_keys import to_stock
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer
@@ -27,32 +29,58 @@ def model(tokenizer: Z2allTokenizer) -> Z2allForCausalLM:
     return Z2allForCausalLM(Z2allConfig.from_section(TINY, **tokenizer.model_token_ids)).eval()
 
 
-def write_folder(model: Z2allForCausalLM, small_tokenizer: Path, folder: Path) -> Path:
+def logits_of(model: Z2allForCausalLM) -> Logits:
+    """Of the whole model, text by text."""
+
+    def logits(texts: list[list[int]]) -> Iterator[Tensor]:
+        with torch.no_grad():
+            for ids in texts:
+                yield model(torch.tensor([ids])).logits[0]
+
+    return logits
+
+
+def write_folder(model: Z2allForCausalLM, small_tokenizer: Path, folder: Path, max_shard_size: str = "1GB") -> Path:
     """What an export holds, written by transformers itself."""
     from transformers import LlamaForCausalLM
 
     llama = LlamaForCausalLM(model.config.to_llama())
     llama.load_state_dict(to_stock(model.state_dict(), model.config))
-    llama.save_pretrained(folder)
+    llama.save_pretrained(folder, max_shard_size=max_shard_size)
     for name in TOKENIZER_FILES:
         shutil.copy(small_tokenizer / name, folder / name)
     return folder
 
 
+def compare(
+    model: Z2allForCausalLM, tokenizer: Z2allTokenizer, folder: Path, texts: dict[str, str], whole: bool = True
+) -> Verdict:
+    return compare_with_folder(logits_of(model), tokenizer, folder, texts, max_tokens=64, whole=whole)
+
+
+@pytest.mark.parametrize("whole", [True, False])
 def test_equal_weights_pass(
-    model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+    whole: bool,
+    model: Z2allForCausalLM,
+    tokenizer: Z2allTokenizer,
+    small_corpus: Path,
+    small_tokenizer: Path,
+    tmp_path: Path,
 ) -> None:
     texts = real_texts(small_corpus, tokenizer)
     assert sorted(texts) == ["code", "en", "zh"]
-    verdict = compare_with_folder(model, tokenizer, write_folder(model, small_tokenizer, tmp_path), texts)
+    folder = write_folder(model, small_tokenizer, tmp_path, "1GB" if whole else "50KB")
+    verdict = compare(model, tokenizer, folder, texts, whole)
     assert verdict.max_relative_difference <= 1e-6
     assert verdict.tokens_compared > 100
-    assert len(verdict.generated) == 3
+    assert verdict.how == ("from_pretrained" if whole else "layer by layer")
+    assert len(verdict.generated) == (3 if whole else 0)
 
 
-@pytest.mark.parametrize("damage", [1e-2, float("nan")])
+@pytest.mark.parametrize(("damage", "whole"), [(1e-2, True), (1e-2, False), (float("nan"), False)])
 def test_one_changed_weight_is_found(
     damage: float,
+    whole: bool,
     model: Z2allForCausalLM,
     tokenizer: Z2allTokenizer,
     small_corpus: Path,
@@ -63,16 +91,16 @@ def test_one_changed_weight_is_found(
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 5] += damage
     with pytest.raises(ExportError, match=r"logits on the .* text differ by"):
-        compare_with_folder(model, tokenizer, folder, real_texts(small_corpus, tokenizer))
+        compare(model, tokenizer, folder, real_texts(small_corpus, tokenizer), whole)
 
 
-def test_a_folder_that_does_not_load_is_named(
+def test_a_folder_that_needs_this_package_is_no_llama(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     folder = write_folder(model, small_tokenizer, tmp_path)
     (folder / "config.json").write_text((folder / "config.json").read_text().replace('"llama"', '"z2all"'))
     with pytest.raises(ExportError, match="does not load without this package"):
-        compare_with_folder(model, tokenizer, folder, {"en": "Hello"})
+        compare(model, tokenizer, folder, {"en": "Hello"})
 
 
 def test_another_tokenizer_is_found(
@@ -85,4 +113,9 @@ def test_another_tokenizer_is_found(
     other.pre_tokenizer = None
     other.save(str(folder / "tokenizer.json"))
     with pytest.raises(ExportError, match="reads the en text differently"):
-        compare_with_folder(model, tokenizer, folder, {"en": "def main(): return 42"})
+        compare(model, tokenizer, folder, {"en": "def main(): return 42"}, whole=False)
+
+
+def test_only_what_fits_is_loaded_whole() -> None:
+    assert fits_whole(1_000_000)
+    assert not fits_whole(10**13)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.training import launch_script, losses, metrics, run_arguments, train, train_many
 from z2all_ds.checkpoint.layout import open_checkpoint
-from z2all_ds.export.to_hf import export_checkpoint, read_weights
+from z2all_ds.export.to_hf import export_checkpoint
+from z2all_ds.export.weights import read_weights
 from z2all_ds.resources import resource_dir
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.schedules import LAST_RATE

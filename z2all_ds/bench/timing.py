@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.machine import available_memory
+from z2all_ds.process_memory import available_bytes
 
 BUDGET_MS = 30.0
 WARMUP_MS = 10.0
@@ -128,7 +128,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         held_for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held_for_reuse
-    return available_memory()
+    return available_bytes()
 
 
 def check_rounds(rounds: int) -> None:

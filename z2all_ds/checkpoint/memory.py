@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 
 from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint
-from z2all_ds.machine import available_memory
+from z2all_ds.process_memory import available_bytes
 from z2all_ds.run_folder import RunFolder
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -96,7 +96,7 @@ def why_no_room(bytes_needed: int) -> str | None:
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < bytes_needed:
         return f"{SHARED_MEMORY} has {free / 1e9:.2f} GB free (in docker: --shm-size, or --ipc=host)"
-    usable = int(available_memory() * MOST_OF_MEMORY)
+    usable = int(available_bytes() * MOST_OF_MEMORY)
     if usable < bytes_needed:
         return f"{MOST_OF_MEMORY:.0%} of the memory available is {usable / 1e9:.2f} GB"
     return None

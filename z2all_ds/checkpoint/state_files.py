@@ -11,7 +11,7 @@ without the rest of it.
 import json
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]
         return file.entry
 
 
-class _MappedTensors:
+class MappedTensors:
     """The tensors of one state file, read where they lie: no copy is made on the way into another tensor."""
 
     def __init__(self, path: Path) -> None:
@@ -116,6 +116,9 @@ def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]
 class StateReader:
     """The state of one checkpoint, from the rank files that hold it."""
 
+    open_file: Callable[[Path], Any] = MappedTensors
+    """Tensors by name, of which parts are taken."""
+
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint, self._folder = checkpoint, checkpoint / STATE_FOLDER
         index = self._folder / STATE_INDEX
@@ -129,7 +132,7 @@ class StateReader:
                 checkpoint.name, f"has format {self.index['format']}, known is {FORMAT}", "Update z2all_ds."
             )
         self._pieces: dict[str, dict[str, list[list[int]]]] = self.index["pieces"]
-        self._files: dict[int, _MappedTensors] = {}
+        self._files: dict[int, Any] = {}
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -176,7 +179,7 @@ class StateReader:
         places = [place for of_key in self._pieces.values() for place in of_key.get(parameter, [])]
         return {rank for first, size, rank in places if first < start + length and start < first + size}
 
-    def _open(self, rank: int) -> _MappedTensors:
+    def _open(self, rank: int) -> Any:
         if rank not in self._files:
-            self._files[rank] = _MappedTensors(self._folder / file_name(rank))
+            self._files[rank] = self.open_file(self._folder / file_name(rank))
         return self._files[rank]

@@ -102,16 +102,24 @@ def config(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Run folder (its newest checkpoint) or one checkpoint's folder.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write (default: in the run's exports/).")] = None,
+    model_format: Annotated[
+        str, typer.Option("--format", help="llama: loads without this package. z2all: our own model class.")
+    ] = "llama",
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
-    max_shard_size: Annotated[str, typer.Option(help="Of one safetensors file.")] = "4GB",
+    max_shard_size: Annotated[str, typer.Option(help="Of one safetensors file, e.g. 4GB or 500MB.")] = "4GB",
 ) -> None:
     """Write a Hugging Face folder and prove that its logits are those of the training weights."""
+    from z2all_ds.lifeline import follow_owner
+
+    follow_owner()  # started by a run in its background, it ends with the run
+    from z2all_ds.console import human_bytes
     from z2all_ds.export.to_hf import export_checkpoint
 
-    report = export_checkpoint(checkpoint, out, dtype, max_shard_size)
+    report = export_checkpoint(checkpoint, out, dtype, max_shard_size, model_format)
     print(
         f"{report.folder}: step {report.step}, {report.parameters:,} parameters, logits within "
-        f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens"
+        f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens "
+        f"({report.verdict.how}); peak memory {human_bytes(report.peak_memory_bytes)}"
     )
 
 

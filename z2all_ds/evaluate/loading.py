@@ -13,6 +13,8 @@ def load_folder(folder: Path) -> tuple[Any, Any, torch.device]:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    import z2all_ds.model  # noqa: F401 - for exports in our own format: registers the model
+
     if not (folder / "config.json").is_file():
         raise DataError(
             f"model {folder}", "no Hugging Face folder (no config.json)", "Give an export: `z2all export RUN`."

@@ -1,40 +1,101 @@
-"""Run as a script, by itself: loads an exported folder with plain transformers and writes down what it computes.
+"""Run as a script, by itself: loads an exported folder as its user does and writes down what it computes.
 
-It must never import z2all_ds; the first lines make that impossible.
+    standalone_check.py llama    with plain transformers; the first lines make an import of z2all_ds impossible
+    standalone_check.py z2all    with this package, which registers its model
+
+A model that fits into memory is loaded by `from_pretrained`, as everybody does; of a larger one the layers are read
+from the folder's files one after the other.
 """
 
+import importlib
 import json
 import sys
+from pathlib import Path
 
-sys.modules["z2all_ds"] = None  # type: ignore[assignment]  # any import of the package now fails
-sys.path.pop(0)  # this script's own folder
+HERE = Path(__file__).resolve().parent
+sys.path = [place for place in sys.path if place != str(HERE)]  # Python puts a script's folder first
+FORMAT = sys.argv[1]
+if FORMAT == "llama":
+    sys.modules["z2all_ds"] = None  # type: ignore[assignment]  # any import of the package now fails
+else:
+    sys.path.insert(0, str(HERE.parents[1]))
+    import z2all_ds.model  # registers it with transformers
 
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+sys.path.insert(0, str(HERE))
+logits_in_turn = importlib.import_module("in_turn").logits_in_turn  # the file beside this one, not a part of a package
+sys.path.remove(str(HERE))
 
 NEW_TOKENS = 40
+ROOM_OF_MODELS = {"llama": "transformers.", "z2all": "z2all_ds."}
+FUSED = {} if FORMAT == "llama" else z2all_ds.model.stock_keys.STOCK_PARTS
+"""Module of the model -> modules of the file it is made of, in row order."""
 
 
 def main() -> None:
     request = json.load(sys.stdin)
-    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
-    model = AutoModelForCausalLM.from_pretrained(request["folder"], dtype=torch.float32).eval()
-    assert type(model).__module__.startswith("transformers."), type(model)
-    ids, generated = {}, {}
+    folder, out = Path(request["folder"]), Path(request["out"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = {}
     for name, text in request["texts"].items():
         # split_special_tokens: control tokens spelled out in a document are text here, as they were in training.
         encoded = tokenizer(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
         ids[name] = encoded[: request["max_tokens"]]
+    generated = whole_model(folder, out, tokenizer, ids) if request["whole"] else layer_by_layer(folder, out, ids)
+    answer = json.dumps({"ids": ids, "generated": generated}, ensure_ascii=False)
+    (out / "answer.json").write_text(answer, encoding="utf-8")
+
+
+def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str, list[int]]) -> dict[str, str]:
+    """Writes the logits of each text; returns what the model makes of the texts' beginnings."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    require_its_class(model)
+    generated = {}
+    for number, tokens in enumerate(ids.values()):
         with torch.no_grad():
-            logits = model(torch.tensor([ids[name]])).logits[0]
-        torch.save(logits, f"{request['out']}/{name}.pt")
-        prompt = torch.tensor([ids[name][:16]])
-        made = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW_TOKENS, do_sample=False
-        )
+            torch.save(model(torch.tensor([tokens])).logits[0], out / f"{number}.pt")
+        prompt = torch.tensor([tokens[:16]])
+        mask = torch.ones_like(prompt)
+        made = model.generate(prompt, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False)
         generated[tokenizer.decode(prompt[0])] = tokenizer.decode(made[0][prompt.shape[1] :])
-    with open(f"{request['out']}/answer.json", "w", encoding="utf-8") as file:
-        json.dump({"ids": ids, "generated": generated}, file, ensure_ascii=False)
+    return generated
+
+
+def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[str, str]:
+    """Writes the logits of each text. Generates nothing: every token would read all weights again."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    require_its_class(model)
+    if FORMAT == "llama":
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # frequencies are no weights: here with values
+    for number, logits in enumerate(logits_in_turn(model, weights_of(folder), list(ids.values()))):
+        torch.save(logits, out / f"{number}.pt")
+    return {}
+
+
+def weights_of(folder: Path):  # type: ignore[no-untyped-def]
+    """A function that reads one weight, in fp32, by its name."""
+    index = folder / "model.safetensors.index.json"
+    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+
+    def read(name: str) -> Tensor:
+        for fused, stock_names in FUSED.items():
+            if f".{fused}." in name:
+                return torch.cat([read(name.replace(fused, stock)) for stock in stock_names])
+        # Opened for each weight: while it is open the whole file counts as memory.
+        with safe_open(folder / files.get(name, "model.safetensors"), framework="pt") as file:
+            return file.get_tensor(name).to(torch.float32, copy=True)
+
+    return read
+
+
+def require_its_class(model: torch.nn.Module) -> None:
+    assert type(model).__module__.startswith(ROOM_OF_MODELS[FORMAT]), type(model)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,35 @@
-"""Checkpoint -> Hugging Face folder (Llama format, safetensors, tokenizer), gated by the comparison of logits."""
+"""Checkpoint -> Hugging Face folder (safetensors, config, tokenizer, model card), gated by the comparison of logits.
 
-import json
+Everything streams: weights are read, rounded and written some megabytes at a time, and the proof goes layer by layer,
+so that a model may be many times larger than memory.
+"""
+
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint
-from z2all_ds.checkpoint.state_files import StateReader
+from z2all_ds.checkpoint.retention import held
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import heartbeat, say
+from z2all_ds.console import heartbeat, progress, say
 from z2all_ds.errors import CheckpointError, ConfigError
-from z2all_ds.export.verify import Verdict, compare_with_folder, real_texts
+from z2all_ds.export.model_card import model_card
+from z2all_ds.export.place import folder_in_place_of
+from z2all_ds.export.verify import Verdict, compare_with_folder, fits_whole, real_texts, reference_logits
+from z2all_ds.export.weights import WeightReader
+from z2all_ds.machine import require_free_disk
 from z2all_ds.ops.dtypes import TORCH_DTYPES
+from z2all_ds.plan import parse_size
+from z2all_ds.process_memory import peak_bytes
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
-from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
+from z2all_ds.run_stages import run_stages, stage_at
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from z2all_ds.model import Z2allConfig
+
+FORMATS = ("llama", "z2all")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -30,6 +41,8 @@ class ExportReport:
     step: int
     parameters: int
     verdict: Verdict
+    peak_memory_bytes: int
+    """The most that this process, or the one that loaded the folder, ever had resident."""
 
 
 def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
@@ -45,82 +58,86 @@ def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
 
 
 def export_checkpoint(
-    path: Path, out: Path | None = None, dtype: str = "fp32", max_shard_size: str = "4GB"
+    path: Path,
+    out: Path | None = None,
+    dtype: str = "fp32",
+    max_shard_size: str = "4GB",
+    model_format: str = "llama",
 ) -> ExportReport:
     """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an export of the same place."""
-    from huggingface_hub import save_torch_state_dict
-    from transformers import GenerationConfig
-
-    from z2all_ds.model import Z2allConfig, Z2allForCausalLM
-    from z2all_ds.model.stock_keys import to_stock
-
-    if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"dtype {dtype}", "no such dtype", f"Known: {', '.join(TORCH_DTYPES)}.")
+    for what, value, known in (("dtype", dtype, TORCH_DTYPES), ("format", model_format, FORMATS)):
+        if value not in known:
+            raise ConfigError(f"{what} {value}", f"no such {what}", f"Known: {', '.join(known)}.")
+    max_shard_bytes = parse_size(max_shard_size)
     folder, checkpoint = pick_checkpoint(path.expanduser().resolve())
     run = load_run_config(str(folder.config))
     out = (out or folder.exports / checkpoint.path.name).expanduser().resolve()
     if out.exists() and not (out / "config.json").is_file():
         raise ConfigError(f"--out {out}", "exists and is not an export", "Give a new folder.")
-    tokenizer = load_tokenizer(run.data.tokenizer)
+    with held(checkpoint.path), folder_in_place_of(out) as temporary:
+        parameters, verdict = _fill(temporary, run, folder, checkpoint, dtype, max_shard_bytes, model_format)
+    return ExportReport(out, checkpoint.step, parameters, verdict, peak_bytes())
+
+
+def _fill(
+    out: Path,
+    run: RunConfig,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    dtype: str,
+    max_shard_bytes: int,
+    model_format: str,
+) -> tuple[int, Verdict]:
+    """Writes all files and has them proven. Returns the number of parameters and what the comparison said."""
+    from z2all_ds.export.shards import exported_parts, plan_shards, write_shards
+
+    torch_dtype, tokenizer = TORCH_DTYPES[dtype], load_tokenizer(run.data.tokenizer)
+    config, reader = _model_config(run, checkpoint, tokenizer), WeightReader(checkpoint.path)
+    parts = exported_parts(reader.shapes, config)
+    parameters = sum(part.num_values for part in parts)
+    size_bytes = parameters * torch_dtype.itemsize
+    require_free_disk(out, size_bytes, "the export")
+    with progress(f"writing the weights of {checkpoint.path.name}", size_bytes, "bytes") as advance:
+        write_shards(out, plan_shards(parts, torch_dtype, max_shard_bytes), reader, torch_dtype, advance)
+    _write_settings(out, config, Path(run.data.tokenizer), tokenizer, dtype, model_format)
+    with heartbeat("comparing logits in a process of its own"):
+        verdict = compare_with_folder(
+            reference_logits(reader, config, torch_dtype),
+            tokenizer,
+            out,
+            real_texts(run.data.corpus, tokenizer),
+            max_tokens=config.max_position_embeddings,
+            whole=fits_whole(parameters),
+            model_format=model_format,
+        )
+    card = model_card(run, folder, checkpoint, dtype, model_format, parameters, verdict)
+    (out / "README.md").write_text(card, encoding="utf-8")
+    return parameters, verdict
+
+
+def _model_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTokenizer) -> "Z2allConfig":
+    from z2all_ds.model import Z2allConfig
+
     # of the last step done, not of the next: a checkpoint at a border was made by the stage that ended there
     stage = stage_at(run_stages(run), max(checkpoint.step - 1, 0))
     shape = run.model.model_copy(update={"rope_theta": stage.rope_theta})
-    config = Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
-    with heartbeat(f"reading the weights of {checkpoint.path.name}"):
-        weights = {name: t.to(TORCH_DTYPES[dtype]).contiguous() for name, t in read_weights(checkpoint).items()}
-    if config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = Z2allForCausalLM(config).eval()
-    model.load_state_dict(weights)  # into fp32: the reference computes in fp32 with the exported values
-
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        stock = {name: tensor.clone() for name, tensor in to_stock(weights, config).items()}
-        if config.tie_word_embeddings:
-            stock.pop("lm_head.weight")
-        save_torch_state_dict(stock, temporary, max_shard_size=max_shard_size, metadata={"format": "pt"})
-        llama = config.to_llama()
-        llama.dtype = TORCH_DTYPES[dtype]
-        llama.save_pretrained(temporary)
-        GenerationConfig(**tokenizer.model_token_ids).save_pretrained(temporary)
-        for name in TOKENIZER_FILES:
-            if (Path(run.data.tokenizer) / name).is_file():
-                shutil.copy2(Path(run.data.tokenizer) / name, temporary / name)
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # some writers make their files private
-        (temporary / "README.md").write_text(model_card(run, checkpoint, dtype), encoding="utf-8")
-        with heartbeat("comparing logits in a process without this package"):
-            verdict = compare_with_folder(model, tokenizer, temporary, real_texts(run.data.corpus, tokenizer))
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.replace(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return ExportReport(out, checkpoint.step, sum(t.numel() for t in stock.values()), verdict)
+    return Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
 
 
-def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The whole master weights under our own names."""
-    reader = StateReader(checkpoint.path)
-    return {name: reader.read_whole(name) for name in reader.shapes}
+def _write_settings(
+    out: Path, config: "Z2allConfig", tokenizer_dir: Path, tokenizer: Z2allTokenizer, dtype: str, model_format: str
+) -> None:
+    """Everything beside the weights that loading needs."""
+    from transformers import GenerationConfig
 
-
-def model_card(run: RunConfig, checkpoint: Checkpoint, dtype: str) -> str:
-    """README.md of the exported folder."""
-    stages = run_stages(run)
-    facts: dict[str, Any] = {
-        "step": f"{checkpoint.step} of {run.train.steps}",
-        "tokens seen": f"{tokens_seen(stages, checkpoint.step):,}",
-        "sequence length": stage_at(stages, max(checkpoint.step - 1, 0)).sequence_length,
-        "dtype": dtype,
-        "domains": ", ".join(checkpoint.data_state["domains"]),
-    }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    shape = json.dumps(run.model.model_dump(), indent=2)
-    return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-        "# A Z2all model in Llama format\n\nLoads with `AutoModelForCausalLM` and `AutoTokenizer`; no remote code.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n```json\n{shape}\n```\n"
-    )
+    written = config.to_llama() if model_format == "llama" else type(config)(**config.to_dict())
+    written.dtype = TORCH_DTYPES[dtype]
+    if model_format == "z2all":
+        written.architectures = ["Z2allForCausalLM"]
+    written.save_pretrained(out)
+    GenerationConfig(**tokenizer.model_token_ids).save_pretrained(out)
+    for name in TOKENIZER_FILES:
+        if (tokenizer_dir / name).is_file():
+            shutil.copy2(tokenizer_dir / name, out / name)
+    for file in out.iterdir():
+        file.chmod(0o644)  # some writers make their files private

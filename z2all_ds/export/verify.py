@@ -1,25 +1,40 @@
-"""Proof of an export: a fresh process that cannot import z2all_ds loads the folder and must give the same logits."""
+"""Proof of an export: a fresh process loads the folder as a user will and must give the logits of the training weights.
+
+For the Llama format that process cannot import z2all_ds. Neither side needs memory for the model: ours goes layer by
+layer, and so does the other where the model is large for this machine.
+"""
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from z2all_ds.data.spec import open_documents
 from z2all_ds.errors import ExportError
+from z2all_ds.export.in_turn import logits_in_turn
+from z2all_ds.process_memory import available_bytes
 
 if TYPE_CHECKING:
-    from z2all_ds.model import Z2allForCausalLM
+    from z2all_ds.export.weights import WeightReader
+    from z2all_ds.model import Z2allConfig
     from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
 """fp32 on both sides from the same values: only the order of sums differs (seen: 0 to 1e-6)."""
 CHARACTERS_PER_TEXT = 400
+SHARE_OF_MEMORY = 1 / 4
+"""A model that takes less of the memory that is free, in fp32, is loaded whole."""
+WHOLE, IN_TURN = "from_pretrained", "layer by layer"
+
+Logits = Callable[[list[list[int]]], Iterator[Tensor]]
+"""Token ids of some texts -> logits [T, V] of each."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,9 @@ class Verdict:
     max_relative_difference: float
     tokens_compared: int
     generated: dict[str, str]
-    """Prompt -> what the exported model made of it, greedily."""
+    """Prompt -> what the exported model made of it, greedily; nothing layer by layer."""
+    how: str
+    """How the folder was loaded: by `from_pretrained`, or layer by layer."""
 
 
 def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str, str]:
@@ -42,23 +59,41 @@ def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str,
     return texts
 
 
+def reference_logits(reader: "WeightReader", config: "Z2allConfig", dtype: torch.dtype) -> Logits:
+    """Of our own model: the checkpoint's weights rounded to the export's dtype, computed in fp32, layer by layer."""
+    from z2all_ds.model import Z2allForCausalLM
+
+    with torch.device("meta"):
+        model = Z2allForCausalLM(config)
+    return lambda texts: logits_in_turn(model, lambda name: reader.read_rounded(name, dtype), texts)
+
+
+def fits_whole(num_parameters: int) -> bool:
+    return num_parameters * torch.float32.itemsize < SHARE_OF_MEMORY * available_bytes()
+
+
 def compare_with_folder(
-    model: "Z2allForCausalLM", tokenizer: "Z2allTokenizer", folder: Path, texts: dict[str, str]
+    reference: Logits,
+    tokenizer: "Z2allTokenizer",
+    folder: Path,
+    texts: dict[str, str],
+    max_tokens: int,
+    whole: bool,
+    model_format: str = "llama",
 ) -> Verdict:
     """Raises ExportError unless tokens are equal and logits agree on every text."""
-    limit = model.config.max_position_embeddings
     with tempfile.TemporaryDirectory(prefix="z2all-verify-") as scratch:
-        answer = _ask_fresh_process(folder, texts, limit, Path(scratch))
-        worst, compared = 0.0, 0
-        for name, text in texts.items():
-            ids = tokenizer.encode(text)[:limit]
-            if answer["ids"][name] != ids:
+        request = {"folder": str(folder), "texts": texts, "max_tokens": max_tokens, "out": scratch, "whole": whole}
+        answer = _ask_fresh_process(request, model_format)
+        ids = {name: tokenizer.encode(text)[:max_tokens] for name, text in texts.items()}
+        for name in texts:
+            if answer["ids"][name] != ids[name]:
                 raise ExportError(
                     f"{folder}", f"its tokenizer reads the {name} text differently", "Report this as a bug."
                 )
-            with torch.no_grad():
-                ours = model(torch.tensor([ids])).logits[0].float()
-            theirs = torch.load(Path(scratch) / f"{name}.pt", weights_only=True)
+        worst = 0.0
+        for number, (name, ours) in enumerate(zip(ids, reference(list(ids.values())), strict=True)):
+            theirs = torch.load(Path(scratch) / f"{number}.pt", weights_only=True)
             difference = ((ours - theirs).abs().max() / ours.abs().max()).item()
             # `not <=` rather than `>`: a NaN fails too.
             if not difference <= MAX_RELATIVE_DIFFERENCE:
@@ -67,18 +102,18 @@ def compare_with_folder(
                     f"logits on the {name} text differ by {difference:.2e} (allowed {MAX_RELATIVE_DIFFERENCE:.0e})",
                     "The export is discarded; the checkpoint is intact. Report this as a bug.",
                 )
-            worst, compared = max(worst, difference), compared + len(ids)
-    return Verdict(worst, compared, answer["generated"])
+            worst = max(worst, difference)
+    tokens_compared = sum(map(len, ids.values()))
+    return Verdict(worst, tokens_compared, answer["generated"], WHOLE if whole else IN_TURN)
 
 
-def _ask_fresh_process(folder: Path, texts: dict[str, str], limit: int, scratch: Path) -> dict[str, dict[str, str]]:
-    script = Path(__file__).with_name("standalone_check.py")
-    request = {"folder": str(folder), "texts": texts, "max_tokens": limit, "out": str(scratch)}
-    result = subprocess.run(
-        [sys.executable, str(script)], input=json.dumps(request), capture_output=True, text=True, cwd=scratch
-    )
+def _ask_fresh_process(request: dict[str, Any], model_format: str) -> dict[str, Any]:
+    script, scratch = Path(__file__).with_name("standalone_check.py"), request["out"]
+    command = [sys.executable, str(script), model_format]
+    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, cwd=scratch)
     if result.returncode != 0:
-        last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ExportError(f"{folder}", f"does not load without this package ({last_line})", "Report this as a bug.")
-    answer: dict[str, dict[str, str]] = json.loads((scratch / "answer.json").read_text(encoding="utf-8"))
+        last_line = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}, no message"])[-1]
+        without = " without this package" if model_format == "llama" else ""
+        raise ExportError(request["folder"], f"does not load{without} ({last_line})", "Report this as a bug.")
+    answer: dict[str, Any] = json.loads((Path(scratch) / "answer.json").read_text(encoding="utf-8"))
     return answer

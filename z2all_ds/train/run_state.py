@@ -13,6 +13,7 @@ from z2all_ds.checkpoint.retention import VALIDATION_LOSS
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
+from z2all_ds.export.in_background import BackgroundExport
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, run_stages, stage_at
 from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_continuity
@@ -47,6 +48,9 @@ class RunState:
         self.stages = run_stages(run)
         self.rate_settings = run.optimizer.lr, run.schedule
         self._keeper = Keeper(folder, run.checkpoint, world, engine.device, recorder.say)
+        self._exports: BackgroundExport | None = None
+        if world.is_main and run.export.every_steps:
+            self._exports = BackgroundExport(folder, run.export.dtype, run.export.format)
         self.is_only_in_memory = False
         """The step that it began with, and nothing was saved since."""
         self._shape = {
@@ -171,16 +175,25 @@ class RunState:
         self.tell_news()
 
     def tell_news(self) -> None:
+        """Of checkpoints that are on the disk now, and of exports."""
         for saved in self._keeper.news():
             self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
+            if self._exports and saved.step % self._run.export.every_steps == 0:
+                self._recorder.say(self._exports.start(self._folder.checkpoints / saved.name))
+        for line in self._exports.poll() if self._exports else []:
+            self._recorder.say(line)
 
     def finish(self) -> None:
-        """Before the run ends: waits for the disk."""
+        """Before the run ends: waits for the disk, and for exports."""
         self._keeper.finish()
         self.tell_news()
+        for line in self._exports.finish() if self._exports else []:
+            self._recorder.say(line)
 
     def close(self, keeps_memory: bool) -> None:
         self._keeper.close(keeps_memory)
+        if self._exports:
+            self._exports.close()
 
     @property
     def _saves_on_the_way(self) -> bool:

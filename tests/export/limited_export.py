@@ -1,0 +1,64 @@
+"""Run as a script: exports a checkpoint under a real limit on memory, or reads all its weights at once under the same.
+
+    limited_export.py stream|all_at_once RUN BYTES    BYTES: allowed on top of what Python and its libraries take
+
+The limit is RLIMIT_DATA: it counts all private memory that can be written, which is every allocation, whoever makes
+it, and the kernel refuses what goes beyond. RLIMIT_AS would count code and every reserved address, RLIMIT_RSS does
+nothing on Linux, and a control group needs rights that a test does not have. Processes started from here inherit it.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from z2all_ds.checkpoint.layout import Checkpoint
+from z2all_ds.export import model_card, shards  # noqa: F401 - all that an export imports is part of the baseline
+from z2all_ds.export.to_hf import export_checkpoint, pick_checkpoint
+from z2all_ds.export.weights import WeightReader
+from z2all_ds.model import Z2allConfig  # noqa: F401
+
+
+def now(name: str) -> int:
+    """Bytes that /proc/self/status has under a name."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def read_all(checkpoint: Checkpoint) -> None:
+    """As it was done once: everything in memory, then a model of it. Says after each weight how much there is.
+
+    By the same plain reads as an export: mapped files would count in full, and the limit would bite on them alone.
+    """
+    reader, kept = WeightReader(checkpoint.path), []
+    for name in reader.shapes:
+        kept.append(reader.read_whole(name))
+        print(sum(tensor.nbytes for tensor in kept), flush=True)
+
+
+def main() -> None:
+    way, run, allowed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    torch.randn(64, 64) @ torch.randn(64, 64)  # starts the threads
+    resident, limit = now("VmRSS"), now("VmData") + allowed
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if way == "all_at_once":
+        read_all(pick_checkpoint(run)[1])
+        return
+    report = export_checkpoint(run, dtype="bf16", max_shard_size="16MB")
+    figures = {
+        "baseline_resident_bytes": resident,
+        "peak_resident_bytes": now("VmHWM"),
+        "peak_of_the_check_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "reported_peak_bytes": report.peak_memory_bytes,
+        "how": report.verdict.how,
+        "difference": report.verdict.max_relative_difference,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A checkpoint becomes a folder that loads with the same weights; what cannot be exported is said in one line."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from tests.helpers.checkpoints import STEP, checkpoint_of, write_run
+from tests.helpers.command import COMMAND, environment, one_line, z2all
+from tests.helpers.marked import wait_until
+from tests.helpers.models import TINY
+from tests.helpers.processes import ended
+from z2all_ds.checkpoint.layout import open_checkpoint
+from z2all_ds.errors import CheckpointError, ConfigError, ExportError
+from z2all_ds.export import to_hf
+from z2all_ds.export.place import UNFINISHED
+from z2all_ds.export.to_hf import export_checkpoint
+from z2all_ds.export.weights import WeightReader, read_weights
+from z2all_ds.model import Z2allForCausalLM
+from z2all_ds.model.stock_keys import to_stock
+from z2all_ds.run_folder import RunFolder
+
+NAME = f"step_{STEP:08d}"
+SETTINGS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def run(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return write_run(tmp_path_factory.mktemp("to_hf") / "run", TINY, small_corpus, small_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def weights(run: RunFolder) -> dict[str, torch.Tensor]:
+    return read_weights(open_checkpoint(checkpoint_of(run)))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_command_writes_shards_in_llama_format(run: RunFolder, weights: dict[str, torch.Tensor]) -> None:
+    answer = z2all("export", run.root, "--max-shard-size", "100KB", cwd=run.root)
+    assert answer.returncode == 0, answer.stderr
+    folder = run.exports / NAME
+    assert answer.stdout.startswith(f"{folder}: step 7, 88,736 parameters, logits within ")
+    assert "(from_pretrained); peak memory " in answer.stdout
+    shards = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert SETTINGS | shards | {"model.safetensors.index.json"} <= names(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model) is LlamaForCausalLM and model.dtype == torch.bfloat16
+    expected = to_stock(weights, model.config)
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(state[name], tensor.bfloat16()), name
+    assert len(AutoTokenizer.from_pretrained(folder)) > 1000
+    card = (folder / "README.md").read_text()
+    assert "| step | 7 of 10 |" in card and "in a fresh process without z2all_ds" in card
+
+
+def test_our_own_format_has_our_names_and_class(
+    run: RunFolder, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    report = export_checkpoint(checkpoint_of(run), tmp_path / "own", "fp32", model_format="z2all")
+    assert report.folder == tmp_path / "own" and report.step == STEP and report.parameters == 88_736
+    assert report.verdict.max_relative_difference <= 1e-6 and len(report.verdict.generated) == 3
+    assert names(report.folder) >= SETTINGS | {"model.safetensors"}
+    config = json.loads((report.folder / "config.json").read_text())
+    assert config["model_type"] == "z2all" and config["architectures"] == ["Z2allForCausalLM"]
+    for kind in (Z2allForCausalLM, AutoModelForCausalLM):
+        model = kind.from_pretrained(report.folder)
+        assert type(model) is Z2allForCausalLM
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights.items())
+    assert "with z2all_ds" in (report.folder / "README.md").read_text()
+    text = z2all("generate", report.folder, "-p", "def main():", "--max-new-tokens", "2", cwd=tmp_path)
+    assert text.returncode == 0, text.stderr
+
+
+def test_large_models_are_proven_layer_by_layer(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_hf, "fits_whole", lambda parameters: False)
+    report = export_checkpoint(run.root, tmp_path / "large", "fp16", "50KB", "z2all")
+    assert report.verdict.how == "layer by layer" and report.verdict.max_relative_difference <= 1e-6
+    assert "Loaded layer by layer in a fresh process" in (report.folder / "README.md").read_text()
+
+
+def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof reads the checkpoint again, and here it reads something else than what was written."""
+    honest = WeightReader.read_rounded
+
+    def damaged(reader: WeightReader, parameter: str, dtype: torch.dtype) -> torch.Tensor:
+        return honest(reader, parameter, dtype) * (1.01 if parameter.endswith("1.mlp.down_proj.weight") else 1.0)
+
+    monkeypatch.setattr(WeightReader, "read_rounded", damaged)
+    with pytest.raises(ExportError, match="text differ by"):
+        export_checkpoint(run.root, tmp_path / "parent" / "model")
+    assert names(tmp_path / "parent") == set()
+
+
+def test_ctrl_c_leaves_nothing_behind(run: RunFolder, tmp_path: Path) -> None:
+    out = tmp_path / "parent" / "model"
+    command = [*COMMAND, "export", str(run.root), "--out", str(out)]
+    pipe = subprocess.PIPE
+    with ended(subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True)) as process:
+        wait_until(lambda: bool(list(out.parent.glob(f"*{UNFINISHED}/tokenizer.json"))), "a half-written export")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) not in (0, None)
+    assert names(out.parent) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--format", "gguf"), "ConfigError: format gguf: no such format. Known: llama, z2all."),
+        (("--dtype", "int4"), "ConfigError: dtype int4: no such dtype. Known: fp32, bf16, fp16."),
+        (("--max-shard-size", "big"), "ConfigError: memory size 'big': must be a number with a unit"),
+    ],
+)
+def test_mistakes_cost_one_line(options: tuple[str, ...], words: str, run: RunFolder) -> None:
+    assert one_line(z2all("export", run.root, *options, cwd=run.root), 2).startswith(words)
+
+
+def test_only_an_export_is_replaced(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+    with pytest.raises(ConfigError, match="exists and is not an export"):
+        export_checkpoint(run.root, tmp_path)
+    assert names(tmp_path) == {"thesis.txt"}
+
+
+def test_a_run_without_checkpoints_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
+        export_checkpoint(tmp_path)

@@ -1,0 +1,67 @@
+"""Weights read plainly are those that safetensors reads, to the bit, whole or in parts."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.checkpoints import checkpoint_of, write_run
+from tests.helpers.models import TINY
+from z2all_ds.checkpoint.layout import WEIGHT, open_checkpoint
+from z2all_ds.checkpoint.state_files import StateReader, file_name
+from z2all_ds.errors import CheckpointError
+from z2all_ds.export import weights
+from z2all_ds.export.weights import WeightReader, read_weights
+
+QKV = "model.layers.1.self_attn.qkv_proj.weight"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return checkpoint_of(write_run(tmp_path / "run", TINY, tmp_path, tmp_path))
+
+
+def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
+    mapped, found = StateReader(checkpoint), read_weights(open_checkpoint(checkpoint))
+    assert list(found) == list(mapped.shapes)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, mapped.read_whole(name)), name
+
+
+@pytest.mark.parametrize("chunk", [7, 1000, 1 << 22])
+@pytest.mark.parametrize(("start", "length"), [(0, 2048), (1, 5), (1020, 9), (2047, 1)])
+def test_chunks_are_one_after_the_other(
+    chunk: int, start: int, length: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the border between two ranks' pieces too, which lies at 1024."""
+    monkeypatch.setattr(weights, "CHUNK_VALUES", chunk)
+    pieces = list(WeightReader(checkpoint).chunks(QKV, start, length))
+    assert max(map(len, pieces)) <= chunk
+    expected = StateReader(checkpoint).read_whole(QKV, WEIGHT).view(-1)[start : start + length]
+    assert torch.equal(torch.cat(pieces), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounded_values_are_fp32(dtype: torch.dtype, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "CHUNK_VALUES", 300)
+    found = WeightReader(checkpoint).read_rounded(QKV, dtype)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, StateReader(checkpoint).read_whole(QKV).to(dtype).float())
+
+
+def test_no_file_is_mapped(checkpoint: Path) -> None:
+    """What a mapped reader shows here, ours does not."""
+    mapped, plain = StateReader(checkpoint), WeightReader(checkpoint)
+    plain.read_whole(QKV)
+    assert str(checkpoint) not in Path("/proc/self/maps").read_text()
+    mapped.read_whole(QKV)
+    assert str(checkpoint) in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_that_became_shorter_is_named(checkpoint: Path) -> None:
+    file = checkpoint / "state" / file_name(1)
+    reader = WeightReader(checkpoint)
+    os.truncate(file, file.stat().st_size - 4)
+    with pytest.raises(CheckpointError, match=rf"{file_name(1)}: ends too early"):
+        reader.read_whole("lm_head.weight")

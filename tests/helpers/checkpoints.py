@@ -1,0 +1,74 @@
+"""A run folder with a real checkpoint, written by the package's own writers but without training."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.layout import WEIGHT
+from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
+from z2all_ds.config import RunConfig, dump_yaml
+from z2all_ds.config_sections import DataSection, ModelSection, TrainSection
+from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+from z2all_ds.run_folder import RunFolder
+
+STEP = 7
+
+
+def write_run(root: Path, model: ModelSection, corpus: Path, tokenizer: Path, *steps: int) -> RunFolder:
+    """A run's config and its checkpoints, one of step 7 unless others are asked for."""
+    folder = RunFolder(root)
+    run = RunConfig(
+        run_dir=str(root),
+        model=model,
+        data=DataSection(corpus=str(corpus), tokenizer=str(tokenizer)),
+        train=TrainSection(steps=10, sequence_length=model.max_position_embeddings, global_batch=8, micro_batch=2),
+    )
+    root.mkdir(parents=True)
+    folder.config.write_text(dump_yaml(run), encoding="utf-8")
+    for step in steps or (STEP,):
+        write_checkpoint(folder, model, step)
+    return folder
+
+
+def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: int = 2) -> Path:
+    """Random weights, each parameter in pieces over all ranks' files; one piece in memory at a time."""
+    temporary = layout.temporary_path(folder.checkpoints, step)
+    (temporary / layout.STATE_FOLDER).mkdir(parents=True)
+    shapes = weight_shapes(model)
+    entries: list[list[Entry]] = [[] for _ in range(ranks)]
+    for name, shape in shapes.items():
+        cuts = [torch.Size(shape).numel() * rank // ranks for rank in range(ranks + 1)]
+        for rank in range(ranks):
+            entries[rank].append(Entry(WEIGHT, name, cuts[rank], cuts[rank + 1] - cuts[rank], torch.float32))
+    known = {}
+    for rank, of_rank in enumerate(entries):
+        path = temporary / layout.STATE_FOLDER / file_name(rank)
+        known[str(path.relative_to(temporary))] = write_state_file(path, of_rank, random_pieces(of_rank, step + rank))
+    (temporary / layout.STATE_FOLDER / layout.STATE_INDEX).write_text(build_index(entries, shapes, {}))
+    facts = {"step": step, "world_size": ranks, "dtype": "fp32", "deepspeed": "zero2", "lr_of_last_step": 3e-4}
+    (temporary / "trainer.json").write_text(json.dumps(facts))
+    domains = {"code": [32, "8a51"], "en": [59, "5cf1"], "zh": [149, "18fa"]}
+    shares = {"shares": {"code": 0.5, "en": 0.25, "zh": 0.25}}
+    (temporary / "data_state.json").write_text(json.dumps({"domains": domains, "stage": shares}))
+    return layout.seal(folder.checkpoints, step, known)
+
+
+def checkpoint_of(folder: RunFolder, step: int = STEP) -> Path:
+    return folder.checkpoints / layout.step_name(step)
+
+
+def weight_shapes(model: ModelSection) -> dict[str, list[int]]:
+    with torch.device("meta"):
+        whole = Z2allForCausalLM(Z2allConfig.from_section(model))
+    return {name: list(parameter.shape) for name, parameter in whole.named_parameters()}
+
+
+def random_pieces(entries: list[Entry], seed: int) -> Iterator[torch.Tensor]:
+    """Norms around 1, all else around 0, so that no layer drowns another."""
+    generator = torch.Generator().manual_seed(seed)
+    for entry in entries:
+        piece = torch.randn(entry.length, generator=generator)
+        yield piece.mul_(0.02).add_(1.0 if "norm" in entry.parameter else 0.0)
