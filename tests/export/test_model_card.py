@@ -61,8 +61,8 @@ def test_figures_are_those_of_the_checkpoints_step(run: RunFolder) -> None:
     writer.close()
     events = [
         {"time_unix": BEGAN, "event": "started", "step": 0},
-        {"time_unix": BEGAN + 17, "event": "checkpoint", "seconds": 2.0},
-        {"time_unix": BEGAN + 500, "event": "checkpoint", "seconds": 400.0},
+        {"time_unix": BEGAN + 17, "event": "saved", "seconds": 2.0},
+        {"time_unix": BEGAN + 500, "event": "saved", "seconds": 400.0},
     ]
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     versions = {"python": "3.11.7", "packages": {"torch": "2.13.0"}, "optimizer": {"kind": "adamw"}, "device": "H200"}

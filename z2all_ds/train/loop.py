@@ -208,7 +208,8 @@ class Trainer:
         # Else the weights may be broken: the next checkpoint is that of a step that shows they are not.
 
     def _end(self, outcome: str) -> str:
-        self.state.finish()
+        # Whoever asks a run to stop will not wait for an export, which can be made later.
+        self.state.finish(waits_for_exports=outcome != "requeue")
         self.has_ended = True
         self.recorder.end(outcome, self.state.step, WORDS[outcome])
         return outcome

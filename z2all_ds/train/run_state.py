@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -9,7 +10,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.keeper import Keeper
 from z2all_ds.checkpoint.restore import restore
-from z2all_ds.checkpoint.retention import VALIDATION_LOSS
+from z2all_ds.checkpoint.retention import VALIDATION_LOSS, held
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
@@ -141,7 +142,9 @@ class RunState:
         return True
 
     def _go_to(self, checkpoint: layout.Checkpoint, data_state: StreamState) -> None:
-        restore(self._engine, checkpoint)
+        is_read = self._world.is_main and not checkpoint.is_in_memory
+        with held(checkpoint.path) if is_read else nullcontext():  # another run's retention must not take it away
+            restore(self._engine, checkpoint)
         check_stages_past(self.stages, checkpoint.step, data_state)
         self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
         self._guard.load_state_dict(checkpoint.trainer.get("guard", self._guard.state_dict()))
@@ -183,11 +186,11 @@ class RunState:
         for line in self._exports.poll() if self._exports else []:
             self._recorder.say(line)
 
-    def finish(self) -> None:
-        """Before the run ends: waits for the disk, and for exports."""
+    def finish(self, waits_for_exports: bool) -> None:
+        """Before the run ends: what is on its way to the disk is there then."""
         self._keeper.finish()
         self.tell_news()
-        for line in self._exports.finish() if self._exports else []:
+        for line in self._exports.finish() if self._exports and waits_for_exports else []:
             self._recorder.say(line)
 
     def close(self, keeps_memory: bool) -> None:

@@ -1,0 +1,44 @@
+"""A real short measurement through the command; figures are checked against each other, not against the clock."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.bench.checkpoint import WAYS, bench_checkpoint, to_lines
+from z2all_ds.errors import ConfigError, MachineError
+
+
+def test_the_figures_belong_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "z2all_ds", "bench", "checkpoint", "--ranks", "2", "--rounds", "3", "--json"]
+    result = subprocess.run(
+        [*command, "--dir", str(tmp_path), *MICRO_OVERRIDES, "deepspeed=zero1"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    parameters = 2 * 1024 * 32 + 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 88 + 2 * 32) + 32
+    assert figures["state_bytes"] == 3 * 4 * parameters
+    assert (figures["ranks"], figures["deepspeed_json"], figures["dtype"]) == (2, "zero1", "fp32")
+    for way in WAYS:
+        of_way = figures[way]
+        assert len(of_way["blocked_seconds"]) == len(of_way["total_seconds"]) == 3
+        assert of_way["blocked_seconds_median"] == statistics.median(of_way["blocked_seconds"][1:])
+        assert of_way["share_of_time_at_one_a_minute"] == of_way["blocked_seconds_median"] / 60
+        assert of_way["bytes_per_second"] == figures["state_bytes"] / of_way["total_seconds_median"]
+    assert figures["deepspeed"]["restore_seconds"] > 0 and figures["z2all"]["restore_from_memory_seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+    lines = to_lines(figures)
+    assert lines[0].endswith("/s") and sum(name in line for name in WAYS.values() for line in lines) == len(WAYS)
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rounds=1"):
+        bench_checkpoint(None, [], 1, tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        bench_checkpoint(None, ["train.stepz=5"], 1, tmp_path, rounds=2)
+    with pytest.raises(MachineError, match="ended with code 2: ConfigError: .*zero4"):
+        bench_checkpoint(None, [*MICRO_OVERRIDES, "deepspeed=zero4"], 1, tmp_path, rounds=2)

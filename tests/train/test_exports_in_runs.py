@@ -1,0 +1,38 @@
+"""Exports while a real run goes on: the same folders as by hand, none in training's way, and failures cost a line."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import equal
+
+from tests.helpers.training import losses, train
+from z2all_ds.export.to_hf import export_checkpoint
+
+EXPORTING = ("deepspeed=zero2", "checkpoint.every_steps=4", "export.every_steps=4", "export.dtype=fp32")
+
+
+def test_every_so_many_steps(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    run = tmp_path / "run"
+    result = train(run, small_corpus, small_tokenizer, *EXPORTING, ranks=1)
+    assert result.returncode == 0, result.stderr
+    assert "export of step_00000004 begins in the background" in result.stderr
+    assert "exported step_00000012: " in result.stderr and "logits within" in result.stderr
+    # The first and the last; one that waited while the first was at work was given up for the last.
+    assert {path.name for path in (run / "exports").iterdir()} >= {"step_00000004", "step_00000012"}
+    by_hand = export_checkpoint(run / "checkpoints" / "step_00000012", tmp_path / "by_hand", "fp32").folder
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run / "exports" / "step_00000012", by_hand))
+    assert ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_one_that_fails_costs_a_line(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    run = tmp_path / "run"
+    (run / "exports").mkdir(parents=True)
+    for step in (4, 8, 12):
+        (run / "exports" / f"step_{step:08d}").write_text("in the way")
+    result = train(run, small_corpus, small_tokenizer, *EXPORTING, ranks=1)
+    assert result.returncode == 0, result.stderr
+    assert "export of step_00000012 failed (exit code 2: ConfigError: --out" in result.stderr
+    assert len(losses(run)) == 12
+    events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert events[-1] == "done"
