@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.checkpoint import checksums
-from z2all_ds.checkpoint.checksums import file_checksum, hashed_file, hashing_threads
+from z2all_ds.checkpoint.checksums import file_checksum, hashing_threads
+from z2all_ds.checkpoint.disk_file import disk_file
 
 BLOCK = 100
 
@@ -27,7 +28,7 @@ def by_definition(content: bytes) -> str:
 @given(pieces=st.lists(st.binary(max_size=350), max_size=6))
 def test_written_and_read_are_the_same(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     path, content = tmp_path_factory.mktemp("checksums") / "file", b"".join(pieces)
-    with hashed_file(path) as file:
+    with disk_file(path) as file:
         for piece in pieces:
             file.write(piece)
         entry = file.entry

@@ -104,7 +104,7 @@ def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) 
             filler.unlink()
             assert str(caught.value).startswith("checkpoint of step 2: could not be written (rank 0: ")
             assert str(caught.value).endswith(
-                f"Make room in {disk} and start again: the run goes on from the checkpoint before it."
+                f"Make room in {disk} and start again: the run goes on from the newest one that is whole."
             )
             assert find_latest(disk)[0] == Checkpoint(first, 1), leave_bytes
             remains.append(remove_leftovers(disk))

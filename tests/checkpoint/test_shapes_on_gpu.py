@@ -12,7 +12,6 @@ from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.save import save_checkpoint
-from z2all_ds.errors import CheckpointError
 
 pytestmark = list(on_gpu)
 
@@ -62,7 +61,7 @@ def test_fused_adams_go_on_from_each_other(kind: str, tmp_path: Path) -> None:
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)
 
 
-def test_states_in_blocks_go_on_at_their_own_shape_alone(tmp_path: Path) -> None:
+def test_states_in_blocks_go_on_where_the_same_tensors_are_stepped(tmp_path: Path) -> None:
     larger = ("model.hidden_size=256", "model.vocab_size=256", "optimizer.kind=adamw_8bit")
     with tiny_engine("cuda", "deepspeed=zero2", *larger) as (engine, _):
         train(engine, 4)
@@ -71,8 +70,7 @@ def test_states_in_blocks_go_on_at_their_own_shape_alone(tmp_path: Path) -> None
     with tiny_engine("cuda", "deepspeed=zero2", *larger) as (engine, _):
         restore(engine, open_checkpoint(saved))
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)
-    with (
-        tiny_engine("cuda", "deepspeed=zero3", *larger) as (engine, _),
-        pytest.raises(CheckpointError, match="the state of adamw_8bit cannot be divided anew"),
-    ):
+    # On one rank zero3 steps the same tensors.
+    with tiny_engine("cuda", "deepspeed=zero3", *larger) as (engine, _):
         restore(engine, open_checkpoint(saved))
+        assert train(engine, 3) == pytest.approx(expected, rel=1e-2)

@@ -19,7 +19,7 @@ from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import can_read
 from z2all_ds.checkpoint.memory import SnapshotFolder
 from z2all_ds.checkpoint.retention import Retention
-from z2all_ds.checkpoint.save import save_checkpoint, small_files
+from z2all_ds.checkpoint.save import could_not_be_written, save_checkpoint, small_files
 from z2all_ds.checkpoint.snapshots import Snapshots, why_not_in_memory
 from z2all_ds.checkpoint.writer import Answer, Job
 from z2all_ds.config_sections import CheckpointSection
@@ -60,6 +60,8 @@ class _InFlight:
     is_late: bool = False
     """It was waited for as long as is allowed."""
     is_abandoned: bool = False
+    is_waited_for: bool = False
+    """The run stands still until it is there; then it says itself what went wrong."""
 
 
 class Keeper:
@@ -81,6 +83,7 @@ class Keeper:
         self._writer = BackgroundWriter()
         self._in_flight: _InFlight | None = None
         self._failures_in_a_row = 0
+        self._last_problem: str | None = None
         self._news: list[OnDisk] = []
 
     # Going on
@@ -127,8 +130,7 @@ class Keeper:
         is_free = self._settle(self._section.disk_patience_seconds if to_disk else 0.0)
         slot, files = self._take(engine, step, trainer, data_state)
         if to_disk and is_free:
-            self._in_flight = _InFlight(step, slot, started, data_state)
-            self._writer.submit(self._job(step, slot, files))
+            self._write(_InFlight(step, slot, started, data_state), files)
         elif to_disk and self._in_flight:
             late = layout.step_name(self._in_flight.step)
             self._say(f"{layout.step_name(step)} stays in memory: the disk is still busy with {late}")
@@ -136,13 +138,18 @@ class Keeper:
 
     def save_and_wait(self, engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> bool:
         """To the disk; it is there when this returns."""
-        started = time.monotonic()
-        if self._snapshots:
-            self._settle(None)
-            self._take(engine, step, trainer, data_state)  # a disk that is full now must not cost the last steps
-        checkpoints = self._folder.checkpoints
-        save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
-        self._news.append(OnDisk(step, time.monotonic() - started, data_state))
+        started, checkpoints = time.monotonic(), self._folder.checkpoints
+        if self._snapshots is None:
+            save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
+            self._news.append(OnDisk(step, time.monotonic() - started, data_state))
+            return True
+        # Through memory here too: it is faster, and a disk that is full now does not cost the last steps.
+        self._settle(None)
+        slot, files = self._take(engine, step, trainer, data_state)
+        self._write(_InFlight(step, slot, started, data_state, is_waited_for=True), files)
+        self._settle(None)
+        if self._last_problem:
+            raise could_not_be_written(step, self._last_problem, checkpoints)
         return True
 
     def finish(self) -> None:
@@ -170,6 +177,10 @@ class Keeper:
         busy = self._in_flight.slot if self._in_flight else None
         return self._snapshots.take(engine, step, small_files(step, trainer, data_state), busy)
 
+    def _write(self, flight: _InFlight, files: list[str]) -> None:
+        self._in_flight = flight
+        self._writer.submit(self._job(flight.step, flight.slot, files))
+
     def _job(self, step: int, slot: int, files: list[str]) -> Job:
         common = [f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}", layout.TRAINER, layout.DATA_STATE]
         return Job(
@@ -189,10 +200,10 @@ class Keeper:
         if flight is None or flight.answer or not (answer := self._writer.answer()):
             return
         flight.answer = answer
-        if answer.problem:
+        if answer.problem and not flight.is_waited_for:
             what = f"checkpoint of step {flight.step} could not be written ({answer.problem})"
             self._say(f"{what}; it stays in memory, and the next one is tried")
-        elif self._world.is_main:
+        elif self._world.is_main and not answer.problem:
             self._news.append(OnDisk(flight.step, time.monotonic() - flight.started, flight.data_state))
 
     def _settle(self, patience_seconds: float | None) -> bool:
@@ -222,6 +233,7 @@ class Keeper:
             time.sleep(LOOK_EVERY_SECONDS)
 
     def _count(self, step: int, problems: list[str]) -> None:
+        self._last_problem = problems[0] if problems else None
         self._failures_in_a_row = self._failures_in_a_row + 1 if problems else 0
         if self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
             raise CheckpointError(

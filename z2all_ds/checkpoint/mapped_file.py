@@ -13,14 +13,22 @@ from z2all_ds.checkpoint.state_files import Entry, header_of
 ZEROED_AT_ONCE = 1 << 28
 
 
+def has_room(path: Path, entries: list[Entry]) -> bool:
+    """Whether the file that is there is of just this size."""
+    return path.exists() and path.stat().st_size == size_of(entries)
+
+
+def size_of(entries: list[Entry]) -> int:
+    return len(header_of(entries)) + sum(entry.num_bytes for entry in entries)
+
+
 class MappedStateFile:
     """One file of a fixed layout. What it holds is not touched before it is filled."""
 
     def __init__(self, path: Path, entries: list[Entry], device: torch.device) -> None:
         self.entries = entries
         self._header = header_of(entries)
-        size = len(self._header) + sum(entry.num_bytes for entry in entries)
-        is_new = not path.exists() or path.stat().st_size != size
+        size, is_new = size_of(entries), not has_room(path, entries)
         if is_new:
             path.unlink(missing_ok=True)
         with path.open("w+b" if is_new else "r+b") as file:

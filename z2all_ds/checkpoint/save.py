@@ -47,11 +47,7 @@ def save_checkpoint(
     if first:
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint of step {step}",
-            f"could not be written ({first})",
-            f"Make room in {checkpoints} and start again: the run goes on from the checkpoint before it.",
-        )
+        raise could_not_be_written(step, first, checkpoints)
     return checkpoints / layout.step_name(step)
 
 
@@ -63,6 +59,12 @@ def _make_empty(temporary: Path) -> str | None:
     except OSError as error:
         return f"rank 0: {error}"
     return None
+
+
+def could_not_be_written(step: int, problem: str, checkpoints: Path) -> CheckpointError:
+    what = f"checkpoint of step {step}"
+    fix = f"Make room in {checkpoints} and start again: the run goes on from the newest one that is whole."
+    return CheckpointError(what, f"could not be written ({problem})", fix)
 
 
 def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.collective import gathered
 from z2all_ds.checkpoint.engine_state import entries_to_write, write_index, write_state
-from z2all_ds.checkpoint.mapped_file import MappedStateFile
+from z2all_ds.checkpoint.mapped_file import MappedStateFile, has_room
 from z2all_ds.checkpoint.memory import SLOTS, SnapshotFolder, why_no_room
 from z2all_ds.checkpoint.rng import rng_name, rng_state
 from z2all_ds.checkpoint.state_files import Entry, file_name
@@ -41,7 +41,7 @@ class Snapshots:
                 torch.cuda.set_device(self._device)
             for number in range(SLOTS):
                 # A whole snapshot of another shape is left alone until its turn to be written over comes.
-                if self._folder.step_in(number) is None:
+                if self._folder.step_in(number) is None or has_room(self._path(number), entries):
                     self._mapped(number, entries)
 
         self._preparing = threading.Thread(target=map_all, name="preparing-snapshots", daemon=True)
@@ -96,9 +96,11 @@ class Snapshots:
         if mapped is None or mapped.entries != entries:
             if mapped:
                 mapped.close()
-            path = self._folder.slot(number) / layout.STATE_FOLDER / file_name(self._world.rank)
-            self._files[number] = MappedStateFile(path, entries, self._device)
+            self._files[number] = MappedStateFile(self._path(number), entries, self._device)
         return self._files[number]
+
+    def _path(self, number: int) -> Path:
+        return self._folder.slot(number) / layout.STATE_FOLDER / file_name(self._world.rank)
 
 
 def why_not_in_memory(engine: Any, world: World) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from z2all_ds.checkpoint.checksums import hashed_file
+from z2all_ds.checkpoint.disk_file import disk_file
 from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
 from z2all_ds.errors import CheckpointError
 
@@ -74,13 +74,13 @@ def header_of(entries: list[Entry]) -> bytes:
 
 def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:
     """Writes one-dimensional tensors, in the order of the entries and one at a time; returns size and checksum."""
-    with hashed_file(path) as file:
+    with disk_file(path) as file:
         file.write(header_of(entries))
         for entry, tensor in zip(entries, tensors, strict=True):
             assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
             for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
                 file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
-        return file.entry
+    return file.entry
 
 
 class MappedTensors:

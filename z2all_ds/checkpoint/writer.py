@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.copying import copy_to_disk
+from z2all_ds.checkpoint.disk_file import copy_to_disk
 from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.lifeline import follow_owner
 

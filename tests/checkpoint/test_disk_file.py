@@ -1,19 +1,19 @@
-"""Copies onto a disk: the same bytes, the manifest's checksum, little memory."""
+"""Files onto a disk: the same bytes, the manifest's checksum, forced on the way."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from z2all_ds.checkpoint import copying
+from z2all_ds.checkpoint import disk_file
 from z2all_ds.checkpoint.checksums import file_checksum, hashing_threads
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, copying.CHUNK_BYTES, copying.CHUNK_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, 1000, disk_file.CHUNK_BYTES, disk_file.CHUNK_BYTES + 1])
 def test_the_bytes_arrive_with_their_checksum(size: int, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(random.Random(size).randbytes(size))
-    entry = copying.copy_to_disk(source, target)
+    entry = disk_file.copy_to_disk(source, target)
     assert target.read_bytes() == source.read_bytes()
     with hashing_threads() as threads:
         assert entry == {"bytes": size, "checksum": file_checksum(source, threads)}
@@ -22,10 +22,10 @@ def test_the_bytes_arrive_with_their_checksum(size: int, tmp_path: Path) -> None
 def test_it_is_forced_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several windows, and a last one that is not full."""
     forced: list[int] = []
-    monkeypatch.setattr(copying, "CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr(copying, "WINDOW_BYTES", 1 << 14)
-    monkeypatch.setattr(copying.os, "fdatasync", forced.append)
+    monkeypatch.setattr(disk_file, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(disk_file, "WINDOW_BYTES", 1 << 14)
+    monkeypatch.setattr(disk_file.os, "fdatasync", forced.append)
     (tmp_path / "source").write_bytes(random.Random(0).randbytes((1 << 16) + 100))
-    copying.copy_to_disk(tmp_path / "source", tmp_path / "target")
-    assert len(forced) == 4
+    disk_file.copy_to_disk(tmp_path / "source", tmp_path / "target")
+    assert len(forced) == 5  # and once at the end
     assert (tmp_path / "target").read_bytes() == (tmp_path / "source").read_bytes()
