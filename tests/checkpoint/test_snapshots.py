@@ -11,6 +11,7 @@ import torch
 from tests.checkpoint.states import assert_same_state
 from tests.train.engines import tiny_engine, train
 from z2all_ds.checkpoint import memory
+from z2all_ds.checkpoint.engine_state import can_read
 from z2all_ds.checkpoint.memory import SnapshotFolder
 from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.retention import Retention
@@ -109,10 +110,28 @@ def test_a_later_process_fills_the_slots_it_finds(tmp_path: Path) -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_room_is_asked_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _):
+def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
-        assert why_not_in_memory(engine, World()) is None
+        assert why_not_in_memory(engine, World(), folder) is None
         monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-        reason = why_not_in_memory(engine, World())
+        reason = why_not_in_memory(engine, World(), folder)
         assert reason and reason.startswith("2 snapshots take") and "50% of the memory available is 0.00 GB" in reason
+        for step in (1, 2):
+            taking.take(engine, step, FILES, None)
+        assert why_not_in_memory(engine, World(), folder) is None
+
+
+def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
+    """As on a node of several, which has the files of its own ranks only."""
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 1)
+        taking.take(engine, 1, FILES, None)
+        assert can_read(engine, folder.slot(0))
+        (folder.slot(0) / "state" / "rank_00000.safetensors").unlink()
+        assert not can_read(engine, folder.slot(0))
+
+
+def test_others_on_the_machine_cannot_look_into_it(tmp_path: Path) -> None:
+    with snapshots(tmp_path) as (_, folder):
+        assert folder.path.stat().st_mode & 0o077 == 0

@@ -113,7 +113,7 @@ class Keeper:
         if self._is_decided:
             return
         self._is_decided = True
-        why_not = why_not_in_memory(engine, self._world)
+        why_not = why_not_in_memory(engine, self._world, self._line)
         if why_not is None:
             self._snapshots = Snapshots(self._line, self._folder.root, self._world, self._device)
             self._snapshots.prepare(engine)

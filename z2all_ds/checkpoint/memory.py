@@ -38,9 +38,10 @@ class SnapshotFolder:
         return self.path / f"slot_{number}"
 
     def create(self, run_dir: Path) -> None:
-        """May be called by several ranks at once."""
+        """May be called by several ranks at once. Weights are not for everybody on the machine to read."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
         for number in range(SLOTS):
-            (self.slot(number) / STATE_FOLDER).mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self.slot(number) / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
         (self.path / _RUN_DIR).write_text(str(run_dir), encoding="utf-8")
 
     def snapshots(self) -> list[Checkpoint]:
@@ -65,6 +66,11 @@ class SnapshotFolder:
         temporary = self.slot(number) / f".{_READY}"
         temporary.write_text(json.dumps(step), encoding="utf-8")
         temporary.replace(self.slot(number) / _READY)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it has already."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -103,11 +103,14 @@ class Snapshots:
         return self._folder.slot(number) / layout.STATE_FOLDER / file_name(self._world.rank)
 
 
-def why_not_in_memory(engine: Any, world: World) -> str | None:
-    """Why snapshots of this run do not fit on some node; None where they do. Collective."""
+def why_not_in_memory(engine: Any, world: World, folder: SnapshotFolder) -> str | None:
+    """Why snapshots of this run do not fit on some node; None where they do. Collective.
+
+    Memory that a killed run has left in the folder is used again.
+    """
     first_rank_here = world.rank - world.local_rank
     sizes = gathered((first_rank_here, sum(entry.num_bytes for entry in entries_to_write(engine))))
     needed = SLOTS * sum(size for first_rank, size in sizes if first_rank == first_rank_here)
-    no_room = why_no_room(needed)
+    no_room = why_no_room(max(0, needed - folder.size_bytes))
     reason = f"{SLOTS} snapshots take {needed / 1e9:.2f} GB of a machine's memory, and {no_room}" if no_room else None
     return next(filter(None, gathered(reason)), None)
