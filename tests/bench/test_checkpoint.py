@@ -40,5 +40,5 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         bench_checkpoint(None, [], 1, tmp_path, rounds=1)
     with pytest.raises(ConfigError, match=r"train\.stepz"):
         bench_checkpoint(None, ["train.stepz=5"], 1, tmp_path, rounds=2)
-    with pytest.raises(MachineError, match=r"ended with code 2: ConfigError: .*zero4"):
+    with pytest.raises(MachineError, match=r"the ranks failed: ConfigError: .*zero4"):
         bench_checkpoint(None, [*MICRO_OVERRIDES, "deepspeed=zero4"], 1, tmp_path, rounds=2)

@@ -2,19 +2,15 @@
 DeepSpeed's and torch's own ways and the disk itself, all in one run of the same engine."""
 
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.bench.peers.environments import last_words
-from z2all_ds.cluster.group import run_group
-from z2all_ds.cluster.launch import local_command
+from z2all_ds.bench.in_ranks import figures_of_ranks
 from z2all_ds.config import load_run_config
-from z2all_ds.console import heartbeat, human_bytes
+from z2all_ds.console import human_bytes
 from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.machine import default_environment, free_port
 from z2all_ds.train.command import default_ranks
 
 RANK_MODULE = "z2all_ds.bench.checkpoint_ranks"
@@ -36,17 +32,12 @@ def bench_checkpoint(
     load_run_config(config, overrides)  # a mistake of the user's is one line
     ranks = default_ranks() if ranks is None else ranks
     with tempfile.TemporaryDirectory(prefix="z2all-bench-", dir=folder) as scratch:
+        arguments = ["--dir", scratch, "--rounds", str(rounds), *overrides]
         log = Path(scratch) / "log"
-        named = ["--config", config] if config else []
-        arguments = [*named, "--dir", scratch, "--rounds", str(rounds), *overrides]
-        command = local_command(arguments, ranks, free_port(), RANK_MODULE)
-        with heartbeat("measuring saves"):
-            code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
-        said = log.read_text(encoding="utf-8", errors="replace")
-    found = [line for line in said.splitlines() if line.startswith("{")]
-    if code or not found:
-        raise MachineError("measuring saves", f"ended with code {code}: {last_words(said)}", "Give a smaller model.")
-    return summarised(json.loads(found[-1]))
+        found = figures_of_ranks(RANK_MODULE, config, arguments, ranks, log, "measuring saves")
+    if isinstance(found, str):
+        raise MachineError("measuring saves", f"the ranks failed: {found}", "Give a smaller model.")
+    return summarised(found)
 
 
 def summarised(figures: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ python -m z2all_ds.bench.checkpoint_ranks --dir /disk/scratch --config z2all_1b 
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -18,9 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import Z2allError
-from z2all_ds.lifeline import follow_owner
+from z2all_ds.bench.in_ranks import rank_main
+from z2all_ds.config import RunConfig
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.world import World
 
@@ -32,23 +30,13 @@ MOST_WAIT_SECONDS = 600.0
 def main(arguments: list[str] | None = None) -> int:
     """Entry of a rank; returns the exit code."""
     parser = argparse.ArgumentParser(description="Measure saves and restores of one engine.")
-    parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--dir", type=Path, required=True, help="folder on the disk to be measured")
     parser.add_argument("--rounds", type=int, default=3, help="saves by each way")
-    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
-    options = parser.parse_args(arguments)
-    follow_owner()
-    world = World.from_environment()
-    try:
-        run = load_run_config(options.config, options.overrides)
-        figures = Measurement(run, world, options.dir, options.rounds).all_figures()
-    except Z2allError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    if world.is_main:
-        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
-    return 0
+
+    def measure(run: RunConfig, options: argparse.Namespace, world: World) -> dict[str, Any]:
+        return Measurement(run, world, options.dir, options.rounds).all_figures()
+
+    return rank_main(parser, arguments, measure)
 
 
 class Measurement:

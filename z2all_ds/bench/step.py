@@ -4,7 +4,6 @@ The median over the second half of the steps: the first ones pay for allocation,
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -14,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.accounting import count_parameters, mfu, operations_per_token, peak_flops
-from z2all_ds.bench.peers.environments import last_words
-from z2all_ds.cluster.group import run_group
-from z2all_ds.cluster.launch import local_command
+from z2all_ds.bench.in_ranks import figures_of_ranks
 from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import heartbeat, human_bytes, say
+from z2all_ds.console import human_bytes, say
 from z2all_ds.errors import ConfigError
-from z2all_ds.machine import default_environment, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
@@ -93,17 +89,12 @@ def peer_in_own_processes(
     config: str | None, overrides: list[str], ranks: int, steps: int, log: Path
 ) -> dict[str, Any] | None:
     """The peer's figures, started in the same way; None where it does not run, which costs a line as with the floor."""
-    arguments = [*(["--config", config] if config else []), "--steps", str(steps), *overrides]
-    command = local_command(arguments, ranks, free_port(), PEER_MODULE)
-    with heartbeat("measuring the peer"):
-        code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
-    said = log.read_text(encoding="utf-8", errors="replace")
-    figures = [line for line in said.splitlines() if line.startswith("{")]
-    if code or not figures:
-        say(f"no peer: {last_words(said)}")
+    arguments = ["--steps", str(steps), *overrides]
+    found = figures_of_ranks(PEER_MODULE, config, arguments, ranks, log, "measuring the peer")
+    if isinstance(found, str):
+        say(f"no peer: {found}")
         return None
-    peer: dict[str, Any] = json.loads(figures[-1])
-    return peer
+    return found
 
 
 def beside_peer(costs: StepCosts, peer: dict[str, Any]) -> StepCosts:

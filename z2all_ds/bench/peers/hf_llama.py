@@ -8,16 +8,15 @@ python -m z2all_ds.bench.peers.hf_llama --steps 20 --config z2all_1b deepspeed=z
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from importlib.metadata import version
 from typing import Any
 
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ConfigError, Z2allError
-from z2all_ds.lifeline import follow_owner
+from z2all_ds.bench.in_ranks import rank_main
+from z2all_ds.config import RunConfig
+from z2all_ds.errors import ConfigError
 from z2all_ds.world import World
 
 BATCHES = 8
@@ -27,21 +26,8 @@ BATCHES = 8
 def main(arguments: list[str] | None = None) -> int:
     """Entry of a rank; returns the exit code."""
     parser = argparse.ArgumentParser(description="Measure Hugging Face's Llama with Liger under DeepSpeed.")
-    parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--steps", type=int, default=20, help="steps to take; the second half is measured")
-    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
-    options = parser.parse_args(arguments)
-    follow_owner()
-    world = World.from_environment()
-    try:
-        figures = measure(load_run_config(options.config, options.overrides), options.steps, world)
-    except Z2allError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    if world.is_main:
-        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
-    return 0
+    return rank_main(parser, arguments, lambda run, options, world: measure(run, options.steps, world))
 
 
 def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Measurements that need ranks: they are started like those of a training, and rank 0 prints one JSON line."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.cluster.group import run_group
+from z2all_ds.cluster.launch import local_command
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.console import heartbeat
+from z2all_ds.errors import Z2allError
+from z2all_ds.lifeline import follow_owner
+from z2all_ds.machine import default_environment, free_port
+from z2all_ds.world import World
+
+Measure = Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]]
+
+
+def figures_of_ranks(
+    module: str, config: str | None, arguments: list[str], ranks: int, log: Path, label: str
+) -> dict[str, Any] | str:
+    """What rank 0 has measured, or the last words of ranks that failed."""
+    named = ["--config", config] if config else []
+    command = local_command([*named, *arguments], ranks, free_port(), module)
+    with heartbeat(label):
+        code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    found = [line for line in said.splitlines() if line.startswith("{")]
+    if code or not found:
+        return last_words(said)
+    figures: dict[str, Any] = json.loads(found[-1])
+    return figures
+
+
+def rank_main(parser: argparse.ArgumentParser, arguments: list[str] | None, measure: Measure) -> int:
+    """Entry of a rank; returns the exit code. To the module's own options come those that every rank has."""
+    parser.add_argument("--config", help="run YAML, or the name of a preset")
+    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    options = parser.parse_args(arguments)
+    follow_owner()
+    world = World.from_environment()
+    try:
+        figures = measure(load_run_config(options.config, options.overrides), options, world)
+    except Z2allError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if world.is_main:
+        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
+    return 0
