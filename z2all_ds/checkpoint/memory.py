@@ -14,6 +14,8 @@ import os
 import re
 import shutil
 import uuid
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint
@@ -27,12 +29,15 @@ MOST_OF_MEMORY = 0.5
 _READY, _RUN_DIR = "READY", "run_dir"
 
 
+@dataclass(frozen=True)
 class SnapshotFolder:
     """This node's snapshots of one line of steps."""
 
-    def __init__(self, lineage: str) -> None:
-        self.lineage = lineage
-        self.path = SHARED_MEMORY / f"{_prefix()}{lineage}"
+    lineage: str
+
+    @property
+    def path(self) -> Path:
+        return SHARED_MEMORY / f"{_prefix()}{self.lineage}"
 
     def slot(self, number: int) -> Path:
         return self.path / f"slot_{number}"
@@ -89,12 +94,21 @@ def line_of(folder: RunFolder) -> SnapshotFolder | None:
     return SnapshotFolder(lineage) if re.fullmatch(r"[0-9a-f]+", lineage) else None
 
 
+def all_here() -> dict[SnapshotFolder, Path]:
+    """This user's on this machine -> the run's folder. What cannot be read is nobody's."""
+    found = {}
+    for path in SHARED_MEMORY.glob(f"{_prefix()}*"):
+        with suppress(OSError, UnicodeDecodeError):
+            run_dir = (path / _RUN_DIR).read_text(encoding="utf-8")
+            found[SnapshotFolder(path.name.removeprefix(_prefix()))] = Path(run_dir)
+    return found
+
+
 def remove_all_of(folder: RunFolder, but: SnapshotFolder | None = None) -> None:
     """What earlier lines of the run have left on this machine."""
-    for path in SHARED_MEMORY.glob(f"{_prefix()}*"):
-        owner = path / _RUN_DIR
-        if owner.is_file() and owner.read_text(encoding="utf-8") == str(folder.root) and not (but and path == but.path):
-            shutil.rmtree(path, ignore_errors=True)
+    for line, run_dir in all_here().items():
+        if run_dir == folder.root and line != but:
+            line.remove()
 
 
 def why_no_room(bytes_needed: int) -> str | None:
