@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share. Both are folders that tests only read; copy before changing anything."""
+"""Fixtures that several rooms share. Folders are only read by tests; copy before changing anything."""
 
 import signal
 from collections.abc import Iterator

@@ -1,5 +1,8 @@
-"""The checkpoint room: a step's folder is complete or it is not there, and goes on at any shape.
+"""The checkpoint room: what a run needs in order to go on, saved while it trains, complete or not there.
 
-layout.py (names, manifests, health), checksums.py and kinds.py load no torch. flats.py knows where DeepSpeed keeps what
-is stepped, engine_state.py moves it, state_files.py is the format; save.py and restore.py are what training calls.
+`keeper` is what training talks to. A save is a snapshot in shared memory (`snapshots`, `mapped_file`, `memory`), which a
+process beside the rank (`background`, `writer`, `disk_file`) brings onto the disk; without the memory for that, ranks
+write to the disk themselves (`save`). Either way the files are the same: pieces of named parameters (`flats`,
+`engine_state`, `state_files`) in a folder that counts from its manifest on (`layout`, `checksums`), and `restore` reads
+them into an engine of any shape. `retention` and `pruning` delete, `report` looks, `importing` takes over DeepSpeed's own.
 """
