@@ -4,6 +4,7 @@ disk; else, and at the end of a run, all ranks write to the disk and wait for it
 A disk that is slow or full costs a line, not the run: the state stays in memory, and the next save tries again.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from z2all_ds.checkpoint.background import BackgroundWriter
 from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import can_read
 from z2all_ds.checkpoint.memory import SnapshotFolder
-from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.checkpoint.save import could_not_be_written, save_checkpoint, small_files
 from z2all_ds.checkpoint.snapshots import Snapshots, why_not_in_memory
 from z2all_ds.checkpoint.writer import Answer, Job
@@ -85,6 +86,7 @@ class Keeper:
         self._failures_in_a_row = 0
         self._last_problem: str | None = None
         self._news: list[OnDisk] = []
+        self._deleting: threading.Thread | None = None
 
     # Going on
 
@@ -140,7 +142,8 @@ class Keeper:
         """To the disk; it is there when this returns."""
         started, checkpoints = time.monotonic(), self._folder.checkpoints
         if self._snapshots is None:
-            save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
+            save_checkpoint(engine, checkpoints, step, trainer, data_state)
+            self._delete_old(step)
             self._news.append(OnDisk(step, time.monotonic() - started, data_state))
             return True
         # Through memory here too: it is faster, and a disk that is full now does not cost the last steps.
@@ -164,6 +167,7 @@ class Keeper:
 
     def close(self, keeps_memory: bool) -> None:
         """`keeps_memory`: the run may go on from its snapshots. Also after an error."""
+        self._wait_for_deletion()
         self._writer.close()
         if self._snapshots:
             self._snapshots.close()
@@ -176,6 +180,19 @@ class Keeper:
         assert self._snapshots
         busy = self._in_flight.slot if self._in_flight else None
         return self._snapshots.take(engine, step, small_files(step, trainer, data_state), busy)
+
+    def _delete_old(self, step: int) -> None:
+        """Beside the next steps."""
+        if self._world.is_main:
+            self._wait_for_deletion()
+            doing = (self._folder.checkpoints, self._retention, step)
+            self._deleting = threading.Thread(target=prune, args=doing, name="deleting", daemon=True)
+            self._deleting.start()
+
+    def _wait_for_deletion(self) -> None:
+        if self._deleting:
+            self._deleting.join()
+            self._deleting = None
 
     def _write(self, flight: _InFlight, files: list[str]) -> None:
         self._in_flight = flight

@@ -17,9 +17,17 @@ from z2all_ds.errors import CheckpointError
 
 
 def save_checkpoint(
-    engine: Any, checkpoints: Path, step: int, trainer: dict[str, Any], data_state: dict[str, Any], retention: Retention
+    engine: Any,
+    checkpoints: Path,
+    step: int,
+    trainer: dict[str, Any],
+    data_state: dict[str, Any],
+    retention: Retention | None = None,
 ) -> Path:
-    """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at)."""
+    """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at).
+
+    With a retention, older ones that it does not keep are deleted before it returns.
+    """
     rank = dist.get_rank()
     temporary = layout.temporary_path(checkpoints, step)
     # All ranks must hear of a problem, or the others wait for ever.
@@ -40,7 +48,8 @@ def save_checkpoint(
                 (temporary / name).write_text(content, encoding="utf-8")
             known = {name: entry for written, _ in of_ranks for name, entry in written.files.items() if entry}
             layout.seal(checkpoints, step, known)
-            prune(checkpoints, retention, step)
+            if retention:
+                prune(checkpoints, retention, step)
         except OSError as error:
             problems[0] = f"rank 0: {error}"
     first = next(filter(None, from_rank_0(problems)), None)
