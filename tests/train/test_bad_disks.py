@@ -12,7 +12,7 @@ from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.small_disk import fill, read_only, small_disk, stalled, stalling_disk
 from tests.helpers.training import metrics, run_arguments, train
 from z2all_ds.checkpoint import memory
-from z2all_ds.checkpoint.layout import find_latest
+from z2all_ds.checkpoint.layout import all_of, find_latest
 from z2all_ds.errors import EXIT_REQUEUE
 from z2all_ds.run_folder import RunFolder
 
@@ -139,8 +139,8 @@ def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_fr
         again = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
         assert again.returncode == 0, again.stderr
         assert ("resumed from step_00000030 in memory" in again.stderr) == (background == "always")
-        newest, _ = find_latest(checkpoints)
-        assert newest and newest.step == 60
+        assert [path.name for path in all_of(checkpoints)] == ["step_00000050", "step_00000060"]
+        assert find_latest(checkpoints)[1] == []
 
 
 def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:

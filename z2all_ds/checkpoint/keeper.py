@@ -66,7 +66,7 @@ class _InFlight:
 
 
 class Keeper:
-    """One rank's part; all methods but `news` and `close` are collective."""
+    """One rank's part; all methods but `news`, `let_arrive` and `close` are collective."""
 
     def __init__(
         self,
@@ -164,6 +164,20 @@ class Keeper:
         self._hear()
         found, self._news = self._news, []
         return found
+
+    def let_arrive(self) -> None:
+        """Before a rank that failed ends, and with it all others and their writers: waits, as long as a save would,
+        for what is on its way to the disk. Every rank by itself."""
+        flight = self._in_flight
+        if flight is None:
+            return
+        manifest = self._folder.checkpoints / layout.step_name(flight.step) / layout.MANIFEST
+        deadline = time.monotonic() + self._section.disk_patience_seconds
+        while time.monotonic() < deadline and not manifest.exists():
+            self._hear()
+            if flight.answer and flight.answer.problem:
+                return
+            time.sleep(LOOK_EVERY_SECONDS)
 
     def close(self, keeps_memory: bool) -> None:
         """`keeps_memory`: the run may go on from its snapshots. Also after an error."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
-from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
+from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ClusterError, ConfigError, Z2allError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.machine import device_type
 from z2all_ds.run_folder import RunFolder
@@ -189,6 +189,11 @@ def train_rank(
         trainer.restore(resume)
         startup.done("restore")
         return trainer.run_steps()
+    except ClusterError:  # another rank is gone, and with it its part of a save
+        raise
+    except Exception:
+        trainer.state.let_saves_arrive()
+        raise
     finally:
         trainer.close()
 

@@ -193,6 +193,11 @@ class RunState:
         for line in self._exports.finish() if self._exports and waits_for_exports else []:
             self._recorder.say(line)
 
+    def let_saves_arrive(self) -> None:
+        """Before this rank fails; not collective."""
+        self._keeper.let_arrive()
+        self.tell_news()
+
     def close(self, keeps_memory: bool) -> None:
         self._keeper.close(keeps_memory)
         if self._exports:
