@@ -50,10 +50,10 @@ def engine_of(task: dict[str, Any], world: World) -> Any:
     return ds.build_engine(model, run, resolved)
 
 
-def train(engine: Any, world: World, steps: range) -> list[float]:
-    """Mean losses over all ranks; the learning rate falls."""
-    losses = []
-    for step in steps:
+def train(engine: Any, world: World, position: int, steps: int) -> list[list[float]]:
+    """Of each step: the mean loss over all ranks, the learning rate, which falls, and where the data stand then."""
+    found = []
+    for step in range(position // SAMPLES, position // SAMPLES + steps):
         ds.set_learning_rate(engine, 0.01 * (1 - step / 20))
         loss_sum = torch.zeros((), dtype=torch.float64)
         for sample in range(world.rank, SAMPLES, world.world_size):
@@ -64,27 +64,34 @@ def train(engine: Any, world: World, steps: range) -> list[float]:
             engine.backward(loss)
             engine.step()
         dist.all_reduce(loss_sum)
-        losses.append(loss_sum.item() / SAMPLES)
-    return losses
+        rate = engine.optimizer.param_groups[0]["lr"]
+        found.append([loss_sum.item() / SAMPLES, rate, (step + 1) * SAMPLES])
+    return found
+
+
+def save(engine: Any, folder: Path, position: int) -> None:
+    save_checkpoint(engine, folder, position // SAMPLES, {}, {"position": position}, Retention(keep_last=2))
 
 
 def outcome(task: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:
     engine = engine_of(task, world)
-    here, first = folder / task["name"], 0
+    here, position = folder / task["name"], 0
     if "start" in task:
         checkpoint = open_checkpoint(folder / task["start"])
         restore(engine, checkpoint)
-        first = checkpoint.step
-        save_checkpoint(engine, here / "again", first, {}, {}, Retention(keep_last=2))
-    losses = train(engine, world, range(first, first + task.get("save_after", 0)))
+        position = checkpoint.data_state["position"]
+        save(engine, here / "again", position)
+    steps = train(engine, world, position, task.get("save_after", 0))
     if "save_after" in task:
-        first += task["save_after"]
-        save_checkpoint(engine, here, first, {}, {}, Retention(keep_last=2))
+        position += task["save_after"] * SAMPLES
+        save(engine, here, position)
     if task.get("by_deepspeed"):
         engine.save_checkpoint(str(here / "by_deepspeed"))
-    losses += train(engine, world, range(first, first + 3))
+    steps += train(engine, world, position, 3)
     counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
-    return {"losses": losses, "saved": f"{task['name']}/{step_name(first)}", "counts": counts}
+    losses, rates, positions = map(list, zip(*steps, strict=True))
+    saved = f"{task['name']}/{step_name(position // SAMPLES)}"
+    return {"losses": losses, "rates": rates, "positions": positions, "saved": saved, "counts": counts}
 
 
 if __name__ == "__main__":

@@ -141,6 +141,8 @@ def assert_goes_on(pair: Pair, folder: Path, outcomes: dict[str, Any]) -> None:
     else:  # sums over other ranks, and CPU Adam's own formula: single roundings (whole matrix: 3e-8 at most)
         assert after["losses"] == pytest.approx(unbroken, rel=1e-6)
     assert after["counts"] == before["counts"]
+    for figure in ("rates", "positions"):
+        assert after[figure] == before[figure][SAVED_AFTER:], figure
 
 
 @pytest.mark.parametrize("pair", SPREAD, ids=pair_name)
