@@ -69,7 +69,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     for name, ranks in CASES:
         saved = folder / found[label(name, ranks)]["saved"]
         source = DeepSpeedFolder(folder / label(name, ranks) / "by_deepspeed")
-        made = import_folder(source, folder / "imported" / label(name, ranks), StateReader(saved).shapes, {}, seed=3)
+        place, data_state = folder / "imported" / label(name, ranks), layout.Checkpoint(saved, SAVED_AFTER).data_state
+        made = import_folder(source, place, StateReader(saved).shapes, data_state, seed=3)
         under = settings[name] if name.endswith("bf16") else {"deepspeed": GOES_ON_UNDER[name]}
         continued.append({"name": f"after_{label(name, ranks)}", "start": str(made.relative_to(folder)), **under})
     return folder, found | launch(folder, 2, "continue", continued)
