@@ -145,6 +145,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
     wait_until(is_gone, "the writer to end")
+    assert layout.all_of(checkpoints) == []
 
 
 def test_ctrl_c_is_not_for_it(tmp_path: Path) -> None:

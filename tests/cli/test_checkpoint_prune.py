@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.making import make_validated, names, write_temporary
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import train
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import held
 from z2all_ds.run_folder import RunFolder
 
@@ -151,3 +151,21 @@ def test_a_real_run_keeps_what_its_settings_ask_for(small_corpus: Path, small_to
     assert steps(folder) == [5, 6]
     verified = z2all("checkpoint", "verify", folder.root, cwd=tmp_path)
     assert verified.returncode == 0, verified.stderr
+
+
+def test_what_a_killed_run_has_left_in_memory_is_listed_and_freed(run: RunFolder, tmp_path: Path) -> None:
+    line = memory.SnapshotFolder(memory.new_lineage())
+    try:
+        line.create(run.root)
+        shutil.copytree(run.checkpoints / layout.step_name(600), line.slot(0), dirs_exist_ok=True)
+        line.finish(0, 650)
+        run.lineage.write_text(line.lineage)
+        listed = json.loads(z2all("checkpoint", "list", run.root, "--json", cwd=tmp_path).stdout)
+        assert [(one["step"], one["in_memory"]) for one in listed][-2:] == [(600, False), (650, True)]
+        assert z2all("checkpoint", "prune", run.root, cwd=tmp_path).returncode == 0
+        assert z2all("checkpoint", "prune", run.root, "--memory", "--dry-run", cwd=tmp_path).returncode == 0
+        assert [snapshot.step for snapshot in line.snapshots()] == [650]
+        assert z2all("checkpoint", "prune", run.root, "--memory", cwd=tmp_path).returncode == 0
+        assert not line.path.exists()
+    finally:
+        line.remove()

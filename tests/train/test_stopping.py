@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.training import metrics, run_arguments
+from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import find_latest
 from z2all_ds.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 from z2all_ds.machine import default_environment, free_port
@@ -23,9 +24,9 @@ ENDLESS = ("deepspeed=zero2", "train.steps=1000000", "checkpoint.every_steps=100
 class Running:
     """A run that has taken a step and saved nothing yet."""
 
-    def __init__(self, command: list[str], place: Path, corpus: Path, tokenizer: Path) -> None:
+    def __init__(self, command: list[str], place: Path, corpus: Path, tokenizer: Path, *more: str) -> None:
         self.folder, self.mark, self.terminal = RunFolder(place / "run"), new_mark(), place / "terminal"
-        arguments = run_arguments(self.folder.root, corpus, tokenizer, *ENDLESS)
+        arguments = run_arguments(self.folder.root, corpus, tokenizer, *ENDLESS, *more)
         with self.terminal.open("wb") as terminal:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -76,8 +77,9 @@ def test_a_signal_makes_it_save_and_stop(
 
 
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer)
+    run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer, "checkpoint.snapshot_every=1")
     try:
+        wait_until(lambda: any(run_dir == run.folder.root for run_dir in memory.all_here().values()), "a snapshot")
         ranks = [pid for pid, line in marked(run.mark).items() if b"z2all_ds.train.pretrain" in line]
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP)  # so that they cannot answer the first
@@ -89,6 +91,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, sma
     finally:
         run.kill()
     assert "Traceback" not in run.terminal.read_text()
+    assert run.folder.root not in memory.all_here().values()
 
 
 def test_a_file_in_the_folder_does_it_under_any_launcher(
