@@ -104,7 +104,7 @@ if __name__ == "__main__":
         plan.with_name(f"outcomes_of_{plan.name}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-    # Once a rank that was through was seen to end with "terminate called without an active exception": a thread of some
-    # library, on the way out of Python. Whose it was is not known, and nothing is left to be done here.
+    # Once a rank was seen to end with "terminate called without an active exception", as C++ does when a thread is left
+    # over. Perhaps on the way out of Python, where many libraries have theirs: that way is not taken. Not established.
     sys.stderr.flush()
     os._exit(0)
