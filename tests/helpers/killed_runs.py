@@ -4,9 +4,10 @@ Loading torch and DeepSpeed takes ten times as long as the little that is traine
 and every run is a fork of it: the whole of `pretrain.main`, with its own process group, engine and files.
 
 The file named on the command line holds the plan: `arguments` of the run, `run_dir`, `ranks`, and `kills`, each with a
-place to look at (`memory` or `disk`), the number of `changes` seen there and `delay_seconds` after which it falls, its
-`victims` (ranks) and `forget_memory` (as if the machine had been started anew). The last run is left alone. What was
-found after each kill goes to stdout, as JSON.
+place to look at (`memory` or `disk`), the number of `changes` seen there, whether it waits for a `half_done` save there
+and `delay_seconds` after which it falls, its `victims` (ranks), `with_children` (their writers die in the same moment,
+as when a container is killed; else they find out) and `forget_memory` (as if the machine had been started anew). The
+last run is left alone. What was found after each kill goes to stdout, as JSON.
 """
 
 import json
@@ -54,23 +55,30 @@ def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:
 def seen(folder: RunFolder, place: str) -> Any:
     """What changes whenever a save begins, goes on or ends."""
     if place == "memory":
-        line = memory.line_of(folder)
-        return [snapshot.step for snapshot in line.snapshots()] if line else []
+        return in_memory(folder)
     names = sorted(os.listdir(folder.checkpoints)) if folder.checkpoints.is_dir() else []
     return names, [layout.newest_step(folder.checkpoints)]
 
 
-def wait_for_changes(folder: RunFolder, place: str, changes: int, processes: list[int]) -> None:
+def half_done(folder: RunFolder, place: str) -> bool:
+    """One of the two slots is always whole from the second snapshot on; the other is not while it is written."""
+    return len(in_memory(folder)) == 1 if place == "memory" else bool(partial(folder))
+
+
+def wait_for(folder: RunFolder, kill: dict[str, Any], processes: list[int]) -> None:
     """Counted from the run's own beginning: it cleans up before."""
     deadline = time.monotonic() + END_PATIENCE_SECONDS
     begun = _times_started(folder)
     while _times_started(folder) == begun:
         _still_there(processes, deadline)
+    place = kill["place"]
     before = seen(folder, place)
-    for _ in range(changes):
+    for _ in range(kill["changes"]):
         while (now := seen(folder, place)) == before:
             _still_there(processes, deadline)
         before = now
+    while kill["half_done"] and not half_done(folder, place):
+        _still_there(processes, deadline)
 
 
 def _times_started(folder: RunFolder) -> int:
@@ -98,16 +106,23 @@ def _steps(folder: RunFolder) -> int:
     return folder.metrics.read_bytes().count(b"\n")
 
 
+def partial(folder: RunFolder) -> list[str]:
+    return [path.name for path in folder.checkpoints.glob(f"{layout.TEMPORARY_PREFIX}*")]
+
+
+def in_memory(folder: RunFolder) -> list[int]:
+    line = memory.line_of(folder)
+    return [snapshot.step for snapshot in line.snapshots()] if line else []
+
+
 def found_after(folder: RunFolder) -> dict[str, Any]:
     """What a kill has left."""
     newest, damaged = layout.find_latest(folder.checkpoints)
-    line = memory.line_of(folder)
-    partial = [path.name for path in folder.checkpoints.glob(f"{layout.TEMPORARY_PREFIX}*")]
     return {
         "on_disk": newest.step if newest else 0,
         "damaged": damaged,
-        "partial": partial,
-        "in_memory": [snapshot.step for snapshot in line.snapshots()] if line else [],
+        "partial": partial(folder),
+        "in_memory": in_memory(folder),
     }
 
 
@@ -121,10 +136,10 @@ def main() -> None:
     for kill in plan["kills"]:
         port = free_port()
         processes = [start(plan["arguments"], rank, ranks, port) for rank in range(ranks)]
-        wait_for_changes(folder, kill["place"], kill["changes"], processes)
+        wait_for(folder, kill, processes)
         time.sleep(kill["delay_seconds"])
         for rank in kill["victims"]:
-            os.kill(processes[rank], signal.SIGKILL)
+            (os.killpg if kill["with_children"] else os.kill)(processes[rank], signal.SIGKILL)
         for number in processes:
             end_of(number)
         found.append(found_after(folder))
