@@ -5,8 +5,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 # Debian packages the tests need, by the command or file that shows they are there. Without root the tests in need skip.
 install_debian_packages() {
-    local missing=() pair
-    for pair in g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev; do
+    local missing=() pair wanted=(g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev)
+    # For several nodes on this one machine. Where systemd runs, installing an sshd would also start one: not ours to do.
+    [ -d /run/systemd/system ] || wanted+=(sshd:openssh-server ssh:openssh-client pdsh:pdsh ip:iproute2 iptables:iptables tini:tini)
+    for pair in "${wanted[@]}"; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -e "${pair%%:*}" ] || missing+=("${pair##*:}")
     done
     if [ "${#missing[@]}" -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -4,14 +4,12 @@ Plain data only: nothing here touches disk (but for reading the files it is give
 keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names which one.
 """
 
-import difflib
-import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from z2all_ds.config_sections import (
     CheckpointSection,
@@ -30,6 +28,7 @@ from z2all_ds.config_sections import (
 )
 from z2all_ds.errors import ConfigError
 from z2all_ds.resources import find_named_file
+from z2all_ds.section_errors import first_problem
 
 MIN_DEFAULT_LANES = 64
 WHOLE_VALUES = ("weights", "rope_scaling")
@@ -198,28 +197,5 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
 
 
 def _one_line(error: ValidationError) -> ConfigError:
-    """The first problem pydantic found, as one line with the nearest key or the rule."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    dotted = ".".join(location)
-    if first["type"] == "extra_forbidden":
-        known = list(_section_at(location[:-1]).model_fields)
-        near = difflib.get_close_matches(location[-1], known, n=1)
-        fix = f"Did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"Known here: {', '.join(known)}."
-        return ConfigError(dotted, "no such setting", fix)
-    if first["type"] == "value_error":
-        return ConfigError(dotted or "config", str(first["ctx"]["error"]), "Change one of the two.")
-    # A file has lists and sections, whatever Python makes of them.
-    rule = re.sub(r" or instance of \w+", "", first["msg"]).replace("valid tuple", "valid list")
-    return ConfigError(f"{dotted}={first['input']!r}", rule, "See `z2all config` for every setting with its default.")
-
-
-def _section_at(location: list[str]) -> type[BaseModel]:
-    """The section of a dotted name; `stages.0` is one of a list."""
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        if not part.isdigit():
-            annotation = section.model_fields[part].annotation
-            kinds = (annotation, *get_args(annotation))
-            section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return section
+    problem = first_problem(error, RunConfig, "See `z2all config` for every setting with its default.")
+    return ConfigError(problem.what or "config", problem.rule, problem.fix or "Change one of the two.")

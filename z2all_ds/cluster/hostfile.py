@@ -13,7 +13,7 @@ from pathlib import Path
 from z2all_ds.errors import ClusterError
 
 EXPECTED_LINE = "node1 slots=8"
-_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
+HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
 """A name, an IPv4 address or an IPv6 address. No `user@` and no `:port`: ssh takes these from ~/.ssh/config."""
 
 
@@ -28,12 +28,16 @@ class Host:
 def parse_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     """The hosts in the order of the file; the first one is where rank 0 runs."""
     file = Path(path).expanduser()
+    return parse_hostfile_text(read_text(file), str(file))
+
+
+def read_text(file: Path) -> str:
+    """A hostfile's text, in whichever form it is."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # an editor's byte-order mark would become part of the first name
+        return file.read_text(encoding="utf-8-sig")  # an editor's byte-order mark would become part of the first name
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ClusterError(f"hostfile {file}", f"cannot be read ({reason})", "Give the path of a hostfile.") from error
-    return parse_hostfile_text(text, str(file))
 
 
 def parse_hostfile_text(text: str, source: str) -> list[Host]:
@@ -64,7 +68,7 @@ def _parse_line(line: str, where: str) -> Host:
         # DeepSpeed happens to ignore what follows the slots, but takes `node1#old slots=2` for a host of that name.
         raise ClusterError(f"{where}: {line!r}", "a comment needs a line of its own", "Move it to the line above.")
     name, *rest = line.split()
-    if not _HOST_NAME.fullmatch(name):
+    if not HOST_NAME.fullmatch(name):
         raise ClusterError(
             f"{where}: {name!r}",
             "is no host name or address (letters, digits, '.', '-', '_'; no user@ and no port)",

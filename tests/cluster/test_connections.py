@@ -1,0 +1,46 @@
+"""Measurements over real sockets."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from z2all_ds.cluster.connections import Listener, measure, source_address
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, TOKEN)
+    yield listener
+    listener.close()
+
+
+def test_speed_in_both_directions(listener: Listener) -> None:
+    speed = measure("127.0.0.1", listener.port, TOKEN, 0.05)
+    assert speed.latency_us > 0
+    assert speed.gigabits_out > 0
+    assert speed.gigabits_in > 0
+
+
+def test_without_the_token_it_hangs_up(listener: Listener) -> None:
+    with pytest.raises(ConnectionError):
+        measure("127.0.0.1", listener.port, "f" * len(TOKEN), 0.05)
+    assert measure("127.0.0.1", listener.port, TOKEN, 0.01).latency_us > 0
+
+
+def test_a_closed_one_refuses(listener: Listener) -> None:
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        measure("127.0.0.1", listener.port, TOKEN, 0.05)
+
+
+def test_it_listens_only_where_it_was_told(listener: Listener) -> None:
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", listener.port), timeout=3):
+        pass
+
+
+def test_the_address_of_a_way() -> None:
+    assert source_address("127.0.0.1") == "127.0.0.1"
+    assert source_address("localhost") in ("127.0.0.1", "::1")

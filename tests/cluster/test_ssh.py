@@ -1,0 +1,96 @@
+"""Ways into nodes with a real sshd, and each way of not getting in, told apart."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import node_lab
+from tests.helpers.command import ROOT
+from z2all_ds.cluster.nodes import Node, SshAccess
+from z2all_ds.cluster.ssh import config_text
+
+ASK = """
+import sys
+from pathlib import Path
+from z2all_ds.cluster.nodes import Node, SshAccess
+from z2all_ds.cluster.ssh import Trouble, ask, write_config
+name, address, port, key, config = sys.argv[1:]
+node = Node(name=name, slots=1, ssh=SshAccess(address=address or None, port=int(port), key=key or None))
+answer = ask(node, write_config([node], Path(config)), "hostname", 30)
+print(f"{answer.kind}|{answer.said}|{answer.fix}" if isinstance(answer, Trouble) else answer.stdout.strip())
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[node_lab.Node]]:
+    if node_lab.why_no_lab():
+        pytest.skip(node_lab.why_no_lab())
+    with node_lab.node_lab(tmp_path_factory.mktemp("lab"), 2) as nodes:
+        yield nodes
+
+
+def asked(
+    nodes: list[node_lab.Node], tmp_path: Path, name: str, address: str = "", port: int = 2222, key: str = ""
+) -> str:
+    words = (sys.executable, "-c", ASK, name, address, str(port), key, str(tmp_path / "ssh_config"))
+    done = nodes[0].run(*words, environment={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    assert asked(nodes, tmp_path, "n1") == "n1"
+    assert asked(nodes, tmp_path, "other-name", nodes[1].address) == "n1"
+    assert (tmp_path / "ssh_config").stat().st_mode & 0o077 == 0
+
+
+def test_not_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    kinds = {
+        "name": asked(nodes, tmp_path, "n9"),
+        "port": asked(nodes, tmp_path, "n1", port=2299),
+        "unreachable": asked(nodes, tmp_path, "n1", "10.77.0.99"),
+    }
+    assert {kind: line.split("|")[0] for kind, line in kinds.items()} == {kind: kind for kind in kinds}
+    assert "no sshd answers on port 2299" in kinds["port"]
+
+
+def test_a_wrong_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    kind, said, fix = asked(nodes, tmp_path, "n1", key=str(tmp_path / "other")).split("|")
+    assert kind == "key"
+    assert "Permission denied" in said
+    assert "authorized_keys" in fix
+
+
+def test_a_changed_host_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    known = nodes[0].folder / "ssh" / "known_hosts"
+    assert asked(nodes, tmp_path, "n1") == "n1"
+    before = known.read_text()
+    other = (nodes[0].folder / "host_key.pub").read_text().split()[:2]
+    try:
+        known.write_text(f"[n1]:2222 {' '.join(other)}\n")
+        kind, _, fix = asked(nodes, tmp_path, "n1").split("|")
+    finally:
+        known.write_text(before)
+    assert kind == "host_key"
+    assert "ssh-keygen -R '[n1]:2222'" in fix
+
+
+def test_a_dead_link(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    nodes[1].cut()
+    try:
+        kind, _, _ = asked(nodes, tmp_path, "n1").split("|")
+    finally:
+        nodes[1].heal()
+    assert kind == "unreachable"
+    assert asked(nodes, tmp_path, "n1") == "n1"
+
+
+def test_the_config_never_trusts_a_changed_key() -> None:
+    text = config_text([Node(name="n1", slots=1, ssh=SshAccess(port=2222, user="me", key="~/my key"))])
+    assert "StrictHostKeyChecking accept-new" in text
+    assert f'IdentityFile "{Path.home()}/my key"' in text
+    assert text.index("Port 2222") < text.index("Include ~/.ssh/config")

@@ -1,0 +1,232 @@
+"""Nodes on one machine, as real as they get without a second one: each has its own network, processes, host name,
+mounts, shared memory and sshd; only the files outside ~/.ssh, /run and /dev/shm are the same, as on a NAS.
+
+    bridge (namespace of its own) ── n0  10.77.0.10
+                                  ├─ n1  10.77.0.11
+                                  └─ n2  10.77.0.12
+
+Needs root and Debian's openssh-server, pdsh, iproute2 and tini; `why_no_lab` says what is missing.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+NETWORK = "10.77.0"
+SSH_PORT = 2222
+START_PATIENCE_SECONDS = 20.0
+TOOLS = {"sshd": "openssh-server", "ssh": "openssh-client", "pdsh": "pdsh", "ip": "iproute2", "tini": "tini"}
+SSHD_CONFIG = """\
+Port {port}
+HostKey {host_key}
+AuthorizedKeysFile {authorized}
+PidFile none
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+PermitTunnel yes
+MaxStartups 100
+"""
+SET_UP = """\
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/sshd
+mount -t tmpfs -o size=256m tmpfs /dev/shm
+mount --bind {folder}/ssh {home}/.ssh
+mount --bind {folder}/hosts /etc/hosts
+hostname {name}
+ip link set lo up
+exec tini -g -- {sshd} -D -e -f {folder}/sshd_config 2>>{folder}/sshd.log
+"""
+
+
+@cache
+def why_no_lab() -> str:
+    """Empty where a lab can be built."""
+    missing = [package for tool, package in TOOLS.items() if not _tool(tool)]
+    if missing:
+        return f"needs Debian's {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "needs root, for namespaces"
+    tried = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            "--uts",
+            "--pid",
+            "--mount",
+            "--ipc",
+            "--fork",
+            "ip",
+            "link",
+            "add",
+            "br0",
+            "type",
+            "bridge",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    return f"namespaces or bridges are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
+
+
+def _ip(*words: str, namespace: str = "") -> None:
+    within = ["-n", namespace] if namespace else []
+    subprocess.run([_tool("ip") or "ip", *within, *words], check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Node:
+    """One of them; `start` and `kill` as often as you like."""
+
+    name: str
+    address: str
+    folder: Path
+    bridge: str
+    """The namespace of the bridge it hangs on."""
+    namespace: str
+    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Up, with its network and its sshd answering."""
+        outer, inner = self.cable, "eth0"
+        _ip("netns", "add", self.namespace)
+        _ip("link", "add", outer, "netns", self.bridge, "type", "veth", "peer", "name", inner, "netns", self.namespace)
+        _ip("link", "set", outer, "master", "br0", "up", namespace=self.bridge)
+        # The same card after a restart: the others remember its number for a while.
+        _ip(
+            "link",
+            "set",
+            inner,
+            "address",
+            f"02:77:00:00:00:{int(self.address.split('.')[-1]):02x}",
+            namespace=self.namespace,
+        )
+        _ip("addr", "add", f"{self.address}/24", "dev", inner, namespace=self.namespace)
+        _ip("link", "set", inner, "up", namespace=self.namespace)
+        script = SET_UP.format(folder=self.folder, name=self.name, home=Path.home(), sshd=_tool("sshd"))
+        isolated = ["unshare", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        command = [_tool("ip") or "ip", "netns", "exec", self.namespace, *isolated, "bash", "-c", script]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=(self.folder / "err").open("wb"))
+        deadline = time.monotonic() + START_PATIENCE_SECONDS
+        while not self._answers():
+            assert self.process.poll() is None, (self.folder / "err").read_text()
+            assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            init = self.init
+            listening = Path(f"/proc/{init}/net/tcp").read_text()
+            # Also the mounts and the name are there when sshd is: it is what the script becomes.
+            return f":{SSH_PORT:04X} 00000000:0000 0A" in listening
+        except (OSError, IndexError):  # not yet there
+            return False
+
+    @property
+    def init(self) -> int:
+        """Process 1 of the node, by its number outside."""
+        assert self.process is not None
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+
+    def kill(self) -> None:
+        """As when the machine loses its power: every process at once, and the network."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+            _ip("link", "del", self.cable, namespace=self.bridge)  # with the namespace it would go some time later
+            _ip("netns", "del", self.namespace)
+
+    @property
+    def cable(self) -> str:
+        """Its end at the bridge; 15 characters at most."""
+        return f"v{self.namespace}"
+
+    def cut(self) -> None:
+        """The cable is pulled: packets vanish, nobody is told."""
+        _ip("link", "set", self.cable, "nomaster", namespace=self.bridge)
+
+    def heal(self) -> None:
+        _ip("link", "set", self.cable, "master", "br0", namespace=self.bridge)
+
+    def command(self, *words: str) -> list[str]:
+        """What runs these words in the node."""
+        spaces = ("--net", "--uts", "--pid", "--mount", "--ipc")
+        return ["nsenter", "--target", str(self.init), *spaces, f"--wdns={os.getcwd()}", "--", *words]
+
+    def run(self, *words: str, environment: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        env = {**os.environ, **(environment or {})}
+        return subprocess.run(self.command(*words), capture_output=True, text=True, env=env)
+
+    def processes(self, containing: str) -> dict[int, str]:
+        """Commands that run in it, by their numbers outside."""
+        found = {}
+        space = os.readlink(f"/proc/{self.init}/ns/pid")
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == space:
+                    text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if containing in text and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                        found[int(entry.name)] = text
+            except OSError:  # it has just ended
+                continue
+        return found
+
+
+@contextmanager
+def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
+    """That many nodes, `n0` and so on, which reach each other by name, with ssh keys that all accept."""
+    mark = f"z{os.getpid() % 100000}"
+    bridge = f"{mark}b"
+    had_ssh = (Path.home() / ".ssh").exists()
+    (Path.home() / ".ssh").mkdir(mode=0o700, exist_ok=True)  # a place to mount the nodes' own on
+    folder.mkdir(parents=True, exist_ok=True)
+    key = folder / "key"
+    _make_key(key)
+    nodes = [Node(f"n{i}", f"{NETWORK}.{10 + i}", folder / f"n{i}", bridge, f"{mark}n{i}") for i in range(number)]
+    try:
+        _ip("netns", "add", bridge)
+        _ip("link", "add", "br0", "type", "bridge", namespace=bridge)
+        _ip("link", "set", "br0", "up", namespace=bridge)
+        for node in nodes:
+            _prepare(node, nodes, key)
+            node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+        subprocess.run([_tool("ip") or "ip", "netns", "del", bridge], capture_output=True)
+        if not had_ssh:
+            (Path.home() / ".ssh").rmdir()
+
+
+def _make_key(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+
+def _prepare(node: Node, nodes: list[Node], key: Path) -> None:
+    ssh = node.folder / "ssh"
+    ssh.mkdir(parents=True, mode=0o700)
+    host_key = node.folder / "host_key"
+    _make_key(host_key)
+    shutil.copy(key, ssh / "id_ed25519")
+    shutil.copy(f"{key}.pub", ssh / "authorized_keys")
+    config = SSHD_CONFIG.format(port=SSH_PORT, host_key=host_key, authorized=ssh / "authorized_keys")
+    (node.folder / "sshd_config").write_text(config)
+    lines = ["127.0.0.1 localhost", *(f"{other.address} {other.name}" for other in nodes)]
+    (node.folder / "hosts").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,128 @@
+"""Real connections between two nodes: can one reach the other, how fast do bytes and answers travel.
+
+The listening side takes only those who know the token, and only on the address it was told.
+"""
+
+import socket
+import statistics
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+PINGS = 20
+PING = b"p" * 8
+CHUNK = b"\0" * (256 * 1024)
+CONNECT_SECONDS = 3.0
+SILENCE_SECONDS = 5.0
+
+
+class Listener:
+    """Answers measurements until it is closed."""
+
+    def __init__(self, address: str, port: int, token: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, port), family=family)
+        self._token = token.encode()
+        self.port = int(self._socket.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        # Without shutdown a thread inside accept() keeps the port open.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(SILENCE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _read(connection, len(self._token)) != self._token:
+                return
+            for _ in range(PINGS + 1):
+                connection.sendall(_read(connection, len(PING)))
+            seconds = int.from_bytes(_read(connection, 4), "big") / 1000
+            # Streams end with a pause that the other side's clock sets, so the speed is that of what has arrived.
+            received, took = _receive(connection)
+            connection.sendall(received.to_bytes(8, "big") + round(took * 1e6).to_bytes(8, "big"))
+            _send(connection, seconds)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Between two nodes."""
+
+    latency_us: float
+    """There and back, in microseconds (median)."""
+    gigabits_out: float
+    gigabits_in: float
+
+
+def measure(address: str, port: int, token: str, seconds: float) -> Speed:
+    """Connects and measures, `seconds` long in each direction; OSError where that does not work."""
+    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
+        connection.settimeout(SILENCE_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(token.encode())
+        times = []
+        for _ in range(PINGS + 1):
+            started = time.perf_counter()
+            connection.sendall(PING)
+            _read(connection, len(PING))
+            times.append(time.perf_counter() - started)
+        connection.sendall(round(seconds * 1000).to_bytes(4, "big"))
+        _send(connection, seconds)
+        arrived, took_us = int.from_bytes(_read(connection, 8), "big"), int.from_bytes(_read(connection, 8), "big")
+        received, took = _receive(connection)
+    latency = statistics.median(times[1:])  # the first one waits for the other side's thread
+    return Speed(latency * 1e6, _gigabits(arrived, took_us / 1e6), _gigabits(received, took))
+
+
+def source_address(towards: str) -> str:
+    """The address of this machine that packets to `towards` (a name or number) carry; nothing is sent."""
+    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def _gigabits(count: int, seconds: float) -> float:
+    return count * 8 / max(seconds, 1e-6) / 1e9
+
+
+def _send(connection: socket.socket, seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        connection.sendall(b"+" + CHUNK)
+    connection.sendall(b".")
+
+
+def _receive(connection: socket.socket) -> tuple[int, float]:
+    """Bytes and seconds of what `_send` sends."""
+    buffer = memoryview(bytearray(len(CHUNK)))
+    started, count = time.perf_counter(), 0
+    while _read(connection, 1) == b"+":
+        left = len(CHUNK)
+        while left:
+            got = connection.recv_into(buffer[:left])
+            if not got:
+                raise ConnectionError("the other side hung up")
+            left -= got
+        count += len(CHUNK)
+    return count, time.perf_counter() - started
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise ConnectionError("the other side hung up")
+        parts += part
+    return parts

@@ -1,0 +1,247 @@
+"""Before a launch: every node and every pair of nodes is tried out for real, all at the same time, in seconds.
+
+    agents on all nodes ─▶ facts ─▶ judged side by side (`compare.py`)
+                        ─▶ one folder for all? ─▶ data addresses ─▶ every pair connects both ways and is measured
+                                                               ─▶ every node reaches the master's meeting point
+
+Ranks tell each other the address of their data interface, whatever the hostfile calls the node; so that address is what
+pairs are tried on.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.cluster.agents import NoAnswer, RemoteAgent, agents_on
+from z2all_ds.cluster.compare import judge_clock, judge_nodes
+from z2all_ds.cluster.connections import Speed
+from z2all_ds.cluster.nodes import Node
+from z2all_ds.cluster.pairs import rounds
+from z2all_ds.doctor import FAIL, OK, Finding
+
+ANSWER_SECONDS = 15.0
+MEASURE_SECONDS = 0.15
+WAYS_OUT = (
+    "Ranks connect every pair directly. Use host networking (docker run --network host), routed container networks,"
+    " or an overlay (`z2all cluster overlay up`); see docs/cluster.md."
+)
+
+
+@dataclass(frozen=True)
+class DataPlace:
+    """Where a node's ranks are reached by those of the others."""
+
+    address: str
+    interface: str
+
+
+@dataclass
+class Preflight:
+    """All that was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Nodes that could not be entered or did not answer."""
+    places: dict[str, DataPlace] = field(default_factory=dict)
+    speeds: dict[tuple[str, str], Speed] = field(default_factory=dict)
+    """By who connected to whom."""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.status == FAIL for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be launched, as far as nodes are concerned."""
+
+    nodes: list[Node]
+    ssh_config: Path
+    folder: str
+    """Where commands run on every node."""
+    run_dir: str
+    files: list[str]
+    """That must be there, and the same, on every node."""
+    master_port: int
+
+
+def preflight(subject: Subject) -> Preflight:
+    """Looks at everything; what cannot be looked at because of an earlier failure is left out."""
+    started = time.monotonic()
+    result = Preflight()
+    with agents_on(subject.nodes, subject.ssh_config, subject.folder) as agents:
+        facts = _facts(subject, agents, result)
+        present = {name: agents[name] for name in facts}
+        if facts:
+            slots = {node.name: node.slots for node in subject.nodes}
+            result.findings += judge_nodes(facts, slots)
+            result.findings += _clocks(present, result)
+            result.findings += _shared_folder(subject, present)
+        nodes = [node for node in subject.nodes if node.name in facts]
+        if len(nodes) > 1:
+            _find_places(nodes, present, facts, result)
+            _try_pairs(present, result)
+            _try_master(subject, nodes, present, result)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _answers(asked: Mapping[str, "Future[Any]"], lost: Callable[[str, NoAnswer], None]) -> dict[str, Any]:
+    """What came in time; whoever did not answer is reported and left out."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    answers = {}
+    for name, future in asked.items():
+        try:
+            answers[name] = future.result(max(0.0, deadline - time.monotonic()))
+        except NoAnswer as problem:
+            lost(name, problem)
+        except NotInTime:
+            lost(name, NoAnswer.late(ANSWER_SECONDS))
+    return answers
+
+
+def _facts(subject: Subject, agents: Mapping[str, RemoteAgent], result: Preflight) -> dict[str, Any]:
+    def lost(name: str, problem: NoAnswer) -> None:
+        result.lost.add(name)
+        trouble = problem.trouble
+        result.findings.append(Finding(f"{name}: {trouble.title}", FAIL, trouble.said, trouble.fix))
+
+    asked = {name: agent.ask("facts", run_dir=subject.run_dir, files=subject.files) for name, agent in agents.items()}
+    facts = _answers(asked, lost)
+    for name in facts:
+        result.findings.append(Finding(f"{name}: ssh and python", OK, f"answers as {facts[name]['host']}"))
+    return facts
+
+
+def _clocks(agents: Mapping[str, RemoteAgent], result: Preflight) -> list[Finding]:
+    findings = []
+    for name, agent in agents.items():  # one after the other: answers that wait for each other would count as skew
+        before = time.time()
+        try:
+            there = agent.ask("hello").result(ANSWER_SECONDS)["time_unix"]
+        except (NoAnswer, NotInTime):
+            continue
+        after = time.time()
+        findings.append(judge_clock(name, there - (before + after) / 2, (after - before) / 2))
+    return findings
+
+
+def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[Finding]:
+    """Each rank writes its part of a checkpoint into the run folder, and all read them."""
+    mark = f".preflight_{secrets.token_hex(8)}"
+    first, *others = agents
+    try:
+        agents[first].ask("leave_mark", folder=subject.run_dir, name=mark).result(ANSWER_SECONDS)
+    except (NoAnswer, NotInTime) as error:
+        return [Finding(f"{first}: run_dir", FAIL, f"{subject.run_dir} cannot be written ({error})", "Give another.")]
+    try:
+        asked = {name: agents[name].ask("sees_mark", folder=subject.run_dir, name=mark) for name in others}
+        seen = _answers(asked, lambda name, problem: None)
+    finally:
+        agents[first].ask("remove_mark", folder=subject.run_dir, name=mark).result(ANSWER_SECONDS)
+    blind = [name for name in others if not seen.get(name)]
+    if blind:
+        told = f"{subject.run_dir} of {first} is not that of {', '.join(blind)}"
+        return [Finding("run_dir", FAIL, told, "Set run_dir to a folder on a disk that all nodes share (NFS, a NAS).")]
+    return [Finding("run_dir", OK, f"{subject.run_dir} is one folder for all")]
+
+
+def _find_places(
+    nodes: list[Node], agents: Mapping[str, RemoteAgent], facts: Mapping[str, Any], result: Preflight
+) -> None:
+    """By the hostfile's word, else by the way that packets take between the master and the others."""
+    for number, node in enumerate(nodes):
+        towards = nodes[1 if number == 0 else 0].address_for_others
+        interfaces: dict[str, list[str]] = facts[node.name]["interfaces"]
+        try:
+            if node.interface and not node.inside:
+                address = next(iter(interfaces.get(node.interface, [])), "")
+            elif node.inside:
+                address = node.inside.address
+            else:
+                address = agents[node.name].ask("source_address", towards=towards).result(ANSWER_SECONDS)
+        except (NoAnswer, NotInTime) as error:
+            fix = "Correct the name in the hostfile, or add it to /etc/hosts there."
+            result.findings.append(Finding(f"{node.name}: way to {towards}", FAIL, str(error), fix))
+            continue
+        having = [name for name, addresses in interfaces.items() if address in addresses]
+        interface = node.interface or next(iter(having), "")
+        if not address or interface not in interfaces or address not in interfaces[interface]:
+            found = ", ".join(f"{name} {' '.join(those)}" for name, those in interfaces.items())
+            wanted = f"{node.interface or 'an interface'} with {address or 'an address'}"
+            fix = f"Correct `interface` or `inside` of {node.name} in the hostfile."
+            result.findings.append(Finding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix))
+            continue
+        result.places[node.name] = DataPlace(address, interface)
+        result.findings.append(Finding(f"{node.name}: data interface", OK, f"{interface} {address}"))
+
+
+def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
+    token = secrets.token_hex(16)
+    asked = {
+        name: agents[name].ask("listen", address=place.address, port=0, token=token)
+        for name, place in result.places.items()
+    }
+    ports = _answers(asked, lambda name, problem: None)
+
+    def try_pair(pair: tuple[str, str]) -> list[Finding]:
+        findings = []
+        for who, whom in (pair, pair[::-1]):
+            place = result.places[whom]
+            words = {"address": place.address, "port": ports[whom], "token": token, "seconds": MEASURE_SECONDS}
+            try:
+                speed = Speed(**agents[who].ask("measure", **words).result(ANSWER_SECONDS))
+                result.speeds[who, whom] = speed
+            except (NoAnswer, NotInTime) as error:
+                told = f"{who} cannot connect to {place.address} of {whom} ({error})"
+                findings.append(Finding(f"{who} -> {whom}", FAIL, told, WAYS_OUT))
+        return findings
+
+    names = [name for name in result.places if name in ports]
+    with ThreadPoolExecutor(max(1, len(names))) as threads:
+        for pairs in rounds(names):
+            for found in threads.map(try_pair, pairs):
+                result.findings += found
+    for name in names:
+        agents[name].ask("close", port=ports[name])
+
+
+def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
+    """The very port on which ranks will meet: on the master by its inside, from elsewhere by its outside."""
+    master = nodes[0]
+    if master.name not in result.places:
+        return
+    token = secrets.token_hex(16)
+    inside = master.inside.port if master.inside and master.inside.port else subject.master_port
+    place = result.places[master.name]
+    try:
+        agents[master.name].ask("listen", address=place.address, port=inside, token=token).result(ANSWER_SECONDS)
+    except (NoAnswer, NotInTime) as error:
+        fix = "Another job may have it: choose another with --master-port, or end that job."
+        result.findings.append(Finding(f"{master.name}: port {inside}", FAIL, str(error), fix))
+        return
+    address, port = meeting_point(master, place, subject.master_port)
+    for node in nodes[1:]:
+        told = f"{address}:{port}"
+        try:
+            agents[node.name].ask("measure", address=address, port=port, token=token, seconds=0.0).result(
+                ANSWER_SECONDS
+            )
+            result.findings.append(Finding(f"{node.name} -> master", OK, told))
+        except (NoAnswer, NotInTime) as error:
+            fix = f"Publish port {inside} of {master.name} and give `outside: {{address: ..., port: ...}}` for it."
+            result.findings.append(Finding(f"{node.name} -> master", FAIL, f"{told}: {error}", fix))
+    agents[master.name].ask("close", port=inside)
+
+
+def meeting_point(master: Node, place: DataPlace, port: int) -> tuple[str, int]:
+    """Where ranks of the other nodes find the master."""
+    if master.outside:
+        return master.outside.address, master.outside.port or port
+    return place.address, (master.inside.port if master.inside else None) or port

@@ -1,0 +1,50 @@
+"""The preflight for people: what is wrong first, then how fast the pairs are."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TextIO
+
+from z2all_ds import doctor
+from z2all_ds.cluster.connections import Speed
+from z2all_ds.cluster.preflight import Preflight
+
+
+def to_json(result: Preflight) -> str:
+    """For programs: findings, places, and the speed of every pair."""
+    content = {
+        "seconds": round(result.seconds, 2),
+        "findings": [asdict(finding) for finding in result.findings],
+        "lost": sorted(result.lost),
+        "places": {name: asdict(place) for name, place in result.places.items()},
+        "pairs": [{"from": who, "to": whom, **asdict(speed)} for (who, whom), speed in result.speeds.items()],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def render(result: Preflight, file: TextIO | None = None) -> None:
+    doctor.render(result.findings, file)
+    if result.speeds:
+        _matrix(result, "microseconds there and back", lambda speed: f"{speed.latency_us:.0f}", file)
+        _matrix(result, "Gbit/s from row to column", lambda speed: f"{speed.gigabits_out:.1f}", file)
+    from rich.console import Console
+
+    Console(file=file, highlight=False).print(f"looked at in {result.seconds:.1f} s")
+
+
+def _matrix(result: Preflight, title: str, shown: Callable[[Speed], str], file: TextIO | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    names = list(result.places)
+    for column in ("", *names):
+        table.add_column(column, no_wrap=True, justify="right")
+    for who in names:
+        cells = []
+        for whom in names:
+            speed = result.speeds.get((who, whom))
+            cells.append("" if who == whom else shown(speed) if speed else "[red]no way[/red]")
+        table.add_row(who, *cells)
+    Console(file=file, highlight=False).print(table)
