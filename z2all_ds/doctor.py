@@ -12,7 +12,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -95,7 +95,7 @@ def to_json(findings: list[Finding]) -> str:
     return json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
 
 
-def render(findings: list[Finding], file: TextIO | None = None) -> None:
+def render(findings: Sequence[Finding], file: TextIO | None = None) -> None:
     """Prints a table, what to do about each finding that is not ok, and the counts; to stdout unless told otherwise."""
     from rich import box
     from rich.console import Console

@@ -75,7 +75,7 @@ def home_is_writable(environment: Mapping[str, str] = os.environ) -> bool:
     return os.path.isabs(home) and _is_writable_folder(Path(home))
 
 
-def _private_temp_dir() -> Path:
+def private_temp_dir() -> Path:
     """A folder of this user alone under the temporary folder, where shared libraries may be loaded from."""
     folder = Path(tempfile.gettempdir()) / f"z2all-{os.getuid()}"
     try:
@@ -106,7 +106,7 @@ def blank_free_packages(torch_folder: Path | None) -> Path | None:
     if torch_folder is None or not re.search(r"\s", str(torch_folder)):
         return None
     packages = torch_folder.parent
-    link = _private_temp_dir() / f"packages-{hashlib.sha256(str(packages).encode()).hexdigest()[:16]}"
+    link = private_temp_dir() / f"packages-{hashlib.sha256(str(packages).encode()).hexdigest()[:16]}"
     if not link.is_symlink():
         with suppress(FileExistsError):  # another process was faster
             link.symlink_to(packages)
@@ -146,7 +146,7 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
         folder = Path(os.path.realpath(cache)) / name
         if _make_writable_folder(folder):  # fails in a ~/.cache that root made
             return folder
-    folder = _private_temp_dir() / name
+    folder = private_temp_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -197,7 +197,7 @@ def default_environment(ranks: int, environment: Mapping[str, str] = os.environ)
     if gpu_count(environment) == 0:
         wanted["DS_ACCELERATOR"] = "cpu"
     if not home_is_writable(environment):
-        temporary = _private_temp_dir()
+        temporary = private_temp_dir()
         wanted["HF_HOME"] = str(temporary / "huggingface")
         wanted["MPLCONFIGDIR"] = str(temporary / "matplotlib")
         wanted["TRITON_CACHE_DIR"] = str(temporary / "triton")

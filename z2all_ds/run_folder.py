@@ -69,6 +69,15 @@ class RunFolder:
         """While it is there, the run is asked to save and stop."""
         return self.root / "stop"
 
+    @property
+    def faults(self) -> Path:
+        """What ranks that failed have left."""
+        return self.root / "logs" / "faults"
+
+    def stacks(self, rank: int) -> Path:
+        """What a rank that hangs was doing."""
+        return self.root / "logs" / "stacks" / f"rank_{rank:04d}.txt"
+
     def rank_log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 

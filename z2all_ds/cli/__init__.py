@@ -18,6 +18,7 @@ from z2all_ds import __version__
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.checkpoint import checkpoint_app
 from z2all_ds.cli.corpus import corpus_app
+from z2all_ds.cli.launch import launch
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 from z2all_ds.cli.tokenizer import tokenizer_app
 from z2all_ds.cli.train import train_app
@@ -36,6 +37,7 @@ app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(bench_app, name="bench")
+app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 
 
 def main() -> NoReturn:
@@ -191,11 +193,16 @@ def plan(
 @app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
+    hostfile: Annotated[str | None, typer.Option(help="Look at these nodes and every pair of them instead.")] = None,
     prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's ops now.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Remove locks of builds that were killed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at everything on this machine that has stopped a run before."""
+    """Look at everything on this machine, or on all nodes of a hostfile, that has stopped a run before."""
+    if hostfile:
+        from z2all_ds.cluster.look import look_at_nodes
+
+        raise typer.Exit(look_at_nodes(hostfile, folder, as_json))
     from z2all_ds import doctor as room
     from z2all_ds.build_locks import remove_stale_locks
     from z2all_ds.machine import extensions_dir

@@ -10,6 +10,7 @@ pairs are tried on.
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.cluster.agents import NoAnswer, RemoteAgent, agents_on
-from z2all_ds.cluster.compare import judge_clock, judge_nodes
+from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.pairs import rounds
-from z2all_ds.doctor import FAIL, OK, Finding
+from z2all_ds.doctor import FAIL, OK
 
 ANSWER_SECONDS = 15.0
 MEASURE_SECONDS = 0.15
@@ -44,17 +45,30 @@ class DataPlace:
 class Preflight:
     """All that was found."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[NodeFinding] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Nodes that could not be entered or did not answer."""
     places: dict[str, DataPlace] = field(default_factory=dict)
+    gpus: dict[str, int] = field(default_factory=dict)
     speeds: dict[tuple[str, str], Speed] = field(default_factory=dict)
     """By who connected to whom."""
     seconds: float = 0.0
 
     @property
-    def failed(self) -> bool:
-        return any(finding.status == FAIL for finding in self.findings)
+    def failures(self) -> list[NodeFinding]:
+        return [finding for finding in self.findings if finding.status == FAIL]
+
+    def unfit(self) -> list[str]:
+        """The fewest nodes without which nothing fails: those with a failure of their own, then, of pairs that do not
+        find each other, the one that is in most of them."""
+        left_out = list(dict.fromkeys(name for finding in self.failures for name in finding.nodes))
+        pairs = [finding.pair for finding in self.failures if finding.pair]
+        while pairs := [pair for pair in pairs if not set(pair) & set(left_out)]:
+            counted = Counter(name for pair in pairs for name in pair)
+            most = max(counted.values())
+            # Of equals the last, so that the master stays if it can.
+            left_out.append([name for name in self.places if counted[name] == most][-1])
+        return left_out
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,7 @@ def preflight(subject: Subject) -> Preflight:
     with agents_on(subject.nodes, subject.ssh_config, subject.folder) as agents:
         facts = _facts(subject, agents, result)
         present = {name: agents[name] for name in facts}
+        result.gpus = {name: len(fact["gpus"]) for name, fact in facts.items()}
         if facts:
             slots = {node.name: node.slots for node in subject.nodes}
             result.findings += judge_nodes(facts, slots)
@@ -110,16 +125,16 @@ def _facts(subject: Subject, agents: Mapping[str, RemoteAgent], result: Prefligh
     def lost(name: str, problem: NoAnswer) -> None:
         result.lost.add(name)
         trouble = problem.trouble
-        result.findings.append(Finding(f"{name}: {trouble.title}", FAIL, trouble.said, trouble.fix))
+        result.findings.append(NodeFinding(f"{name}: {trouble.title}", FAIL, trouble.said, trouble.fix, (name,)))
 
     asked = {name: agent.ask("facts", run_dir=subject.run_dir, files=subject.files) for name, agent in agents.items()}
     facts = _answers(asked, lost)
     for name in facts:
-        result.findings.append(Finding(f"{name}: ssh and python", OK, f"answers as {facts[name]['host']}"))
+        result.findings.append(NodeFinding(f"{name}: ssh and python", OK, f"answers as {facts[name]['host']}"))
     return facts
 
 
-def _clocks(agents: Mapping[str, RemoteAgent], result: Preflight) -> list[Finding]:
+def _clocks(agents: Mapping[str, RemoteAgent], result: Preflight) -> list[NodeFinding]:
     findings = []
     for name, agent in agents.items():  # one after the other: answers that wait for each other would count as skew
         before = time.time()
@@ -132,14 +147,18 @@ def _clocks(agents: Mapping[str, RemoteAgent], result: Preflight) -> list[Findin
     return findings
 
 
-def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[Finding]:
+def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[NodeFinding]:
     """Each rank writes its part of a checkpoint into the run folder, and all read them."""
     mark = f".preflight_{secrets.token_hex(8)}"
     first, *others = agents
     try:
         agents[first].ask("leave_mark", folder=subject.run_dir, name=mark).result(ANSWER_SECONDS)
     except (NoAnswer, NotInTime) as error:
-        return [Finding(f"{first}: run_dir", FAIL, f"{subject.run_dir} cannot be written ({error})", "Give another.")]
+        return [
+            NodeFinding(
+                f"{first}: run_dir", FAIL, f"{subject.run_dir} cannot be written ({error})", "Give another.", (first,)
+            )
+        ]
     try:
         asked = {name: agents[name].ask("sees_mark", folder=subject.run_dir, name=mark) for name in others}
         seen = _answers(asked, lambda name, problem: None)
@@ -148,8 +167,16 @@ def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[
     blind = [name for name in others if not seen.get(name)]
     if blind:
         told = f"{subject.run_dir} of {first} is not that of {', '.join(blind)}"
-        return [Finding("run_dir", FAIL, told, "Set run_dir to a folder on a disk that all nodes share (NFS, a NAS).")]
-    return [Finding("run_dir", OK, f"{subject.run_dir} is one folder for all")]
+        return [
+            NodeFinding(
+                "run_dir",
+                FAIL,
+                told,
+                "Set run_dir to a folder on a disk that all nodes share (NFS, a NAS).",
+                tuple(blind),
+            )
+        ]
+    return [NodeFinding("run_dir", OK, f"{subject.run_dir} is one folder for all")]
 
 
 def _find_places(
@@ -168,7 +195,7 @@ def _find_places(
                 address = agents[node.name].ask("source_address", towards=towards).result(ANSWER_SECONDS)
         except (NoAnswer, NotInTime) as error:
             fix = "Correct the name in the hostfile, or add it to /etc/hosts there."
-            result.findings.append(Finding(f"{node.name}: way to {towards}", FAIL, str(error), fix))
+            result.findings.append(NodeFinding(f"{node.name}: way to {towards}", FAIL, str(error), fix, (node.name,)))
             continue
         having = [name for name, addresses in interfaces.items() if address in addresses]
         interface = node.interface or next(iter(having), "")
@@ -176,10 +203,12 @@ def _find_places(
             found = ", ".join(f"{name} {' '.join(those)}" for name, those in interfaces.items())
             wanted = f"{node.interface or 'an interface'} with {address or 'an address'}"
             fix = f"Correct `interface` or `inside` of {node.name} in the hostfile."
-            result.findings.append(Finding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix))
+            result.findings.append(
+                NodeFinding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix, (node.name,))
+            )
             continue
         result.places[node.name] = DataPlace(address, interface)
-        result.findings.append(Finding(f"{node.name}: data interface", OK, f"{interface} {address}"))
+        result.findings.append(NodeFinding(f"{node.name}: data interface", OK, f"{interface} {address}"))
 
 
 def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
@@ -190,7 +219,7 @@ def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
     }
     ports = _answers(asked, lambda name, problem: None)
 
-    def try_pair(pair: tuple[str, str]) -> list[Finding]:
+    def try_pair(pair: tuple[str, str]) -> list[NodeFinding]:
         findings = []
         for who, whom in (pair, pair[::-1]):
             place = result.places[whom]
@@ -200,7 +229,7 @@ def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
                 result.speeds[who, whom] = speed
             except (NoAnswer, NotInTime) as error:
                 told = f"{who} cannot connect to {place.address} of {whom} ({error})"
-                findings.append(Finding(f"{who} -> {whom}", FAIL, told, WAYS_OUT))
+                findings.append(NodeFinding(f"{who} -> {whom}", FAIL, told, WAYS_OUT, pair=(who, whom)))
         return findings
 
     names = [name for name in result.places if name in ports]
@@ -224,7 +253,7 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
         agents[master.name].ask("listen", address=place.address, port=inside, token=token).result(ANSWER_SECONDS)
     except (NoAnswer, NotInTime) as error:
         fix = "Another job may have it: choose another with --master-port, or end that job."
-        result.findings.append(Finding(f"{master.name}: port {inside}", FAIL, str(error), fix))
+        result.findings.append(NodeFinding(f"{master.name}: port {inside}", FAIL, str(error), fix, (master.name,)))
         return
     address, port = meeting_point(master, place, subject.master_port)
     for node in nodes[1:]:
@@ -233,10 +262,10 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
             agents[node.name].ask("measure", address=address, port=port, token=token, seconds=0.0).result(
                 ANSWER_SECONDS
             )
-            result.findings.append(Finding(f"{node.name} -> master", OK, told))
+            result.findings.append(NodeFinding(f"{node.name} -> master", OK, told))
         except (NoAnswer, NotInTime) as error:
             fix = f"Publish port {inside} of {master.name} and give `outside: {{address: ..., port: ...}}` for it."
-            result.findings.append(Finding(f"{node.name} -> master", FAIL, f"{told}: {error}", fix))
+            result.findings.append(NodeFinding(f"{node.name} -> master", FAIL, f"{told}: {error}", fix, (node.name,)))
     agents[master.name].ask("close", port=inside)
 
 

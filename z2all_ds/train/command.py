@@ -11,6 +11,7 @@ from z2all_ds.checkpoint import memory
 from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
+from z2all_ds.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
 from z2all_ds.machine import device_type, gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
@@ -53,6 +54,7 @@ def train_on_this_machine(
     check_before_launch(run, ranks, resume)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
+    forget_faults(folder)
     try:
         with stop_on_signals(folder) as signals:
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
@@ -65,7 +67,7 @@ def train_on_this_machine(
         # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
         raise RanksFailed(
             f"training in {folder.root}",
-            f"ended with code {code} and without its own word that it is done",
+            f"ended with code {code} and without its own word that it is done{_unsaid(folder)}",
             f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.",
             code or ClusterError.exit_code,
         )
@@ -75,6 +77,12 @@ def train_on_this_machine(
         raise SystemExit(EXIT_REQUEUE)
     assert outcome is not None
     return outcome
+
+
+def _unsaid(folder: RunFolder) -> str:
+    """The reason, where the rank could not say it itself."""
+    fault = first_fault(read_faults(folder))
+    return f" ({fault.line})" if fault and fault.kind in (KILLED, HANG, OUT_OF_MEMORY) else ""
 
 
 def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:

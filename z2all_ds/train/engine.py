@@ -5,6 +5,7 @@ import os
 import platform
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from deepspeed.comm import comm
 from deepspeed.runtime import compiler
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import MachineError, PortTaken
@@ -71,6 +73,14 @@ def start_process_group(world: World, device: torch.device) -> None:
         raise PortTaken(f"port {port}", "another process has it", "Give the launcher another --master_port.") from None
     if device.type == "cpu":
         _unname_shared_buffer(world.rank)
+
+
+def limit_waiting(seconds: float) -> None:
+    """The timeout of all process groups. The one that `initialize` takes does not reach those that ZeRO makes."""
+    if seconds <= 0:
+        return
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def _unname_shared_buffer(rank: int) -> None:

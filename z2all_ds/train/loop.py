@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from z2all_ds.cluster.progress import Progress
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader
 from z2all_ds.errors import TrainingError
@@ -51,8 +52,10 @@ class Trainer:
         validation: Validation | None,
         output: RankOutput,
         startup: Startup,
+        progress: Progress,
     ) -> None:
         self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
+        self.progress = progress
         self.engine, self.loader, self.graphs, self.validation = engine, loader, graphs, validation
         self.recorder = Recorder(run, folder, world, output, startup)
         self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
@@ -129,6 +132,7 @@ class Trainer:
             batch = next(self.loader)
             self.time_split.done("data_wait")
             self._micro_step(batch)
+            self.progress.beat(self.state.step)
         self.state.step += 1
         return self.steps.finish()
 
@@ -163,10 +167,15 @@ class Trainer:
         if not self.validation or self.state.step % self.validation.every_steps:
             return {}
         started = time.monotonic()
-        found = self.validation.measure(lambda batch: self._forward(self._to_device(batch)).losses)
+        found = self.validation.measure(self._held_out_losses)
         self.validation_seconds = time.monotonic() - started
         self.recorder.say(f"validation: loss {found['validation_loss']:.4f}")
         return found
+
+    def _held_out_losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.progress.beat()
+        losses: torch.Tensor = self._forward(self._to_device(batch)).losses
+        return losses
 
     def _record(self, lr: float, meters: Meters, figures: StepFigures, held_out: dict[str, float]) -> None:
         graph_bytes = self.graphs.pool_bytes if self.graphs else 0

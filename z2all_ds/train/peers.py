@@ -6,6 +6,11 @@ from contextlib import contextmanager
 
 from z2all_ds.errors import ClusterError
 
+
+class LostPeer(ClusterError):
+    """Another rank is gone; what happened to it is not known here."""
+
+
 PATIENCE_SECONDS = 15.0
 """Launchers look after their ranks every second or so, and end all of them with the code of the first that they find
 ended. One that failed only because another did must not be found first, nor speak of it."""
@@ -23,4 +28,4 @@ def others_speak_first() -> Iterator[None]:
             raise
         time.sleep(PATIENCE_SECONDS)
         rule, fix = "it ended in the middle of a step", "See the logs of all ranks, and go on from the last checkpoint."
-        raise ClusterError("another rank", rule, fix) from error
+        raise LostPeer("another rank", rule, fix) from error

@@ -9,14 +9,17 @@ import json
 import logging
 import os
 import platform
+import socket
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from z2all_ds.atomic import write_whole
+from z2all_ds.cluster.progress import Progress
 from z2all_ds.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ClusterError, ConfigError, Z2allError
+from z2all_ds.fault_records import BUG, LOST_PEER, OUT_OF_MEMORY, Fault, family_of, forget_fault, write_fault
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.machine import device_type
 from z2all_ds.run_folder import RunFolder
@@ -28,6 +31,7 @@ from z2all_ds.train.init_from import FirstWeights, first_weights, load_first_wei
 from z2all_ds.train.inputs import check_data, stream_spec
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.offload_disk import require_disk
+from z2all_ds.train.peers import LostPeer
 from z2all_ds.train.startup import Startup
 from z2all_ds.train.unused_libraries import left_unloaded
 from z2all_ds.world import World
@@ -41,14 +45,19 @@ def main(arguments: list[str] | None = None) -> int:
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     output = RankOutput(folder, world)
     follow_owner()
-    lock, inputs = None, None
+    lock, inputs, progress = None, None, None
     try:
         lock = folder.acquire_lock() if world.is_main else None
+        forget_fault(folder, world.rank)
+        progress = Progress(folder, world, run.train.hang_seconds)
+        startup.on_phase = progress.beat
         startup.done("imports")
         inputs = check_inputs(run, world, options.resume)
         startup.done("data")
-        outcome = train_rank(run, options.resume, folder, world, inputs, output, startup)
+        outcome = train_rank(run, options.resume, folder, world, inputs, output, startup, progress)
     except Z2allError as error:
+        kind = LOST_PEER if isinstance(error, LostPeer) else family_of(error)
+        leave_fault(folder, world, kind, f"{type(error).__name__}: {error}", error.exit_code)
         # All ranks meet a user's mistake alike: rank 0 says it. Files that are missing are missing for all ranks of a
         # machine: its first one says it. What one rank alone meets later (its shard, its disk) is said by that rank.
         speaks = (world.local_rank == 0 or inputs is not None) and not isinstance(error, ConfigError)
@@ -56,13 +65,22 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception:  # a bug of ours, on one rank perhaps: its log and the terminal get all of it
+    except Exception as error:  # a bug of ours, on one rank perhaps: its log and the terminal get all of it
+        kind = OUT_OF_MEMORY if "OutOfMemory" in type(error).__name__ else BUG
+        leave_fault(folder, world, kind, " ".join(f"{type(error).__name__}: {error}".split()), EXIT_BUG)
         output.fail(traceback.format_exc(), show=True)
         return EXIT_BUG
     finally:
+        if progress is not None:
+            progress.end()
         if lock is not None:
             os.close(lock)
     return EXIT_REQUEUE if outcome == "requeue" else EXIT_OK
+
+
+def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int) -> None:
+    """For whoever launched the ranks of all nodes."""
+    write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code))
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
@@ -109,6 +127,7 @@ def train_rank(
     inputs: Inputs,
     output: RankOutput,
     startup: Startup,
+    progress: Progress,
 ) -> str:
     """Builds model, data and engine, restores the checkpoint if there is one, trains. Returns how it ended."""
     expected_device, resolved, tokenizer, start = inputs
@@ -170,6 +189,7 @@ def train_rank(
         write_run_files(run, folder, resolved.config, facts, world)
     startup.done("model")
     engine = ds.build_engine(model, run, resolved)
+    ds.limit_waiting(run.train.hang_seconds)
     if run.train.init_from:
         load_first_weights(engine, start, run.train.seed, output.say)
     startup.done("engine")
@@ -183,7 +203,7 @@ def train_rank(
     if compiled:
         compile_layers(engine.module, ops, len(micro_batches), output.say)
     validation = Validation(run, tokenizer, world, engine) if run.validation.corpus else None
-    trainer = Trainer(run, folder, world, resolved, engine, loader, graphs, validation, output, startup)
+    trainer = Trainer(run, folder, world, resolved, engine, loader, graphs, validation, output, startup, progress)
     startup.done("engine")
     try:
         trainer.restore(resume)

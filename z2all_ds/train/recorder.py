@@ -3,6 +3,8 @@
 Every rank has one and calls it alike; rank 0's writes, the others' only speak into their logs.
 """
 
+import os
+import time
 from typing import Any
 
 from z2all_ds.config import RunConfig
@@ -15,6 +17,9 @@ from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.startup import Startup
 from z2all_ds.train.traces import drop_states_after, keep_state
 from z2all_ds.world import World
+
+FAULT_VARIABLE = "Z2ALL_FAULT_AT"
+"""time.time() of the last step before the fault that this launch is to cure."""
 
 
 class Recorder:
@@ -63,6 +68,8 @@ class Recorder:
             self._startup.done("first_step")
             self.say(self._startup.line())
             self.event("first_step", step=record["step"], **self._startup.as_event())
+            if fault_at := os.environ.get(FAULT_VARIABLE):
+                self.event("recovered", step=record["step"], seconds=round(time.time() - float(fault_at), 3))
             self._startup = None
         if self._writer and self._wandb:
             self._writer.metric(record)

@@ -7,6 +7,7 @@ way, so a phase may be told of more than once; its times are added up.
 
 import os
 import time
+from collections.abc import Callable
 
 from z2all_ds.machine import process_start_time
 
@@ -23,6 +24,11 @@ class Startup:
     """Told "phase done" at the end of each; whatever lies between two calls belongs to the second."""
 
     def __init__(self) -> None:
+        self.on_phase: Callable[[], None] = lambda: None
+        """Called at the end of every phase: the rank is alive."""
+        self._count_from_process_start()
+
+    def _count_from_process_start(self) -> None:
         """The first one of a process counts from the process's own start; a later training in it from here."""
         global _process_start_is_taken
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -38,6 +44,7 @@ class Startup:
         now = time.monotonic()
         self._seconds[phase] += now - self._last
         self._last = now
+        self.on_phase()
 
     @property
     def total_seconds(self) -> float:

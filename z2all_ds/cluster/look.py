@@ -1,0 +1,24 @@
+"""`z2all doctor --hostfile`: the preflight alone, for people and programs."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from z2all_ds.cluster import preflight_report, ssh
+from z2all_ds.cluster.nodes import read_nodes
+from z2all_ds.cluster.preflight import Subject, preflight
+from z2all_ds.errors import ClusterError
+from z2all_ds.machine import free_port
+
+
+def look_at_nodes(hostfile: str, folder: Path, as_json: bool) -> int:
+    """The exit code: 0, or that of cluster errors where something fails."""
+    nodes = read_nodes(hostfile)
+    with tempfile.TemporaryDirectory() as place:
+        config = ssh.write_config(nodes, Path(place) / "ssh_config")
+        found = preflight(Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port()))
+    if as_json:
+        print(preflight_report.to_json(found))
+    else:
+        preflight_report.render(found)
+    return ClusterError.exit_code if found.failures else 0

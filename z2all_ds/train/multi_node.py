@@ -1,0 +1,231 @@
+"""What `z2all launch` does: nodes looked at, ranks started on all of them, the outcome judged, and again if asked to.
+
+hostfile ─▶ preflight ─▶ plan ─▶ ranks on all nodes ─▶ verdict ─▶ done
+               ▲                                          │
+               └── without the nodes that are gone ◀── a fault that may be cured, and tries left
+"""
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from z2all_ds.cluster import preflight_report, ssh
+from z2all_ds.cluster.nodes import Node, read_nodes
+from z2all_ds.cluster.plan import LAUNCHERS, LaunchPlan, make_plan
+from z2all_ds.cluster.preflight import Preflight, Subject, preflight
+from z2all_ds.cluster.remote import NodeEnd, run_on_nodes
+from z2all_ds.cluster.verdicts import Verdict, judge
+from z2all_ds.config import RunConfig
+from z2all_ds.console import say
+from z2all_ds.corpus.manifest import MANIFEST_NAME
+from z2all_ds.errors import EXIT_REQUEUE, ClusterError, Z2allError
+from z2all_ds.fault_records import Fault, forget_faults, read_faults
+from z2all_ds.machine import free_port
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import RunWriter, last_outcome, read_records
+from z2all_ds.train.command import RanksFailed
+from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.train.op_builds import needed_ops
+from z2all_ds.train.pretrain import parse
+from z2all_ds.train.recorder import FAULT_VARIABLE
+from z2all_ds.train.stopping import StopSignals, stop_on_signals
+
+FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 2.0, 60.0
+STANDSTILLS = 2
+"""So many tries in a row without a new step are enough: more would end in the same way."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """As on the command line."""
+
+    hostfile: str
+    launcher: str = "ssh"
+    restarts: int = 0
+    min_nodes: int | None = None
+    """Start without nodes that are not fit, as long as so many are; default: all must be."""
+    looks: bool = True
+    """At the nodes, before every start."""
+    dry_run: bool = False
+    master_port: int | None = None
+
+
+class Launch:
+    """One command's."""
+
+    def __init__(self, options: LaunchOptions, arguments: list[str]) -> None:
+        if options.launcher not in LAUNCHERS:
+            what, rule = f"launcher {options.launcher!r}", f"must be one of {', '.join(LAUNCHERS)}"
+            raise ClusterError(what, rule, "Choose one.")
+        self.options, self.arguments = options, arguments
+        self.nodes = read_nodes(options.hostfile)
+        parsed, self.run = parse(arguments)
+        self.config_file = parsed.config
+        self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
+        self.port = options.master_port or free_port()
+
+    def look(self) -> Preflight:
+        """At all nodes of the hostfile, also those that were left out before."""
+        config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
+        files = shared_files(self.run, self.config_file)
+        subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
+        return preflight(subject)
+
+    def fit_nodes(self, found: Preflight) -> list[Node]:
+        """Those to start on; refuses where too few are fit."""
+        unfit = found.unfit()
+        if unfit and self.options.min_nodes is None:
+            preflight_report.render(found)
+            first = found.failures[0]
+            raise ClusterError(first.name, first.value, first.fix)
+        fit = [node for node in self.nodes if node.name not in unfit]
+        least = self.options.min_nodes or len(self.nodes)
+        while fit and not self._shape_fits(fit):
+            fit = fit[:-1]
+        if len(fit) < least:
+            preflight_report.render(found)
+            rule = f"at least {least} are needed (left out: {', '.join(unfit)})"
+            raise ClusterError(f"{len(fit)} fit nodes", rule, "Put right what is said above.")
+        if len(fit) < len(self.nodes):
+            say(f"without {', '.join(node.name for node in self.nodes if node not in fit)}")
+        return fit
+
+    def _shape_fits(self, nodes: list[Node]) -> bool:
+        """Whether the global batch and the lanes of the data can be dealt out to so many ranks."""
+        ranks = sum(node.slots for node in nodes)
+        if len(nodes) == len(self.nodes):
+            self.resolved(ranks)  # what does not fit all nodes is a mistake of the config, and said
+            return True
+        try:
+            self.resolved(ranks)
+        except Z2allError:
+            return False
+        return self.run.num_lanes % ranks == 0
+
+    def resolved(self, ranks: int, device: str = "cpu") -> ResolvedDeepSpeed:
+        return resolve(self.run, ranks, device)
+
+    def plan(self, nodes: list[Node], found: Preflight, fault_at: float | None) -> LaunchPlan:
+        device = "cuda" if any(found.gpus.values()) else "cpu"
+        ops = needed_ops(self.resolved(sum(node.slots for node in nodes), device), device)
+        extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
+        return make_plan(nodes, found.places, self.arguments, self.port, self.folder.root, ops, extra)
+
+
+def launch(options: LaunchOptions, arguments: list[str]) -> str:
+    """Trains on all nodes; returns and ends as `z2all train` does."""
+    job = Launch(options, arguments)
+    if options.dry_run:
+        found = job.look() if options.looks else Preflight()
+        plan = job.plan(job.fit_nodes(found) if options.looks else job.nodes, found, None)
+        plan.write()
+        print(plan.shown())
+        return "planned"
+    with stop_on_signals(job.folder) as signals:
+        verdict = supervise(job, signals)
+    if verdict.outcome == "requeue" and signals.received and signals.received.name == "SIGINT":
+        raise KeyboardInterrupt
+    if verdict.outcome == "requeue" or signals.received:
+        raise SystemExit(EXIT_REQUEUE)
+    if verdict.fault:
+        raise failed(job.folder, verdict.fault)
+    return verdict.outcome
+
+
+def supervise(job: Launch, signals: StopSignals) -> Verdict:
+    """Tries until it is done, cannot be cured, or no try is left."""
+    fault_at: float | None = None
+    standstills, tries = 0, 0
+    while True:
+        found = job.look() if job.options.looks else Preflight()
+        nodes = job.fit_nodes(found) if job.options.looks else job.nodes
+        plan = job.plan(nodes, found, fault_at)
+        before = last_step(job.folder)
+        started = time.time()
+        verdict = run_once(job, plan)
+        if verdict.fault is None or signals.received:
+            return verdict
+        step = last_step(job.folder)
+        standstills = 0 if step > before else standstills + 1
+        fault_at = max(started, last_step_time(job.folder))
+        tell(job.folder, verdict.fault, step, fault_at)
+        if tries >= job.options.restarts or not verdict.may_be_cured or standstills > STANDSTILLS:
+            return verdict
+        tries += 1
+        pause = min(MOST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**standstills)
+        say(f"{verdict.fault.line} ({verdict.fault.host}); try {tries} of {job.options.restarts} in {pause:.0f} s")
+        time.sleep(pause)
+        job.port = job.options.master_port or free_port()
+
+
+def run_once(job: Launch, plan: LaunchPlan) -> Verdict:
+    """One launch on these nodes, to its end."""
+    plan.write()
+    forget_faults(job.folder)
+    words = sum(1 for _ in read_records(job.folder.events))
+    say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}; by hand: {plan.plain_line()}")
+    if job.options.launcher == "ssh":
+        ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
+    else:
+        ends = run_by_deepspeed(plan, job.options.launcher)
+    said_something = sum(1 for _ in read_records(job.folder.events)) > words
+    return judge(last_outcome(job.folder) if said_something else None, ends, read_faults(job.folder), plan.nodes)
+
+
+def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
+    """DeepSpeed's own way over all nodes."""
+    differing = plan.told_apart()
+    if differing:
+        raise ClusterError(
+            f"launcher {launcher}",
+            f"has one value for all nodes, and these differ or are secret: {', '.join(differing)}",
+            "Use --launcher ssh (the default).",
+        )
+    started = time.monotonic()
+    process = subprocess.Popen(
+        plan.deepspeed_command(launcher), env={**os.environ, **plan.deepspeed_variables()}, start_new_session=True
+    )
+    try:
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it passes that on to the nodes
+            process.wait()
+    return [NodeEnd(node.name, code, "", time.monotonic() - started) for node in plan.nodes]
+
+
+def shared_files(run: RunConfig, config: str | None) -> list[str]:
+    """What every node reads: the config, the DeepSpeed JSON if it is your own, the tokenizer, the corpus's manifest."""
+    files = [config] if config and Path(config).suffix == ".yaml" else []
+    files += [run.deepspeed] if run.deepspeed.endswith(".json") else []
+    if run.data.tokenizer:
+        files.append(str(Path(run.data.tokenizer).expanduser() / "tokenizer.json"))
+    if run.data.corpus and "://" not in run.data.corpus:
+        files.append(str(Path(run.data.corpus).expanduser() / MANIFEST_NAME))
+    return [str(Path(file).expanduser().absolute()) for file in files]
+
+
+def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
+    where = f"rank {fault.rank} on {fault.host}"
+    fix = f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint."
+    return RanksFailed(f"training in {folder.root}", f"{where} failed first: {fault.line}", fix, fault.code)
+
+
+def last_step(folder: RunFolder) -> int:
+    return max((record["step"] for record in read_records(folder.metrics)), default=0)
+
+
+def last_step_time(folder: RunFolder) -> float:
+    return max((record["time_unix"] for record in read_records(folder.metrics)), default=0.0)
+
+
+def tell(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
+    """In events.jsonl, beside what the run itself writes there."""
+    folder.root.mkdir(parents=True, exist_ok=True)
+    writer = RunWriter(folder)
+    noticed = round(time.time() - fault_at, 3)
+    who = {"rank": fault.rank, "host": fault.host, "line": fault.line}
+    writer.event("fault", step=step, fault=fault.kind, **who, seconds=noticed)
+    writer.close()
