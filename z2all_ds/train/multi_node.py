@@ -9,6 +9,7 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from z2all_ds.cluster import preflight_report, ssh
@@ -21,7 +22,7 @@ from z2all_ds.config import RunConfig
 from z2all_ds.console import say
 from z2all_ds.corpus.manifest import MANIFEST_NAME
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, Z2allError
-from z2all_ds.fault_records import Fault, forget_faults, read_faults
+from z2all_ds.fault_records import NODE_LOST, Fault, forget_faults, read_faults
 from z2all_ds.machine import free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter, last_outcome, read_records
@@ -73,6 +74,13 @@ class Launch:
         subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
         return preflight(subject)
 
+    def find_nodes(self) -> tuple[list[Node], Preflight]:
+        """Those to start on, and what is known of them."""
+        if not self.options.looks:
+            return self.nodes, Preflight()
+        found = self.look()
+        return self.fit_nodes(found), found
+
     def fit_nodes(self, found: Preflight) -> list[Node]:
         """Those to start on; refuses where too few are fit."""
         unfit = found.unfit()
@@ -118,8 +126,7 @@ def launch(options: LaunchOptions, arguments: list[str]) -> str:
     """Trains on all nodes; returns and ends as `z2all train` does."""
     job = Launch(options, arguments)
     if options.dry_run:
-        found = job.look() if options.looks else Preflight()
-        plan = job.plan(job.fit_nodes(found) if options.looks else job.nodes, found, None)
+        plan = job.plan(*job.find_nodes(), None)
         plan.write()
         print(plan.shown())
         return "planned"
@@ -137,35 +144,41 @@ def launch(options: LaunchOptions, arguments: list[str]) -> str:
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
     """Tries until it is done, cannot be cured, or no try is left."""
     fault_at: float | None = None
-    standstills, tries = 0, 0
-    while True:
-        found = job.look() if job.options.looks else Preflight()
-        nodes = job.fit_nodes(found) if job.options.looks else job.nodes
-        plan = job.plan(nodes, found, fault_at)
-        before = last_step(job.folder)
-        started = time.time()
-        verdict = run_once(job, plan)
+    standstills = 0
+    for tries in count():
+        before, started = last_step(job.folder), time.time()
+        try:
+            verdict = run_once(job, *job.find_nodes(), fault_at)
+        except ClusterError as error:  # too few nodes, perhaps because they are only now coming back
+            if not tries:
+                raise
+            verdict = Verdict("failed", Fault(NODE_LOST, 0, "-", f"ClusterError: {error}", error.exit_code))
         if verdict.fault is None or signals.received:
             return verdict
         step = last_step(job.folder)
         standstills = 0 if step > before else standstills + 1
-        fault_at = max(started, last_step_time(job.folder))
+        fault_at = fault_at if standstills and fault_at else max(started, last_step_time(job.folder))
         tell(job.folder, verdict.fault, step, fault_at)
         if tries >= job.options.restarts or not verdict.may_be_cured or standstills > STANDSTILLS:
             return verdict
-        tries += 1
         pause = min(MOST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**standstills)
-        say(f"{verdict.fault.line} ({verdict.fault.host}); try {tries} of {job.options.restarts} in {pause:.0f} s")
+        say(f"{verdict.fault.line} ({verdict.fault.host}); try {tries + 1} of {job.options.restarts} in {pause:.0f} s")
         time.sleep(pause)
+        if signals.received:
+            return verdict
         job.port = job.options.master_port or free_port()
+    raise AssertionError("endless")
 
 
-def run_once(job: Launch, plan: LaunchPlan) -> Verdict:
+def run_once(job: Launch, nodes: list[Node], found: Preflight, fault_at: float | None) -> Verdict:
     """One launch on these nodes, to its end."""
+    plan = job.plan(nodes, found, fault_at)
     plan.write()
     forget_faults(job.folder)
     words = sum(1 for _ in read_records(job.folder.events))
-    say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}; by hand: {plan.plain_line()}")
+    say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}")
+    if fault_at is None and not plan.told_apart():
+        say(f"by hand: {plan.plain_line()}")
     if job.options.launcher == "ssh":
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
