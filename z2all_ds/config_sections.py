@@ -192,8 +192,8 @@ class TrainSection(Section):
     deterministic: bool = False
     """The same run twice gives the same bits on a GPU too, by slower kernels; on a CPU it always does."""
     hang_seconds: float = Field(600.0, ge=0)
-    """Without a sign of life for so long (three times that before the first step) a rank hangs: stacks are written to
-    logs/stacks and the run ends. Also the timeout of every collective. 0 waits for ever."""
+    """Without a sign of life for so long (at least five minutes before the first step) a rank hangs: stacks are written
+    to logs/stacks and the run ends. Also the timeout of every collective. 0 waits for ever."""
     log_every: int = Field(1, gt=0)
     """Steps between two lines on the terminal; metrics.jsonl gets every step."""
     profile: tuple[int, int] | None = None

@@ -44,6 +44,10 @@ class CheckpointError(Z2allError):
     exit_code = 4
 
 
+class NotSaved(CheckpointError):
+    """A checkpoint that could not be written: the disk's fault, and another try may find room."""
+
+
 class ClusterError(Z2allError):
     """Ranks, nodes, ports or launchers that fail."""
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from z2all_ds.errors import Z2allError
+from z2all_ds.errors import MachineError, NotSaved, Z2allError
 from z2all_ds.run_folder import RunFolder
 
 KILLED, HANG, OUT_OF_MEMORY, LOST_PEER, BUG = "killed", "hang", "out_of_memory", "lost_peer", "bug"
@@ -32,12 +32,15 @@ class Fault:
     code: int
     """Exit code of a command that ends with it."""
     weight: int = 0
-    """Among hangs: the one that stands still in its own right weighs more than those that wait for it."""
+    """Among equals: who stands still in its own right weighs more than those that wait for it, and who an error that
+    all ranks raise is about more than the others."""
     time_unix: float = field(default_factory=time.time)
 
 
 def family_of(error: Z2allError) -> str:
-    """`DataError` -> `data`; of what has its own class below the family's, the family."""
+    """`DataError` -> `data`; of what has its own class below the family's, the family. A disk is part of a machine."""
+    if isinstance(error, NotSaved):
+        return family_of(MachineError("", "", ""))
     names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, Z2allError)]
     return names[-2].removesuffix("Error").lower() if len(names) > 1 else BUG
 

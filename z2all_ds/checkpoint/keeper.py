@@ -25,7 +25,7 @@ from z2all_ds.checkpoint.snapshots import Snapshots, why_not_in_memory
 from z2all_ds.checkpoint.writer import Answer, Job
 from z2all_ds.config_sections import CheckpointSection
 from z2all_ds.console import human_seconds
-from z2all_ds.errors import CheckpointError
+from z2all_ds.errors import CheckpointError, NotSaved
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.world import World
 
@@ -267,7 +267,7 @@ class Keeper:
         self._last_problem = problems[0] if problems else None
         self._failures_in_a_row = self._failures_in_a_row + 1 if problems else 0
         if self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
-            raise CheckpointError(
+            raise NotSaved(
                 f"checkpoint of step {step}",
                 f"the last {MOST_FAILURES_IN_A_ROW} could not be written ({problems[0]})",
                 f"Make room in {self._folder.checkpoints} and start again: the run goes on from its memory, or from the"

@@ -13,7 +13,7 @@ from z2all_ds.checkpoint.collective import from_rank_0, gathered
 from z2all_ds.checkpoint.engine_state import write_index, write_state
 from z2all_ds.checkpoint.retention import Retention, prune
 from z2all_ds.checkpoint.rng import rng_name, rng_state
-from z2all_ds.errors import CheckpointError
+from z2all_ds.errors import NotSaved
 
 
 def save_checkpoint(
@@ -70,10 +70,10 @@ def _make_empty(temporary: Path) -> str | None:
     return None
 
 
-def could_not_be_written(step: int, problem: str, checkpoints: Path) -> CheckpointError:
+def could_not_be_written(step: int, problem: str, checkpoints: Path) -> NotSaved:
     what = f"checkpoint of step {step}"
     fix = f"Make room in {checkpoints} and start again: the run goes on from the newest one that is whole."
-    return CheckpointError(what, f"could not be written ({problem})", fix)
+    return NotSaved(what, f"could not be written ({problem})", fix)
 
 
 def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, str]:

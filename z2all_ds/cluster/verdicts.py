@@ -1,6 +1,7 @@
 """What is to be done after a launch has ended: nothing, another try, or giving up, and why."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.remote import NodeEnd
@@ -43,4 +44,14 @@ def judge(outcome: str | None, ends: list[NodeEnd], faults: list[Fault], nodes: 
         worst = next((end for end in ends if end.code), ends[0])
         line = f"ClusterError: node {worst.name}: its launcher ended with code {worst.code}: {worst.said or 'no word'}"
         fault = Fault("cluster", first_ranks[worst.name], worst.name, line, ClusterError.exit_code)
-    return Verdict("failed", fault)
+    return Verdict("failed", _about(fault, first_ranks))
+
+
+def _about(fault: Fault, first_ranks: dict[str, int]) -> Fault:
+    """All ranks say that one of them could not save; that one may not have been able to write even this down."""
+    named = re.search(r"\(rank (\d+):", fault.line)
+    if not named:
+        return fault
+    rank = int(named[1])
+    host = [name for name, first in first_ranks.items() if first <= rank][-1]
+    return replace(fault, rank=rank, host=host)

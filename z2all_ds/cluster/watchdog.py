@@ -30,8 +30,8 @@ LAUNCHER_SECONDS = 20.0
 """For the launcher and the other ranks to end by themselves, when one is gone."""
 ARRIVAL_SECONDS = 120.0
 """Within which all ranks of the node must have begun."""
-START_PATIENCE = 3.0
-"""Before its first step a rank may be silent so many times longer: it loads, compiles, restores."""
+START_SECONDS = 300.0
+"""Before its first step a rank may be silent for so long at least: it loads, compiles, restores."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Watchdog:
             self.folder.rmdir()
 
     def _is_silent(self, seen: Seen) -> bool:
-        limit = self.hang_seconds * (START_PATIENCE if seen.step < 0 else 1.0)
+        limit = max(START_SECONDS, self.hang_seconds) if seen.step < 0 else self.hang_seconds
         return self.hang_seconds > 0 and time.monotonic() - seen.beat_at > limit
 
     def _tell_killed(self, gone: list[Seen]) -> None:

@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int) -> None:
     """For whoever launched the ranks of all nodes."""
-    write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code))
+    weight = 1 if f"rank {world.rank}:" in line else 0
+    write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code, weight))
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
