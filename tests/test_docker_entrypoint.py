@@ -1,10 +1,11 @@
-"""entrypoint.sh run for real: its one-line errors, the sshd it starts, and `z2all doctor` over two such nodes."""
+"""entrypoint.sh run for real: its one-line errors, the sshd it starts, and a doctor and a launch over two of them."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 
 from tests.helpers.docker_files import DOCKER, ROOT
 from tests.helpers.docker_nodes import ISOLATED, DockerNode, docker_node, make_key, settings, why_no_nodes
+from tests.helpers.training import losses, run_arguments
 from z2all_ds.errors import MachineError
 from z2all_ds.machine import free_port
 
@@ -180,39 +182,57 @@ def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
 # All together
 
 
-@needs_nodes
-def test_the_doctor_finds_both_nodes_of_the_hostfile_and_every_way_between_them(key: Path, tmp_path: Path) -> None:
-    """The shipped hostfile, but for the key, the interpreter and ports that are free here."""
+@contextmanager
+def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
+    """Those of the shipped hostfile, but for the key, the interpreter and ports that are free here; its copy."""
     content = yaml.safe_load((DOCKER / "host_network.yaml").read_text(encoding="utf-8"))
     content["all"]["ssh"]["key"] = str(key)
     content["all"]["python"] = sys.executable
     ports = [free_port(), free_port()]
     for said, port in zip(content["nodes"].values(), ports, strict=True):
         said["ssh"]["port"] = port
-    hostfile = tmp_path / "nodes.yaml"
+    hostfile = folder / "nodes.yaml"
     hostfile.write_text(yaml.safe_dump(content, sort_keys=False))
-    with docker_node(tmp_path / "1", ports[0], key), docker_node(tmp_path / "2", ports[1], key):
-        answer = _doctor(hostfile, tmp_path / "runs")
-    found = json.loads(answer.stdout)
-    assert [one for one in found["findings"] if one["status"] == "fail"] == [], answer.stdout
-    assert answer.returncode == 0
-    names = {one["name"]: one["value"] for one in found["findings"]}
-    assert names["node1: data interface"] == names["node2: data interface"] == "lo 127.0.0.1"
-    assert "node2 -> master" in names
-    assert "run_dir" in names
+    with docker_node(folder / "1", ports[0], key), docker_node(folder / "2", ports[1], key):
+        yield hostfile
 
 
-def _doctor(hostfile: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """With an empty ~/.ssh of its own, so that no host key of a test is remembered."""
-    folder.mkdir()
+def z2all(*words: str) -> "subprocess.CompletedProcess[str]":
+    """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
     home = Path.home() / ".ssh"
     had = home.exists()
     home.mkdir(mode=0o700, exist_ok=True)
     script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
-    command = [sys.executable, "-m", "z2all_ds", "doctor", str(folder), "--hostfile", str(hostfile), "--json"]
+    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
     try:
-        words = ["unshare", "--mount", "bash", "-c", script, "bash", *command]
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     finally:
         if not had:
             home.rmdir()
+
+
+@needs_nodes
+def test_the_doctor_finds_both_nodes_and_every_way_between_them(key: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with both_nodes(tmp_path, key) as hostfile:
+        answer = z2all("doctor", str(tmp_path / "runs"), "--hostfile", str(hostfile), "--json")
+    findings = json.loads(answer.stdout)["findings"]
+    assert [one for one in findings if one["status"] == "fail"] == []
+    assert answer.returncode == 0
+    values = {one["name"]: one["value"] for one in findings}
+    assert values["node1: data interface"] == values["node2: data interface"] == "lo 127.0.0.1"
+    assert {"node2 -> master", "run_dir"} <= set(values)
+
+
+@needs_nodes
+def test_a_launch_trains_on_both(key: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, "train.steps=4")
+    with both_nodes(tmp_path, key) as hostfile:
+        answer = z2all("launch", "--hostfile", str(hostfile), "--", *arguments)
+    assert answer.returncode == 0, answer.stderr
+    assert len(losses(tmp_path / "run")) == 4
+    assert {path.name for path in (tmp_path / "run" / "logs").glob("rank_*.log")} == {
+        "rank_0000.log",
+        "rank_0001.log",
+    }
+    assert {"launcher_node1.log", "launcher_node2.log"} <= {path.name for path in (tmp_path / "run/logs").iterdir()}

@@ -17,7 +17,13 @@ from tests.helpers.docker_files import DOCKER
 
 TOOLS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "tini": "tini", "unshare": "util-linux"}
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-SET_UP = "set -e; mount --make-rprivate /; mount -t tmpfs -o mode=755 tmpfs /run; exec tini -g -- bash {entrypoint}"
+SET_UP = """\
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o size=256m tmpfs /dev/shm
+exec tini -g -- bash {entrypoint}
+"""
 START_PATIENCE_SECONDS = 20.0
 
 
