@@ -1,0 +1,121 @@
+"""Nodes as compose.host_network.yaml starts them, without a docker engine: the real entrypoint.sh under tini, with its
+own processes and mounts, and the machine's network.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.helpers.docker_files import DOCKER
+
+TOOLS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "tini": "tini", "unshare": "util-linux"}
+ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+SET_UP = """\
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o size=256m tmpfs /dev/shm
+exec tini -g -- bash {entrypoint}
+"""
+START_PATIENCE_SECONDS = 20.0
+
+
+@cache
+def why_no_nodes() -> str:
+    """Empty where they can be started."""
+    missing = [package for tool, package in TOOLS.items() if not shutil.which(tool)]
+    if missing:
+        return f"needs Debian's {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "needs root, for namespaces"
+    tried = subprocess.run([*ISOLATED, "mount", "-t", "tmpfs", "tmpfs", "/run"], capture_output=True, text=True)
+    return f"namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
+
+
+def make_key(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+    return path
+
+
+@dataclass(frozen=True)
+class DockerNode:
+    """One that answers."""
+
+    port: int
+    folder: Path
+    key: Path
+
+    def ssh(self, command: str, *options: str, key: Path | None = None) -> "subprocess.CompletedProcess[str]":
+        own = (
+            "-F",
+            "none",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "IdentitiesOnly=yes",
+        )
+        known = (
+            "-o",
+            f"UserKnownHostsFile={self.folder}/known_hosts",
+            "-i",
+            str(key or self.key),
+            "-p",
+            str(self.port),
+        )
+        words = ["ssh", *options, *own, *known, "root@127.0.0.1", command]
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+
+    @property
+    def config(self) -> str:
+        return self.ssh("cat /run/z2all/sshd_config").stdout
+
+
+def settings(folder: Path, port: int, authorized: Path) -> dict[str, str]:
+    """What is mounted in a container is in a folder of the test; /run is the node's own."""
+    return {
+        "PATH": os.environ["PATH"],
+        "Z2ALL_SSH_PORT": str(port),
+        "Z2ALL_SSH_ADDRESS": "127.0.0.1",
+        "Z2ALL_AUTHORIZED_KEYS": str(authorized),
+        "Z2ALL_HOST_KEYS": str(folder / "host_keys"),
+    }
+
+
+@contextmanager
+def docker_node(folder: Path, port: int, key: Path, **variables: str) -> Iterator[DockerNode]:
+    """Up as long as the block lasts; `variables` as a compose file would set them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    script = SET_UP.format(entrypoint=DOCKER / "entrypoint.sh")
+    environment = {**settings(folder, port, key.with_name(key.name + ".pub")), **variables}
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [*ISOLATED, "bash", "-c", script], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + START_PATIENCE_SECONDS
+        while not _answers(port):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield DockerNode(port, folder, key)
+    finally:
+        process.kill()  # and with it all that runs in its namespace
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
