@@ -1,0 +1,123 @@
+"""A watchdog over real processes: killed, stopped, silent, ended as they should."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ROOT
+from z2all_ds.cluster.watchdog import look
+from z2all_ds.fault_records import HANG, KILLED, Fault, first_fault, read_faults
+from z2all_ds.run_folder import RunFolder
+
+RANK = """
+import sys, time
+from pathlib import Path
+from z2all_ds.cluster.progress import Progress
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.world import World
+run, rank, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+progress = Progress(RunFolder(run), World(rank, 2, rank, 2), 2.5)
+print(progress.path.parent, flush=True)
+step = 0
+while not (run / "end").exists():
+    if not (run / f"silent_{rank}").exists():
+        step += 1
+        progress.beat(step)
+    time.sleep(0.02)
+progress.end()
+"""
+
+
+class Ranks:
+    """Two of them; the first one has started a watchdog."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = RunFolder(run)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": "29777"}
+        command = [sys.executable, "-c", RANK, str(run)]
+        self.processes = [
+            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        folders = {process.stdout.readline().strip() for process in self.processes if process.stdout}
+        (folder,) = folders
+        self.folder = Path(folder)
+
+    def first_fault(self) -> Fault:
+        """When both ranks are gone."""
+        for process in self.processes:
+            process.wait(40)
+        deadline = time.monotonic() + 10
+        while len(read_faults(self.run)) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        fault = first_fault(read_faults(self.run))
+        assert fault
+        return fault
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    assert sorted(look(ranks.folder)) == [0, 1]
+    (tmp_path / "end").touch()
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    assert not ranks.folder.exists()
+    assert read_faults(ranks.run) == []
+    assert not list((tmp_path / "logs" / "stacks").iterdir())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> None:
+    ranks.processes[victim].kill()
+    time.sleep(1.0)  # as a launcher does, which then ends the other one
+    ranks.processes[1 - victim].terminate()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (KILLED, victim)
+    assert fault.line.startswith(f"ClusterError: rank {victim}: its process was killed from outside in step ")
+
+
+def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "silent_0").touch()  # it waits for the other one, as in a collective
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (HANG, 1)
+    assert "its process is stopped" in fault.line
+    assert "most recent call first" in ranks.run.stacks(0).read_text()
+    assert [process.returncode for process in ranks.processes] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "silent_1").touch()
+    time.sleep(0.3)
+    (tmp_path / "silent_0").touch()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (HANG, 1)
+    assert str(ranks.run.stacks(1)) in fault.line
+    assert "<module>" in ranks.run.stacks(1).read_text()
+
+
+def test_faults_are_plain_json(ranks: Ranks) -> None:
+    ranks.processes[1].kill()
+    ranks.processes[0].kill()
+    ranks.first_fault()
+    for file in ranks.run.faults.glob("*.json"):
+        assert json.loads(file.read_text())["kind"] == KILLED
