@@ -98,10 +98,12 @@ def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float])
     """Three nodes; a rank is killed, another one stopped, a node dies, two go on, it comes back, three go on."""
     run_dir, (_, second, third) = launches.place / "run", launches.nodes
     options = ["--restarts", "9", "--min-nodes", "2"]
-    launch = launches.start("run", options, [f"train.steps={STEPS}", "deepspeed=zero1"])
+    overrides = [f"train.steps={STEPS}", "deepspeed=zero1", "checkpoint.snapshot_every=1"]
+    launch = launches.start("run", options, overrides)
     launch.wait_for_steps(run_dir, 6)
     os.kill(rank_on(second), signal.SIGKILL)
     launch.wait_for_words("try 1 of 9")
+    launch.wait_for_words(" in memory; ")  # every node has its part of the newest snapshot
     launch.wait_for_steps(run_dir, 12)
     os.kill(rank_on(third), signal.SIGSTOP)
     launch.wait_for_words("try 2 of 9")
