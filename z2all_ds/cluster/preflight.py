@@ -23,6 +23,7 @@ from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.pairs import rounds
+from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
 from z2all_ds.doctor import FAIL, OK
 
 ANSWER_SECONDS = 15.0
@@ -31,14 +32,6 @@ WAYS_OUT = (
     "Ranks connect every pair directly. Use host networking (docker run --network host), routed container networks,"
     " or an overlay (`z2all cluster overlay up`); see docs/cluster.md."
 )
-
-
-@dataclass(frozen=True)
-class DataPlace:
-    """Where a node's ranks are reached by those of the others."""
-
-    address: str
-    interface: str
 
 
 @dataclass
@@ -247,7 +240,7 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
     if master.name not in result.places:
         return
     token = secrets.token_hex(16)
-    inside = master.inside.port if master.inside and master.inside.port else subject.master_port
+    inside = inside_port(master, subject.master_port)
     place = result.places[master.name]
     try:
         agents[master.name].ask("listen", address=place.address, port=inside, token=token).result(ANSWER_SECONDS)
@@ -267,10 +260,3 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
             fix = f"Publish port {inside} of {master.name} and give `outside: {{address: ..., port: ...}}` for it."
             result.findings.append(NodeFinding(f"{node.name} -> master", FAIL, f"{told}: {error}", fix, (node.name,)))
     agents[master.name].ask("close", port=inside)
-
-
-def meeting_point(master: Node, place: DataPlace, port: int) -> tuple[str, int]:
-    """Where ranks of the other nodes find the master."""
-    if master.outside:
-        return master.outside.address, master.outside.port or port
-    return place.address, (master.inside.port if master.inside else None) or port
