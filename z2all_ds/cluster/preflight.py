@@ -3,6 +3,7 @@
     agents on all nodes ─▶ facts ─▶ judged side by side (`compare.py`)
                         ─▶ one folder for all? ─▶ data addresses ─▶ every pair connects both ways and is measured
                                                                ─▶ every node reaches the master's meeting point
+                        ─▶ torch, loaded meanwhile ─▶ health test of those that are fit so far (`health_run.py`)
 
 Ranks tell each other the address of their data interface, whatever the hostfile calls the node; so that address is what
 pairs are tried on.
@@ -21,6 +22,7 @@ from typing import Any
 from z2all_ds.cluster.agents import NoAnswer, RemoteAgent, agents_on
 from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
+from z2all_ds.cluster.health_run import Health, HealthTest, load_torch
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.pairs import rounds
 from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
@@ -45,6 +47,8 @@ class Preflight:
     gpus: dict[str, int] = field(default_factory=dict)
     speeds: dict[tuple[str, str], Speed] = field(default_factory=dict)
     """By who connected to whom."""
+    health: Health | None = None
+    """None where it was not asked for, or fewer than two nodes were fit for it."""
     seconds: float = 0.0
 
     @property
@@ -78,11 +82,15 @@ class Subject:
     master_port: int
 
 
-def preflight(subject: Subject) -> Preflight:
-    """Looks at everything; what cannot be looked at because of an earlier failure is left out."""
+def preflight(subject: Subject, health: bool = False, exclude_slow: bool = False) -> Preflight:
+    """Looks at everything; what cannot be looked at because of an earlier failure is left out.
+
+    `health` runs a real torch job, too; with `exclude_slow` a node that it finds slow is not fit.
+    """
     started = time.monotonic()
     result = Preflight()
     with agents_on(subject.nodes, subject.ssh_config, subject.folder) as agents:
+        loading = load_torch(subject.nodes, agents) if health else {}
         facts = _facts(subject, agents, result)
         present = {name: agents[name] for name in facts}
         result.gpus = {name: len(fact["gpus"]) for name, fact in facts.items()}
@@ -96,6 +104,11 @@ def preflight(subject: Subject) -> Preflight:
             _find_places(nodes, present, facts, result)
             _try_pairs(present, result)
             _try_master(subject, nodes, present, result)
+            unfit = result.unfit()
+            fit = [node for node in nodes if node.name not in unfit]
+            if health and len(fit) > 1:
+                result.health = HealthTest(fit, result.places, present, subject.master_port).run(loading, exclude_slow)
+                result.findings += result.health.findings
     result.seconds = time.monotonic() - started
     return result
 
