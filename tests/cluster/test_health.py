@@ -1,10 +1,14 @@
 """The health test: who meets whom, what the times mean, and all of it on nodes that are really slow or cut off."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +132,14 @@ def test_what_one_says_counts_for_both() -> None:
     assert found.nodes == ("n02",) and "arrived changed" in found.value
 
 
+def test_a_failure_of_its_own_is_not_the_partners() -> None:
+    turns = [turn for turn in played(4) if turn.round == 1]
+    turns += [Turn(2, "n00", "n02", problem="ended by SIGKILL", alone=True), Turn(2, "n02", "n00", 10.0, None, "lost")]
+    turns += [Turn(2, "n01", "n03", 10.0, 8.0), Turn(2, "n03", "n01", 10.0, 8.0)]
+    (found,) = judge_health(turns)
+    assert found.nodes == ("n00",) and "SIGKILL" in found.value
+
+
 # For real
 
 
@@ -223,7 +235,7 @@ print(json.dumps(asdict(found)))
 
 def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     # The health test alone: the preflight's own connections would find this before.
-    rule = ("INPUT", "-i", "eth0", "-p", "tcp", "!", "--dport", str(node_lab.SSH_PORT), "-j", "REJECT")
+    rule = ("INPUT", "-i", "eth0", "-p", "tcp", "!", "--dport", str(node_lab.SSH_PORT), "-j", "DROP")
     done = nodes[0].run("iptables", "-I", *rule)
     if done.returncode:
         pytest.skip(f"iptables does not work here: {done.stderr.strip()}")
@@ -239,6 +251,46 @@ def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tm
     (finding,) = [finding for finding in found["findings"] if finding["status"] == FAIL]
     assert finding["nodes"] == ["n0"], found
     assert found["reduce_ms"] > 0  # without it, on another master
+
+
+def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tuple[subprocess.Popen[str], int]":
+    """The test alone, up to where the process of one node, which is returned too, is about to meet somebody."""
+    addresses = json.dumps({node.name: node.address for node in nodes})
+    words = nodes[0].command(sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
+    while not listening(of):  # its store is open
+        assert process.poll() is None
+        time.sleep(0.02)
+    (pid,) = of.processes("z2all_ds.train.health")
+    return process, pid
+
+
+def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    process, pid = begun(nodes, tmp_path, nodes[1])
+    while process.poll() is None:  # it has a fifth of the time
+        for number, seconds in ((signal.SIGSTOP, 0.08), (signal.SIGCONT, 0.02)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            time.sleep(seconds)
+    answer, _ = process.communicate()
+    found = json.loads(answer)
+    assert "n1: slow" in [finding["name"] for finding in found["findings"] if finding["status"] == WARN], found
+    assert not [finding for finding in found["findings"] if finding["status"] == FAIL]
+
+
+def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    process, pid = begun(nodes, tmp_path, nodes[2])
+    os.kill(pid, signal.SIGKILL)
+    answer, _ = process.communicate(timeout=120)
+    found = json.loads(answer)
+    assert [finding["nodes"] for finding in found["findings"] if finding["status"] == FAIL] == [["n2"]], found
+    assert found["reduce_ms"] > 0
+
+
+def listening(node: node_lab.Node) -> bool:
+    """On a port that is not sshd's."""
+    lines = [line.split() for line in Path(f"/proc/{node.init}/net/tcp").read_text().splitlines()[1:]]
+    return any(words[3] == "0A" and not words[1].endswith(f":{node_lab.SSH_PORT:04X}") for words in lines)
 
 
 def test_help_names_the_options() -> None:

@@ -63,9 +63,10 @@ class Agent:
 
     def start_worker(self, module: str, environment: dict[str, str]) -> None:
         """A process beside this one, which loads what the agent does not."""
+        self.end()
         self._worker = Worker(module, environment)
 
-    def work(self, order: dict[str, Any], seconds: float) -> Any:
+    def work(self, order: dict[str, Any], seconds: float) -> dict[str, Any]:
         if self._worker is None:
             raise RuntimeError("no worker was started")
         return self._worker.ask(order, seconds)

@@ -1,7 +1,8 @@
 """The health test's rules: who meets whom, and what the times say about each node. Pure, and without torch.
 
-Two nodes that meet are as fast as the slower one, and fail if one of them does. So every node meets two others, and
-what happens to it both times is its own doing (DLRover's way of finding a straggler):
+Matmuls are each node's own. But two nodes that exchange messages are as fast as the slower one, and fail if one of them
+does. So every node meets two others, and what happens to it both times is its own doing (DLRover's way of finding a
+straggler):
 
     round 1   neighbours: (0,1) (2,3) ...                                    of an odd number the last one rests
     round 2   by round 1's times, the slower half with the faster half       of an odd number another one rests
@@ -39,6 +40,8 @@ class Turn:
     """Gigabytes a second that came from the partner; None where it failed."""
     problem: str = ""
     """Why it failed, as this node tells it."""
+    alone: bool = False
+    """It failed without the partner's doing: in its matmuls, or its process has ended."""
 
 
 def pairs_of_round(number: int, names: Sequence[str], turns: Sequence[Turn]) -> list[Pair]:
@@ -82,19 +85,22 @@ def _failed(turns: Sequence[Turn]) -> list[NodeFinding]:
     met: dict[str, dict[str, bool]] = {}
     for turn in turns:
         met.setdefault(turn.node, {})[turn.partner] = not _failure(turns, turn)
+    alone = {turn.node: turn.problem for turn in turns if turn.alone}
     # Failed with two others, one of whom does work with somebody: then it is not them.
     broken = [
         name
         for name, others in met.items()
         if len(others) > 1 and not any(others.values()) and any(any(met[other].values()) for other in others)
     ]
+    broken = [name for name in met if name in alone or name in broken]
     findings = []
     for name in broken:
-        told = "; ".join(f"with {other}: {_why(turns, name, other)}" for other in met[name])
+        failed = "; ".join(f"with {other}: {_why(turns, name, other)}" for other in met[name] if not met[name][other])
+        told = f"fails by itself ({alone[name]})" if name in alone else f"fails with every other node ({failed})"
         fix = (
             f"Look at {name}: its GPUs (nvidia-smi, dmesg), its network, its memory. Or start without it (--min-nodes)."
         )
-        findings.append(NodeFinding(f"{name}: health", FAIL, f"fails with every other node ({told})", fix, (name,)))
+        findings.append(NodeFinding(f"{name}: health", FAIL, told, fix, (name,)))
     for one, other in dict.fromkeys((min(turn.node, turn.partner), max(turn.node, turn.partner)) for turn in turns):
         if not met[one][other] and one not in broken and other not in broken:
             told = f"fail together: {_why(turns, one, other)}"

@@ -26,7 +26,7 @@ from z2all_ds.doctor import FAIL, OK
 MODULE = "z2all_ds.train.health"
 TORCH_SECONDS = 60.0
 """For loading torch, which takes some seconds, and more from a shared disk that is asked by all nodes at once."""
-MEETING_SECONDS = 25.0
+ORDER_SECONDS = 20.0
 """The process itself gives up after 5 s of silence, for each of its few messages."""
 ON_THE_WAY_SECONDS = 3.0
 
@@ -63,12 +63,11 @@ class HealthTest:
         self.nodes, self.places, self.agents, self.master_port = nodes, places, agents, master_port
         self.result = Health()
         self.ports: dict[str, int] = {}
+        """Of the stores; has all who take part."""
         self.device = "cpu"
 
     def run(self, loading: "Mapping[str, Future[None]]", exclude_slow: bool = False) -> Health:
-        _, problems = _answers({node.name: loading[node.name] for node in self.nodes}, TORCH_SECONDS)
-        self._blame_torch(problems)
-        self._open_stores([node for node in self.nodes if node.name not in problems])
+        self._blame_torch(self._open_stores(self.nodes, loading))
         number = 1
         while pairs := pairs_of_round(number, list(self.ports), self.result.turns):
             self._play(number, pairs)
@@ -82,7 +81,9 @@ class HealthTest:
             self.result.findings.append(NodeFinding("health", OK, self._told()))
         return self.result
 
-    def _open_stores(self, nodes: list[Node]) -> None:
+    def _open_stores(self, nodes: list[Node], loading: "Mapping[str, Future[None]]") -> dict[str, str]:
+        """On each node, as soon as torch is loaded there; returns the problems."""
+        _, not_begun = _answers({node.name: loading[node.name] for node in nodes}, TORCH_SECONDS)
         orders = {
             node.name: {
                 "do": "open",
@@ -91,12 +92,13 @@ class HealthTest:
                 "interface": self.places[node.name].interface,
             }
             for node in nodes
+            if node.name not in not_begun
         }
         answers, problems = self._work(orders, TORCH_SECONDS)
-        self.ports = {name: answer["port"] for name, answer in answers.items()}
-        if answers and all(answer["device"] == "cuda" for answer in answers.values()):
+        self.ports |= {name: answer["port"] for name, answer in answers.items()}
+        if len(answers) == len(self.ports) and all(answer["device"] == "cuda" for answer in answers.values()):
             self.device = "cuda"
-        self._blame_torch(problems)
+        return {**not_begun, **{name: reply["problem"] for name, reply in problems.items()}}
 
     def _blame_torch(self, problems: Mapping[str, str]) -> None:
         for name, problem in problems.items():
@@ -104,32 +106,41 @@ class HealthTest:
             self.result.findings.append(NodeFinding(f"{name}: torch", FAIL, problem, fix, (name,)))
 
     def _play(self, number: int, pairs: list[Pair]) -> None:
+        """Matmuls first and on all: in a meeting, who computes slowly would look like who does not come."""
+        names = [name for pair in pairs for name in pair]
+        computed, failed = self._work({name: {"do": "compute", "device": self.device} for name in names})
         orders = {}
         for pair in pairs:
             store = {"address": self.places[pair[0]].address, "port": self.ports[pair[0]]}
-            for rank, name in enumerate(pair):
-                world = {"name": f"round {number}", "rank": rank, "size": 2, **store}
-                orders[name] = {"do": "meet", "device": self.device, **world}
-        answers, problems = self._work(orders, MEETING_SECONDS)
-        for one, other in (*pairs, *(pair[::-1] for pair in pairs)):
-            answer = answers.get(one, {})
+            if all(name in computed for name in pair):
+                for rank, name in enumerate(pair):
+                    world = {"name": f"round {number}", "rank": rank, "size": 2, **store}
+                    orders[name] = {"do": "meet", "device": self.device, **world}
+        met, problems = self._work(orders)
+        for one, other in (each for pair in pairs for each in (pair, pair[::-1])):
+            reply = failed.get(one) or problems.get(one) or {}
             self.result.turns.append(
                 Turn(
                     round=number,
                     node=one,
                     partner=other,
-                    matmul_ms=answer.get("matmul_ms"),
-                    gather_gbps=answer.get("gather_gbps"),
-                    problem=problems.get(one, ""),
+                    matmul_ms=computed.get(one, {}).get("matmul_ms"),
+                    gather_gbps=met.get(one, {}).get("gather_gbps"),
+                    problem=reply.get("problem", ""),
+                    alone=one in failed or "ended" in reply,
                 )
             )
+        # Stuck where no timeout of torch's reaches, perhaps by the partner's doing; with the next one it may go well.
+        late = [node for node in self.nodes if "late" in problems.get(node.name, {})]
+        if late:
+            self._open_stores(late, load_torch(late, self.agents))
 
     def _reduce(self, nodes: list[Node]) -> None:
         """Met at the very point where ranks will meet."""
         master, place = nodes[0], self.places[nodes[0].name]
         inside = inside_port(master, self.master_port)
         open_there = {"do": "open", "address": place.address, "port": inside, "interface": place.interface}
-        _, problems = self._work({master.name: open_there}, MEETING_SECONDS)
+        _, problems = self._work({master.name: open_there})
         if not problems:
             outside = meeting_point(master, place, self.master_port)
             orders = {}
@@ -137,17 +148,22 @@ class HealthTest:
                 address, port = (place.address, inside) if rank == 0 else outside
                 world = {"name": "all", "rank": rank, "size": len(nodes), "address": address, "port": port}
                 orders[node.name] = {"do": "reduce", "device": self.device, **world}
-            answers, problems = self._work(orders, MEETING_SECONDS)
+            answers, problems = self._work(orders)
             self.result.reduce_ms = max((answer["ms"] for answer in answers.values()), default=None)
         if problems:
-            told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+            told = "; ".join(f"{name}: {reply['problem']}" for name, reply in problems.items())
             fix = "Every pair works alone: look for a way that some two have not, or for limits on connections."
             self.result.findings.append(NodeFinding("all-reduce", FAIL, told, fix, tuple(problems)))
 
-    def _work(self, orders: Mapping[str, Mapping[str, Any]], seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
-        """Answers, and problems of those without one; all work at the same time."""
+    def _work(
+        self, orders: Mapping[str, Mapping[str, Any]], seconds: float = ORDER_SECONDS
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Answers, and what is said of problems (see `Worker.ask`); all work at the same time."""
         asked = {name: self.agents[name].ask("work", order=order, seconds=seconds) for name, order in orders.items()}
-        return _answers(asked, seconds)
+        replies, lost = _answers(asked, seconds)
+        answers = {name: reply["answer"] for name, reply in replies.items() if "answer" in reply}
+        problems = {name: reply for name, reply in replies.items() if "problem" in reply}
+        return answers, {**problems, **{name: {"problem": said, "ended": True} for name, said in lost.items()}}
 
     def _told(self) -> str:
         matmuls = [turn.matmul_ms for turn in self.result.turns if turn.matmul_ms is not None]

@@ -1,7 +1,7 @@
 """The preflight for people: what is wrong first, then how fast the pairs are."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TextIO
 
@@ -30,8 +30,8 @@ def render(result: Preflight, file: TextIO | None = None) -> None:
     if result.speeds:
         _matrix(result, "microseconds there and back", lambda speed: f"{speed.latency_us:.0f}", file)
         _matrix(result, "Gbit/s from row to column", lambda speed: f"{speed.gigabits_out:.1f}", file)
-    if result.health:
-        _health_table(result.health, file)
+    if result.health and result.health.turns:
+        _health_table(result.health, result.places, file)
     from rich.console import Console
 
     Console(file=file, highlight=False).print(f"looked at in {result.seconds:.1f} s")
@@ -55,16 +55,16 @@ def _matrix(result: Preflight, title: str, shown: Callable[[Speed], str], file: 
     Console(file=file, highlight=False).print(table)
 
 
-def _health_table(health: Health, file: TextIO | None) -> None:
+def _health_table(health: Health, places: Iterable[str], file: TextIO | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title="health: matmul ms, and all-gather GB/s with whom", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title="ms a matmul, GB/s of all-gathers", title_justify="left")
     rounds = sorted({turn.round for turn in health.turns})
     for column in ("", "matmul", *(f"round {number}" for number in rounds)):
         table.add_column(column, no_wrap=True, justify="right")
-    for name in dict.fromkeys(turn.node for turn in health.turns):
+    for name in sorted({turn.node for turn in health.turns}, key=list(places).index):
         own = {turn.round: turn for turn in health.turns if turn.node == name}
         best = min((turn.matmul_ms for turn in own.values() if turn.matmul_ms is not None), default=None)
         cells = [_meeting(own.get(number)) for number in rounds]

@@ -43,8 +43,8 @@ class Worker:
         for thread in self._listeners:
             thread.start()
 
-    def ask(self, order: Mapping[str, Any], seconds: float) -> Any:
-        """Its answer; RuntimeError with what it says where it has failed, has ended, or is not done in time."""
+    def ask(self, order: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Its `answer`, or a `problem`: with `ended` where the process is gone, with `late` where it was too slow."""
         with self._lock:
             assert self._process.stdin is not None
             with suppress(OSError):  # it has ended, which the queue tells too
@@ -54,13 +54,11 @@ class Worker:
                 reply = self._replies.get(timeout=seconds)
             except queue.Empty:
                 self.end()  # a late answer must not be taken for that of the next order
-                raise RuntimeError(f"not done within {seconds:.0f} s") from None
+                return {"problem": f"not done within {seconds:.0f} s", "late": True}
             if reply is None:
                 self._replies.put(None)  # for whoever asks next
-                raise RuntimeError(self._last_words())
-        if "problem" in reply:
-            raise RuntimeError(reply["problem"])
-        return reply["answer"]
+                return {"problem": self._last_words(), "ended": True}
+            return reply
 
     def end(self) -> None:
         if self._process.poll() is None:

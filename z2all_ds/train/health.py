@@ -56,12 +56,15 @@ class Health:
         has_gpu = torch.cuda.is_available() and dist.is_nccl_available()
         return {"port": port, "device": "cuda" if has_gpu else "cpu"}
 
+    def compute(self, device: str) -> dict[str, float]:
+        """Matmuls, alone; the slowest device of the node counts."""
+        return {"matmul_ms": max(_matmul_ms(each) for each in _devices(device))}
+
     def meet(self, device: str, **where: Any) -> dict[str, float]:
-        """Matmuls alone, then all-gathers with the partner."""
-        matmul_ms = max(_matmul_ms(each) for each in _devices(device))
+        """All-gathers with the partner."""
         with _world(device, **where) as ours:
             seconds, count = _gather(ours, where["rank"], where["size"])
-        return {"matmul_ms": matmul_ms, "gather_gbps": count / seconds / 1e9}
+        return {"gather_gbps": count / seconds / 1e9}
 
     def reduce(self, device: str, **where: Any) -> dict[str, float]:
         """One sum over all nodes, of whole numbers, so that it is right or wrong and never nearly right."""
@@ -141,6 +144,14 @@ def _world(kind: str, name: str, rank: int, size: int, address: str, port: int) 
         dist.destroy_process_group()
 
 
+def _in_words(error: Exception) -> str:
+    """One line; torch's own goes on with where in its C++ it happened."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, dist.DistStoreError) and "timeout" in lines[0]:
+        return f"nobody else came within {PATIENCE.total_seconds():.0f} s"
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
 def main() -> None:
     follow_owner()
     health = Health()
@@ -150,8 +161,7 @@ def main() -> None:
         try:
             reply = {"answer": method(**order)}
         except Exception as error:  # whatever it is, it is the answer
-            lines = str(error).strip().splitlines()  # torch adds where in its C++ it happened
-            reply = {"problem": f"{type(error).__name__}: {lines[0][:300] if lines else ''}"}
+            reply = {"problem": _in_words(error)}
         print(MARK + json.dumps(reply), flush=True)
 
 
