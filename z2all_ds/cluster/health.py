@@ -35,7 +35,7 @@ class Turn:
     node: str
     partner: str
     matmul_ms: float | None = None
-    """Of one product, on the slowest of its devices; None where it failed."""
+    """Of one product in the mean, on the slowest of its devices; None where it failed."""
     gather_gbps: float | None = None
     """Gigabytes a second that came from the partner; None where it failed."""
     problem: str = ""

@@ -25,7 +25,9 @@ from z2all_ds.lifeline import follow_owner
 CPU = torch.device("cpu")
 PATIENCE = timedelta(seconds=5)
 """For a partner to come, and for each message; all are told to begin at the same moment."""
-MATMULS, GATHERS = 15, 3
+MATMUL_SECONDS = 0.3
+"""On each device: a container's share of a processor is dealt out in tenths of a second, full speed and standstill."""
+GATHERS = 3
 SIZES = {"cpu": (512, torch.float32, 4 << 20), "cuda": (8192, torch.bfloat16, 64 << 20)}
 """Rows of a matrix, its type, bytes of a message: some tens of milliseconds of work, so that two rounds are short."""
 
@@ -90,13 +92,14 @@ def _finish(device: torch.device) -> None:
 
 
 def _matmul_ms(device: torch.device) -> float:
-    """Median of some; the first one, in which libraries get ready, does not count."""
+    """Mean, for the median of one that is stopped now and then is that of one that is not. The first does not count: in
+    it libraries get ready."""
     rows, dtype, _ = SIZES[device.type]
     # Small whole numbers: their sums are exact in any order, so equal products are equal to the bit.
     left, right = (torch.randint(0, 4, (rows, rows), device=device).to(dtype) for _ in range(2))
     expected = left @ right
-    times = []
-    for _ in range(MATMULS):
+    times: list[float] = []
+    while sum(times) < MATMUL_SECONDS:
         _finish(device)
         started = time.perf_counter()
         product = left @ right
@@ -104,7 +107,7 @@ def _matmul_ms(device: torch.device) -> float:
         times.append(time.perf_counter() - started)
         if not torch.equal(product, expected):
             raise ValueError(f"two equal matmuls on {device} differ: its memory or its arithmetic is broken")
-    return statistics.median(times) * 1e3
+    return statistics.fmean(times) * 1e3
 
 
 def _gather(device: torch.device, rank: int, size: int) -> tuple[float, int]:
