@@ -194,6 +194,8 @@ def plan(
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
     hostfile: Annotated[str | None, typer.Option(help="Look at these nodes and every pair of them instead.")] = None,
+    health: Annotated[bool, typer.Option(help="With --hostfile: a short torch job that finds slow nodes.")] = True,
+    exclude_slow: Annotated[bool, typer.Option("--exclude-slow", help="Slow nodes are a failure.")] = False,
     prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's ops now.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Remove locks of builds that were killed.")] = False,
     as_json: JsonOption = False,
@@ -202,7 +204,7 @@ def doctor(
     if hostfile:
         from z2all_ds.cluster.look import look_at_nodes
 
-        raise typer.Exit(look_at_nodes(hostfile, folder, as_json))
+        raise typer.Exit(look_at_nodes(hostfile, folder, as_json, health, exclude_slow))
     from z2all_ds import doctor as room
     from z2all_ds.build_locks import remove_stale_locks
     from z2all_ds.machine import extensions_dir

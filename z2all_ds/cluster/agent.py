@@ -16,6 +16,7 @@ from typing import Any
 
 from z2all_ds.cluster import facts
 from z2all_ds.cluster.connections import Listener, measure, source_address
+from z2all_ds.cluster.worker import Worker
 
 MARK = "z2all-agent: "
 
@@ -25,6 +26,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._listeners: dict[int, Listener] = {}
+        self._worker: Worker | None = None
 
     def hello(self) -> dict[str, Any]:
         return {"time_unix": time.time()}
@@ -59,6 +61,21 @@ class Agent:
     def remove_mark(self, folder: str, name: str) -> None:
         (Path(folder) / name).unlink(missing_ok=True)
 
+    def start_worker(self, module: str, environment: dict[str, str]) -> None:
+        """A process beside this one, which loads what the agent does not."""
+        self.end()
+        self._worker = Worker(module, environment)
+
+    def work(self, order: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if self._worker is None:
+            raise RuntimeError("no worker was started")
+        return self._worker.ask(order, seconds)
+
+    def end(self) -> None:
+        """Nothing that was started here is left."""
+        if self._worker is not None:
+            self._worker.end()
+
 
 def main() -> None:
     agent, speaking = Agent(), threading.Lock()
@@ -73,8 +90,11 @@ def main() -> None:
         with speaking:
             print(MARK + json.dumps(reply), flush=True)
 
-    for line in sys.stdin:
-        threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
+    try:
+        for line in sys.stdin:
+            threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
+    finally:
+        agent.end()
 
 
 if __name__ == "__main__":

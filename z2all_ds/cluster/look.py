@@ -11,12 +11,13 @@ from z2all_ds.errors import ClusterError
 from z2all_ds.machine import free_port
 
 
-def look_at_nodes(hostfile: str, folder: Path, as_json: bool) -> int:
+def look_at_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = True, exclude_slow: bool = False) -> int:
     """The exit code: 0, or that of cluster errors where something fails."""
     nodes = read_nodes(hostfile)
     with tempfile.TemporaryDirectory() as place:
         config = ssh.write_config(nodes, Path(place) / "ssh_config")
-        found = preflight(Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port()))
+        subject = Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port())
+        found = preflight(subject, health, exclude_slow)
     if as_json:
         print(preflight_report.to_json(found))
     else:

@@ -13,17 +13,15 @@ from pathlib import Path
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.cluster import ssh
+from z2all_ds.cluster.forwarded import forwarded
 from z2all_ds.cluster.launch import RANK_MODULE
 from z2all_ds.cluster.node import Orders, hostfile_text, launcher_command
 from z2all_ds.cluster.nodes import Node
-from z2all_ds.cluster.preflight import DataPlace, meeting_point
+from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
 from z2all_ds.cluster.remote import node_command
 from z2all_ds.errors import ClusterError
 from z2all_ds.machine import default_environment
 
-FORWARDED = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "WANDB_", "HF_", "OMP_", "MKL_", "PYTHON", "DS_ACCELERATOR", "AWS_")
-"""Beginnings of names in the launcher's own environment that ranks get too."""
-NOT_FORWARDED = ("TORCH_EXTENSIONS_DIR", "PYTHONSTARTUP")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
 
@@ -135,11 +133,8 @@ def make_plan(
     place = places.get(
         master.name, DataPlace(master.inside.address if master.inside else master.address_for_others, "")
     )
-    inside_port = (master.inside.port if master.inside else None) or port
     outside_address, outside_port = meeting_point(master, place, port)
-    ours = {
-        name: value for name, value in environment.items() if name.startswith(FORWARDED) and name not in NOT_FORWARDED
-    }
+    ours = forwarded(environment)
     orders = {}
     for number, node in enumerate(nodes):
         interface = places[node.name].interface if node.name in places else node.interface or ""
@@ -150,7 +145,7 @@ def make_plan(
             node_rank=number,
             slots={other.name: other.slots for other in nodes},
             master_address=place.address if is_master else outside_address,
-            master_port=inside_port if is_master else outside_port,
+            master_port=inside_port(master, port) if is_master else outside_port,
             environment={**ours, **network, **extra, **node.environment},
             arguments=arguments,
             log=str(run_dir / "logs" / f"launcher_{node.name}.log"),

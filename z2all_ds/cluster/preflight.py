@@ -3,6 +3,7 @@
     agents on all nodes ─▶ facts ─▶ judged side by side (`compare.py`)
                         ─▶ one folder for all? ─▶ data addresses ─▶ every pair connects both ways and is measured
                                                                ─▶ every node reaches the master's meeting point
+                        ─▶ torch, loaded meanwhile ─▶ health test of those that are fit so far (`health_run.py`)
 
 Ranks tell each other the address of their data interface, whatever the hostfile calls the node; so that address is what
 pairs are tried on.
@@ -21,8 +22,10 @@ from typing import Any
 from z2all_ds.cluster.agents import NoAnswer, RemoteAgent, agents_on
 from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
+from z2all_ds.cluster.health_run import Health, HealthTest, load_torch
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.pairs import rounds
+from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
 from z2all_ds.doctor import FAIL, OK
 
 ANSWER_SECONDS = 15.0
@@ -31,14 +34,6 @@ WAYS_OUT = (
     "Ranks connect every pair directly. Use host networking (docker run --network host), routed container networks,"
     " or an overlay (`z2all cluster overlay up`); see docs/cluster.md."
 )
-
-
-@dataclass(frozen=True)
-class DataPlace:
-    """Where a node's ranks are reached by those of the others."""
-
-    address: str
-    interface: str
 
 
 @dataclass
@@ -52,6 +47,8 @@ class Preflight:
     gpus: dict[str, int] = field(default_factory=dict)
     speeds: dict[tuple[str, str], Speed] = field(default_factory=dict)
     """By who connected to whom."""
+    health: Health | None = None
+    """None where it was not asked for, or fewer than two nodes were fit for it."""
     seconds: float = 0.0
 
     @property
@@ -85,11 +82,15 @@ class Subject:
     master_port: int
 
 
-def preflight(subject: Subject) -> Preflight:
-    """Looks at everything; what cannot be looked at because of an earlier failure is left out."""
+def preflight(subject: Subject, health: bool = False, exclude_slow: bool = False) -> Preflight:
+    """Looks at everything; what cannot be looked at because of an earlier failure is left out.
+
+    `health` runs a real torch job, too; with `exclude_slow` a node that it finds slow is not fit.
+    """
     started = time.monotonic()
     result = Preflight()
     with agents_on(subject.nodes, subject.ssh_config, subject.folder) as agents:
+        loading = load_torch(subject.nodes, agents) if health else {}
         facts = _facts(subject, agents, result)
         present = {name: agents[name] for name in facts}
         result.gpus = {name: len(fact["gpus"]) for name, fact in facts.items()}
@@ -103,6 +104,11 @@ def preflight(subject: Subject) -> Preflight:
             _find_places(nodes, present, facts, result)
             _try_pairs(present, result)
             _try_master(subject, nodes, present, result)
+            unfit = result.unfit()
+            fit = [node for node in nodes if node.name not in unfit]
+            if health and len(fit) > 1:
+                result.health = HealthTest(fit, result.places, present, subject.master_port).run(loading, exclude_slow)
+                result.findings += result.health.findings
     result.seconds = time.monotonic() - started
     return result
 
@@ -247,7 +253,7 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
     if master.name not in result.places:
         return
     token = secrets.token_hex(16)
-    inside = master.inside.port if master.inside and master.inside.port else subject.master_port
+    inside = inside_port(master, subject.master_port)
     place = result.places[master.name]
     try:
         agents[master.name].ask("listen", address=place.address, port=inside, token=token).result(ANSWER_SECONDS)
@@ -267,10 +273,3 @@ def _try_master(subject: Subject, nodes: list[Node], agents: Mapping[str, Remote
             fix = f"Publish port {inside} of {master.name} and give `outside: {{address: ..., port: ...}}` for it."
             result.findings.append(NodeFinding(f"{node.name} -> master", FAIL, f"{told}: {error}", fix, (node.name,)))
     agents[master.name].ask("close", port=inside)
-
-
-def meeting_point(master: Node, place: DataPlace, port: int) -> tuple[str, int]:
-    """Where ranks of the other nodes find the master."""
-    if master.outside:
-        return master.outside.address, master.outside.port or port
-    return place.address, (master.inside.port if master.inside else None) or port

@@ -1,12 +1,14 @@
 """The preflight for people: what is wrong first, then how fast the pairs are."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TextIO
 
 from z2all_ds import doctor
 from z2all_ds.cluster.connections import Speed
+from z2all_ds.cluster.health import Turn
+from z2all_ds.cluster.health_run import Health
 from z2all_ds.cluster.preflight import Preflight
 
 
@@ -17,6 +19,7 @@ def to_json(result: Preflight) -> str:
         "findings": [asdict(finding) for finding in result.findings],
         "lost": sorted(result.lost),
         "places": {name: asdict(place) for name, place in result.places.items()},
+        "health": asdict(result.health) if result.health else None,
         "pairs": [{"from": who, "to": whom, **asdict(speed)} for (who, whom), speed in result.speeds.items()],
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
@@ -27,6 +30,8 @@ def render(result: Preflight, file: TextIO | None = None) -> None:
     if result.speeds:
         _matrix(result, "microseconds there and back", lambda speed: f"{speed.latency_us:.0f}", file)
         _matrix(result, "Gbit/s from row to column", lambda speed: f"{speed.gigabits_out:.1f}", file)
+    if result.health and result.health.turns:
+        _health_table(result.health, result.places, file)
     from rich.console import Console
 
     Console(file=file, highlight=False).print(f"looked at in {result.seconds:.1f} s")
@@ -48,3 +53,27 @@ def _matrix(result: Preflight, title: str, shown: Callable[[Speed], str], file: 
             cells.append("" if who == whom else shown(speed) if speed else "[red]no way[/red]")
         table.add_row(who, *cells)
     Console(file=file, highlight=False).print(table)
+
+
+def _health_table(health: Health, places: Iterable[str], file: TextIO | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title="ms a matmul, GB/s of all-gathers", title_justify="left")
+    rounds = sorted({turn.round for turn in health.turns})
+    for column in ("", "matmul", *(f"round {number}" for number in rounds)):
+        table.add_column(column, no_wrap=True, justify="right")
+    for name in sorted({turn.node for turn in health.turns}, key=list(places).index):
+        own = {turn.round: turn for turn in health.turns if turn.node == name}
+        best = min((turn.matmul_ms for turn in own.values() if turn.matmul_ms is not None), default=None)
+        cells = [_meeting(own.get(number)) for number in rounds]
+        table.add_row(name, "[red]failed[/red]" if best is None else f"{best:.2f}", *cells)
+    Console(file=file, highlight=False).print(table)
+
+
+def _meeting(turn: Turn | None) -> str:
+    if turn is None:
+        return "rests"
+    told = "[red]failed[/red]" if turn.gather_gbps is None else f"{turn.gather_gbps:.3g}"
+    return f"{told} {turn.partner}"

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from z2all_ds.cluster import preflight_report, ssh
+from z2all_ds.cluster.compare import NodeFinding
 from z2all_ds.cluster.nodes import Node, read_nodes
 from z2all_ds.cluster.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.preflight import Preflight, Subject, preflight
@@ -51,6 +52,10 @@ class LaunchOptions:
     """At the nodes, before every start."""
     dry_run: bool = False
     master_port: int | None = None
+    health: bool = True
+    """Also test their health with a torch job, before the first start."""
+    exclude_slow: bool = False
+    """Slow nodes are not fit."""
 
 
 class Launch:
@@ -66,13 +71,20 @@ class Launch:
         self.config_file = parsed.config
         self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
         self.port = options.master_port or free_port()
+        self.tests_health = options.health and not options.dry_run
+        self.unhealthy: list[NodeFinding] = []
 
     def look(self) -> Preflight:
-        """At all nodes of the hostfile, also those that were left out before."""
+        """At all nodes of the hostfile, also those that were left out before. Their health is tested the first time
+        alone, for a restart has no time to lose; so what was found then stays true."""
         config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
         files = shared_files(self.run, self.config_file)
         subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
-        return preflight(subject)
+        found = preflight(subject, self.tests_health, self.options.exclude_slow)
+        found.findings += self.unhealthy
+        self.unhealthy += found.health.failures if found.health else []
+        self.tests_health = False
+        return found
 
     def find_nodes(self) -> tuple[list[Node], Preflight]:
         """Those to start on, and what is known of them."""
