@@ -212,9 +212,10 @@ def _find_places(
 
 
 def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
-    token = secrets.token_hex(16)
+    # One for each: nodes in private networks may have the same address, and then reach themselves.
+    tokens = {name: secrets.token_hex(16) for name in result.places}
     asked = {
-        name: agents[name].ask("listen", address=place.address, port=0, token=token)
+        name: agents[name].ask("listen", address=place.address, port=0, token=tokens[name])
         for name, place in result.places.items()
     }
     ports = _answers(asked, lambda name, problem: None)
@@ -223,7 +224,11 @@ def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
         findings = []
         for who, whom in (pair, pair[::-1]):
             place = result.places[whom]
-            words = {"address": place.address, "port": ports[whom], "token": token, "seconds": MEASURE_SECONDS}
+            if place.address == result.places[who].address:
+                told = f"{who} cannot connect to {place.address} of {whom}: that is its own address, too"
+                findings.append(NodeFinding(f"{who} -> {whom}", FAIL, told, WAYS_OUT, pair=(who, whom)))
+                continue
+            words = {"address": place.address, "port": ports[whom], "token": tokens[whom], "seconds": MEASURE_SECONDS}
             try:
                 speed = Speed(**agents[who].ask("measure", **words).result(ANSWER_SECONDS))
                 result.speeds[who, whom] = speed
