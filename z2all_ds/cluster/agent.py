@@ -60,8 +60,9 @@ class Agent:
         (Path(folder) / name).unlink(missing_ok=True)
 
 
-def main() -> None:
-    agent, speaking = Agent(), threading.Lock()
+def serve(agent: object) -> None:
+    """Answers with the agent's methods until the connection ends."""
+    speaking = threading.Lock()
 
     def answer(request: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"id": request["id"]}
@@ -78,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Agent())
