@@ -15,8 +15,9 @@ from typing import Any
 
 MARK = "z2all-overlay"
 """Alias of every device of ours."""
-MTU = 1400
-"""Leaves room for the headers of vxlan in networks of 1500."""
+MTU = {"ssh": 9000, "vxlan": 1400}
+"""A tunnel's frames travel in a stream, which has no limit of its own: 0.12 Gbit/s with 1400 and 0.41 with 9000, on two
+busy cores. Those of vxlan must fit into a network of 1500 with their headers."""
 SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 """Where `ip` is in Debian, and where the PATH of an ssh command does not look."""
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17  # linux/sockios.h, linux/ethtool.h
@@ -53,11 +54,11 @@ def links() -> dict[str, dict[str, Any]]:
     return {link["ifname"]: link for link in json.loads(run_tool("ip", "-json", "link", "show"))}
 
 
-def hold_address(device: str, address: str, prefix: int) -> None:
+def hold_address(device: str, address: str, prefix: int, mtu: int) -> None:
     """Ours from now on, up, with this address. Its hardware address follows, so that it is the same after a restart:
     the others remember it for a while."""
     ip("link", "set", "dev", device, "alias", MARK)
-    ip("link", "set", "dev", device, "address", hardware_address(address), "mtu", str(MTU), "addrgenmode", "none")
+    ip("link", "set", "dev", device, "address", hardware_address(address), "mtu", str(mtu), "addrgenmode", "none")
     ip("addr", "replace", f"{address}/{prefix}", "dev", device)
     ip("link", "set", "dev", device, "up")
 

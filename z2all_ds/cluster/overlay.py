@@ -98,6 +98,12 @@ def _look(plan: OverlayPlan, agents: Agents) -> dict[str, Any]:
     for what, fix in next((seen["lacks"] for seen in looks.values() if seen["lacks"]), []):
         names = [name for name, seen in looks.items() if [what, fix] in seen["lacks"]]
         raise ClusterError(", ".join(names), what, fix)
+    spaces: dict[str, str] = {}
+    for name, seen in looks.items():
+        first = spaces.setdefault(seen["network_space"], name)
+        if first != name:
+            rule = "share one network stack, which can have one place in an overlay"
+            raise ClusterError(f"{first} and {name}", rule, "They reach each other already: leave out one of them.")
     for member in plan.members:
         state = looks[member.name]["state"]
         there = (state.get("kind"), state.get("network"), state.get("address"))

@@ -50,7 +50,8 @@ class OverlayAgent:
             elif devices.exists(DEVICE) and not devices.is_ours(DEVICE):
                 lacks.append((f"a device {DEVICE} of somebody else is there", "Delete or rename it."))
         user = pwd.getpwuid(os.getuid()).pw_name
-        return {"user": user, "lacks": lacks, "state": state, "is_held": self.is_held(name)}
+        seen = {"user": user, "lacks": lacks, "state": state, "is_held": self.is_held(name)}
+        return {**seen, "network_space": network_space()}
 
     def state(self, name: str) -> dict[str, Any]:
         return {"state": Memory(name).read(), "is_held": self.is_held(name)}
@@ -71,7 +72,7 @@ class OverlayAgent:
         Memory(name).write(kind=kind, network=network, address=address)
         if not devices.exists(DEVICE):
             devices.ip("link", "add", "name", DEVICE, "type", "bridge")
-        devices.hold_address(DEVICE, address, prefix)
+        devices.hold_address(DEVICE, address, prefix, devices.MTU[kind])
 
     def allow(self, mark: str, lines: list[str]) -> None:
         """Takes these keys, and no others with that mark."""
@@ -81,7 +82,7 @@ class OverlayAgent:
         """The hub's end of a tunnel becomes part of its bridge; False where there is none."""
         if not devices.wait_for(tap, TUNNEL_SECONDS / 2):
             return False
-        devices.ip("link", "set", "dev", tap, "master", DEVICE, "mtu", str(devices.MTU), "addrgenmode", "none", "up")
+        devices.ip("link", "set", "dev", tap, "mtu", str(devices.MTU["ssh"]), "master", DEVICE, "up")
         return True
 
     def drop(self, tap: str) -> None:
@@ -122,8 +123,15 @@ class OverlayAgent:
             if process.poll() is not None or time.monotonic() > deadline:
                 return self.said(name) or f"no tunnel within {TUNNEL_SECONDS:.0f} s"
             time.sleep(0.05)
-        devices.ip("link", "set", "dev", f"tap{tap}", "name", DEVICE)
-        devices.hold_address(DEVICE, own["address"], own["prefix"])
+        try:
+            devices.ip("link", "set", "dev", f"tap{tap}", "name", DEVICE)
+            devices.hold_address(DEVICE, own["address"], own["prefix"], devices.MTU[own["kind"]])
+        except OSError:
+            # Its own end comes before the hub's: where that one refuses, ssh ends, and the device goes with it.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+                return self.said(name)
+            raise
         return ""
 
     def said(self, name: str) -> str:
@@ -140,7 +148,7 @@ class OverlayAgent:
         devices.delete_ours(DEVICE)
         words = ("type", "vxlan", "id", str(VXLAN_ID), "dstport", str(VXLAN_PORT), "nolearning", "noudpcsum")
         devices.ip("link", "add", "name", DEVICE, *words)
-        devices.hold_address(DEVICE, own["address"], own["prefix"])
+        devices.hold_address(DEVICE, own["address"], own["prefix"], devices.MTU[own["kind"]])
         devices.checksums_in_software(DEVICE)
         for address, outside in peers.items():
             number = str(socket.getaddrinfo(outside, VXLAN_PORT, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
@@ -186,6 +194,11 @@ class Memory:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # there is none, or another node has its folder there, too
             self.folder.parent.rmdir()
+
+
+def network_space() -> str:
+    """The same for two nodes that share one network stack, as containers with host networking on one machine do."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/net")
 
 
 def lacking(kind: str) -> list[tuple[str, str]]:

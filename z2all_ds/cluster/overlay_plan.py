@@ -88,7 +88,7 @@ class OverlayPlan:
 
 def key_mark(hub: Node) -> str:
     """How the comments of our keys begin. No name has a slash in it."""
-    return f"{KEY_MARK}/{hub.name}/"
+    return f"{KEY_MARK}-{hub.name}/"
 
 
 def make_overlay_plan(nodes: list[Node], kind: str, network: str) -> OverlayPlan:
