@@ -137,6 +137,8 @@ def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
         (killed,) = tunnels(boxes[1:2])
         os.kill(killed, signal.SIGKILL)
         assert states(boxes[0], hostfile) == ["up", "broken", "up"]
+        looked = findings(z2all(boxes[0], "doctor", tmp_path, "--hostfile", inside, "--json"))
+        assert "z2all cluster overlay up" in looked["box2: interface"]["fix"]
         assert overlay(boxes[0], "up", hostfile).returncode == 0
         assert states(boxes[0], hostfile) == ["up", "up", "up"]
         assert tunnels(boxes[2:]) == first[1:]
@@ -158,6 +160,25 @@ def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
     assert down.returncode == 0, down.stderr
     assert_nothing_left(boxes, keys_before)
     assert states(boxes[0], hostfile) == ["none", "none", "none"]
+
+
+def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
+    hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
+    try:
+        assert overlay(boxes[0], "up", hostfile).returncode == 0
+        key = private_temp_dir() / "overlay" / "box2" / "key"
+        assert key.stat().st_mode & 0o077 == 0
+        hosts = f"UserKnownHostsFile={key.with_name('known_hosts')}"
+        ssh = ("ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", hosts, "-p", "30022", "10.88.0.1")
+        command = boxes[1].run(*ssh, "hostname")
+        assert command.returncode == 1 and command.stdout == ""  # let in, to nothing
+        through = boxes[1].run(*ssh, "-W", f"127.0.0.1:{SSH_PORT}")
+        assert through.returncode != 0 and "prohibited" in through.stderr
+        other = boxes[1].run(*ssh, "-N", "-o", "ExitOnForwardFailure=yes", "-o", "Tunnel=ethernet", "-w", "2199:2199")
+        assert other.returncode != 0 and "Tunnel forwarding failed" in other.stderr
+    finally:
+        overlay(boxes[0], "down", hostfile)
+    assert_nothing_left(boxes, keys_before)
 
 
 def test_by_vxlan(boxes: list[Node], tmp_path: Path) -> None:

@@ -134,12 +134,11 @@ def _dial_in(plan: OverlayPlan, agents: Agents, broken: list[Member], user: str)
             _answer(plan.hub.name, hub.ask("drop", tap=f"tap{member.tap}").result)
         said = _ask_all(agents, "dial", {one.name: {**_own(plan, one), **words, "tap": one.tap} for one in batch})
         for member in batch:
-            there = not said[member.name] and _answer(plan.hub.name, hub.ask("adopt", tap=f"tap{member.tap}").result)
-            if not there:
-                words_said = said[member.name] or _answer(
-                    member.name, agents[member.name].ask("said", name=member.name).result
-                )
-                raise tunnel_error(plan, member, words_said)
+            if said[member.name]:
+                raise tunnel_error(plan, member, said[member.name])
+            if not _answer(plan.hub.name, hub.ask("adopt", tap=f"tap{member.tap}").result):
+                last = agents[member.name].ask("said", name=member.name)
+                raise tunnel_error(plan, member, _answer(member.name, last.result))
         for member in batch:
             if not _reaches(agents, member, plan.hub):
                 rule = f"its tunnel is there, but {plan.hub.address} of {plan.hub.name} does not answer"

@@ -69,7 +69,10 @@ class OverlayAgent:
     # The hub
 
     def hold_hub(self, name: str, kind: str, network: str, address: str, prefix: int) -> None:
-        Memory(name).write(kind=kind, network=network, address=address)
+        memory = Memory(name)
+        if not memory.read():
+            devices.delete_ours(DEVICE)  # of whatever kind it was: nobody remembers
+        memory.write(kind=kind, network=network, address=address)
         if not devices.exists(DEVICE):
             devices.ip("link", "add", "name", DEVICE, "type", "bridge")
         devices.hold_address(DEVICE, address, prefix, devices.MTU[kind])

@@ -22,6 +22,7 @@ from z2all_ds.cluster.agents import NoAnswer, RemoteAgent, agents_on
 from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
 from z2all_ds.cluster.nodes import Node
+from z2all_ds.cluster.overlay_plan import DEVICE as OVERLAY_DEVICE
 from z2all_ds.cluster.pairs import rounds
 from z2all_ds.doctor import FAIL, OK
 
@@ -203,6 +204,10 @@ def _find_places(
             found = ", ".join(f"{name} {' '.join(those)}" for name, those in interfaces.items())
             wanted = f"{node.interface or 'an interface'} with {address or 'an address'}"
             fix = f"Correct `interface` or `inside` of {node.name} in the hostfile."
+            if node.interface == OVERLAY_DEVICE:
+                fix = (
+                    "Its overlay is down: restore it with `z2all cluster overlay up` and the hostfile it was made from."
+                )
             result.findings.append(
                 NodeFinding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix, (node.name,))
             )
