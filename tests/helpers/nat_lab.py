@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.helpers import node_lab
 from tests.helpers.node_lab import SSH_PORT, Node, ip, tool_path
+from z2all_ds.machine import private_temp_dir
 
 WAN = "10.88.0"
 PRIVATE_ADDRESS, GATEWAY, PREFIX = "172.17.0.2", "172.17.0.1", 16
@@ -47,10 +48,10 @@ def nat_lab(folder: Path, number: int) -> Iterator[list[Node]]:
     mark = f"y{os.getpid() % 100000}"
     wan = f"{mark}w"
     machines = [f"{mark}m{i}" for i in range(number)]
-    nodes = [
-        Node(f"box{i + 1}", PRIVATE_ADDRESS, folder / f"box{i + 1}", machine, f"{mark}c{i}", PREFIX, GATEWAY)
-        for i, machine in enumerate(machines)
-    ]
+    nodes = []
+    for i, machine in enumerate(machines):
+        name, own = f"box{i + 1}", (private_temp_dir(),)
+        nodes.append(Node(name, PRIVATE_ADDRESS, folder / name, machine, f"{mark}c{i}", PREFIX, GATEWAY, own))
     with node_lab.place_for_keys(folder) as key:
         try:
             node_lab.add_bridge(wan)

@@ -44,6 +44,7 @@ mkdir -p /run/sshd
 mount -t tmpfs -o size=256m tmpfs /dev/shm
 mount --bind {folder}/ssh {home}/.ssh
 mount --bind {folder}/hosts /etc/hosts
+{mounts}
 hostname {name}
 ip link set lo up
 exec tini -g -- {sshd} -D -e -f {folder}/sshd_config 2>>{folder}/sshd.log
@@ -102,6 +103,8 @@ class Node:
     prefix: int = 24
     gateway: str = ""
     """Its way out of the bridge, where there is one."""
+    own_folders: tuple[Path, ...] = ()
+    """More folders that it does not share with the others."""
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def start(self) -> None:
@@ -123,7 +126,9 @@ class Node:
         ip("link", "set", inner, "up", namespace=self.namespace)
         if self.gateway:
             ip("route", "add", "default", "via", self.gateway, namespace=self.namespace)
-        script = SET_UP.format(folder=self.folder, name=self.name, home=Path.home(), sshd=tool_path("sshd"))
+        mounts = "\n".join(f"mount --bind {self.outside(own)} {own}" for own in self.own_folders)
+        words = {"name": self.name, "home": Path.home(), "sshd": tool_path("sshd"), "mounts": mounts}
+        script = SET_UP.format(folder=self.folder, **words)
         isolated = ["unshare", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         command = [tool_path("ip") or "ip", "netns", "exec", self.namespace, *isolated, "bash", "-c", script]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=(self.folder / "err").open("wb"))
@@ -132,6 +137,12 @@ class Node:
             assert self.process.poll() is None, (self.folder / "err").read_text()
             assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
             time.sleep(0.05)
+
+    def outside(self, own: Path) -> Path:
+        """Where one of its own folders lies for us."""
+        place = self.folder / "own" / own.name
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
 
     def _answers(self) -> bool:
         try:
