@@ -1,7 +1,9 @@
 """Measurements over real sockets."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -25,9 +27,22 @@ def test_speed_in_both_directions(listener: Listener) -> None:
 
 
 def test_without_the_token_it_hangs_up(listener: Listener) -> None:
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError, match="somebody else answers there"):
         measure("127.0.0.1", listener.port, "f" * len(TOKEN), 0.05)
     assert measure("127.0.0.1", listener.port, TOKEN, 0.01).latency_us > 0
+
+
+def test_an_echo_is_not_taken_for_the_listener() -> None:
+    def echo(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):  # reset, as not all of it is read
+            while data := connection.recv(1024):
+                connection.sendall(data * 4)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=echo, args=(server,), daemon=True).start()
+        with pytest.raises(ConnectionError, match="somebody else answers there"):
+            measure("127.0.0.1", server.getsockname()[1], TOKEN, 0.05)
 
 
 def test_a_closed_one_refuses(listener: Listener) -> None:

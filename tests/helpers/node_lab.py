@@ -44,6 +44,7 @@ mkdir -p /run/sshd
 mount -t tmpfs -o size=256m tmpfs /dev/shm
 mount --bind {folder}/ssh {home}/.ssh
 mount --bind {folder}/hosts /etc/hosts
+{mounts}
 hostname {name}
 ip link set lo up
 exec tini -g -- {sshd} -D -e -f {folder}/sshd_config 2>>{folder}/sshd.log
@@ -53,7 +54,7 @@ exec tini -g -- {sshd} -D -e -f {folder}/sshd_config 2>>{folder}/sshd.log
 @cache
 def why_no_lab() -> str:
     """Empty where a lab can be built."""
-    missing = [package for tool, package in TOOLS.items() if not _tool(tool)]
+    missing = [package for tool, package in TOOLS.items() if not tool_path(tool)]
     if missing:
         return f"needs Debian's {', '.join(missing)}"
     if os.geteuid() != 0:
@@ -80,13 +81,13 @@ def why_no_lab() -> str:
     return f"namespaces or bridges are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
 
 
-def _tool(name: str) -> str | None:
+def tool_path(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
-def _ip(*words: str, namespace: str = "") -> None:
+def ip(*words: str, namespace: str = "") -> None:
     within = ["-n", namespace] if namespace else []
-    subprocess.run([_tool("ip") or "ip", *within, *words], check=True, capture_output=True, text=True)
+    subprocess.run([tool_path("ip") or "ip", *within, *words], check=True, capture_output=True, text=True)
 
 
 @dataclass
@@ -99,16 +100,21 @@ class Node:
     bridge: str
     """The namespace of the bridge it hangs on."""
     namespace: str
+    prefix: int = 24
+    gateway: str = ""
+    """Its way out of the bridge, where there is one."""
+    own_folders: tuple[Path, ...] = ()
+    """More folders that it does not share with the others."""
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def start(self) -> None:
         """Up, with its network and its sshd answering."""
         outer, inner = self.cable, "eth0"
-        _ip("netns", "add", self.namespace)
-        _ip("link", "add", outer, "netns", self.bridge, "type", "veth", "peer", "name", inner, "netns", self.namespace)
-        _ip("link", "set", outer, "master", "br0", "up", namespace=self.bridge)
+        ip("netns", "add", self.namespace)
+        ip("link", "add", outer, "netns", self.bridge, "type", "veth", "peer", "name", inner, "netns", self.namespace)
+        ip("link", "set", outer, "master", "br0", "up", namespace=self.bridge)
         # The same card after a restart: the others remember its number for a while.
-        _ip(
+        ip(
             "link",
             "set",
             inner,
@@ -116,17 +122,27 @@ class Node:
             f"02:77:00:00:00:{int(self.address.split('.')[-1]):02x}",
             namespace=self.namespace,
         )
-        _ip("addr", "add", f"{self.address}/24", "dev", inner, namespace=self.namespace)
-        _ip("link", "set", inner, "up", namespace=self.namespace)
-        script = SET_UP.format(folder=self.folder, name=self.name, home=Path.home(), sshd=_tool("sshd"))
+        ip("addr", "add", f"{self.address}/{self.prefix}", "dev", inner, namespace=self.namespace)
+        ip("link", "set", inner, "up", namespace=self.namespace)
+        if self.gateway:
+            ip("route", "add", "default", "via", self.gateway, namespace=self.namespace)
+        mounts = "\n".join(f"mount --bind {self.outside(own)} {own}" for own in self.own_folders)
+        words = {"name": self.name, "home": Path.home(), "sshd": tool_path("sshd"), "mounts": mounts}
+        script = SET_UP.format(folder=self.folder, **words)
         isolated = ["unshare", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-        command = [_tool("ip") or "ip", "netns", "exec", self.namespace, *isolated, "bash", "-c", script]
+        command = [tool_path("ip") or "ip", "netns", "exec", self.namespace, *isolated, "bash", "-c", script]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=(self.folder / "err").open("wb"))
         deadline = time.monotonic() + START_PATIENCE_SECONDS
         while not self._answers():
             assert self.process.poll() is None, (self.folder / "err").read_text()
             assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
             time.sleep(0.05)
+
+    def outside(self, own: Path) -> Path:
+        """Where one of its own folders lies for us."""
+        place = self.folder / "own" / own.name
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
 
     def _answers(self) -> bool:
         try:
@@ -149,8 +165,8 @@ class Node:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
             self.process = None
-            _ip("link", "del", self.cable, namespace=self.bridge)  # with the namespace it would go some time later
-            _ip("netns", "del", self.namespace)
+            ip("link", "del", self.cable, namespace=self.bridge)  # with the namespace it would go some time later
+            ip("netns", "del", self.namespace)
 
     @property
     def cable(self) -> str:
@@ -159,10 +175,10 @@ class Node:
 
     def cut(self) -> None:
         """The cable is pulled: packets vanish, nobody is told."""
-        _ip("link", "set", self.cable, "nomaster", namespace=self.bridge)
+        ip("link", "set", self.cable, "nomaster", namespace=self.bridge)
 
     def heal(self) -> None:
-        _ip("link", "set", self.cable, "master", "br0", namespace=self.bridge)
+        ip("link", "set", self.cable, "master", "br0", namespace=self.bridge)
 
     def command(self, *words: str) -> list[str]:
         """What runs these words in the node."""
@@ -193,33 +209,51 @@ def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
     """That many nodes, `n0` and so on, which reach each other by name, with ssh keys that all accept."""
     mark = f"z{os.getpid() % 100000}"
     bridge = f"{mark}b"
+    nodes = [Node(f"n{i}", f"{NETWORK}.{10 + i}", folder / f"n{i}", bridge, f"{mark}n{i}") for i in range(number)]
+    with place_for_keys(folder) as key:
+        try:
+            add_bridge(bridge)
+            for node in nodes:
+                prepare(node, nodes, key)
+                node.start()
+            yield nodes
+        finally:
+            for node in nodes:
+                node.kill()
+            forget(bridge)
+
+
+@contextmanager
+def place_for_keys(folder: Path) -> Iterator[Path]:
+    """The key that all nodes of a lab have, and a ~/.ssh to mount their own on."""
     had_ssh = (Path.home() / ".ssh").exists()
-    (Path.home() / ".ssh").mkdir(mode=0o700, exist_ok=True)  # a place to mount the nodes' own on
+    (Path.home() / ".ssh").mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "key"
     _make_key(key)
-    nodes = [Node(f"n{i}", f"{NETWORK}.{10 + i}", folder / f"n{i}", bridge, f"{mark}n{i}") for i in range(number)]
     try:
-        _ip("netns", "add", bridge)
-        _ip("link", "add", "br0", "type", "bridge", namespace=bridge)
-        _ip("link", "set", "br0", "up", namespace=bridge)
-        for node in nodes:
-            _prepare(node, nodes, key)
-            node.start()
-        yield nodes
+        yield key
     finally:
-        for node in nodes:
-            node.kill()
-        subprocess.run([_tool("ip") or "ip", "netns", "del", bridge], capture_output=True)
         if not had_ssh:
             (Path.home() / ".ssh").rmdir()
+
+
+def add_bridge(namespace: str) -> None:
+    """In a namespace of its own."""
+    ip("netns", "add", namespace)
+    ip("link", "add", "br0", "type", "bridge", namespace=namespace)
+    ip("link", "set", "br0", "up", namespace=namespace)
+
+
+def forget(namespace: str) -> None:
+    subprocess.run([tool_path("ip") or "ip", "netns", "del", namespace], capture_output=True)
 
 
 def _make_key(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
-def _prepare(node: Node, nodes: list[Node], key: Path) -> None:
+def prepare(node: Node, nodes: list[Node], key: Path) -> None:
     ssh = node.folder / "ssh"
     ssh.mkdir(parents=True, mode=0o700)
     host_key = node.folder / "host_key"

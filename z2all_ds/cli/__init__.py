@@ -1,8 +1,8 @@
 """The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
 
-The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `bench`) have files of their own. Nothing else
-imports this room. A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows
-the traceback.
+The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `cluster`, `bench`) have files of their own. Nothing
+else imports this room. A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1)
+shows the traceback.
 """
 
 import os
@@ -17,6 +17,7 @@ import typer
 from z2all_ds import __version__
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.checkpoint import checkpoint_app
+from z2all_ds.cli.cluster import cluster_app
 from z2all_ds.cli.corpus import corpus_app
 from z2all_ds.cli.launch import launch
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
@@ -36,6 +37,7 @@ app.add_typer(corpus_app, name="corpus")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(bench_app, name="bench")
 app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 

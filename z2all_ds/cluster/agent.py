@@ -77,8 +77,9 @@ class Agent:
             self._worker.end()
 
 
-def main() -> None:
-    agent, speaking = Agent(), threading.Lock()
+def serve(agent: object) -> None:
+    """Answers with the agent's methods until the connection ends."""
+    speaking = threading.Lock()
 
     def answer(request: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"id": request["id"]}
@@ -98,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Agent())

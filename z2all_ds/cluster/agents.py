@@ -17,6 +17,8 @@ from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, command_on, trouble_of
 
 END_SECONDS = 3.0
+AGENT = "z2all_ds.cluster.agent"
+"""The module that looks at nodes; others may be run in its place."""
 
 
 class NoAnswer(Exception):
@@ -34,13 +36,13 @@ class NoAnswer(Exception):
 class RemoteAgent:
     """One node's agent. Questions may be asked at any time; answers come as futures."""
 
-    def __init__(self, node: Node, config: Path, folder: str) -> None:
+    def __init__(self, node: Node, config: Path, folder: str, module: str = AGENT) -> None:
         self.node = node
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._ended: Trouble | None = None
         self._process = subprocess.Popen(
-            command_on(node, config, agent_command(node, folder)),
+            command_on(node, config, agent_command(node, folder, module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,12 +96,12 @@ class RemoteAgent:
                 future.set_exception(NoAnswer(self._ended))
 
 
-def agent_command(node: Node, folder: str) -> str:
+def agent_command(node: Node, folder: str, module: str = AGENT) -> str:
     """A line of shell for the node: the same folder as here, so that paths mean the same, and the environment's own
     programs first, as its ranks will have them."""
     python = node.python or sys.executable
     path = f'PATH={shlex.quote(os.path.dirname(python))}:"$PATH"'
-    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(python)} -m z2all_ds.cluster.agent"
+    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(python)} -m {module}"
 
 
 def _trouble_of_python(node: Node, said: str) -> Trouble:
@@ -116,12 +118,12 @@ def _trouble_of_python(node: Node, said: str) -> Trouble:
 
 
 @contextmanager
-def agents_on(nodes: list[Node], config: Path, folder: str) -> Iterator[Mapping[str, RemoteAgent]]:
+def agents_on(nodes: list[Node], config: Path, folder: str, module: str = AGENT) -> Iterator[Mapping[str, RemoteAgent]]:
     """One on each node, by its name; none is left when this ends."""
     agents: dict[str, RemoteAgent] = {}
     try:
         for node in nodes:
-            agents[node.name] = RemoteAgent(node, config, folder)
+            agents[node.name] = RemoteAgent(node, config, folder, module)
         yield agents
     finally:
         closing = [threading.Thread(target=agent.close) for agent in agents.values()]

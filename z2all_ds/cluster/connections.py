@@ -1,8 +1,11 @@
 """Real connections between two nodes: can one reach the other, how fast do bytes and answers travel.
 
-The listening side takes only those who know the token, and only on the address it was told.
+The listening side takes only those who know its token, and only on the address it was told. It proves in turn that it
+is the one whose token that is: private addresses repeat, and a node may well reach itself, or a stranger, under the
+address of another.
 """
 
+import hashlib
 import socket
 import statistics
 import threading
@@ -45,6 +48,7 @@ class Listener:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _read(connection, len(self._token)) != self._token:
                 return
+            connection.sendall(_proof(self._token))
             for _ in range(PINGS + 1):
                 connection.sendall(_read(connection, len(PING)))
             seconds = int.from_bytes(_read(connection, 4), "big") / 1000
@@ -69,7 +73,7 @@ def measure(address: str, port: int, token: str, seconds: float) -> Speed:
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
         connection.settimeout(SILENCE_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(token.encode())
+        _meet(connection, token.encode())
         times = []
         for _ in range(PINGS + 1):
             started = time.perf_counter()
@@ -90,6 +94,20 @@ def source_address(towards: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)
         return str(probe.getsockname()[0])
+
+
+def _meet(connection: socket.socket, token: bytes) -> None:
+    """Only the one whose token it is can answer this."""
+    proof = b""
+    with suppress(ConnectionError):  # it hung up, as a listener with another token does
+        connection.sendall(token)
+        proof = _read(connection, len(_proof(token)))
+    if proof != _proof(token):
+        raise ConnectionError("somebody else answers there")
+
+
+def _proof(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
 
 
 def _gigabits(count: int, seconds: float) -> float:

@@ -66,6 +66,13 @@ class Place(Section):
     """Where ranks meet, if this is the master; by default the launch picks one."""
 
 
+class Outside(Place):
+    """A node as the others reach it."""
+
+    ssh_port: Port | None = None
+    """Where other nodes reach its sshd, if that is another port than the launcher's; for the overlay."""
+
+
 class NodeSettings(Section):
     """All that can be said of a node beside its name."""
 
@@ -75,7 +82,7 @@ class NodeSettings(Section):
     """How the launcher gets in."""
     inside: Place | None = None
     """What the node itself calls its address; ranks on it meet the master there. By default as `outside`."""
-    outside: Place | None = None
+    outside: Outside | None = None
     """Where the other nodes reach it, through a mapped port perhaps. By default the ssh address."""
     interface: str | None = None
     """Network interface of gloo and NCCL; by default the one that has the inside address."""

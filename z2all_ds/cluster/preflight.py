@@ -24,6 +24,7 @@ from z2all_ds.cluster.compare import NodeFinding, judge_clock, judge_nodes
 from z2all_ds.cluster.connections import Speed
 from z2all_ds.cluster.health_run import Health, HealthTest, load_torch
 from z2all_ds.cluster.nodes import Node
+from z2all_ds.cluster.overlay_plan import DEVICE as OVERLAY_DEVICE
 from z2all_ds.cluster.pairs import rounds
 from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
 from z2all_ds.doctor import FAIL, OK
@@ -209,6 +210,10 @@ def _find_places(
             found = ", ".join(f"{name} {' '.join(those)}" for name, those in interfaces.items())
             wanted = f"{node.interface or 'an interface'} with {address or 'an address'}"
             fix = f"Correct `interface` or `inside` of {node.name} in the hostfile."
+            if node.interface == OVERLAY_DEVICE:
+                fix = (
+                    "Its overlay is down: restore it with `z2all cluster overlay up` and the hostfile it was made from."
+                )
             result.findings.append(
                 NodeFinding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix, (node.name,))
             )
@@ -218,9 +223,10 @@ def _find_places(
 
 
 def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
-    token = secrets.token_hex(16)
+    # One for each: nodes in private networks may have the same address, and then reach themselves.
+    tokens = {name: secrets.token_hex(16) for name in result.places}
     asked = {
-        name: agents[name].ask("listen", address=place.address, port=0, token=token)
+        name: agents[name].ask("listen", address=place.address, port=0, token=tokens[name])
         for name, place in result.places.items()
     }
     ports = _answers(asked, lambda name, problem: None)
@@ -229,7 +235,11 @@ def _try_pairs(agents: Mapping[str, RemoteAgent], result: Preflight) -> None:
         findings = []
         for who, whom in (pair, pair[::-1]):
             place = result.places[whom]
-            words = {"address": place.address, "port": ports[whom], "token": token, "seconds": MEASURE_SECONDS}
+            if place.address == result.places[who].address:
+                told = f"{who} cannot connect to {place.address} of {whom}: that is its own address, too"
+                findings.append(NodeFinding(f"{who} -> {whom}", FAIL, told, WAYS_OUT, pair=(who, whom)))
+                continue
+            words = {"address": place.address, "port": ports[whom], "token": tokens[whom], "seconds": MEASURE_SECONDS}
             try:
                 speed = Speed(**agents[who].ask("measure", **words).result(ANSWER_SECONDS))
                 result.speeds[who, whom] = speed
