@@ -4,6 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+OPENMPI_NAMES = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
 
 @dataclass(frozen=True)
 class World:
@@ -21,6 +28,15 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @classmethod
+    def take_from_environment(cls) -> "World":
+        """For a rank: what mpirun calls by other names is also set by the names that torch and DeepSpeed read."""
+        if "RANK" not in os.environ:
+            for name, theirs in OPENMPI_NAMES.items():
+                if theirs in os.environ:
+                    os.environ[name] = os.environ[theirs]
+        return cls.from_environment()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":

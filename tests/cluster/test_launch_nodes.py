@@ -72,7 +72,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(
     ("number", "json", "launcher"),
-    [(2, "zero1", "pdsh"), (3, "zero3", "pdsh"), (2, "zero3", "ssh"), (3, "zero1", "ssh")],
+    [(2, "zero1", "pdsh"), (3, "zero3", "pdsh"), (2, "zero3", "ssh"), (3, "zero1", "ssh"), (2, "zero2", "openmpi")],
 )
 def test_the_losses_of_one_node(
     launches: Launches, undisturbed: list[float], number: int, json: str, launcher: str

@@ -21,8 +21,15 @@ from z2all_ds.cluster.worker import Worker
 MARK = "z2all-agent: "
 
 
-class Agent:
-    """What can be asked; one method a question."""
+class Answers:
+    """Of an agent: one method a question."""
+
+    def end(self) -> None:
+        """The connection is closed."""
+
+
+class Agent(Answers):
+    """What can be asked before a launch."""
 
     def __init__(self) -> None:
         self._listeners: dict[int, Listener] = {}
@@ -77,7 +84,7 @@ class Agent:
             self._worker.end()
 
 
-def serve(agent: object) -> None:
+def serve(agent: Answers) -> None:
     """Answers with the agent's methods until the connection ends."""
     speaking = threading.Lock()
 

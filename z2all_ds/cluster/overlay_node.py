@@ -20,7 +20,7 @@ from typing import Any
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.cluster import devices
-from z2all_ds.cluster.agent import serve
+from z2all_ds.cluster.agent import Answers, serve
 from z2all_ds.cluster.overlay_plan import DEVICE
 from z2all_ds.machine import private_temp_dir, process_is_alive, process_start_time
 
@@ -36,7 +36,7 @@ TOOLS = {"ssh": {"ip": "iproute2", "ssh": "openssh-client", "ssh-keygen": "opens
 TOOLS["vxlan"] = {"ip": "iproute2", "bridge": "iproute2"}
 
 
-class OverlayAgent:
+class OverlayAgent(Answers):
     """What can be asked. `name` is always the node's in the hostfile: several nodes may share a temporary folder."""
 
     def look(self, name: str, kind: str, network: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from z2all_ds.errors import ClusterError
 from z2all_ds.machine import default_environment
 
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
+LAUNCHERS = ("ssh", "pdsh", "openmpi")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ class LaunchPlan:
         """For ranks that DeepSpeed's own way starts: what `node.py` would set there, taken from this machine."""
         ours = default_environment(self.nodes[0].slots)
         ours.pop("GLOO_SOCKET_IFNAME", None)  # for one machine alone
-        return {**ours, **self.common_environment()}
+        orders = self.orders[self.nodes[0].name]
+        # mpirun tells ranks nothing of a master; pdsh's launcher sets the same values.
+        meeting = {"MASTER_ADDR": orders.master_address, "MASTER_PORT": str(orders.master_port)}
+        return {**ours, **self.common_environment(), **meeting}
 
     def told_apart(self) -> list[str]:
         """Settings that differ between nodes, which DeepSpeed's own way cannot say."""
@@ -95,6 +98,11 @@ class LaunchPlan:
     def deepspeed_variables(self) -> dict[str, str]:
         """That the plain launch needs."""
         return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", "DS_ENV_FILE": str(self.environment_file)}
+
+    def openmpi_variables(self) -> dict[str, str]:
+        """The same for mpirun, which also wants to be told twice before it runs as root."""
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+        return {"OMPI_MCA_plm_rsh_args": f"-F {self.ssh_config}", "DS_ENV_FILE": str(self.environment_file), **root}
 
     def shown(self) -> str:
         """Everything, with secrets masked."""

@@ -209,8 +209,9 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
             "Use --launcher ssh (the default).",
         )
     started = time.monotonic()
+    variables = plan.openmpi_variables() if launcher == "openmpi" else plan.deepspeed_variables()
     process = subprocess.Popen(
-        plan.deepspeed_command(launcher), env={**os.environ, **plan.deepspeed_variables()}, start_new_session=True
+        plan.deepspeed_command(launcher), env={**os.environ, **variables}, start_new_session=True
     )
     try:
         code = process.wait()

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry of a rank; returns the exit code."""
     startup = Startup()
     options, run = parse(sys.argv[1:] if arguments is None else arguments)
-    world = World.from_environment()
+    world = World.take_from_environment()
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
     output = RankOutput(folder, world)
     follow_owner()
