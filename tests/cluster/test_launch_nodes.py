@@ -46,6 +46,8 @@ class Launches:
     def start(self, name: str, options: list[str], overrides: list[str], nodes: list[Node] | None = None) -> NodeLaunch:
         hostfile = write_hostfile(self.place / f"{name}.yaml", nodes or self.nodes)
         arguments = run_arguments(self.place / name, self.corpus, self.tokenizer, *SHAPE, *overrides)
+        if "--health" not in options:  # it has tests of its own, and takes some seconds
+            options = [*options, "--no-health"]
         return NodeLaunch(self.nodes[0], "launch", "--hostfile", str(hostfile), *options, "--", *arguments)
 
     def alone(self, name: str, *overrides: str) -> list[float]:
@@ -78,7 +80,8 @@ def test_the_losses_of_one_node(
     launches: Launches, undisturbed: list[float], number: int, json: str, launcher: str
 ) -> None:
     overrides = [f"deepspeed={json}", f"train.steps={STEPS}", "train.stop_at_step=6"]
-    launch = launches.start("run", ["--launcher", launcher], overrides, launches.nodes[:number])
+    options = ["--launcher", launcher, *(["--health"] if launcher == "ssh" else [])]
+    launch = launches.start("run", options, overrides, launches.nodes[:number])
     assert launch.wait() == 0, launch.output
     assert losses(launches.place / "run") == pytest.approx(undisturbed[:6], abs=TOLERANCE)
     assert events(launches.place / "run", "stopped")
@@ -199,6 +202,27 @@ def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
     assert launch.wait() == EXIT_REQUEUE, launch.output
     (saved,) = events(run_dir, "checkpoint")
     assert saved["step"] == len(metrics(run_dir))
+
+
+def test_two_ctrl_c_end_it_at_once_and_leave_nothing(launches: Launches) -> None:
+    run_dir, used = launches.place / "run", launches.nodes[:2]
+    overrides = ["train.steps=100000", "checkpoint.snapshot_every=1", "checkpoint.every_steps=100000"]
+    launch = launches.start("run", [], overrides, used)
+    launch.wait_for_steps(run_dir, 3)
+    assert all(snapshots_in(node) for node in used)
+    (command,) = [pid for pid, text in used[0].processes("z2all_ds launch").items() if "nsenter" not in text]
+    for rank in map(rank_on, used):
+        os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
+    os.kill(command, signal.SIGINT)
+    launch.wait_for_words("once more ends it at once")
+    os.kill(command, signal.SIGINT)
+    assert launch.wait() == 130, launch.output
+    assert_nothing_is_left(used, within_seconds=1.0)
+    assert not any(snapshots_in(node) for node in used)
+
+
+def snapshots_in(node: Node) -> list[str]:
+    return [name for name in node.run("ls", "/dev/shm").stdout.split() if name.startswith("z2all_")]
 
 
 def test_a_killed_launcher_leaves_nothing(launches: Launches) -> None:

@@ -19,6 +19,11 @@ class NodeFinding(Finding):
     nodes: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()
 
+    @property
+    def is_of_no_node(self) -> bool:
+        """Then it does not help to leave one out."""
+        return not self.nodes and not self.pair
+
 
 def judge_nodes(facts: Mapping[str, Facts], slots: Mapping[str, int]) -> list[NodeFinding]:
     """Findings about all nodes together, then those of each one's own doctor that are not ok."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from z2all_ds.cluster import preflight_report, ssh
 from z2all_ds.cluster.nodes import read_nodes
 from z2all_ds.cluster.preflight import Subject, preflight
+from z2all_ds.console import heartbeat
 from z2all_ds.errors import ClusterError
 from z2all_ds.machine import free_port
 
@@ -17,7 +18,8 @@ def look_at_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = Tru
     with tempfile.TemporaryDirectory() as place:
         config = ssh.write_config(nodes, Path(place) / "ssh_config")
         subject = Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port())
-        found = preflight(subject, health, exclude_slow)
+        with heartbeat(f"looking at {len(nodes)} nodes"):
+            found = preflight(subject, health, exclude_slow)
     if as_json:
         print(preflight_report.to_json(found))
     else:

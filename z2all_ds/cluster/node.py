@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.checkpoint import memory
 from z2all_ds.cluster.group import end_group
 from z2all_ds.cluster.launch import RANK_MODULE
 from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.machine import default_environment, private_temp_dir
+from z2all_ds.run_folder import RunFolder
 
 MARK = "z2all-node: "
-BEAT, END = "beat", "end"
+BEAT, END, FORGET = "beat", "end", "end and forget"
+"""Signs of life; an end after which others may go on from the snapshots in this node's memory; one for good."""
 BEAT_EVERY_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 LOOK_EVERY_SECONDS = 0.1
@@ -44,6 +47,7 @@ class Orders:
     """Of each rank."""
     log: str
     """Where what the launcher and its ranks print on stdout goes."""
+    run_dir: str
     ops: list[str]
     """Of DeepSpeed, to be built here before the ranks start."""
 
@@ -70,12 +74,14 @@ class Connection:
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._asked_to_end = False
+        self.asked_to_forget = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
             self._last = time.monotonic()
-            if line.strip() == END:
+            if line.strip() in (END, FORGET):
+                self.asked_to_forget = line.strip() == FORGET
                 break
         self._asked_to_end = True
 
@@ -108,6 +114,8 @@ def run(orders: Orders) -> int:
                 return 130 if process.returncode is None else process.returncode
             finally:
                 end_group(process)
+                if connection.asked_to_forget:
+                    memory.remove_all_of(RunFolder(Path(orders.run_dir)))
     finally:
         hostfile.unlink(missing_ok=True)
 

@@ -157,6 +157,7 @@ def make_plan(
             environment={**ours, **network, **extra, **node.environment},
             arguments=arguments,
             log=str(run_dir / "logs" / f"launcher_{node.name}.log"),
+            run_dir=str(run_dir),
             ops=ops,
         )
     return LaunchPlan(nodes, orders, os.getcwd(), run_dir / "launch")

@@ -56,6 +56,11 @@ class Preflight:
     def failures(self) -> list[NodeFinding]:
         return [finding for finding in self.findings if finding.status == FAIL]
 
+    @property
+    def device(self) -> str:
+        """What ranks will train on, as torch calls it."""
+        return "cuda" if any(self.gpus.values()) else "cpu"
+
     def unfit(self) -> list[str]:
         """The fewest nodes without which nothing fails: those with a failure of their own, then, of pairs that do not
         find each other, the one that is in most of them."""
@@ -169,6 +174,7 @@ def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[
     try:
         asked = {name: agents[name].ask("sees_mark", folder=subject.run_dir, name=mark) for name in others}
         seen = _answers(asked, lambda name, problem: None)
+        is_here = (Path(subject.run_dir) / mark).exists()
     finally:
         agents[first].ask("remove_mark", folder=subject.run_dir, name=mark).result(ANSWER_SECONDS)
     blind = [name for name in others if not seen.get(name)]
@@ -183,6 +189,9 @@ def _shared_folder(subject: Subject, agents: Mapping[str, RemoteAgent]) -> list[
                 tuple(blind),
             )
         ]
+    if not is_here:
+        told = f"{subject.run_dir} of {first} is not that of this machine, where the run's own word is waited for"
+        return [NodeFinding("run_dir", FAIL, told, f"Launch from {first}, or mount that disk here.")]
     return [NodeFinding("run_dir", OK, f"{subject.run_dir} is one folder for all")]
 
 

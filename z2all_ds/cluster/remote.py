@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.cluster.node import BEAT, BEAT_EVERY_SECONDS, END, MARK, Orders
+from z2all_ds.cluster.node import BEAT, BEAT_EVERY_SECONDS, END, FORGET, MARK, Orders
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.ssh import SSH_FAILED, command_on
 
@@ -73,8 +73,8 @@ class RemoteNode:
             self.ended_at = time.monotonic()
         return False
 
-    def ask_to_end(self) -> None:
-        self._send(END)
+    def ask_to_end(self, how: str = END) -> None:
+        self._send(how)
 
     def cut(self) -> None:
         self._process.kill()
@@ -146,15 +146,18 @@ def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[s
                     remote.cut()
             time.sleep(LOOK_EVERY_SECONDS)
         return [remote.end() for remote in ended]
+    except KeyboardInterrupt:  # ended by hand, not by a fault: nothing is left behind
+        _end_all(running, FORGET)
+        raise
     finally:
-        _end_all(running)
+        _end_all(running, END)
 
 
-def _end_all(remotes: list[RemoteNode]) -> None:
-    """After a Ctrl-C: all nodes are told at once, and waited for."""
+def _end_all(remotes: list[RemoteNode], how: str) -> None:
+    """All nodes are told at once, and waited for."""
     left = [remote for remote in remotes if remote.is_running]
     for remote in left:
-        remote.ask_to_end()
+        remote.ask_to_end(how)
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline and any(remote.is_running for remote in left):
         time.sleep(LOOK_EVERY_SECONDS)

@@ -20,15 +20,15 @@ from z2all_ds.cluster.preflight import Preflight, Subject, preflight
 from z2all_ds.cluster.remote import NodeEnd, run_on_nodes
 from z2all_ds.cluster.verdicts import Verdict, judge
 from z2all_ds.config import RunConfig
-from z2all_ds.console import say
+from z2all_ds.console import heartbeat, say
 from z2all_ds.corpus.manifest import MANIFEST_NAME
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, Z2allError
 from z2all_ds.fault_records import NODE_LOST, Fault, forget_faults, read_faults
-from z2all_ds.machine import free_port
+from z2all_ds.machine import device_type, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter, last_outcome, read_records
 from z2all_ds.train.command import RanksFailed
-from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.op_builds import needed_ops
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.recorder import FAULT_VARIABLE
@@ -80,7 +80,8 @@ class Launch:
         config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
         files = shared_files(self.run, self.config_file)
         subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
-        found = preflight(subject, self.tests_health, self.options.exclude_slow)
+        with heartbeat(f"looking at {len(self.nodes)} nodes"):
+            found = preflight(subject, self.tests_health, self.options.exclude_slow)
         found.findings += self.unhealthy
         self.unhealthy += found.health.failures if found.health else []
         self.tests_health = False
@@ -96,13 +97,14 @@ class Launch:
     def fit_nodes(self, found: Preflight) -> list[Node]:
         """Those to start on; refuses where too few are fit."""
         unfit = found.unfit()
-        if unfit and self.options.min_nodes is None:
+        must_not = [finding for finding in found.failures if self.options.min_nodes is None or finding.is_of_no_node]
+        if must_not:
             preflight_report.render(found)
-            first = found.failures[0]
+            first = must_not[0]
             raise ClusterError(first.name, first.value, first.fix)
         fit = [node for node in self.nodes if node.name not in unfit]
         least = self.options.min_nodes or len(self.nodes)
-        while fit and not self._shape_fits(fit):
+        while fit and not self._shape_fits(fit, found.device):
             fit = fit[:-1]
         if len(fit) < least:
             preflight_report.render(found)
@@ -112,24 +114,21 @@ class Launch:
             say(f"without {', '.join(node.name for node in self.nodes if node not in fit)}")
         return fit
 
-    def _shape_fits(self, nodes: list[Node]) -> bool:
+    def _shape_fits(self, nodes: list[Node], device: str) -> bool:
         """Whether the global batch and the lanes of the data can be dealt out to so many ranks."""
         ranks = sum(node.slots for node in nodes)
         if len(nodes) == len(self.nodes):
-            self.resolved(ranks)  # what does not fit all nodes is a mistake of the config, and said
+            resolve(self.run, ranks, device)  # what does not fit all nodes is a mistake of the config, and said
             return True
         try:
-            self.resolved(ranks)
+            resolve(self.run, ranks, device)
         except Z2allError:
             return False
         return self.run.num_lanes % ranks == 0
 
-    def resolved(self, ranks: int, device: str = "cpu") -> ResolvedDeepSpeed:
-        return resolve(self.run, ranks, device)
-
     def plan(self, nodes: list[Node], found: Preflight, fault_at: float | None) -> LaunchPlan:
-        device = "cuda" if any(found.gpus.values()) else "cpu"
-        ops = needed_ops(self.resolved(sum(node.slots for node in nodes), device), device)
+        device = found.device if self.options.looks else device_type()
+        ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
         extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
         return make_plan(nodes, found.places, self.arguments, self.port, self.folder.root, ops, extra)
 
@@ -146,10 +145,10 @@ def launch(options: LaunchOptions, arguments: list[str]) -> str:
         verdict = supervise(job, signals)
     if verdict.outcome == "requeue" and signals.received and signals.received.name == "SIGINT":
         raise KeyboardInterrupt
+    if verdict.fault and not (signals.received and verdict.may_be_cured):
+        raise failed(job.folder, verdict.fault)
     if verdict.outcome == "requeue" or signals.received:
         raise SystemExit(EXIT_REQUEUE)
-    if verdict.fault:
-        raise failed(job.folder, verdict.fault)
     return verdict.outcome
 
 
