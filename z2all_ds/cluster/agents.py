@@ -2,9 +2,7 @@
 
 import json
 import os
-import shlex
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -14,7 +12,7 @@ from typing import Any
 
 from z2all_ds.cluster.agent import MARK
 from z2all_ds.cluster.nodes import Node
-from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, command_on, trouble_of
+from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, command_on, python_command, trouble_of
 
 END_SECONDS = 3.0
 AGENT = "z2all_ds.cluster.agent"
@@ -42,7 +40,7 @@ class RemoteAgent:
         self._lock = threading.Lock()
         self._ended: Trouble | None = None
         self._process = subprocess.Popen(
-            command_on(node, config, agent_command(node, folder, module)),
+            command_on(node, config, python_command(node, folder, module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -96,18 +94,10 @@ class RemoteAgent:
                 future.set_exception(NoAnswer(self._ended))
 
 
-def agent_command(node: Node, folder: str, module: str = AGENT) -> str:
-    """A line of shell for the node: the same folder as here, so that paths mean the same, and the environment's own
-    programs first, as its ranks will have them."""
-    python = node.python or sys.executable
-    path = f'PATH={shlex.quote(os.path.dirname(python))}:"$PATH"'
-    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(python)} -m {module}"
-
-
 def _trouble_of_python(node: Node, said: str) -> Trouble:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = lines[-1] if lines else "it ended without a word"
-    python = node.python or sys.executable
+    python = node.interpreter
     if "No module named" in said:
         return Trouble("package", last, f"Install z2all_ds for {python} on {node.name}, as on the other nodes.")
     if "No such file or directory" in said and python in said:

@@ -13,6 +13,7 @@ Both give the same list of `Node`. A mistake is named with its line.
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,10 @@ class Node(NodeSettings):
     """As in DeepSpeed's hostfile and in all messages."""
     slots: int = Field(ge=1)
     """Processes to start there, one per GPU."""
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
 
     @property
     def ssh_address(self) -> str:

@@ -6,7 +6,6 @@ nodes + where they are (preflight) + the ranks' arguments ─▶ LaunchPlan ─�
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from z2all_ds.cluster.launch import RANK_MODULE
 from z2all_ds.cluster.node import Orders, hostfile_text, launcher_command
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.places import DataPlace, inside_port, meeting_point
-from z2all_ds.cluster.remote import node_command
+from z2all_ds.cluster.remote import MODULE
 from z2all_ds.errors import ClusterError
 from z2all_ds.machine import default_environment
 
@@ -81,7 +80,7 @@ class LaunchPlan:
         """Settings that differ between nodes, which DeepSpeed's own way cannot say."""
         common = self.common_environment()
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
-        pythons = {node.python or sys.executable for node in self.nodes}
+        pythons = {node.interpreter for node in self.nodes}
         masters = {(orders.master_address, orders.master_port) for orders in self.orders.values()}
         return [*sorted(names), *(["python"] if len(pythons) > 1 else []), *(["outside"] if len(masters) > 1 else [])]
 
@@ -89,7 +88,7 @@ class LaunchPlan:
         """The plain launch over all nodes."""
         orders = self.orders[self.nodes[0].name]
         return [
-            *(self.nodes[0].python or sys.executable, "-m", "deepspeed.launcher.runner"),
+            *(self.nodes[0].interpreter, "-m", "deepspeed.launcher.runner"),
             *("--hostfile", str(self.hostfile), "--launcher", launcher, "--no_ssh_check", "--force_multi"),
             *("--master_addr", orders.master_address, "--master_port", str(orders.master_port)),
             *("--log_level", "error", "--module", RANK_MODULE, *orders.arguments),
@@ -115,9 +114,11 @@ class LaunchPlan:
             parts.append(f"# file {file}\n{text}")
         for node in self.nodes:
             orders = self.orders[node.name]
-            connection = shlex.join(ssh.command_on(node, self.ssh_config, node_command(node, self.folder)))
+            connection = shlex.join(
+                ssh.command_on(node, self.ssh_config, ssh.python_command(node, self.folder, MODULE))
+            )
             variables = assignments({name: masked(name, value) for name, value in orders.environment.items()})
-            command = shlex.join(launcher_command(orders, self.hostfile, node.python or sys.executable))
+            command = shlex.join(launcher_command(orders, self.hostfile, node.interpreter))
             parts.append(f"# {node.name}\n{connection}\n# which there runs\n{variables} {command}".strip())
         parts.append(f"# the same by DeepSpeed's own launcher\n{self.plain_line()}")
         return "\n\n".join(parts)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -14,8 +13,9 @@ from pathlib import Path
 
 from z2all_ds.cluster.node import BEAT, BEAT_EVERY_SECONDS, END, FORGET, MARK, Orders
 from z2all_ds.cluster.nodes import Node
-from z2all_ds.cluster.ssh import SSH_FAILED, command_on
+from z2all_ds.cluster.ssh import SSH_FAILED, command_on, python_command
 
+MODULE = "z2all_ds.cluster.node"
 OTHERS_SECONDS = 3.0
 """After the first node has ended badly, the others get so long to say why before they are ended."""
 END_SECONDS = 25.0
@@ -49,7 +49,7 @@ class RemoteNode:
         self.ended_at: float | None = None
         self._errors: list[str] = []
         self._process = subprocess.Popen(
-            command_on(node, config, node_command(node, folder)),
+            command_on(node, config, python_command(node, folder, MODULE)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,13 +112,6 @@ class RemoteNode:
             with suppress(OSError):
                 sys.stderr.write(line)
                 sys.stderr.flush()
-
-
-def node_command(node: Node, folder: str) -> str:
-    """A line of shell; orders come on stdin."""
-    python = node.python or sys.executable
-    path = f'PATH={shlex.quote(os.path.dirname(python))}:"$PATH"'
-    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(python)} -m z2all_ds.cluster.node"
 
 
 def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[str, Orders]) -> list[NodeEnd]:

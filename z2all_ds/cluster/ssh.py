@@ -7,6 +7,7 @@ noticed by ssh itself after some ten seconds.
 
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,13 @@ def trouble_of(node: Node, stderr: str) -> Trouble:
 def command_on(node: Node, config: Path, command: str) -> list[str]:
     """What runs a line of shell on a node; nothing secret belongs into it."""
     return ["ssh", "-F", str(config), node.name, "--", command]
+
+
+def python_command(node: Node, folder: str, module: str) -> str:
+    """A line of shell that runs a module there: in the same folder as here, so that paths mean the same, and with the
+    environment's own programs first."""
+    path = f'PATH={shlex.quote(os.path.dirname(node.interpreter))}:"$PATH"'
+    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
 
 
 def ask(node: Node, config: Path, command: str, seconds: float) -> "subprocess.CompletedProcess[str] | Trouble":
