@@ -14,7 +14,7 @@ from pathlib import Path
 
 from z2all_ds.cluster import preflight_report, ssh
 from z2all_ds.cluster.compare import NodeFinding
-from z2all_ds.cluster.nodes import Node, read_nodes
+from z2all_ds.cluster.nodes import Node, SshAccess, read_nodes
 from z2all_ds.cluster.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.preflight import Preflight, Subject, preflight
 from z2all_ds.cluster.remote import NodeEnd, run_on_nodes
@@ -27,13 +27,14 @@ from z2all_ds.fault_records import NODE_LOST, Fault, forget_faults, read_faults
 from z2all_ds.machine import device_type, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter, last_outcome, read_records
-from z2all_ds.train.command import RanksFailed
+from z2all_ds.train.command import RanksFailed, train_on_this_machine
 from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.op_builds import needed_ops
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.recorder import FAULT_VARIABLE
 from z2all_ds.train.stopping import StopSignals, stop_on_signals
 
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 2.0, 60.0
 STANDSTILLS = 2
 """So many tries in a row without a new step are enough: more would end in the same way."""
@@ -136,6 +137,9 @@ class Launch:
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
     """Trains on all nodes; returns and ends as `z2all train` does."""
     job = Launch(options, arguments)
+    if is_this_machine(job.nodes):
+        say("one node, this machine: as `z2all train`, without ssh")
+        return train_here(job)
     if options.dry_run:
         plan = job.plan(*job.find_nodes(), None)
         plan.write()
@@ -150,6 +154,17 @@ def launch(options: LaunchOptions, arguments: list[str]) -> str:
     if verdict.outcome == "requeue" or signals.received:
         raise SystemExit(EXIT_REQUEUE)
     return verdict.outcome
+
+
+def is_this_machine(nodes: list[Node]) -> bool:
+    """A hostfile as DeepSpeed's users have it for one box; with ssh settings, localhost is a container's port."""
+    return len(nodes) == 1 and nodes[0].name in LOCAL_NAMES and nodes[0].ssh == SshAccess()
+
+
+def train_here(job: Launch) -> str:
+    options, _ = parse(job.arguments)
+    overrides = [*options.overrides, *([f"deepspeed={options.deepspeed}"] if options.deepspeed else [])]
+    return train_on_this_machine(options.config, overrides, job.nodes[0].slots, options.resume)
 
 
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
