@@ -13,6 +13,7 @@ import yaml
 
 from tests.helpers.docker_files import DOCKER, ROOT
 from tests.helpers.docker_nodes import ISOLATED, DockerNode, docker_node, make_key, settings, why_no_nodes
+from tests.helpers.node_lab import LOGIN_HOME
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.errors import MachineError
 from z2all_ds.machine import free_port
@@ -199,7 +200,7 @@ def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
 
 def z2all(*words: str) -> "subprocess.CompletedProcess[str]":
     """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
-    home = Path.home() / ".ssh"
+    home = LOGIN_HOME / ".ssh"
     had = home.exists()
     home.mkdir(mode=0o700, exist_ok=True)
     script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'

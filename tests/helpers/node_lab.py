@@ -9,6 +9,7 @@ Needs root and Debian's openssh-server, pdsh, iproute2 and tini; `why_no_lab` sa
 """
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+LOGIN_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
+"""Where ssh looks for keys, whatever $HOME says."""
 NETWORK = "10.77.0"
 SSH_PORT = 2222
 START_PATIENCE_SECONDS = 20.0
@@ -127,7 +130,7 @@ class Node:
         if self.gateway:
             ip("route", "add", "default", "via", self.gateway, namespace=self.namespace)
         mounts = "\n".join(f"mount --bind {self.outside(own)} {own}" for own in self.own_folders)
-        words = {"name": self.name, "home": Path.home(), "sshd": tool_path("sshd"), "mounts": mounts}
+        words = {"name": self.name, "home": LOGIN_HOME, "sshd": tool_path("sshd"), "mounts": mounts}
         script = SET_UP.format(folder=self.folder, **words)
         isolated = ["unshare", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         command = [tool_path("ip") or "ip", "netns", "exec", self.namespace, *isolated, "bash", "-c", script]
@@ -226,8 +229,8 @@ def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
 @contextmanager
 def place_for_keys(folder: Path) -> Iterator[Path]:
     """The key that all nodes of a lab have, and a ~/.ssh to mount their own on."""
-    had_ssh = (Path.home() / ".ssh").exists()
-    (Path.home() / ".ssh").mkdir(mode=0o700, exist_ok=True)
+    had_ssh = (LOGIN_HOME / ".ssh").exists()
+    (LOGIN_HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "key"
     _make_key(key)
@@ -235,7 +238,7 @@ def place_for_keys(folder: Path) -> Iterator[Path]:
         yield key
     finally:
         if not had_ssh:
-            (Path.home() / ".ssh").rmdir()
+            (LOGIN_HOME / ".ssh").rmdir()
 
 
 def add_bridge(namespace: str) -> None:
