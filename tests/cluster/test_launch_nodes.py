@@ -1,8 +1,8 @@
 """Real launches over real sshds on the nodes of a lab: the losses of one node, faults, restarts, nothing left."""
 
 import os
+import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +79,8 @@ def events(run_dir: Path, kind: str) -> list[dict[str, object]]:
 def test_the_losses_of_one_node(
     launches: Launches, undisturbed: list[float], number: int, json: str, launcher: str
 ) -> None:
+    if launcher == "openmpi" and not shutil.which("ompi_info"):
+        pytest.skip("needs Debian's openmpi-bin")
     overrides = [f"deepspeed={json}", f"train.steps={STEPS}", "train.stop_at_step=6"]
     options = ["--launcher", launcher, *(["--health"] if launcher == "ssh" else [])]
     launch = launches.start("run", options, overrides, launches.nodes[:number])
@@ -242,11 +244,20 @@ def test_nothing_secret_is_shown_or_on_a_command_line(launches: Launches, monkey
     run_dir = launches.place / "run"
     launch = launches.start("run", [], ["train.steps=100000"], launches.nodes[:2])
     launch.wait_for_steps(run_dir, 2)
-    commands = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
+    commands = b"".join(command_line(process) for process in Path("/proc").glob("[0-9]*"))
+    assert b"z2all_ds.cluster.node" in commands
     given = Path(f"/proc/{rank_on(launches.nodes[1])}/environ").read_bytes()
     (run_dir / "stop").touch()
     assert launch.wait() == EXIT_REQUEUE
     assert b"WANDB_API_KEY=very-secret-0123" in given
-    assert "very-secret" not in commands + launch.output
+    assert b"very-secret" not in commands
+    assert "very-secret" not in launch.output
     written = [path for path in run_dir.rglob("*") if path.is_file() and b"very-secret" in path.read_bytes()]
     assert written == []
+
+
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
