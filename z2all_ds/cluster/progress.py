@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from z2all_ds.errors import MachineError
 from z2all_ds.lifeline import OWNER_VARIABLE
 from z2all_ds.machine import private_temp_dir, process_start_time
 from z2all_ds.run_folder import RunFolder
@@ -26,6 +27,7 @@ BEAT = struct.Struct("<qdq")
 """How often, when (time.monotonic, one clock for all processes of a machine), in which step."""
 STACKS_SIGNAL = signal.SIGUSR2
 SIZE = 4096
+WRITE_TRIES = 1000
 OLD_SECONDS = 30 * 24 * 3600.0
 
 
@@ -36,7 +38,6 @@ class Progress:
         self._count, self._step = 0, -1
         place = watch_folder(folder)
         _sweep(place.parent)
-        place.mkdir(parents=True, exist_ok=True)
         who = {
             "rank": world.rank,
             "pid": os.getpid(),
@@ -45,7 +46,7 @@ class Progress:
         }
         text = json.dumps(who).encode()
         self.path = place / file_name(world.rank)
-        self.path.write_bytes((bytes(BEAT.size) + text).ljust(SIZE, b"\0"))
+        _write(self.path, (bytes(BEAT.size) + text).ljust(SIZE, b"\0"))
         with self.path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE)
         self.beat()
@@ -77,6 +78,16 @@ class Progress:
         subprocess.Popen(
             [*command, str(world.local_world_size), str(hang_seconds)], env=environment, stdin=subprocess.DEVNULL
         )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Into its folder, which a rank of an earlier training, or its watchdog, may be removing at this moment."""
+    for _ in range(WRITE_TRIES):
+        with suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            return
+    raise MachineError(str(path), "cannot be written", "Set TMPDIR to a folder that nobody clears.")
 
 
 def file_name(rank: int) -> str:
