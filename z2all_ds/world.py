@@ -1,6 +1,7 @@
 """Rank and node numbers, each count with its name, read once from the environment the launcher sets."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,28 @@ OPENMPI_NAMES = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
+SLURM_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+def slurm_numbers(environment: Mapping[str, str]) -> dict[str, str]:
+    """What srun has told this task, by the names that torch and DeepSpeed read.
+
+    For who knows that srun has started it as a rank: these variables are set in other places, too.
+    """
+    tasks = tasks_of_nodes(environment["SLURM_STEP_TASKS_PER_NODE"])
+    numbers = {name: environment[theirs] for name, theirs in SLURM_NAMES.items()}
+    return {**numbers, "LOCAL_WORLD_SIZE": str(tasks[int(environment["SLURM_NODEID"])])}
+
+
+def tasks_of_nodes(written: str) -> list[int]:
+    """As slurm writes them: `2(x3),1` is 2, 2, 2, 1. Empty where it is not of that form."""
+    found: list[int] = []
+    for part in written.split(","):
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
+        if not match:
+            return []
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
 
 
 @dataclass(frozen=True)

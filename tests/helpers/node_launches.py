@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers.node_lab import SSH_PORT, Node
@@ -22,8 +23,9 @@ def write_hostfile(path: Path, nodes: list[Node], slots: int = 1) -> Path:
 class NodeLaunch:
     """One that runs; its output is gathered while it does."""
 
-    def __init__(self, node: Node, *words: str) -> None:
-        command = node.command(sys.executable, "-m", "z2all_ds", *words)
+    def __init__(self, node: Node, *words: str, within: Sequence[str] = ()) -> None:
+        """`within`: words before it, e.g. salloc's."""
+        command = node.command(*within, sys.executable, "-m", "z2all_ds", *words)
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -78,4 +80,4 @@ def assert_nothing_is_left(nodes: list[Node], within_seconds: float = GONE_SECON
 
 
 def _ours(node: Node) -> dict[int, str]:
-    return {**node.processes("z2all_ds"), **node.processes("deepspeed")}
+    return {**node.processes("z2all_ds"), **node.processes("deepspeed"), **node.processes("/launch/rank.py")}

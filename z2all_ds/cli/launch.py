@@ -6,9 +6,12 @@ import typer
 
 
 def launch(
-    hostfile: Annotated[str, typer.Option(help="DeepSpeed's hostfile, or a YAML that says more (hostfiles/).")],
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: as for `z2all train`.")] = None,
-    launcher: Annotated[str, typer.Option(help="ssh, or one of DeepSpeed's own: pdsh, openmpi.")] = "ssh",
+    hostfile: Annotated[
+        str | None,
+        typer.Option(help="DeepSpeed's hostfile, or a YAML that says more (hostfiles/). For slurm: default its nodes."),
+    ] = None,
+    launcher: Annotated[str, typer.Option(help="ssh, or one of DeepSpeed's own: pdsh, openmpi, slurm.")] = "ssh",
     restarts: Annotated[int, typer.Option(help="How often to start again after a fault that may be cured.")] = 0,
     min_nodes: Annotated[int | None, typer.Option(help="Go on without unfit nodes, with so many at least.")] = None,
     preflight: Annotated[bool, typer.Option(help="Look at nodes and pairs before every start.")] = True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.atomic import write_whole
-from z2all_ds.cluster import ssh
+from z2all_ds.cluster import slurm, ssh
 from z2all_ds.cluster.forwarded import forwarded
 from z2all_ds.cluster.launch import RANK_MODULE
 from z2all_ds.cluster.node import Orders, hostfile_text, launcher_command
@@ -22,7 +22,7 @@ from z2all_ds.errors import ClusterError
 from z2all_ds.machine import default_environment
 
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-LAUNCHERS = ("ssh", "pdsh", "openmpi")
+LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,16 @@ class LaunchPlan:
         return self.files / "deepspeed_env"
 
     @property
+    def tasks(self) -> Path:
+        """The node of every rank, for srun."""
+        return self.files / "tasks"
+
+    @property
+    def rank_script(self) -> Path:
+        """For srun."""
+        return self.files / "rank.py"
+
+    @property
     def ranks(self) -> int:
         return sum(node.slots for node in self.nodes)
 
@@ -58,14 +68,19 @@ class LaunchPlan:
         ssh.write_config(self.nodes, self.ssh_config)
         write_whole(self.hostfile, hostfile_text({node.name: node.slots for node in self.nodes}))
         write_whole(self.environment_file, environment_text(self.deepspeed_environment()))
-        for file in (self.hostfile, self.environment_file):
+        write_whole(self.tasks, slurm.tasks_text(self.nodes))
+        write_whole(self.rank_script, slurm.RANK_SCRIPT)
+        for file in (self.hostfile, self.environment_file, self.tasks, self.rank_script):
             file.chmod(0o600)
+
+    def same_environment(self) -> dict[str, str]:
+        """What all nodes have alike."""
+        first, *others = [self.orders[node.name].environment for node in self.nodes]
+        return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
     def common_environment(self) -> dict[str, str]:
         """What DeepSpeed's own way can say: the same for all nodes; nothing secret, as it stands on command lines."""
-        first, *others = [self.orders[node.name].environment for node in self.nodes]
-        same = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-        return {name: value for name, value in same.items() if not SECRET.search(name)}
+        return {name: value for name, value in self.same_environment().items() if not SECRET.search(name)}
 
     def deepspeed_environment(self) -> dict[str, str]:
         """For ranks that DeepSpeed's own way starts: what `node.py` would set there, taken from this machine."""
@@ -76,9 +91,10 @@ class LaunchPlan:
         meeting = {"MASTER_ADDR": orders.master_address, "MASTER_PORT": str(orders.master_port)}
         return {**ours, **self.common_environment(), **meeting}
 
-    def told_apart(self) -> list[str]:
-        """Settings that differ between nodes, which DeepSpeed's own way cannot say."""
-        common = self.common_environment()
+    def told_apart(self, launcher: str = "pdsh") -> list[str]:
+        """Settings that differ between nodes, which DeepSpeed's own way cannot say; srun at least takes secrets along,
+        and not on a command line."""
+        common = self.same_environment() if launcher == "slurm" else self.common_environment()
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
         pythons = {node.interpreter for node in self.nodes}
         masters = {(orders.master_address, orders.master_port) for orders in self.orders.values()}
@@ -87,31 +103,47 @@ class LaunchPlan:
     def deepspeed_command(self, launcher: str = "pdsh") -> list[str]:
         """The plain launch over all nodes."""
         orders = self.orders[self.nodes[0].name]
+        what = ["--module", RANK_MODULE]
+        if launcher == "slurm":
+            what = [f"--launcher_args={slurm.srun_options(self.tasks)}", str(self.rank_script)]
         return [
             *(self.nodes[0].interpreter, "-m", "deepspeed.launcher.runner"),
             *("--hostfile", str(self.hostfile), "--launcher", launcher, "--no_ssh_check", "--force_multi"),
             *("--master_addr", orders.master_address, "--master_port", str(orders.master_port)),
-            *("--log_level", "error", "--module", RANK_MODULE, *orders.arguments),
+            *("--log_level", "error", *what, *orders.arguments),
         ]
 
-    def deepspeed_variables(self) -> dict[str, str]:
+    def deepspeed_variables(self, launcher: str = "pdsh") -> dict[str, str]:
         """That the plain launch needs."""
-        return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", "DS_ENV_FILE": str(self.environment_file)}
+        file = {"DS_ENV_FILE": str(self.environment_file)}
+        if launcher == "openmpi":  # which also wants to be told twice before it runs as root
+            root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+            return {"OMPI_MCA_plm_rsh_args": f"-F {self.ssh_config}", **file, **root}
+        if launcher == "slurm":
+            return self.slurm_variables()
+        return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", **file}
 
-    def openmpi_variables(self) -> dict[str, str]:
-        """The same for mpirun, which also wants to be told twice before it runs as root."""
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-        return {"OMPI_MCA_plm_rsh_args": f"-F {self.ssh_config}", "DS_ENV_FILE": str(self.environment_file), **root}
+    def slurm_variables(self) -> dict[str, str]:
+        """Ranks have the environment that srun is started in (--export=ALL): what is in it wins over what DeepSpeed
+        writes on srun's command line, where values end at a comma. So the environment file has nothing to say."""
+        orders = self.orders[self.nodes[0].name]
+        new = {name: value for name, value in self.same_environment().items() if os.environ.get(name) != value}
+        meeting = {"MASTER_ADDR": orders.master_address, "MASTER_PORT": str(orders.master_port)}
+        return {**new, **meeting, "DS_ENV_FILE": os.devnull}
 
-    def shown(self) -> str:
+    def shown(self, launcher: str = "ssh") -> str:
         """Everything, with secrets masked."""
-        parts = []
-        for file, text in (
+        hosts = (self.hostfile, hostfile_text({node.name: node.slots for node in self.nodes}))
+        files = [
             (self.ssh_config, ssh.config_text(self.nodes)),
-            (self.hostfile, hostfile_text({node.name: node.slots for node in self.nodes})),
+            hosts,
             (self.environment_file, environment_text(self.deepspeed_environment())),
-        ):
-            parts.append(f"# file {file}\n{text}")
+        ]
+        if launcher == "slurm":  # no ssh, and no launcher on the nodes
+            files = [hosts, (self.tasks, slurm.tasks_text(self.nodes)), (self.rank_script, slurm.RANK_SCRIPT)]
+        parts = [f"# file {file}\n{text}" for file, text in files]
+        if launcher == "slurm":
+            return "\n\n".join([*parts, f"# by DeepSpeed's own launcher\n{self.plain_line(launcher)}"])
         for node in self.nodes:
             orders = self.orders[node.name]
             connection = shlex.join(
@@ -120,11 +152,14 @@ class LaunchPlan:
             variables = assignments({name: masked(name, value) for name, value in orders.environment.items()})
             command = shlex.join(launcher_command(orders, self.hostfile, node.interpreter))
             parts.append(f"# {node.name}\n{connection}\n# which there runs\n{variables} {command}".strip())
-        parts.append(f"# the same by DeepSpeed's own launcher\n{self.plain_line()}")
+        parts.append(f"# the same by DeepSpeed's own launcher\n{self.plain_line(launcher)}")
         return "\n\n".join(parts)
 
-    def plain_line(self) -> str:
-        return f"{assignments(self.deepspeed_variables())} {shlex.join(self.deepspeed_command())}"
+    def plain_line(self, launcher: str = "pdsh") -> str:
+        """For a launch of ours, too: by pdsh."""
+        launcher = "pdsh" if launcher == "ssh" else launcher
+        variables = {name: masked(name, value) for name, value in self.deepspeed_variables(launcher).items()}
+        return f"{assignments(variables)} {shlex.join(self.deepspeed_command(launcher))}"
 
 
 def make_plan(

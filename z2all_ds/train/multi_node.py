@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from z2all_ds.cluster import preflight_report, ssh
+from z2all_ds.cluster import preflight_report, slurm, ssh
 from z2all_ds.cluster.compare import NodeFinding
+from z2all_ds.cluster.group import end_group
 from z2all_ds.cluster.nodes import Node, SshAccess, read_nodes
 from z2all_ds.cluster.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.preflight import Preflight, Subject, preflight
@@ -44,7 +45,8 @@ STANDSTILLS = 2
 class LaunchOptions:
     """As on the command line."""
 
-    hostfile: str
+    hostfile: str | None
+    """None: the nodes of the slurm allocation."""
     launcher: str = "ssh"
     restarts: int = 0
     min_nodes: int | None = None
@@ -67,7 +69,7 @@ class Launch:
             what, rule = f"launcher {options.launcher!r}", f"must be one of {', '.join(LAUNCHERS)}"
             raise ClusterError(what, rule, "Choose one.")
         self.options, self.arguments = options, arguments
-        self.nodes = read_nodes(options.hostfile)
+        self.nodes = nodes_of(options)
         parsed, self.run = parse(arguments)
         self.config_file = parsed.config
         self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
@@ -134,16 +136,37 @@ class Launch:
         return make_plan(nodes, found.places, self.arguments, self.port, self.folder.root, ops, extra)
 
 
+def nodes_of(options: LaunchOptions) -> list[Node]:
+    """Of the hostfile, or of the slurm allocation."""
+    by_slurm = options.launcher == "slurm"
+    if options.hostfile is None and not by_slurm:
+        raise ClusterError(f"launcher {options.launcher}", "needs to know the nodes", "Give --hostfile FILE.")
+    nodes = read_nodes(options.hostfile) if options.hostfile else []
+    if not by_slurm:
+        return nodes
+    slurm.check_slots(nodes)
+    if nodes and options.dry_run:  # may be shown anywhere
+        return nodes
+    slurm.require_slurm()
+    allocated = slurm.allocated_names()
+    if not nodes:
+        slots, reason = slurm.slots_of_a_node()
+        say(f"slurm job {os.environ.get('SLURM_JOB_ID', '?')}: {len(allocated)} nodes, {slots} slots each ({reason})")
+        return [Node(name=name, slots=slots) for name in allocated]
+    slurm.check_names(nodes, allocated)
+    return nodes
+
+
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
     """Trains on all nodes; returns and ends as `z2all train` does."""
     job = Launch(options, arguments)
-    if is_this_machine(job.nodes):
+    if options.launcher != "slurm" and is_this_machine(job.nodes):
         say("one node, this machine: as `z2all train`, without ssh")
         return train_here(job)
     if options.dry_run:
         plan = job.plan(*job.find_nodes(), None)
         plan.write()
-        print(plan.shown())
+        print(plan.shown(options.launcher))
         return "planned"
     with stop_on_signals(job.folder) as signals:
         verdict = supervise(job, signals)
@@ -204,7 +227,7 @@ def run_once(job: Launch, nodes: list[Node], found: Preflight, fault_at: float |
     words = sum(1 for _ in read_records(job.folder.events))
     say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}")
     if fault_at is None and not plan.told_apart():
-        say(f"by hand: {plan.plain_line()}")
+        say(f"by hand: {plan.plain_line(job.options.launcher)}")
     if job.options.launcher == "ssh":
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
@@ -215,7 +238,7 @@ def run_once(job: Launch, nodes: list[Node], found: Preflight, fault_at: float |
 
 def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     """DeepSpeed's own way over all nodes."""
-    differing = plan.told_apart()
+    differing = plan.told_apart(launcher)
     if differing:
         raise ClusterError(
             f"launcher {launcher}",
@@ -223,7 +246,7 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
             "Use --launcher ssh (the default).",
         )
     started = time.monotonic()
-    variables = plan.openmpi_variables() if launcher == "openmpi" else plan.deepspeed_variables()
+    variables = plan.deepspeed_variables(launcher)
     process = subprocess.Popen(
         plan.deepspeed_command(launcher), env={**os.environ, **variables}, start_new_session=True
     )
@@ -231,8 +254,11 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
         code = process.wait()
     finally:
         if process.poll() is None:
-            process.terminate()  # it passes that on to the nodes
-            process.wait()
+            if launcher == "pdsh":
+                process.terminate()  # it passes that on to the nodes
+                process.wait()
+            else:
+                end_group(process)  # it passes nothing on; srun and mpirun, which it has started, do
     return [NodeEnd(node.name, code, "", time.monotonic() - started) for node in plan.nodes]
 
 

@@ -1,0 +1,122 @@
+"""Slurm on the nodes of a lab: Debian's real munged and slurmd on each of them, slurmctld on the first.
+
+    n0  munged  slurmctld  slurmd
+    n1  munged  slurmd
+
+Without cgroups, as these nodes have none of their own: ranks are followed by their parents (proctrack/linuxproc).
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from tests.helpers.node_lab import START_PATIENCE_SECONDS, Node, tool_path
+
+TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+CPUS_OF_A_NODE = 4
+"""As many as slurm is told; it never counts them."""
+CONFIG = """\
+ClusterName=lab
+SlurmctldHost={first}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket=/run/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/linear
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool_%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldTimeout=30
+SlurmdTimeout=30
+InactiveLimit=0
+KillWait=5
+NodeName={names} CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@cache
+def why_no_slurm() -> str:
+    """Empty where it can be started, given that a lab can be."""
+    missing = [package for tool, package in TOOLS.items() if not tool_path(tool)]
+    return f"needs Debian's {', '.join(missing)}" if missing else ""
+
+
+@contextmanager
+def slurm_lab(folder: Path, nodes: list[Node]) -> Iterator[Path]:
+    """Yields the slurm.conf, for SLURM_CONF. The nodes must have started."""
+    key = _munge_key(folder)
+    (folder / "state").mkdir()
+    config = folder / "slurm.conf"
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # the other one wants a mounted tree even unused
+    names = ",".join(node.name for node in nodes)
+    config.write_text(CONFIG.format(folder=folder, first=nodes[0].name, names=names, cpus=CPUS_OF_A_NODE))
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(node: Node, tool: str, *options: str) -> None:
+        log = (folder / f"{tool}_{node.name}.out").open("wb")
+        command = node.command(tool_path(tool) or tool, *options)
+        environment = {**os.environ, "SLURM_CONF": str(config)}
+        daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment))
+
+    try:
+        for node in nodes:
+            (folder / f"spool_{node.name}").mkdir()
+            # --force: it dislikes to run as root, and to have its socket beside other things.
+            own = ("--socket=/run/munge.socket", "--pid-file=/run/munged.pid", "--seed-file=/run/munged.seed")
+            start(node, "munged", "--foreground", "--force", f"--key-file={key}", *own)
+        start(nodes[0], "slurmctld", "-D")
+        for node in nodes:
+            start(node, "slurmd", "-D")
+        _wait_for_idle(nodes, config, daemons)
+        yield config
+    finally:
+        for daemon in reversed(daemons):
+            _end(daemon)
+        shutil.rmtree(key.parent, ignore_errors=True)
+
+
+def _munge_key(folder: Path) -> Path:
+    place = folder / "munge"
+    place.mkdir(mode=0o700)
+    key = place / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    return key
+
+
+def _wait_for_idle(nodes: list[Node], config: Path, daemons: list["subprocess.Popen[bytes]"]) -> None:
+    deadline = time.monotonic() + START_PATIENCE_SECONDS
+    while True:
+        said = nodes[0].run("sinfo", "--noheader", "--Node", "--format=%T", environment={"SLURM_CONF": str(config)})
+        if said.stdout.split() == ["idle"] * len(nodes):
+            return
+        words = "\n".join(path.read_text()[-2000:] for path in sorted(config.parent.glob("*.out")))
+        assert all(daemon.poll() is None for daemon in daemons), words
+        assert time.monotonic() < deadline, f"{said.stdout}{said.stderr}\n{words}"
+        time.sleep(0.1)
+
+
+def _end(daemon: "subprocess.Popen[bytes]") -> None:
+    """nsenter passes no signal on, so its child gets it; what is left goes with the node."""
+    children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
+    try:
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGTERM)
+        daemon.wait(timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        daemon.kill()
+        daemon.wait()
