@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install_debian_packages() {
     local missing=() pair wanted=(g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev)
     # For several nodes on this one machine. Where systemd runs, installing an sshd would also start one: not ours to do.
-    [ -d /run/systemd/system ] || wanted+=(sshd:openssh-server ssh:openssh-client pdsh:pdsh ip:iproute2 iptables:iptables tini:tini mpirun:openmpi-bin)
+    [ -d /run/systemd/system ] || wanted+=(sshd:openssh-server ssh:openssh-client pdsh:pdsh ip:iproute2 iptables:iptables tini:tini mpirun:openmpi-bin slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge)
     for pair in "${wanted[@]}"; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -e "${pair%%:*}" ] || missing+=("${pair##*:}")
     done

@@ -116,7 +116,7 @@ def _end(daemon: "subprocess.Popen[bytes]") -> None:
     try:
         for child in children.read_text().split():
             os.kill(int(child), signal.SIGTERM)
-        daemon.wait(timeout=5)
+        daemon.wait(timeout=2)
     except (OSError, subprocess.TimeoutExpired):
         daemon.kill()
         daemon.wait()

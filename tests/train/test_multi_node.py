@@ -34,7 +34,7 @@ def test_what_is_this_machine() -> None:
     ("hostfile", "options", "arguments", "code", "line"),
     [
         ("n1 slots=1\nn1 slots=1", [], [], 5, "line 2: n1: already listed in line 1"),
-        ("n1 slots=1", ["--launcher", "rsh"], [], 5, "launcher 'rsh': must be one of ssh, pdsh, openmpi"),
+        ("n1 slots=1", ["--launcher", "rsh"], [], 5, "launcher 'rsh': must be one of ssh, pdsh, openmpi, slurm"),
         ("n1 slots=1", [], ["train.stepz=1"], 2, "train.stepz: no such setting. Did you mean train.steps?"),
     ],
 )

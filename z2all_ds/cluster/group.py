@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.machine import group_is_alive
@@ -36,7 +37,7 @@ def run_group(command: list[str], environment: Mapping[str, str], log: Path, *, 
             end_group(process)
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[Any]) -> None:
     """No process of the launcher's session is left when this returns; a second Ctrl-C makes it immediate."""
     try:
         _end_with(process.pid, signal.SIGTERM)

@@ -7,20 +7,29 @@ master address points; so srun gets a file with one line a rank, which it follow
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.errors import ClusterError
+from z2all_ds.fault_records import KILLED, Fault, forget_fault, read_faults, write_fault
+from z2all_ds.run_folder import RunFolder
 from z2all_ds.world import tasks_of_nodes
 
 TOOLS = ("srun", "sinfo", "scontrol")
 """`deepspeed` looks for sinfo; we ask scontrol."""
 GPU_NAMES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 """Of this node, inside a job; as asked for, with a type perhaps: a100:8."""
+LAST_WORDS_SECONDS = 2.0
 ALLOCATE = "Run it inside sbatch or salloc."
 # In a file of its own: DeepSpeed's slurm runner knows scripts alone, and a script's folder comes first on sys.path.
 RANK_SCRIPT = '''\
@@ -96,3 +105,46 @@ def srun_options(tasks: Path) -> str:
         "--kill-on-bad-exit=1",  # when one is gone, all are
     ]
     return shlex.join(options)
+
+
+class SrunWords:
+    """What srun and the ranks say on stderr, passed on as it comes; and of which rank srun says first that it died."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.first_killed: Fault | None = None
+        self._stream = stream
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        for line in self._stream:
+            self.first_killed = self.first_killed or killed_rank(line)
+            with suppress(OSError):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+    def wait(self) -> None:
+        self._thread.join(LAST_WORDS_SECONDS)
+
+
+def killed_rank(line: str) -> Fault | None:
+    """Of a rank that somebody else has ended; not of those that srun ends itself because of it, nor those that fail."""
+    match = re.fullmatch(r"srun: error: (\S+): tasks? ([0-9]+)[0-9,-]*: (.+?)(?: \(core dumped\))?", line.strip())
+    if not match or match[3].startswith(("Exited", "Terminated")):
+        return None
+    said = f"ClusterError: rank {match[2]}: its process was killed from outside (srun: {match[3]})"
+    fault_line = f"{said}. Look for who did it."
+    return Fault(KILLED, int(match[2]), match[1], fault_line, ClusterError.exit_code, weight=1)
+
+
+def note_killed(folder: RunFolder, killed: Fault | None) -> None:
+    """srun hears of all ranks by one clock, and a node's watchdog may have been ended with the last rank there.
+
+    A rank's own error stays; what its watchdog has said of it stays too, with srun's weight.
+    """
+    if killed is None:
+        return
+    known = [fault for fault in read_faults(folder) if fault.rank == killed.rank]
+    if all(fault.kind == KILLED for fault in known):
+        forget_fault(folder, killed.rank)
+        write_fault(folder, replace(known[0], weight=killed.weight) if known else killed)

@@ -247,9 +247,16 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
         )
     started = time.monotonic()
     variables = plan.deepspeed_variables(launcher)
+    by_srun = launcher == "slurm"
     process = subprocess.Popen(
-        plan.deepspeed_command(launcher), env={**os.environ, **variables}, start_new_session=True
+        plan.deepspeed_command(launcher),
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE if by_srun else None,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
+    words = slurm.SrunWords(process.stderr) if process.stderr else None
     try:
         code = process.wait()
     finally:
@@ -259,6 +266,9 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
                 process.wait()
             else:
                 end_group(process)  # it passes nothing on; srun and mpirun, which it has started, do
+    if words:
+        words.wait()
+        slurm.note_killed(RunFolder(Path(plan.orders[plan.nodes[0].name].run_dir)), words.first_killed)
     return [NodeEnd(node.name, code, "", time.monotonic() - started) for node in plan.nodes]
 
 
