@@ -29,6 +29,18 @@ TOLERANCE = 1e-6
 """fp32 sums of the same samples in another order; losses are about 7."""
 SHAPE = ("train.global_batch=8", "train.micro_batch=2", "train.hang_seconds=30", "deepspeed=zero1")
 STEPS = 4
+SHELL = """\
+"$@"
+code=$?
+for _ in $(seq 20); do
+    left=$(squeue --steps --noheader --format=%i)
+    [ -z "$left" ] && break
+    sleep 0.1
+done
+echo "steps left: ${left:-none}"
+exit $code
+"""
+"""A user's in an allocation: that goes on after the launch, and ends nothing for it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Lab:
 
     def start(self, allocation: list[str], words: list[str], arguments: list[str]) -> NodeLaunch:
         within = ["env", f"SLURM_CONF={self.config}", "salloc", "--quiet", "--nodes=2", *allocation]
+        within += ["bash", "-c", SHELL, "shell"]
         options = ["--launcher", "slurm", "--no-health", *words]
         return NodeLaunch(self.nodes[0], "launch", *options, "--", *arguments, within=within)
 
@@ -73,7 +86,7 @@ def test_the_losses_of_one_rank_on_all_of_the_allocation_without_ssh(
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, f"train.steps={STEPS}")
     launch = lab.start(["--ntasks-per-node=2"], ["--no-preflight"], arguments)
     assert launch.wait() == 0, launch.output
-    assert "2 nodes, 2 slots each (SLURM_TASKS_PER_NODE)" in launch.output
+    assert "2 nodes, slots=2 on each (SLURM_TASKS_PER_NODE)" in launch.output
     assert losses(tmp_path / "run") == pytest.approx(undisturbed, abs=TOLERANCE)
     assert len(list((tmp_path / "run" / "logs").glob("rank_*.log"))) == 4
     assert_nothing_is_left(lab.nodes)
@@ -98,6 +111,7 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
         os.kill(process, signal.SIGKILL)
     assert launch.wait() == ClusterError.exit_code, launch.output
     assert time.monotonic() - began < 10
+    assert "steps left: none" in launch.output
     assert "rank 1 on n0 failed first: ClusterError: rank 1: its process was killed from outside (srun" in launch.output
     assert_nothing_is_left(lab.nodes)
     for environment in given.values():
@@ -113,7 +127,7 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
     launch = lab.start([], ["--no-preflight"], arguments)
     launch.wait_for_steps(tmp_path / "run", 2)
     found = lab.nodes[0].processes("z2all_ds launch")
-    (command,) = [pid for pid, text in found.items() if "salloc" not in text]
+    (command,) = [pid for pid, text in found.items() if "squeue" not in text]
     for node in lab.nodes:
         for rank in ranks_on(node):
             os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
@@ -121,6 +135,7 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
     launch.wait_for_words("once more ends it at once")
     os.kill(command, signal.SIGTERM)
     assert launch.wait() == 130, launch.output
+    assert "steps left: none" in launch.output
     assert_nothing_is_left(lab.nodes, within_seconds=3.0)
 
 

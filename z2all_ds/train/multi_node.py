@@ -151,7 +151,9 @@ def nodes_of(options: LaunchOptions) -> list[Node]:
     allocated = slurm.allocated_names()
     if not nodes:
         slots, reason = slurm.slots_of_a_node()
-        say(f"slurm job {os.environ.get('SLURM_JOB_ID', '?')}: {len(allocated)} nodes, {slots} slots each ({reason})")
+        say(
+            f"slurm job {os.environ.get('SLURM_JOB_ID', '?')}: {len(allocated)} nodes, slots={slots} on each ({reason})"
+        )
         return [Node(name=name, slots=slots) for name in allocated]
     slurm.check_names(nodes, allocated)
     return nodes
@@ -261,11 +263,11 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
         code = process.wait()
     finally:
         if process.poll() is None:
-            if launcher == "pdsh":
+            if by_srun:
+                end_group(process)  # srun is in it, and ends the step; deepspeed would pass nothing on
+            else:
                 process.terminate()  # it passes that on to the nodes
                 process.wait()
-            else:
-                end_group(process)  # it passes nothing on; srun and mpirun, which it has started, do
     if words:
         words.wait()
         slurm.note_killed(RunFolder(Path(plan.orders[plan.nodes[0].name].run_dir)), words.first_killed)
