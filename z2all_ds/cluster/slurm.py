@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from z2all_ds.cluster.nodes import Node
+from z2all_ds.console import say
 from z2all_ds.errors import ClusterError
 from z2all_ds.fault_records import KILLED, Fault, forget_fault, read_faults, write_fault
 from z2all_ds.run_folder import RunFolder
@@ -41,6 +42,22 @@ from z2all_ds.train.slurm_rank import main
 
 sys.exit(main())
 '''
+
+
+def nodes_to_use(listed: list[Node], only_shown: bool) -> list[Node]:
+    """Those of a hostfile, or all of the allocation where there is none."""
+    check_slots(listed)
+    if listed and only_shown:  # may be done anywhere
+        return listed
+    require_slurm()
+    allocated = allocated_names()
+    check_names(listed, allocated)
+    if listed:
+        return listed
+    slots, reason = slots_of_a_node()
+    job = os.environ.get("SLURM_JOB_ID", "?")
+    say(f"slurm job {job}: {len(allocated)} nodes, slots={slots} on each ({reason})")
+    return [Node(name=name, slots=slots) for name in allocated]
 
 
 def require_slurm() -> None:

@@ -142,21 +142,7 @@ def nodes_of(options: LaunchOptions) -> list[Node]:
     if options.hostfile is None and not by_slurm:
         raise ClusterError(f"launcher {options.launcher}", "needs to know the nodes", "Give --hostfile FILE.")
     nodes = read_nodes(options.hostfile) if options.hostfile else []
-    if not by_slurm:
-        return nodes
-    slurm.check_slots(nodes)
-    if nodes and options.dry_run:  # may be shown anywhere
-        return nodes
-    slurm.require_slurm()
-    allocated = slurm.allocated_names()
-    if not nodes:
-        slots, reason = slurm.slots_of_a_node()
-        say(
-            f"slurm job {os.environ.get('SLURM_JOB_ID', '?')}: {len(allocated)} nodes, slots={slots} on each ({reason})"
-        )
-        return [Node(name=name, slots=slots) for name in allocated]
-    slurm.check_names(nodes, allocated)
-    return nodes
+    return slurm.nodes_to_use(nodes, options.dry_run) if by_slurm else nodes
 
 
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
