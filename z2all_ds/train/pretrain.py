@@ -169,6 +169,8 @@ def train_rank(
     compiled = run.train.compile == "layers"
     if compiled:
         require_inductor(device.type)
+    if device.type == "cuda":
+        progress.record_flight(folder)
     ds.start_process_group(world, device)
     startup.done("process_group")
     situation = Situation(device.type, resolved.dtype, run.model.shape.head_dim)
