@@ -27,7 +27,9 @@ pytestmark = [
     pytest.mark.skipif(bool(why_no_nodes()), reason=why_no_nodes() or "they can be started"),
 ]
 TOLERANCE = 2e-3
-"""Sums in bf16 of the same samples in another order; losses are about 7."""
+"""Sums in bf16 of the same samples in another order; losses are about 7. It grows with the steps (seen: 3.8e-3 in
+step 59)."""
+COMPARED = 20
 SHAPE = ("train.global_batch=4", "train.micro_batch=2", "train.hang_seconds=8", "data.num_workers=1")
 STEPS = 300
 STOP = "train.stop_at_step=60"
@@ -53,12 +55,22 @@ def launches(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> list[float]:
+def by_one_rank(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> list[float]:
     """By one rank on the same GPU."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    overrides = (*SHAPE, f"train.steps={STEPS}", STOP, "deepspeed=zero1")
+    overrides = (*SHAPE, f"train.steps={STEPS}", f"train.stop_at_step={COMPARED}", "deepspeed=zero1")
     done = train(run_dir, small_corpus, small_tokenizer, *overrides, ranks=1)
     assert done.returncode == 0, done.stderr
+    return losses(run_dir)
+
+
+@pytest.fixture(scope="module")
+def by_two_nodes(launches: Launches, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """To whom nothing happens."""
+    run_dir = tmp_path_factory.mktemp("two_nodes") / "run"
+    answer = z2all(*launches.words(run_dir, [], "deepspeed=zero1", STOP))
+    assert answer.returncode == 0, answer.stderr
+    assert not list((run_dir / "logs" / "flight").iterdir())
     return losses(run_dir)
 
 
@@ -84,7 +96,7 @@ def rank_on(node: str) -> int:
 
 
 def workers_of(rank: int) -> list[int]:
-    children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+    children = " ".join(path.read_text() for path in Path(f"/proc/{rank}/task").glob("*/children")).split()
     return [int(pid) for pid in children if b"watchdog" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -118,16 +130,17 @@ def test_the_doctor_has_them_compute_and_meet_by_nccl(launches: Launches, tmp_pa
     assert health.startswith("2 nodes on cuda: ")
 
 
-@pytest.mark.parametrize("stage", ["zero1", "zero3"])
-def test_the_losses_of_one_rank(launches: Launches, undisturbed: list[float], stage: str, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    answer = z2all(*launches.words(run_dir, [], f"deepspeed={stage}", "train.stop_at_step=20"))
+def test_the_losses_of_one_rank(
+    launches: Launches, by_one_rank: list[float], by_two_nodes: list[float], tmp_path: Path
+) -> None:
+    answer = z2all(*launches.words(tmp_path / "run", [], "deepspeed=zero3", f"train.stop_at_step={COMPARED}"))
     assert answer.returncode == 0, answer.stderr
-    assert losses(run_dir) == pytest.approx(undisturbed[:20], abs=TOLERANCE)
-    assert not list((run_dir / "logs" / "flight").iterdir())
+    for found in (by_two_nodes[:COMPARED], losses(tmp_path / "run")):
+        print("off by", max(abs(a - b) for a, b in zip(found, by_one_rank, strict=True)))
+        assert found == pytest.approx(by_one_rank, abs=TOLERANCE)
 
 
-def test_a_killed_rank_and_a_restart(launches: Launches, undisturbed: list[float], tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_restart(launches: Launches, by_two_nodes: list[float], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = ["--restarts", "1", "--no-health"]
     overrides = ("deepspeed=zero1", STOP, "checkpoint.every_steps=5")
@@ -136,9 +149,10 @@ def test_a_killed_rank_and_a_restart(launches: Launches, undisturbed: list[float
         os.kill(rank_on("node2"), signal.SIGKILL)
         _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    assert losses(run_dir) == pytest.approx(undisturbed, abs=TOLERANCE)
     (fault,) = faults(run_dir)
     print(fault)
+    print("off by", max(abs(a - b) for a, b in zip(losses(run_dir), by_two_nodes, strict=True)))
+    assert losses(run_dir) == by_two_nodes
     assert (fault["fault"], fault["rank"]) == ("killed", 1)
     assert float(str(fault["seconds"])) < 30
     assert nobody_is_left()

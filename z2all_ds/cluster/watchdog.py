@@ -143,12 +143,16 @@ class Watchdog:
         time.sleep(STACKS_SECONDS)
         for seen in ranks:
             silent = time.monotonic() - seen.beat_at
-            state = "its process is stopped" if seen.rank in stopped else f"its stacks are in {seen.stacks}"
+            if seen.rank in stopped:
+                state = "its process is stopped. Find out by whom: a debugger, a signal, a frozen container."
+            else:
+                state = (
+                    f"its stacks are in {seen.stacks}. Look there for what it waits for (train.hang_seconds limits it)."
+                )
             line = f"ClusterError: rank {seen.rank}: no sign of life for {silent:.0f} s in step {seen.step + 1}"
             # Who is behind, or stopped, holds up the others.
             weight = (10**9 if seen.rank in stopped else 0) - seen.beats
-            fix = "Look there for what it waits for; train.hang_seconds is the limit."
-            fault = Fault(HANG, seen.rank, self.host, f"{line}; {state}. {fix}", ClusterError.exit_code, weight)
+            fault = Fault(HANG, seen.rank, self.host, f"{line}; {state}", ClusterError.exit_code, weight)
             write_fault(self.run, fault)
         flight.ask_for(self.run, self.folder, [seen.rank for seen in ranks if seen.rank not in stopped])
 
