@@ -3,17 +3,22 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.helpers.docker_files import DOCKER, ROOT
-from tests.helpers.docker_nodes import ISOLATED, DockerNode, docker_node, make_key, settings, why_no_nodes
-from tests.helpers.node_lab import LOGIN_HOME
+from tests.helpers.docker_files import DOCKER
+from tests.helpers.docker_nodes import (
+    ISOLATED,
+    DockerNode,
+    both_nodes,
+    docker_node,
+    make_key,
+    settings,
+    why_no_nodes,
+    z2all,
+)
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.errors import MachineError
 from z2all_ds.machine import free_port
@@ -181,35 +186,6 @@ def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
 
 
 # All together
-
-
-@contextmanager
-def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
-    """Those of the shipped hostfile, but for the key, the interpreter and ports that are free here; its copy."""
-    content = yaml.safe_load((DOCKER / "host_network.yaml").read_text(encoding="utf-8"))
-    content["all"]["ssh"]["key"] = str(key)
-    content["all"]["python"] = sys.executable
-    ports = [free_port(), free_port()]
-    for said, port in zip(content["nodes"].values(), ports, strict=True):
-        said["ssh"]["port"] = port
-    hostfile = folder / "nodes.yaml"
-    hostfile.write_text(yaml.safe_dump(content, sort_keys=False))
-    with docker_node(folder / "1", ports[0], key), docker_node(folder / "2", ports[1], key):
-        yield hostfile
-
-
-def z2all(*words: str) -> "subprocess.CompletedProcess[str]":
-    """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
-    home = LOGIN_HOME / ".ssh"
-    had = home.exists()
-    home.mkdir(mode=0o700, exist_ok=True)
-    script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
-    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
-    try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    finally:
-        if not had:
-            home.rmdir()
 
 
 @needs_nodes

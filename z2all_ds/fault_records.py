@@ -68,7 +68,8 @@ def has_fault(folder: RunFolder, rank: int) -> bool:
 
 def forget_faults(folder: RunFolder) -> None:
     """Before a launch."""
-    shutil.rmtree(folder.faults, ignore_errors=True)
+    for left in (folder.faults, folder.flights):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def read_faults(folder: RunFolder) -> list[Fault]:

@@ -78,6 +78,11 @@ class RunFolder:
         """What a rank that hangs was doing."""
         return self.root / "logs" / "stacks" / f"rank_{rank:04d}.txt"
 
+    @property
+    def flights(self) -> Path:
+        """What ranks that hang had asked NCCL for."""
+        return self.root / "logs" / "flight"
+
     def rank_log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 

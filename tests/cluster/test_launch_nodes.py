@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import node_lab
-from tests.helpers.node_lab import Node
+from tests.helpers.node_lab import SSH_PORT, Node
 from tests.helpers.node_launches import NodeLaunch, assert_nothing_is_left, rank_on, write_hostfile
 from tests.helpers.training import losses, metrics, run_arguments, train
 from z2all_ds.errors import EXIT_REQUEUE
@@ -199,6 +199,10 @@ def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
     run_dir = launches.place / "run"
     launch = launches.start("run", [], ["train.steps=100000", "deepspeed=zero3"], launches.nodes[:2])
     launch.wait_for_steps(run_dir, 3)
+    for node in launches.nodes[:2]:
+        ours = {(address, port) for address, port in node.listening() if port != SSH_PORT}
+        assert {address for address, _ in ours} <= {node.address, "127.0.0.1"}, ours
+        assert node is not launches.nodes[0] or ours, "the meeting point at least"
     (command,) = [pid for pid, text in launches.nodes[0].processes("z2all_ds launch").items() if "nsenter" not in text]
     os.kill(command, signal.SIGTERM)
     assert launch.wait() == EXIT_REQUEUE, launch.output

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.command import ROOT
 from z2all_ds.cluster.watchdog import look
-from z2all_ds.fault_records import HANG, KILLED, Fault, first_fault, read_faults
+from z2all_ds.fault_records import BUG, HANG, KILLED, Fault, first_fault, read_faults
 from z2all_ds.run_folder import RunFolder
 
 RANK = """
@@ -113,6 +113,29 @@ def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
     assert (fault.kind, fault.rank) == (HANG, 1)
     assert str(ranks.run.stacks(1)) in fault.line
     assert "<module>" in ranks.run.stacks(1).read_text()
+
+
+def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
+    os.kill(ranks.processes[1].pid, signal.SIGSEGV)
+    time.sleep(1.0)
+    ranks.processes[0].terminate()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (BUG, 1)
+    assert "crashed in step " in fault.line
+    assert f"(Segmentation fault). See {ranks.run.stacks(1)}." in fault.line
+    assert "most recent call first" in ranks.run.stacks(1).read_text()
+
+
+def test_a_rank_that_torch_aborts_follows_another_one(ranks: Ranks) -> None:
+    """torch writes down that NCCL has lost a rank, and then aborts the process."""
+    log = ranks.run.rank_log(0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("[rank0]:[E1116 15:06:57.45 ProcessGroupNCCL.cpp:2303] failure detected by watchdog\n")
+    os.kill(ranks.processes[0].pid, signal.SIGABRT)
+    ranks.processes[0].wait()
+    os.kill(ranks.processes[1].pid, signal.SIGKILL)
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (KILLED, 1), read_faults(ranks.run)
 
 
 def test_faults_are_plain_json(ranks: Ranks) -> None:

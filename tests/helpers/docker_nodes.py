@@ -4,8 +4,10 @@ own processes and mounts, and the machine's network.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.docker_files import DOCKER
+import yaml
+
+from tests.helpers.docker_files import DOCKER, ROOT
+from tests.helpers.node_lab import LOGIN_HOME
+from z2all_ds.machine import free_port
 
 TOOLS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "tini": "tini", "unshare": "util-linux"}
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -119,3 +125,49 @@ def _answers(port: int) -> bool:
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False
+
+
+# Both nodes of the shipped hostfile
+
+
+@contextmanager
+def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
+    """Those of the shipped hostfile, but for the key, the interpreter and ports that are free here; its copy."""
+    content = yaml.safe_load((DOCKER / "host_network.yaml").read_text(encoding="utf-8"))
+    content["all"]["ssh"]["key"] = str(key)
+    content["all"]["python"] = sys.executable
+    ports = [free_port(), free_port()]
+    for (name, said), port in zip(content["nodes"].items(), ports, strict=True):
+        said["ssh"]["port"] = port
+        # To NCCL they are two machines: else it would refuse two ranks on one GPU.
+        said["environment"] = {"NCCL_HOSTID": name}
+    hostfile = folder / "nodes.yaml"
+    hostfile.write_text(yaml.safe_dump(content, sort_keys=False))
+    with docker_node(folder / "1", ports[0], key), docker_node(folder / "2", ports[1], key):
+        yield hostfile
+
+
+@contextmanager
+def z2all_beside(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
+    home = LOGIN_HOME / ".ssh"
+    had = home.exists()
+    home.mkdir(mode=0o700, exist_ok=True)
+    script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
+    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if not had:
+            home.rmdir()
+
+
+def z2all(*words: str) -> "subprocess.CompletedProcess[str]":
+    """To its end."""
+    with z2all_beside(*words) as process:
+        out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)

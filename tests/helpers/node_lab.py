@@ -12,7 +12,9 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -147,12 +149,24 @@ class Node:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
 
+    def listening(self) -> set[tuple[str, int]]:
+        """Addresses and ports at which somebody in it waits for connections; of IPv6 it is enough to know that."""
+        found = set()
+        for line in Path(f"/proc/{self.init}/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, port = local.split(":")
+            if state == "0A":
+                found.add((socket.inet_ntoa(int(address, 16).to_bytes(4, sys.byteorder)), int(port, 16)))
+        for line in Path(f"/proc/{self.init}/net/tcp6").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == "0A":
+                found.add(("::", int(local.split(":")[1], 16)))
+        return found
+
     def _answers(self) -> bool:
         try:
-            init = self.init
-            listening = Path(f"/proc/{init}/net/tcp").read_text()
             # Also the mounts and the name are there when sshd is: it is what the script becomes.
-            return f":{SSH_PORT:04X} 00000000:0000 0A" in listening
+            return ("0.0.0.0", SSH_PORT) in self.listening()
         except (OSError, IndexError):  # not yet there
             return False
 

@@ -1,7 +1,6 @@
 """Agents on all nodes at once: started over ssh, asked side by side, ended together."""
 
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from z2all_ds.cluster.agent import MARK
 from z2all_ds.cluster.nodes import Node
-from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, command_on, python_command, trouble_of
+from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, start_module, trouble_of
 
 END_SECONDS = 3.0
 AGENT = "z2all_ds.cluster.agent"
@@ -39,15 +38,7 @@ class RemoteAgent:
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._ended: Trouble | None = None
-        self._process = subprocess.Popen(
-            command_on(node, config, python_command(node, folder, module)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # a Ctrl-C is for us alone
-        )
+        self._process = start_module(node, config, folder, module)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, what: str, **details: Any) -> "Future[Any]":

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from z2all_ds.cluster import flight
 from z2all_ds.errors import MachineError
 from z2all_ds.lifeline import OWNER_VARIABLE
 from z2all_ds.machine import private_temp_dir, process_start_time
@@ -35,7 +36,7 @@ class Progress:
     """Of one rank. The file has the beat first, then who it is, as JSON."""
 
     def __init__(self, folder: RunFolder, world: World, hang_seconds: float) -> None:
-        self._count, self._step = 0, -1
+        self._count, self._step, self._rank = 0, -1, world.rank
         place = watch_folder(folder)
         _sweep(place.parent)
         who = {
@@ -54,6 +55,7 @@ class Progress:
         folder.stacks(world.rank).parent.mkdir(parents=True, exist_ok=True)
         self._stacks = folder.stacks(world.rank).open("w")
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        faulthandler.enable(self._stacks)  # and what it did when it crashed
         if world.local_rank == 0:
             self._start_watchdog(folder, world, hang_seconds)
 
@@ -62,12 +64,18 @@ class Progress:
         self._step = self._step if step is None else step
         BEAT.pack_into(self._memory, 0, self._count, time.monotonic(), self._step)
 
+    def record_flight(self, folder: RunFolder) -> None:
+        """Has NCCL remember its collectives, for when this rank hangs; before it joins the others."""
+        flight.switch_on(folder, self.path.parent, self._rank)
+
     def end(self) -> None:
         """This rank ends by itself: the watchdog need not wonder."""
         self.path.unlink(missing_ok=True)
+        flight.pipe_of(self.path.parent, self._rank).unlink(missing_ok=True)
         with suppress(OSError):  # the last one takes the folder along
             self.path.parent.rmdir()
         faulthandler.unregister(STACKS_SIGNAL)
+        faulthandler.disable()
         self._stacks.close()
         if not Path(self._stacks.name).stat().st_size:
             Path(self._stacks.name).unlink()

@@ -1,8 +1,6 @@
 """Runs ranks on all nodes over ssh, one connection each, and ends all of them when one has failed."""
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from z2all_ds.cluster.node import BEAT, BEAT_EVERY_SECONDS, END, FORGET, MARK, Orders
 from z2all_ds.cluster.nodes import Node
-from z2all_ds.cluster.ssh import SSH_FAILED, command_on, python_command
+from z2all_ds.cluster.ssh import SSH_FAILED, start_module
 
 MODULE = "z2all_ds.cluster.node"
 OTHERS_SECONDS = 3.0
@@ -48,16 +46,7 @@ class RemoteNode:
         self._started = time.monotonic()
         self.ended_at: float | None = None
         self._errors: list[str] = []
-        self._process = subprocess.Popen(
-            command_on(node, config, python_command(node, folder, MODULE)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # a Ctrl-C is for us alone
-        )
+        self._process = start_module(node, config, folder, MODULE)
         self._send(json.dumps(asdict(orders)))
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._hear, self._pass_on)]
         for thread in self._threads:

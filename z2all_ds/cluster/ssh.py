@@ -140,6 +140,25 @@ def python_command(node: Node, folder: str, module: str) -> str:
     return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
 
 
+def start_module(node: Node, config: Path, folder: str, module: str) -> "subprocess.Popen[str]":
+    """A module that runs there for as long as we talk with it over its stdin and stdout."""
+    return subprocess.Popen(
+        command_on(node, config, python_command(node, folder, module)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=plain_words(),
+        start_new_session=True,  # a Ctrl-C is for us alone
+    )
+
+
+def plain_words() -> dict[str, str]:
+    """The environment in which ssh says what we know to read."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
 def ask(node: Node, config: Path, command: str, seconds: float) -> "subprocess.CompletedProcess[str] | Trouble":
     """Runs a line of shell there and waits for its end, or says why it could not be run."""
     try:
@@ -149,7 +168,7 @@ def ask(node: Node, config: Path, command: str, seconds: float) -> "subprocess.C
             capture_output=True,
             text=True,
             timeout=seconds,
-            env={**os.environ, "LC_ALL": "C"},
+            env=plain_words(),
         )
     except subprocess.TimeoutExpired:
         return Trouble("unreachable", f"no answer within {seconds:.0f} s", f"Look at {node.name}: it is stuck or slow.")

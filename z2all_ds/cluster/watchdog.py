@@ -2,12 +2,13 @@
 
 Started by the node's first rank, under any launcher; ends when the ranks have. What it sees, it writes down as faults
 of the run: a rank that is gone without a word was killed; one that gives no sign of life for too long hangs. Then the
-stacks of all ranks here are written to RUN/logs/stacks, and the ranks are ended: a launcher alone would wait for ever.
-Loads no torch.
+stacks of all ranks here are written to RUN/logs/stacks, and what they had asked NCCL for to RUN/logs/flight; then the
+ranks are ended: a launcher alone would wait for ever. Loads no torch.
 """
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -17,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.cluster import flight
 from z2all_ds.cluster.progress import BEAT, STACKS_SIGNAL, file_name
 from z2all_ds.errors import ClusterError, MachineError
-from z2all_ds.fault_records import HANG, KILLED, OUT_OF_MEMORY, Fault, has_fault, write_fault
+from z2all_ds.fault_records import BUG, HANG, KILLED, LOST_PEER, OUT_OF_MEMORY, Fault, has_fault, write_fault
 from z2all_ds.machine import process_is_alive
 from z2all_ds.run_folder import RunFolder
 
@@ -32,6 +34,10 @@ ARRIVAL_SECONDS = 120.0
 """Within which all ranks of the node must have begun."""
 START_SECONDS = 300.0
 """Before its first step a rank may be silent for so long at least: it loads, compiles, restores."""
+
+NCCL_GAVE_UP = "ProcessGroupNCCL.cpp"
+"""In the log of a rank that torch aborts because another one is gone or late."""
+TAIL_BYTES = 20_000
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Watchdog:
     def _forget(self, ranks: dict[int, Seen]) -> None:
         for rank in ranks:
             (self.folder / file_name(rank)).unlink(missing_ok=True)
+            flight.pipe_of(self.folder, rank).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -119,6 +126,10 @@ class Watchdog:
                 line = f"MachineError: rank {seen.rank}: killed by the system, which had no memory left"
                 fix = "Use less memory: a smaller micro-batch, another ZeRO JSON (`z2all plan`), or fewer loaders."
                 fault = Fault(OUT_OF_MEMORY, seen.rank, self.host, f"{line}. {fix}", MachineError.exit_code)
+            elif crash := crash_of(seen.stacks):
+                kind = LOST_PEER if NCCL_GAVE_UP in tail_of(self.run.rank_log(seen.rank)) else BUG
+                line = f"ClusterError: rank {seen.rank}: crashed in step {seen.step + 1} ({crash})"
+                fault = Fault(kind, seen.rank, self.host, f"{line}. See {seen.stacks}.", ClusterError.exit_code)
             else:
                 line = f"ClusterError: rank {seen.rank}: its process was killed from outside in step {seen.step + 1}"
                 fault = Fault(KILLED, seen.rank, self.host, f"{line}. Look for who did it.", ClusterError.exit_code)
@@ -132,13 +143,18 @@ class Watchdog:
         time.sleep(STACKS_SECONDS)
         for seen in ranks:
             silent = time.monotonic() - seen.beat_at
-            state = "its process is stopped" if seen.rank in stopped else f"its stacks are in {seen.stacks}"
+            if seen.rank in stopped:
+                state = "its process is stopped. Find out by whom: a debugger, a signal, a frozen container."
+            else:
+                state = (
+                    f"its stacks are in {seen.stacks}. Look there for what it waits for (train.hang_seconds limits it)."
+                )
             line = f"ClusterError: rank {seen.rank}: no sign of life for {silent:.0f} s in step {seen.step + 1}"
             # Who is behind, or stopped, holds up the others.
             weight = (10**9 if seen.rank in stopped else 0) - seen.beats
-            fix = "Look there for what it waits for; train.hang_seconds is the limit."
-            fault = Fault(HANG, seen.rank, self.host, f"{line}; {state}. {fix}", ClusterError.exit_code, weight)
+            fault = Fault(HANG, seen.rank, self.host, f"{line}; {state}", ClusterError.exit_code, weight)
             write_fault(self.run, fault)
+        flight.ask_for(self.run, self.folder, [seen.rank for seen in ranks if seen.rank not in stopped])
 
     def _end(self, ranks: list[Seen], grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
@@ -165,6 +181,20 @@ def wait_for_an_end(ranks: list[Seen]) -> None:
     finally:
         for handle in handles:
             os.close(handle)
+
+
+def crash_of(stacks: Path) -> str:
+    """What Python called a rank that crashed: `Segmentation fault`, `Aborted` ...; empty where it did not crash."""
+    with suppress(OSError):
+        found = re.search(r"^Fatal Python error: (.*)$", stacks.read_text(errors="replace"), re.MULTILINE)
+        return found[1] if found else ""
+    return ""
+
+
+def tail_of(log: Path) -> str:
+    with suppress(OSError):
+        return log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+    return ""
 
 
 def out_of_memory_kills() -> int:

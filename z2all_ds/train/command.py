@@ -8,8 +8,10 @@ from pathlib import Path
 from z2all_ds.accounting import count_parameters
 from z2all_ds.atomic import machine_limits_named
 from z2all_ds.checkpoint import memory
+from z2all_ds.cluster import flight
 from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
 from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.console import say
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
 from z2all_ds.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
 from z2all_ds.machine import device_type, gpu_count, require_free_disk
@@ -64,6 +66,8 @@ def train_on_this_machine(
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
+        for line in flight.told(folder):
+            say(line)
         # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
         raise RanksFailed(
             f"training in {folder.root}",

@@ -13,20 +13,24 @@ import deepspeed
 import numpy
 import torch
 from deepspeed.comm import comm
+from deepspeed.constants import default_pg_timeout
 from deepspeed.runtime import compiler
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 from torch.distributed import distributed_c10d
 
 from z2all_ds.config import RunConfig
-from z2all_ds.errors import MachineError, PortTaken
+from z2all_ds.errors import MachineError
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.initialization import initialise_weights, materialise
 from z2all_ds.model.modules import DecoderLayer
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.train.meeting import join
 from z2all_ds.train.optimizers import build_optimizer
 from z2all_ds.world import World
+
+WATCHDOG_SECONDS = 30.0
 
 
 def pick_device(world: World) -> torch.device:
@@ -63,24 +67,21 @@ def start_process_group(world: World, device: torch.device) -> None:
         for name in ("RANK", "LOCAL_RANK"):
             os.environ.setdefault(name, "0")
         os.environ.setdefault("WORLD_SIZE", "1")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    try:
-        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
-    except torch.distributed.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        port = os.environ["MASTER_PORT"]
-        raise PortTaken(f"port {port}", "another process has it", "Give the launcher another --master_port.") from None
+    join(world, device, default_pg_timeout)
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # finds them met
     if device.type == "cpu":
         _unname_shared_buffer(world.rank)
 
 
 def limit_waiting(seconds: float) -> None:
-    """The timeout of all process groups. The one that `initialize` takes does not reach those that ZeRO makes."""
+    """The timeout of all process groups. The one that `initialize` takes does not reach those that ZeRO makes.
+
+    A little later than the node's watchdog, which asks a rank what it is doing before it ends it.
+    """
     if seconds <= 0:
         return
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds + WATCHDOG_SECONDS), group)
 
 
 def _unname_shared_buffer(rank: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from z2all_ds.cluster import preflight_report, slurm, ssh
+from z2all_ds.cluster import flight, preflight_report, slurm, ssh
 from z2all_ds.cluster.compare import NodeFinding
 from z2all_ds.cluster.group import end_group
 from z2all_ds.cluster.nodes import Node, SshAccess, read_nodes
@@ -273,6 +273,8 @@ def shared_files(run: RunConfig, config: str | None) -> list[str]:
 
 def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
     where = f"rank {fault.rank} on {fault.host}"
+    for line in flight.told(folder):
+        say(line)
     fix = f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint."
     return RanksFailed(f"training in {folder.root}", f"{where} failed first: {fault.line}", fix, fault.code)
 
@@ -290,6 +292,6 @@ def tell(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
     folder.root.mkdir(parents=True, exist_ok=True)
     writer = RunWriter(folder)
     noticed = round(time.time() - fault_at, 3)
-    who = {"rank": fault.rank, "host": fault.host, "line": fault.line}
+    who = {"rank": fault.rank, "host": fault.host, "line": fault.line, "collectives": flight.told(folder)}
     writer.event("fault", step=step, fault=fault.kind, **who, seconds=noticed)
     writer.close()

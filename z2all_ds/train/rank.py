@@ -1,0 +1,195 @@
+"""The training of one rank, part by part: data, device, engine, loop.
+
+checked inputs ─▶ torch is loaded ─▶ device ─▶ process group, model, engine ─▶ trainer ─▶ steps
+"""
+
+import json
+import os
+import platform
+from typing import Any, NamedTuple
+
+from z2all_ds.atomic import write_whole
+from z2all_ds.cluster.progress import Progress
+from z2all_ds.config import RunConfig, dump_yaml
+from z2all_ds.errors import ClusterError
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.run_stages import run_stages
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
+from z2all_ds.train import determinism, garbage
+from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.train.init_from import FirstWeights, load_first_weights
+from z2all_ds.train.inputs import stream_spec
+from z2all_ds.train.logs import RankOutput
+from z2all_ds.train.startup import Startup
+from z2all_ds.train.unused_libraries import left_unloaded
+from z2all_ds.world import World
+
+
+class Inputs(NamedTuple):
+    """What a rank knows before torch is loaded."""
+
+    expected_device: str
+    resolved: ResolvedDeepSpeed
+    tokenizer: Z2allTokenizer
+    first_weights: FirstWeights | None
+
+
+class Rank(NamedTuple):
+    """What all parts of a rank's training are told."""
+
+    run: RunConfig
+    resume: str
+    folder: RunFolder
+    world: World
+    inputs: Inputs
+    output: RankOutput
+    startup: Startup
+    progress: Progress
+
+
+def train_rank(rank: Rank) -> str:
+    """Builds data, engine and trainer, restores the checkpoint if there is one, trains. Returns how it ended."""
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # Memory in segments that grow, so that batches of other shapes do not leave holes; torch reads this once.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    determinism.prepare(rank.run.train.deterministic)
+    rank.output.say("loading torch and DeepSpeed")
+    with garbage.loading(), left_unloaded():
+        from z2all_ds.data import PackedStream
+        from z2all_ds.train import engine as ds  # noqa: F401  the rest below finds it loaded
+    rank.startup.done("imports")
+    spec, tokenizer = stream_spec(rank.run), rank.inputs.tokenizer
+    stream = PackedStream(spec, tokenizer, rank=rank.world.rank, world_size=rank.world.world_size)
+    rank.startup.done("data")
+    device, resolved = take_device(rank)
+    engine, ops = build_engine(rank, device, resolved)
+    trainer = build_trainer(rank, resolved, engine, ops, stream)
+    try:
+        trainer.restore(rank.resume)
+        rank.startup.done("restore")
+        outcome: str = trainer.run_steps()
+        return outcome
+    except ClusterError:  # another rank is gone, and with it its part of a save
+        raise
+    except Exception:
+        trainer.state.let_saves_arrive()
+        raise
+    finally:
+        trainer.close()
+
+
+def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
+    """This rank's GPU or the CPU, and the settings for it."""
+    from z2all_ds.train import engine as ds
+    from z2all_ds.train.cpu_binding import bind_to_gpu
+
+    run, resolved = rank.run, rank.inputs.resolved
+    determinism.enforce(run.train.deterministic)
+    device = ds.pick_device(rank.world)
+    if run.train.bind_cpus:
+        bind_to_gpu(device, rank.output.say)
+    rank.startup.done("device")
+    if device.type != rank.inputs.expected_device:
+        # torch knows better: it may be built without CUDA, or for GPUs of another maker
+        resolved = resolve(run, rank.world.world_size, device.type)
+    for note in resolved.notes:
+        rank.output.say(note)
+    rank.output.say(f"dtypes: {resolved.dtypes}")
+    return device, resolved
+
+
+def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[Any, Any]:
+    """Joins the other ranks and wraps the model; with its ops."""
+    from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+    from z2all_ds.model.recompute import set_recompute
+    from z2all_ds.ops import Situation, resolve_ops
+    from z2all_ds.train import engine as ds
+    from z2all_ds.train.compiling import ops_to_compile, require_inductor
+    from z2all_ds.train.dry_run import dry_run
+
+    run, startup, say = rank.run, rank.startup, rank.output.say
+    startup.done("imports")
+    compiled = run.train.compile == "layers"
+    if compiled:
+        require_inductor(device.type)
+    if device.type == "cuda":
+        rank.progress.record_flight(rank.folder)
+    ds.start_process_group(rank.world, device)
+    startup.done("process_group")
+    situation = Situation(device.type, resolved.dtype, run.model.shape.head_dim)
+    ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
+    for choice in ops.choices:
+        say(f"op {choice.op}: {choice.backend} ({choice.reason})")
+    say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
+    ds.seed_everything(run.train.seed)
+    config = Z2allConfig.from_section(run.model, **rank.inputs.tokenizer.model_token_ids)
+    model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, device)
+    set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
+    if rank.world.is_main:
+        facts = {
+            "device": ds.device_name(device),
+            "ops": [vars(choice) for choice in ops.choices],
+            "optimizer": vars(resolved.optimizer),
+            "dtypes": vars(resolved.dtypes),
+        }
+        write_run_files(run, rank.folder, resolved.config, facts, rank.world)
+    startup.done("model")
+    engine = ds.build_engine(model, run, resolved)
+    ds.limit_waiting(run.train.hang_seconds)
+    if run.train.init_from:
+        load_first_weights(engine, rank.inputs.first_weights, run.train.seed, say)
+    startup.done("engine")
+    if run.train.dry_run:
+        dry_run(engine, run, resolved, say)
+    startup.done("dry_run")
+    return engine, ops
+
+
+def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any, stream: Any) -> Any:
+    """The loop, with batches, held-out data, and graphs or compiled layers."""
+    from z2all_ds.data import BatchLoader
+    from z2all_ds.train.compiling import compile_layers
+    from z2all_ds.train.graphed import graph_micro_batches
+    from z2all_ds.train.loop import Trainer
+    from z2all_ds.train.validation import Validation
+
+    run, world, say = rank.run, rank.world, rank.output.say
+    rank.startup.done("imports")
+    micro_batches = [stage.micro_batch for stage in run_stages(run)]
+    loader = BatchLoader(stream, micro_batches, run.data.num_workers, pin_memory=engine.device.type == "cuda")
+    rank.startup.done("data")
+    compiled = run.train.compile == "layers"
+    graphs = None if compiled else graph_micro_batches(engine, run, ops, say)
+    if compiled:
+        compile_layers(engine.module, ops, len(micro_batches), say)
+    validation = Validation(run, rank.inputs.tokenizer, world, engine) if run.validation.corpus else None
+    trainer = Trainer(
+        run, rank.folder, world, resolved, engine, loader, graphs, validation, rank.output, rank.startup, rank.progress
+    )
+    rank.startup.done("engine")
+    return trainer
+
+
+def write_run_files(
+    run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], facts: dict[str, Any], world: World
+) -> None:
+    """The resolved inputs of the run, beside its results."""
+    import importlib.metadata
+
+    write_whole(folder.config, dump_yaml(run))
+    write_whole(folder.ds_config, json.dumps(ds_config, indent=2))
+    packages = ("z2all_ds", "torch", "deepspeed", "transformers", "tokenizers", "numpy")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed as a package"
+    environment = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "world_size": world.world_size,
+        "packages": versions,
+        **facts,
+    }
+    write_whole(folder.environment, json.dumps(environment, indent=2))
