@@ -231,9 +231,12 @@ def snapshots_in(node: Node) -> list[str]:
     return [name for name in node.run("ls", "/dev/shm").stdout.split() if name.startswith("z2all_")]
 
 
-def test_a_killed_launcher_leaves_nothing(launches: Launches) -> None:
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
+def test_a_killed_launcher_leaves_nothing(launches: Launches, launcher: str) -> None:
+    if launcher == "openmpi" and not shutil.which("ompi_info"):
+        pytest.skip("needs Debian's openmpi-bin")
     run_dir = launches.place / "run"
-    launch = launches.start("run", [], ["train.steps=100000"], launches.nodes[:2])
+    launch = launches.start("run", ["--launcher", launcher], ["train.steps=100000"], launches.nodes[:2])
     launch.wait_for_steps(run_dir, 2)
     for pid in launches.nodes[0].processes("z2all_ds launch"):
         os.kill(pid, signal.SIGKILL)

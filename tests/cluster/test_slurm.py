@@ -139,6 +139,17 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
     assert_nothing_is_left(lab.nodes, within_seconds=3.0)
 
 
+def test_a_killed_launcher_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
+    launch = lab.start([], ["--no-preflight"], arguments)
+    launch.wait_for_steps(tmp_path / "run", 2)
+    for pid, text in lab.nodes[0].processes("z2all_ds launch").items():
+        if "squeue" not in text:
+            os.kill(pid, signal.SIGKILL)
+    assert_nothing_is_left(lab.nodes)
+    assert launch.wait() == 128 + signal.SIGKILL
+
+
 # Without slurm
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from z2all_ds.cluster import flight, preflight_report, slurm, ssh
 from z2all_ds.cluster.compare import NodeFinding
+from z2all_ds.cluster.followed import followed
 from z2all_ds.cluster.group import end_group
 from z2all_ds.cluster.nodes import Node, SshAccess, read_nodes
 from z2all_ds.cluster.plan import LAUNCHERS, LaunchPlan, make_plan
@@ -25,6 +26,7 @@ from z2all_ds.console import heartbeat, say
 from z2all_ds.corpus.manifest import MANIFEST_NAME
 from z2all_ds.errors import EXIT_REQUEUE, ClusterError, Z2allError
 from z2all_ds.fault_records import NODE_LOST, Fault, forget_faults, read_faults
+from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.machine import device_type, free_port
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter, last_outcome, read_records
@@ -237,8 +239,8 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     variables = plan.deepspeed_variables(launcher)
     by_srun = launcher == "slurm"
     process = subprocess.Popen(
-        plan.deepspeed_command(launcher),
-        env={**os.environ, **variables},
+        followed(plan.deepspeed_command(launcher)),
+        env={**os.environ, **variables, OWNER_VARIABLE: owner_mark()},
         stderr=subprocess.PIPE if by_srun else None,
         text=True,
         errors="replace",
