@@ -172,7 +172,7 @@ def test_a_rank_whose_data_does_not_come(launches: Launches, tmp_path: Path) -> 
     assert process.returncode not in (0, None)
     (fault,) = faults(run_dir)
     print(fault)
-    assert fault["fault"] == "hang"
+    assert (fault["fault"], fault["rank"]) == ("hang", 1)
     assert float(str(fault["seconds"])) < 30
     flights = flight.read_flights(RunFolder(run_dir))
     assert sorted(flights) == [0, 1]
