@@ -122,6 +122,17 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
     assert "very-secret" not in commands + launch.output
 
 
+def test_where_ssh_is_closed_the_way_without_it_is_named(
+    lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    """Slurm tells no port, and nobody listens on ssh's own here."""
+    launch = lab.start([], [], run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=1"))
+    assert launch.wait() == ClusterError.exit_code
+    (line,) = [line for line in launch.output.splitlines() if line.startswith("ClusterError: ")]
+    assert line.startswith("ClusterError: n0: ssh: ")
+    assert line.endswith("Where ssh to nodes is closed, launch with --no-preflight.")
+
+
 def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
     launch = lab.start([], ["--no-preflight"], arguments)

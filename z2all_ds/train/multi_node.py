@@ -106,7 +106,9 @@ class Launch:
         if must_not:
             preflight_report.render(found)
             first = must_not[0]
-            raise ClusterError(first.name, first.value, first.fix)
+            closed = self.options.launcher == "slurm" and found.lost
+            without = " Where ssh to nodes is closed, launch with --no-preflight." if closed else ""
+            raise ClusterError(first.name, first.value, first.fix + without)
         fit = [node for node in self.nodes if node.name not in unfit]
         least = self.options.min_nodes or len(self.nodes)
         while fit and not self._shape_fits(fit, found.device):
