@@ -76,6 +76,12 @@ def test_ranks_that_wait_for_nothing_tell_nothing(tmp_path: Path) -> None:
     assert flight.told(run) == []
 
 
+@pytest.mark.parametrize("content", [{"pg_status": [], "entries": [{"state": 1}]}, {"pg_status": {}, "entries": 3}, 7])
+def test_another_form_tells_nothing(content: Any, tmp_path: Path) -> None:
+    write(RunFolder(tmp_path), 0, content)
+    assert flight.told(RunFolder(tmp_path)) == []
+
+
 def test_half_a_file_and_code_in_one_are_not_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     path = write(run, 0, recording(entry(7, "scheduled")))

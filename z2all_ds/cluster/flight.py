@@ -95,7 +95,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def read_flight(run: RunFolder, rank: int) -> dict[str, Any] | None:
     """What a rank wrote; None where there is nothing, or not yet all of it."""
-    with suppress(OSError, EOFError, pickle.UnpicklingError, ValueError):
+    with suppress(OSError, EOFError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, TypeError):
         with (run.flights / f"rank_{rank}").open("rb") as file:
             content = _PlainUnpickler(file).load()
         return content if isinstance(content, dict) and "pg_status" in content else None
@@ -130,5 +130,8 @@ def unfinished(flights: dict[int, dict[str, Any]]) -> list[Collective]:
 
 
 def told(run: RunFolder) -> list[str]:
-    """The lines that name them, a few at most."""
-    return [collective.line for collective in unfinished(read_flights(run))[:MOST_LINES]]
+    """The lines that name them, a few at most; none where a torch writes in another form. They come beside an error,
+    and must not hide it."""
+    with suppress(LookupError, TypeError, ValueError, AttributeError):
+        return [collective.line for collective in unfinished(read_flights(run))[:MOST_LINES]]
+    return []
