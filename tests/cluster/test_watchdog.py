@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,26 @@ def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path
     assert not ranks.folder.exists()
     assert read_faults(ranks.run) == []
     assert not list((tmp_path / "logs" / "stacks").iterdir())
+
+
+def test_ranks_that_end_before_it_has_looked_leave_no_watchdog(tmp_path: Path) -> None:
+    (tmp_path / "end").touch()
+    ranks = Ranks(tmp_path)
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    deadline = time.monotonic() + 10
+    while watchdogs_of(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def watchdogs_of(run: Path) -> list[bytes]:
+    """Their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            words = path.read_bytes().split(b"\0")
+            found += [words[1]] if b"z2all_ds.cluster.watchdog" in words and str(run).encode() in words else []
+    return found
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -57,7 +57,7 @@ class Progress:
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         faulthandler.enable(self._stacks)  # and what it did when it crashed
         if world.local_rank == 0:
-            self._start_watchdog(folder, world, hang_seconds)
+            self._start_watchdog(folder, hang_seconds)
 
     def beat(self, step: int | None = None) -> None:
         self._count += 1
@@ -80,12 +80,10 @@ class Progress:
         if not Path(self._stacks.name).stat().st_size:
             Path(self._stacks.name).unlink()
 
-    def _start_watchdog(self, folder: RunFolder, world: World, hang_seconds: float) -> None:
+    def _start_watchdog(self, folder: RunFolder, hang_seconds: float) -> None:
         command = [sys.executable, "-m", "z2all_ds.cluster.watchdog", str(folder.root), str(self.path.parent)]
         environment = {name: value for name, value in os.environ.items() if name != OWNER_VARIABLE}
-        subprocess.Popen(
-            [*command, str(world.local_world_size), str(hang_seconds)], env=environment, stdin=subprocess.DEVNULL
-        )
+        subprocess.Popen([*command, str(hang_seconds)], env=environment, stdin=subprocess.DEVNULL)
 
 
 def _write(path: Path, content: bytes) -> None:

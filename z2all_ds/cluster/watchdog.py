@@ -1,4 +1,4 @@
-"""Looks after the ranks of one node: `python -m z2all_ds.cluster.watchdog RUN WATCH_FOLDER RANKS HANG_SECONDS`.
+"""Looks after the ranks of one node: `python -m z2all_ds.cluster.watchdog RUN WATCH_FOLDER HANG_SECONDS`.
 
 Started by the node's first rank, under any launcher; ends when the ranks have. What it sees, it writes down as faults
 of the run: a rank that is gone without a word was killed; one that gives no sign of life for too long hangs. Then the
@@ -30,8 +30,6 @@ STACKS_SECONDS = 1.0
 """For ranks to write them; a busy handler needs milliseconds."""
 LAUNCHER_SECONDS = 20.0
 """For the launcher and the other ranks to end by themselves, when one is gone."""
-ARRIVAL_SECONDS = 120.0
-"""Within which all ranks of the node must have begun."""
 START_SECONDS = 300.0
 """Before its first step a rank may be silent for so long at least: it loads, compiles, restores."""
 
@@ -81,30 +79,26 @@ def look(folder: Path) -> dict[int, Seen]:
 class Watchdog:
     """One node's."""
 
-    def __init__(self, run: RunFolder, folder: Path, ranks: int, hang_seconds: float) -> None:
-        self.run, self.folder, self.ranks, self.hang_seconds = run, folder, ranks, hang_seconds
+    def __init__(self, run: RunFolder, folder: Path, hang_seconds: float) -> None:
+        self.run, self.folder, self.hang_seconds = run, folder, hang_seconds
         self.host = socket.gethostname()
         self.kills_before = out_of_memory_kills()
 
     def watch(self) -> None:
-        """Returns when no rank is left to look after."""
-        began = time.monotonic()
-        everybody_came = False
-        while True:
-            now = look(self.folder)
-            everybody_came = everybody_came or len(now) >= self.ranks
-            if not now and (everybody_came or time.monotonic() - began > ARRIVAL_SECONDS):
-                return None
+        """Returns when no rank is left to look after. The one that has started this was there before it."""
+        while now := look(self.folder):
             gone = [seen for seen in now.values() if not seen.is_alive]
             silent = [seen for seen in now.values() if self._is_silent(seen)]
             if gone:
                 self._tell_killed(gone)
                 self._end([seen for seen in now.values() if seen not in gone], grace_seconds=LAUNCHER_SECONDS)
-                return self._forget(now)
+                self._forget(now)
+                return
             if silent:
                 self._tell_hang(list(now.values()))
                 self._end(list(now.values()), grace_seconds=STACKS_SECONDS)
-                return self._forget(now)
+                self._forget(now)
+                return
             wait_for_an_end(list(now.values()))
 
     def _forget(self, ranks: dict[int, Seen]) -> None:
@@ -206,11 +200,11 @@ def out_of_memory_kills() -> int:
         return 0
 
 
-def main(run: str, folder: str, ranks: str, hang_seconds: str) -> None:
+def main(run: str, folder: str, hang_seconds: str) -> None:
     # Both are for the ranks: when they have ended, so has this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Watchdog(RunFolder(Path(run)), Path(folder), int(ranks), float(hang_seconds)).watch()
+    Watchdog(RunFolder(Path(run)), Path(folder), float(hang_seconds)).watch()
 
 
 if __name__ == "__main__":
