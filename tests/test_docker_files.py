@@ -163,7 +163,7 @@ def test_what_is_mounted_is_what_the_image_looks_for(shape: str) -> None:
     ops = assigned(DOCKERFILE, "ENV")["TORCH_EXTENSIONS_DIR"]
     for name, service in compose["services"].items():
         found = mounts(service)
-        assert found["/work"] == ("work", False)
+        assert found["/training"] == ("work", False)
         named = {source for source, _ in found.values() if not source.startswith((".", "/"))}
         assert named <= set(compose["volumes"])
         if name == "launch":

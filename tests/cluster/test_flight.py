@@ -120,7 +120,10 @@ def test_a_rank_is_asked_by_its_pipe_and_waited_for(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight, "PATIENCE_SECONDS", 60.0)
     os.mkfifo(flight.pipe_of(tmp_path, 0))
+    began = time.monotonic()
     flight.ask_for(RunFolder(tmp_path), tmp_path, [0])
+    assert time.monotonic() - began < 30.0
+    assert flight.read_flights(RunFolder(tmp_path)) == {}
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

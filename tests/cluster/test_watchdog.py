@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.command import ROOT
 from z2all_ds.cluster.watchdog import look
-from z2all_ds.fault_records import BUG, HANG, KILLED, Fault, first_fault, read_faults
+from z2all_ds.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
 from z2all_ds.run_folder import RunFolder
 
 RANK = """
@@ -50,6 +50,13 @@ class Ranks:
         folders = {process.stdout.readline().strip() for process in self.processes if process.stdout}
         (folder,) = folders
         self.folder = Path(folder)
+
+    def wait_for_fault(self, rank: int) -> None:
+        """As a launcher does, which ends the other one a little later than the watchdog knows."""
+        deadline = time.monotonic() + 10
+        while not has_fault(self.run, rank):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
     def first_fault(self) -> Fault:
         """When both ranks are gone."""
@@ -109,7 +116,7 @@ def watchdogs_of(run: Path) -> list[bytes]:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> None:
     ranks.processes[victim].kill()
-    time.sleep(1.0)  # as a launcher does, which then ends the other one
+    ranks.wait_for_fault(victim)
     ranks.processes[1 - victim].terminate()
     fault = ranks.first_fault()
     assert (fault.kind, fault.rank) == (KILLED, victim)
@@ -138,7 +145,7 @@ def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
     os.kill(ranks.processes[1].pid, signal.SIGSEGV)
-    time.sleep(1.0)
+    ranks.wait_for_fault(1)
     ranks.processes[0].terminate()
     fault = ranks.first_fault()
     assert (fault.kind, fault.rank) == (BUG, 1)

@@ -49,17 +49,11 @@ def ask_for(run: RunFolder, pipes: Path, ranks: Iterable[int]) -> None:
 
 
 def _ring(pipe: Path) -> bool:
-    try:
-        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # not there, or nobody reads it any more
-        return False
-    try:
-        os.write(descriptor, b"1\n")
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with suppress(OSError):  # not there, or nobody reads it any more
+        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as file:
+            file.write(b"1\n")
+        return True
+    return False
 
 
 @dataclass(frozen=True)
