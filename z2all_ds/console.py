@@ -23,8 +23,9 @@ def is_interactive() -> bool:
 
 
 def say(line: str) -> None:
-    """One line for the person watching."""
-    print(line, file=sys.stderr, flush=True)
+    """One line for the person watching, in one write: others may be writing to the same terminal."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def human_bytes(count: float) -> str:

@@ -21,7 +21,9 @@ from z2all_ds.world import World
 join(World.from_environment(), torch.device("cpu"), timedelta(seconds=30))
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
-print(dist.get_world_size(), total.item())
+# one write: `print` makes several where PYTHONUNBUFFERED is set, and two ranks share a pipe under torchrun
+sys.stdout.write(f"{dist.get_world_size()} {total.item()}\\n")
+dist.destroy_process_group()  # a gloo group that is left to the interpreter's end aborts it now and then
 """
 
 
