@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "z2all_ds"
 HEAVY = {"torch", "deepspeed", "transformers"}
 KERNEL_LIBRARIES = {"flash_attn", "liger_kernel", "apex", "xformers", "torchao", "bitsandbytes"}
-NOT_BASE = {"cli", "__main__", "quickstart", "doctor"}
+NOT_BASE = {"cli", "__main__", "quickstart"}
 MAY_KNOW_DEEPSPEED = (
     *("train/engine.py", "train/op_builds.py", "train/optimizers/", "checkpoint/", "export/"),
     "bench/peers/",  # other people's ways of training
@@ -139,7 +139,7 @@ def in_rooms(*names: str) -> list[str]:
 
 
 BASE = [module for module in modules() if is_base(module)]
-WITHOUT_TORCH = [*in_rooms("corpus", "cluster", "plan"), f"{PACKAGE}.doctor", *BASE]
+WITHOUT_TORCH = [*in_rooms("corpus", "cluster", "plan", "doctor"), *BASE]
 
 
 # The reader of imports itself

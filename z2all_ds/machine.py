@@ -115,15 +115,24 @@ def blank_free_packages(torch_folder: Path | None) -> Path | None:
 
 def torch_build_name() -> str:
     """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
-    folder = _torch_folder()
-    version_file = folder / "version.py" if folder else None
-    text = version_file.read_text(encoding="utf-8") if version_file and version_file.is_file() else ""
-    versions = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    versions = _torch_accelerators()
     accelerator = "cpu"
     for key, prefix in (("cuda", "cu"), ("hip", "rocm")):  # hip last: torch prefers it
         if key in versions:
             accelerator = prefix + versions[key].replace(".", "")
     return f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}_{accelerator}"
+
+
+def torch_cuda_version() -> str | None:
+    """Of the CUDA that torch is built with: 13.0. None for other builds, and without torch."""
+    return _torch_accelerators().get("cuda")
+
+
+def _torch_accelerators() -> dict[str, str]:
+    folder = _torch_folder()
+    version_file = folder / "version.py" if folder else None
+    text = version_file.read_text(encoding="utf-8") if version_file and version_file.is_file() else ""
+    return dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
 
 
 def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:

@@ -195,6 +195,7 @@ def plan(
 @app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
+    config: Annotated[str | None, typer.Option(help="Run YAML: look at its data, tokenizer and JSON, too.")] = None,
     hostfile: Annotated[str | None, typer.Option(help="Look at these nodes and every pair of them instead.")] = None,
     health: Annotated[bool, typer.Option(help="With --hostfile: a short torch job that finds slow nodes.")] = True,
     exclude_slow: Annotated[bool, typer.Option("--exclude-slow", help="Slow nodes are a failure.")] = False,
@@ -219,7 +220,9 @@ def doctor(
         from z2all_ds.train.op_builds import prebuild as build
 
         build(buildable_ops())
-    findings = room.examine(folder)
+    from z2all_ds.config import load_run_config
+
+    findings = [*room.examine(folder), *room.examine_further(folder, load_run_config(config) if config else None)]
     if as_json:
         print(room.to_json(findings))
     else:

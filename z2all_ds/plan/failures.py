@@ -61,9 +61,9 @@ def failure_probability(seconds: float, between: float) -> float:
 def best_interval(of: Interruptions) -> float:
     """Seconds of training between saves that lose least in all.
 
-    The derivative of the closed form is zero where (1 - x) e^x = e^(-c), with x and c the interval and the save in units
-    of the time between failures. Left of x = 1 the left side falls, from 1 to 0: one root, found by halving. How long
-    the write takes does not matter: it makes every failure lose as much more, however often is saved.
+    The derivative of the closed form is zero where (1 - x) e^x = e^(-c), with x and c the interval and the save in
+    units of the time between failures. Up to x = 1 the left side falls, from 1 to 0: one root, found by halving. How
+    long the write takes does not matter: it makes every failure lose as much more, however often is saved.
     """
     if of.save == 0:
         return 0.0

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds import doctor
-from z2all_ds.doctor import Finding, examine, has_failures, judge_interpreter_path, judge_package, render, to_json
+from z2all_ds.doctor import Finding, examine, has_failures, render, resources, to_json
+from z2all_ds.doctor.building import gpu_architectures, judge_nvcc
+from z2all_ds.doctor.installation import (
+    built_for_another_torch,
+    judge_interpreter_path,
+    judge_package,
+    unmet_demands,
+)
 
 
 def found(name: str, folder: Path) -> Finding:
@@ -28,7 +34,10 @@ def test_everything_is_looked_at(tmp_path: Path) -> None:
     findings = examine(tmp_path)
     names = {finding.name for finding in findings}
     expected = {"python", "torch", "deepspeed", "GPU", "C++ compiler", "ninja", "op cpu_adam", "build locks", "disk"}
-    assert names >= expected | {"shared memory", "open files", "hostname -I", "interpreter path"}
+    assert names >= expected | {
+        *("shared memory", "main memory", "open files", "processes and threads"),
+        *("hostname -I", "NCCL and gloo settings", "interpreter path", "packages together"),
+    }
     for finding in findings:
         assert finding.status in ("ok", "warn", "fail")
         assert finding.value
@@ -81,6 +90,56 @@ def test_the_other_apex_is_recognised(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found("apex", tmp_path).value == "0.9.10 (NVIDIA's)"
 
 
+def test_a_package_says_what_it_needs_of_another() -> None:
+    installed = {"torch": "2.13.0+cpu", "triton": "3.5.0", "flash-attn": "2.8.3"}
+    demands = {
+        "torch": ["triton==3.6.0; platform_system == 'Linux'", "numpy>=9; extra == 'x'", "sympy>=1.13"],
+        "flash-attn": ["torch>=2.0", "Flash_Attn>2.8"],
+    }
+    (finding,) = unmet_demands(installed, demands)
+    assert finding.status == "warn"
+    assert finding.value == "torch 2.13.0+cpu needs triton==3.6.0, installed is 3.5.0"
+    assert unmet_demands({**installed, "triton": "3.6.0"}, demands) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "torch", "cuda", "fits"),
+    [
+        ("flash-attn", "2.8.3+cu12torch2.6cxx11abiTRUE", "2.6.0+cu124", "12.4", True),
+        ("flash-attn", "2.8.3+cu12torch2.6cxx11abiTRUE", "2.11.0", "12.8", False),
+        ("flash-attn", "2.8.3+cu12torch2.1", "2.11.0", "12.8", False),
+        ("flash-attn", "2.8.3+cu12torch2.11cxx11abiTRUE", "2.11.0", "13.0", False),
+        ("flash-attn", "2.8.3", "2.11.0", "13.0", True),  # built here, from its sources
+        ("xformers", "0.0.35+cu128", "2.11.0", "13.0", False),
+        ("xformers", "0.0.35+cu128", "2.11.0", "12.8", True),
+        ("xformers", "0.0.35+cu128", "2.11.0+cpu", None, True),  # nothing loads its kernels
+    ],
+)
+def test_kernels_are_built_for_one_torch(name: str, version: str, torch: str, cuda: str | None, fits: bool) -> None:
+    found = built_for_another_torch({"torch": torch, name: version}, cuda)
+    assert (found == []) == fits
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("Cuda compilation tools, release 13.0, V13.0.48", "ok"),
+        ("Cuda compilation tools, release 13.1, V13.1.1", "ok"),
+        ("Cuda compilation tools, release 12.8, V12.8.93", "warn"),
+        ("nothing of the kind", "warn"),
+    ],
+)
+def test_nvcc_against_torchs_cuda(said: str, status: str) -> None:
+    assert judge_nvcc("/usr/local/cuda/bin/nvcc", said, "13.0").status == status
+    assert judge_nvcc(None, "", "13.0").status == "ok"
+
+
+def test_an_architecture_with_a_letter() -> None:
+    (finding,) = gpu_architectures({"TORCH_CUDA_ARCH_LIST": "8.0;9.0a"})
+    assert "'8.0;9.0'" in finding.fix
+    assert gpu_architectures({"TORCH_CUDA_ARCH_LIST": "8.0;9.0"}) == gpu_architectures({}) == []
+
+
 def test_interpreter_paths() -> None:
     assert judge_interpreter_path("/" + "x" * 124).status == "ok"
     assert judge_interpreter_path("/" + "x" * 125).status == "warn"
@@ -130,6 +189,25 @@ def test_low_limit_of_open_files(tmp_path: Path) -> None:
     assert "ulimit -n" in finding.fix
 
 
+def test_the_disk_is_tried(tmp_path: Path) -> None:
+    (finding,) = resources.disk_speed(tmp_path / "not" / "made" / "yet")
+    assert finding.name == "disk speed" and f"/s written and synced at {tmp_path}" in finding.value
+    assert list(tmp_path.iterdir()) == []
+    (finding,) = resources.disk_speed(Path("/proc/self"))
+    assert finding.status == "warn" and "cannot write at /proc/self" in finding.value
+
+
+def test_nodes_of_memory(tmp_path: Path) -> None:
+    found = []
+    for node, processors in (("node0", "0-15"), ("node1", "16-31")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(f"{processors}\n")
+        found.append(resources.numa(tmp_path))
+    assert found[0] == []  # with one there is nothing to tell
+    (finding,) = found[1]
+    assert finding.value == "0: processors 0-15; 1: processors 16-31"
+
+
 def test_no_address_and_no_home_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostname").write_text("#!/bin/sh\n")
     (tmp_path / "hostname").chmod(0o755)
@@ -140,5 +218,5 @@ def test_no_address_and_no_home_are_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_full_disk_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 10**18)
+    monkeypatch.setattr(resources, "MIN_DISK_BYTES", 10**18)
     assert has_failures(examine(tmp_path))

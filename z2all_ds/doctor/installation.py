@@ -1,0 +1,133 @@
+"""Interpreter and packages: missing, untested, or of versions that do not go together."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from z2all_ds import machine
+from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
+
+PACKAGES_TESTED: dict[str, tuple[str, str]] = {
+    "torch": ("2.11", "2.13"),
+    "deepspeed": ("0.19.8", "0.19.8"),
+    "transformers": ("5.17", "5.22"),
+    "tokenizers": ("0.23", "0.23"),
+    "safetensors": ("0.8", "0.8"),
+    "pyarrow": ("26", "26"),
+    "wandb": ("0.31", "0.31"),
+}
+"""First and last series that our tests have run with, both included. Others may well work: they only warn."""
+OPTIONAL_PACKAGES = {"wandb"}
+USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
+"""Not ours to demand, but what they demand of each other and of the others counts."""
+MAX_SHEBANG_LENGTH = 127
+"""Older kernels cut a script's first line there, so every script in the environment dies with 'bad interpreter'."""
+
+
+def python() -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= (3, 13):
+        return [Finding("python", WARN, version, "Tested with 3.11 and 3.12: use one of these if packages misbehave.")]
+    return [Finding("python", OK, version)]
+
+
+def interpreter_path() -> list[Finding]:
+    return [judge_interpreter_path(sys.executable)]
+
+
+def judge_interpreter_path(executable: str) -> Finding:
+    """Whether scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
+    length = len("#!" + executable)
+    fix = "Make the virtual environment in a folder with a shorter path and no blanks, or run `python -m ...`."
+    if length > MAX_SHEBANG_LENGTH:
+        return Finding("interpreter path", WARN, f"a script's first line would have {length} characters", fix)
+    if re.search(r"\s", executable):
+        return Finding("interpreter path", WARN, f"{executable!r} has a blank in it", fix)
+    return Finding("interpreter path", OK, executable)
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def packages() -> list[Finding]:
+    return [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+
+
+def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
+    """Compares an installed version with the first and last series known to work (both included)."""
+    tested = first if first == last else f"{first} to {last}"
+    install = f"Install it with `pip install -c constraints.txt {name}` (tested: {tested})."
+    if version is None:
+        return Finding(name, WARN if name in OPTIONAL_PACKAGES else FAIL, "not installed", install)
+    found = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    lowest, highest = ([int(number) for number in bound.split(".")] for bound in (first, last))
+    if found[: len(lowest)] < lowest or found[: len(highest)] > highest:
+        return Finding(name, WARN, version, f"Not a tested version. {install}")
+    return Finding(name, OK, version)
+
+
+def together() -> list[Finding]:
+    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    installed = {name: version for name in names if (version := version_of(name))}
+    demands = {name: metadata.requires(name) or [] for name in installed}
+    broken = [*unmet_demands(installed, demands), *built_for_another_torch(installed, machine.torch_cuda_version())]
+    return broken or [Finding("packages together", OK, "each has what it asks of the others")]
+
+
+def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
+    """What one installed package says that it needs of another. pip says it once, at the install that broke it."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    versions = {canonicalize_name(name): version for name, version in installed.items()}
+    findings = []
+    for name, lines in demands.items():
+        for line in lines:
+            wanted = Requirement(line)
+            found = versions.get(canonicalize_name(wanted.name))
+            if found is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+                continue
+            if not wanted.specifier.contains(found, prereleases=True):
+                value = f"{name} {installed[name]} needs {wanted.name}{wanted.specifier}, installed is {found}"
+                fix = f"Install both by one command: `pip install -c constraints.txt {name} {wanted.name}`."
+                findings.append(Finding("packages together", WARN, value, fix))
+    return findings
+
+
+def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
+    """Wheels with kernels are built for one torch and one CUDA, and name them in their version: 2.8.3+cu12torch2.6."""
+    torch, findings = installed.get("torch", ""), []
+    for name in ("flash-attn", "xformers"):
+        version = installed.get(name, "")
+        built = re.search(r"\+.*?(?:cu(\d+))?(?:torch(\d+\.\d+))?(?:cxx11|$)", version)
+        for_cuda, for_torch = (built[1], built[2]) if built else (None, None)
+        wrong_torch = bool(for_torch) and not re.match(rf"{re.escape(for_torch or '')}(\D|$)", torch)
+        wrong_cuda = bool(for_cuda and cuda) and (for_cuda or "")[:2] != (cuda or "").split(".")[0]
+        if wrong_torch or wrong_cuda:
+            has = f"torch {torch.partition('+')[0]} with CUDA {cuda or 'none'}"
+            fix = f"Install {name} for this torch, or remove it: our kernels do without."
+            findings.append(Finding("packages together", WARN, f"{name} {version} was not built for {has}", fix))
+    return findings
+
+
+def apex() -> list[Finding]:
+    """NVIDIA's apex is not on PyPI; `pip install apex` gets another package, which libraries then mistake for it."""
+    version = version_of("apex")
+    if version is None:
+        return []
+    spec = importlib.util.find_spec("apex")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if any((Path(place) / "optimizers").is_dir() for place in places):
+        return [Finding("apex", OK, f"{version} (NVIDIA's)")]
+    fix = "Run `pip uninstall apex`: libraries that look for NVIDIA's find this one, and nothing here needs either."
+    return [Finding("apex", WARN, f"{version} is not NVIDIA's apex", fix)]
+
+
+CHECKS: tuple[Callable[[], list[Finding]], ...] = (python, interpreter_path, packages, together, apex)
