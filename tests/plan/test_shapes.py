@@ -1,0 +1,71 @@
+"""Advice on sizes: said where a size costs something, silent on good models."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.accounting import ModelShape
+from z2all_ds.config import load_run_config
+from z2all_ds.plan.shapes import Advice, advise
+
+GOOD = load_run_config("z2all_1b").model.shape
+
+
+def settings(shape: ModelShape, micro_batch: int = 8, length: int = 2048) -> dict[str, Advice]:
+    return {advice.setting: advice for advice in advise(shape, micro_batch, length)}
+
+
+@pytest.mark.parametrize("preset", ["z2all_1b", "z2all_7b"])
+def test_our_own_large_presets_need_none(preset: str) -> None:
+    run = load_run_config(preset)
+    assert advise(run.model.shape, run.train.micro_batch, run.train.sequence_length) == []
+
+
+def test_a_vocabulary_of_an_odd_size_is_the_worst() -> None:
+    found = advise(replace(GOOD, vocab_size=64_321, intermediate_size=5_461), 8, 2048)
+    assert [advice.setting for advice in found] == ["model.intermediate_size", "model.vocab_size"]
+    feed_forward, head = found
+    assert (head.now, head.better) == (64_321, 64_384)
+    assert (feed_forward.now, feed_forward.better) == (5_461, 5_504)
+    # Over half of the work is in the feed-forward, and 3.7 times as slow: most of the time is wasted.
+    assert 0.5 < (feed_forward.gain or 0) < 0.73
+    assert 0.2 < (head.gain or 0) < 0.45
+
+
+def test_heads_that_kernels_fill_up() -> None:
+    found = settings(replace(GOOD, hidden_size=2560, num_heads=32, num_kv_heads=8, intermediate_size=6912))
+    advice = found["model.num_attention_heads"]
+    assert (advice.now, advice.better) == (32, 40)  # heads of 80 become heads of 64
+    assert 0 < (advice.gain or 0) < 0.05
+
+
+def test_a_table_larger_than_the_model() -> None:
+    small = replace(GOOD, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=8)
+    assert "72%" in settings(small)["model.tie_word_embeddings"].reason
+    assert "model.tie_word_embeddings" not in settings(replace(small, tie_embeddings=True))
+
+
+def test_a_narrow_feed_forward_and_a_small_micro_batch() -> None:
+    found = settings(replace(GOOD, intermediate_size=2048), micro_batch=1, length=512)
+    assert found["model.intermediate_size"].better == 5504
+    assert found["train.micro_batch"].better == 8
+    assert found["train.micro_batch"].gain is None
+
+
+@given(
+    st.integers(100, 200_000),
+    st.integers(1, 64).map(lambda heads: heads * 16),
+    st.integers(100, 20_000),
+    st.integers(1, 64),
+)
+def test_whoever_follows_it_is_not_told_again(vocabulary: int, hidden: int, feed_forward: int, layers: int) -> None:
+    shape = ModelShape(vocabulary, hidden, feed_forward, layers, hidden // 16, hidden // 16)
+    for advice in advise(shape, 8, 2048):
+        if advice.setting == "model.vocab_size":
+            shape = replace(shape, vocab_size=advice.better)
+        if advice.setting == "model.intermediate_size":
+            shape = replace(shape, intermediate_size=advice.better)
+    again = {advice.setting for advice in advise(shape, 8, 2048)}
+    assert not again & {"model.vocab_size", "model.intermediate_size"}

@@ -1,0 +1,104 @@
+"""GPUs and links by name, with the figures that a plan rests on. Every one of them can be given instead.
+
+Peaks are in `accounting.py`. Memory is what nvidia-smi shows, which is less than the card is sold with. Speeds of links
+are those of one direction: of NVLink and PCIe per GPU, of networks per adapter. What programs reach is less
+(`REACHED`), and what one machine reaches is best measured: `z2all doctor --hostfile` prints it for every pair.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from z2all_ds.accounting import peak_flops
+from z2all_ds.errors import ConfigError
+
+MIB = 2**20
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the plan sees it."""
+
+    name: str
+    peak: float
+    """Dense 16-bit operations a second."""
+    memory: int
+    link: str
+    """To the other GPUs of its machine, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between GPUs."""
+
+    name: str
+    speed: float
+    """Bytes a second in one direction."""
+    latency: float
+    """Seconds for a message of no length."""
+
+
+def _gpu(key: str, cuda_name: str, mebibytes: int, link: str) -> tuple[str, Gpu]:
+    peak = peak_flops(cuda_name)
+    assert peak is not None, cuda_name
+    return key, Gpu(key, peak, mebibytes * MIB, link)
+
+
+GPUS: dict[str, Gpu] = dict(
+    (
+        _gpu("h200", "NVIDIA H200", 143_771, "nvlink4"),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 81_559, "nvlink4"),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81_559, "pcie5"),
+        _gpu("h800", "NVIDIA H800", 81_559, "nvlink-h800"),
+        _gpu("a100-80", "NVIDIA A100-SXM4-80GB", 81_920, "nvlink3"),
+        _gpu("a100-40", "NVIDIA A100-SXM4-40GB", 40_960, "nvlink3"),
+        _gpu("a800", "NVIDIA A800-SXM4-80GB", 81_920, "nvlink-a800"),
+        _gpu("l40s", "NVIDIA L40S", 46_068, "pcie4"),
+        _gpu("a6000", "NVIDIA RTX A6000", 49_140, "pcie4"),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_564, "pcie4"),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_576, "pcie4"),
+        _gpu("v100-32", "Tesla V100-SXM2-32GB", 32_768, "nvlink2"),
+        _gpu("v100-16", "Tesla V100-SXM2-16GB", 16_384, "nvlink2"),
+    )
+)
+
+LINKS: dict[str, Link] = {
+    link.name: link
+    for link in (
+        Link("nvlink4", 450e9, 3e-6),
+        Link("nvlink-h800", 200e9, 3e-6),
+        Link("nvlink3", 300e9, 3e-6),
+        Link("nvlink-a800", 200e9, 3e-6),
+        Link("nvlink2", 150e9, 3e-6),
+        Link("pcie5", 64e9, 5e-6),
+        Link("pcie4", 32e9, 5e-6),
+        Link("pcie3", 16e9, 5e-6),
+        Link("ib400", 50e9, 5e-6),
+        Link("ib200", 25e9, 5e-6),
+        Link("ib100", 12.5e9, 5e-6),
+        Link("eth400", 50e9, 15e-6),
+        Link("eth100", 12.5e9, 20e-6),
+        Link("eth25", 3.125e9, 30e-6),
+        Link("eth10", 1.25e9, 30e-6),
+        Link("eth1", 0.125e9, 50e-6),
+    )
+}
+
+REACHED = 0.8
+"""Share of a link's speed that large messages reach; NCCL on NVLink and InfiniBand is near it."""
+
+
+def gpu_named(name: str) -> Gpu:
+    return _named(name, GPUS, "GPU", "Give one of these, or --gpu-memory and --peak-tflops.")
+
+
+def link_named(name: str) -> Link:
+    return _named(name, LINKS, "link", "Give one of these, or a speed such as 20GB/s.")
+
+
+def _named(name: str, table: Mapping[str, Known], what: str, fix: str) -> Known:
+    found = table.get(name.strip().lower())
+    if found is None:
+        raise ConfigError(f"{what} {name!r}", f"is none that we know: {', '.join(table)}", fix)
+    return found
