@@ -43,6 +43,8 @@ def cost_of(tokens_per_second: float, mfu: float | None, peak_memory_bytes: int,
         **rates,  # type: ignore[arg-type]
         memory_bytes=peak_memory_bytes,
         peak_memory_bytes=peak_memory_bytes,
+        reserved_memory_bytes=peak_memory_bytes,
+        host_memory_bytes=peak_memory_bytes,
         remaining_seconds=remaining_seconds,
     )
 

@@ -59,6 +59,29 @@ def _ablate(
         print(room.to_json(results))
 
 
+@bench_app.command("memory")
+def bench_memory(
+    config: ConfigOption = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be given several times.")] = None,
+    ranks: Annotated[int, typer.Option(help="Of a run of your own.")] = 1,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """Peak memory on the GPU beside what `z2all plan` says: of your own run, or of cases that cover the planner."""
+    from z2all_ds.bench import gpu_memory as room
+
+    file = sys.stderr if as_json else sys.stdout
+    cases = room.chosen_cases(case or [], config, overrides or [], ranks)
+    results: list[room.MeasuredMemory] = []
+    for result in room.measure_cases(cases):
+        if not results:
+            print(room.header(), file=file)
+        print(room.to_line(result), file=file, flush=True)
+        results.append(result)
+    if as_json:
+        print(room.to_json(results))
+
+
 @bench_app.command("checkpoint")
 def bench_checkpoint(
     config: ConfigOption = None,

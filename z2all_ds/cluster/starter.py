@@ -8,6 +8,7 @@ the other, before the first rank begins. This loads neither.
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -22,12 +23,17 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def start_and_wait(ranks: int, port: int, module: str, arguments: list[str]) -> int:
+def start_and_wait(
+    ranks: int,
+    port: int,
+    module: str,
+    arguments: list[str],
+    environment: Callable[[int, int, int], dict[str, str]] = rank_environment,
+) -> int:
     """0, or the code of the first rank that failed, as a shell gives it (128 and the signal's number)."""
     command = [sys.executable, "-u", "-m", module, *arguments]
     running = {
-        subprocess.Popen(command, env={**os.environ, **rank_environment(rank, ranks, port)}).pid
-        for rank in range(ranks)
+        subprocess.Popen(command, env={**os.environ, **environment(rank, ranks, port)}).pid for rank in range(ranks)
     }
     while running:
         pid, status = os.wait()

@@ -22,9 +22,8 @@ from z2all_ds.errors import ConfigError
 from z2all_ds.model.modeling_z2all import TokenLosses
 from z2all_ds.ops import Ops
 from z2all_ds.train.gradient_sinks import GradientSinks
+from z2all_ds.train.graph_conditions import why_no_graphs
 
-USES_SINKS = {"rms_norm": ("triton",), "linear": ("torch", "fp8")}
-"""Backends that put their weight's gradient into its sink; those of ops that are not named here all do."""
 WARM_UPS = 2
 """Micro-batches run as usual before a capture: kernels are compiled and libraries make their plans in them."""
 
@@ -136,7 +135,8 @@ class GraphedForward:
 def graph_micro_batches(engine: Any, run: RunConfig, ops: Ops, say: Callable[[str], None]) -> GraphedForward | None:
     """Gives weights their gradient sinks, and captures micro-batches where `train.cuda_graphs` and the run allow it."""
     sinks = GradientSinks(engine)
-    refusal = why_no_graphs(engine.device, run, ops, sinks)
+    backends = {choice.op: choice.backend for choice in ops.choices}
+    refusal = why_no_graphs(engine.device.type, run, backends, sinks.active)
     if run.train.cuda_graphs == "always" and refusal:
         raise ConfigError("train.cuda_graphs=always", refusal, "Set train.cuda_graphs=auto.")
     if run.train.cuda_graphs == "never" or refusal:
@@ -145,22 +145,3 @@ def graph_micro_batches(engine: Any, run: RunConfig, ops: Ops, say: Callable[[st
         return None
     say("CUDA graphs: each micro-batch is captured once and replayed")
     return GraphedForward(engine.module, sinks)
-
-
-def why_no_graphs(device: torch.device, run: RunConfig, ops: Ops, sinks: GradientSinks) -> str | None:
-    """One line where micro-batches cannot be captured, None where they can."""
-    if device.type != "cuda":
-        return f"needs a GPU, the model is on {device.type}"
-    if not sinks.active:
-        return "needs ZeRO-1 in bf16 with gradients accumulated in fp32 (several micro-batches a step)"
-    model = run.model
-    drops = model.attention_dropout or model.dropout1 or model.dropout2
-    if run.train.activation_checkpointing != "none" and drops:
-        return "to drop the same again, activation checkpointing reads the random numbers' state: no capture can"
-    if (model.rope_scaling or {}).get("rope_type") == "dynamic":
-        return "dynamic rope scaling looks at every batch's length"
-    chosen = {choice.op: choice.backend for choice in ops.choices}
-    for op, with_sinks in USES_SINKS.items():
-        if chosen[op] not in with_sinks:
-            return f"{op} {chosen[op]} hands its weight's gradient to autograd"
-    return None

@@ -17,6 +17,7 @@ from z2all_ds.run_stages import RunStage
 WINDOW_STEPS = 20
 """Steps the rate and the time left are averaged over: long enough to be calm, short enough to show a slowdown."""
 
+CPU = torch.device("cpu")
 DIGITS = {"tokens_per_second": 1, "mfu": 5, "mfu_exact": 5, "hfu": 5}
 """Behind the point, in the records; seconds have six."""
 
@@ -48,6 +49,10 @@ class StepCost:
     """As `mfu_exact`, with what is computed a second time."""
     memory_bytes: int
     peak_memory_bytes: int
+    reserved_memory_bytes: int
+    """What torch has taken of the device so far: the peak, and the holes around it."""
+    host_memory_bytes: int
+    """Most that this process has had resident, pinned memory too."""
     remaining_seconds: float
 
     def as_record(self) -> dict[str, Any]:
@@ -119,6 +124,8 @@ class Meters:
             memory_bytes=memory_now + graph_bytes,
             # The kernel counts a process's pages in two places, and the peak is behind at times.
             peak_memory_bytes=max(memory_now, peak_memory_bytes(self._device)) + graph_bytes,
+            reserved_memory_bytes=reserved_memory_bytes(self._device),
+            host_memory_bytes=peak_memory_bytes(CPU),
             remaining_seconds=(self._run.train.steps - self._step) * seconds_per_step,
         )
 
@@ -142,6 +149,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reserved_memory_bytes(device: torch.device) -> int:
+    """Of the device, by torch; a CPU's memory is not reserved."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_memory_bytes(device)
 
 
 def step_line(step: int, total_steps: int, loss: float, lr: float, grad_norm: float | None, cost: StepCost) -> str:

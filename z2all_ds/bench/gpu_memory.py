@@ -1,0 +1,212 @@
+"""`z2all bench memory`: short real runs, their peak memory on the GPU beside what the planner says of them.
+
+The cases go through everything that the planner counts in a way of its own: JSONs, shapes of micro-batches,
+checkpointing, backends of ops, optimizers, two ranks. A run of the user's own is measured in the same way.
+"""
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.bench.shared_gpu import shared_gpu_command
+from z2all_ds.cluster.launch import LocalCommand, local_command, run_local_ranks
+from z2all_ds.config import load_run_config
+from z2all_ds.console import heartbeat
+from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.machine import gpu_count
+from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.writer import read_records
+from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.op_builds import needed_ops, prebuild
+from z2all_ds.train.stand_in_data import prepare_data
+
+STEPS = 3
+"""Optimizer states are made in the first step, graphs captured in it; the second is like all others."""
+LOOK_EVERY_SECONDS = 0.1
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """One run."""
+
+    name: str
+    overrides: tuple[str, ...]
+    ranks: int = 1
+    config: str | None = "z2all_1b"
+
+
+def _case(name: str, *overrides: str, micro: int = 8, accumulation: int = 2, ranks: int = 1) -> MemoryCase:
+    batch = (f"train.micro_batch={micro}", f"train.global_batch={micro * accumulation * ranks}")
+    return MemoryCase(name, (*batch, *overrides), ranks)
+
+
+REFERENCE_OPS = tuple(f"ops.{op}=torch" for op in ("rope", "rms_norm", "swiglu", "linear", "cross_entropy"))
+ONE_DOCUMENT = "data.document_mask=false"
+CASES = (
+    _case("zero1", "deepspeed=zero1", ONE_DOCUMENT),
+    _case("zero1_micro_2", "deepspeed=zero1", ONE_DOCUMENT, micro=2),
+    _case("zero1_micro_24", "deepspeed=zero1", ONE_DOCUMENT, micro=24),
+    _case("zero1_documents", "deepspeed=zero1"),
+    _case("zero1_documents_micro_2", "deepspeed=zero1", micro=2, accumulation=4),
+    _case("zero1_no_graphs", "deepspeed=zero1", "train.cuda_graphs=never"),
+    _case("zero1_one_micro_batch", "deepspeed=zero1", accumulation=1),
+    _case("zero1_fp16", "deepspeed=zero1_fp16"),
+    _case("zero0_fp32", "deepspeed=zero0", micro=4),
+    _case("zero2", "deepspeed=zero2"),
+    _case("zero2_micro_2", "deepspeed=zero2", micro=2),
+    _case("zero3", "deepspeed=zero3"),
+    _case("zero2_offload", "deepspeed=zero2_offload"),
+    _case("zero3_offload", "deepspeed=zero3_offload"),
+    _case("zero3_offload_param", "deepspeed=zero3_offload_param"),
+    _case("full_checkpointing", "deepspeed=zero1", "train.activation_checkpointing=full"),
+    _case(
+        "full_checkpointing_8192",
+        "deepspeed=zero2",
+        "train.activation_checkpointing=full",
+        *("train.sequence_length=8192", "model.max_position_embeddings=8192"),
+        micro=4,
+    ),
+    _case("selective_mlp", "deepspeed=zero1", "train.activation_checkpointing=selective"),
+    _case("chunked_loss", "deepspeed=zero1", "ops.cross_entropy=chunked", ONE_DOCUMENT),
+    _case("fp8", "deepspeed=zero1", "ops.linear=fp8", ONE_DOCUMENT),
+    _case("reference_ops", "deepspeed=zero1", *REFERENCE_OPS, ONE_DOCUMENT, micro=4),
+    _case("eager_attention", "deepspeed=zero2", "ops.attention=eager", micro=2),
+    _case("fp32_stream", "deepspeed=zero2", "model.residual_in_fp32=true"),
+    _case("compiled_layers", "deepspeed=zero2", "train.compile=layers"),
+    _case("adamw_8bit", "deepspeed=zero2", "optimizer.kind=adamw_8bit"),
+    _case("two_ranks_zero1", "deepspeed=zero1", micro=4, ranks=2),
+    _case("two_ranks_zero2", "deepspeed=zero2", micro=4, ranks=2),
+    _case("two_ranks_zero3", "deepspeed=zero3", micro=4, ranks=2),
+    _case("two_ranks_zero3_hpz", "deepspeed=zero3_hpz", micro=4, ranks=2),
+)
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """Of the rank with number 0, in bytes."""
+
+    name: str
+    overrides: tuple[str, ...]
+    ranks: int
+    predicted: GpuMemory | None = None
+    allocated: int = 0
+    """Most that torch has had allocated."""
+    reserved: int = 0
+    device: int | None = None
+    """Most that the whole GPU had in use more than before, by all ranks on it and by CUDA itself; None where the
+    driver's library does not tell."""
+    host: int = 0
+    failed: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction, as a share of the measured peak."""
+        return self.predicted.allocated / self.allocated - 1 if self.predicted and self.allocated else None
+
+
+def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str], ranks: int) -> list[MemoryCase]:
+    """Those named; without a name the user's own run, if there is one, else all."""
+    known = {case.name: case for case in CASES}
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise ConfigError(f"case {wrong[0]!r}", "no such case", f"Known: {', '.join(known)}.")
+    if names or not (config or overrides):
+        return [known[name] for name in names or known]
+    return [MemoryCase(OWN, tuple(overrides), ranks, config)]
+
+
+def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
+    """Each as soon as it is measured. All read the same data, made once."""
+    if not gpu_count():
+        raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with one.")
+    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
+        for number, case in enumerate(cases):
+            data = prepare_data(case.config, list(case.overrides), Path(scratch) / "data")
+            with heartbeat(case.name):
+                yield measure(case, data, Path(scratch) / f"run_{number}")
+
+
+def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
+    """A run that ends badly says why in the result; only mistakes of the user's are errors."""
+    chosen = [f"run_dir={run_dir}", f"train.steps={STEPS}", "schedule.warmup_steps=1", "checkpoint.at_end=false"]
+    overrides = [*case.overrides, *data, *chosen]
+    run = load_run_config(case.config, overrides)
+    resolved = resolve(run, case.ranks, "cuda")
+    predicted = gpu_memory(run, resolved, case.ranks)
+    prebuild(needed_ops(resolved, "cuda"))
+    command: LocalCommand = local_command if case.ranks <= gpu_count() else shared_gpu_command
+    named = ["--config", case.config] if case.config else []
+    log = run_dir / "logs" / "launcher.log"
+    with device_peak() as device:
+        code = run_local_ranks([*named, *overrides], case.ranks, log, command)
+    facts = (case.name, case.overrides, case.ranks, predicted)
+    records = list(read_records(RunFolder(run_dir).metrics))
+    if code or not records:
+        said = (run_dir / "logs" / "rank_0000.log").read_text(encoding="utf-8", errors="replace")
+        return MeasuredMemory(*facts, failed=last_words(said))
+    return MeasuredMemory(
+        *facts,
+        allocated=max(record["peak_memory_bytes"] for record in records),
+        reserved=max(record["reserved_memory_bytes"] for record in records),
+        device=device.get("most"),
+        host=max(record["host_memory_bytes"] for record in records),
+    )
+
+
+@contextmanager
+def device_peak() -> Iterator[dict[str, int]]:
+    """`most`: how much more of the first GPU was in use at most than at the start. Empty without NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        yield {}
+        return
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    found, over = {"most": 0}, threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_SECONDS):
+            found["most"] = max(found["most"], pynvml.nvmlDeviceGetMemoryInfo(handle).used - before)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        watcher.join()
+        pynvml.nvmlShutdown()
+
+
+def to_json(results: Sequence[MeasuredMemory]) -> str:
+    return json.dumps({"cases": [as_dict(result) for result in results]}, indent=2, ensure_ascii=False)
+
+
+def as_dict(result: MeasuredMemory) -> dict[str, object]:
+    predicted = result.predicted
+    told = {**asdict(predicted), "allocated": predicted.allocated, "total": predicted.total} if predicted else None
+    return {**asdict(result), "predicted": told, "error": result.error}
+
+
+def header() -> str:
+    return f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'device':>9}{'host':>8}  (GB)"
+
+
+def to_line(result: MeasuredMemory) -> str:
+    """For people."""
+    if result.failed or result.predicted is None or result.error is None:
+        return f"{result.name:<26}  {result.failed}"
+    device = "-" if result.device is None else f"{result.device / 1e9:.2f}"
+    return (
+        f"{result.name:<26}{result.predicted.allocated / 1e9:>10.2f}{result.allocated / 1e9:>8.2f}"
+        f"{100 * result.error:>+7.1f}%{result.reserved / 1e9:>10.2f}{device:>9}{result.host / 1e9:>8.2f}"
+    )
