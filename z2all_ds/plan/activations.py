@@ -24,9 +24,12 @@ ON_A_GPU = {
 """What `auto` takes there, with Triton, which comes with torch."""
 
 
-def chosen_ops(asked: Mapping[str, str]) -> dict[str, str]:
-    """With `auto` replaced."""
-    return {op: ON_A_GPU[op] if asked.get(op, "auto") == "auto" else asked[op] for op in ON_A_GPU}
+def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", documents: bool = True) -> dict[str, str]:
+    """With `auto` replaced. In fp32 there is no kernel for packed documents: torch computes them by the formula."""
+    chosen = {op: ON_A_GPU[op] if asked.get(op, "auto") == "auto" else asked[op] for op in ON_A_GPU}
+    if dtype == "fp32" and documents and chosen["attention"] in ("packed", "sdpa"):
+        chosen["attention"] = "math"
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class Activations:
     """By all layers, the embedding and the last norm, until the backward pass has come by."""
     logits: int
     """The head at its largest: logits, what the loss keeps of them, and gradients."""
-    passing: int
-    """While one layer is run backward: gradients, and what is made again of it."""
+    again: int
+    """What is made again of one layer, or of a part of it, before that is run backward."""
+    backward: int
+    """Gradients inside a layer while it is run backward."""
 
-    def peak(self, side_by_side: bool) -> int:
-        """The head's part is given back before the layers' turn. Not so in CUDA graphs: their memory is laid out at
-        capture, and the pieces into which the logits fall were not used again."""
-        beside = self.logits + self.passing if side_by_side else max(self.logits, self.passing)
-        return self.kept + beside
+    def beside(self, graphs: bool) -> int:
+        """What there is beside what is kept, at most. The head's part is given back before the layers' turn and used
+        again. In CUDA graphs less so: their memory is laid out at capture, and of the pieces into which the logits fall
+        only what is made again found its place (seen on an H200, with and without checkpointing)."""
+        if graphs:
+            return max(self.logits, self.again) + self.backward
+        return max(self.logits, self.again + self.backward)
 
 
 def activations(
@@ -58,7 +65,7 @@ def activations(
     recompute: tuple[str, ...] = (),
 ) -> Activations:
     """`tokens` of one micro-batch, in samples of `sequence_length`; `ops` as `chosen_ops` gives them."""
-    inputs = (compute_bytes + stream_bytes) * shape.hidden_size
+    inputs, stream = (compute_bytes + stream_bytes) * shape.hidden_size, stream_bytes * shape.hidden_size
     halves = {
         "attention": attention_half(shape, sequence_length, ops, compute_bytes, stream_bytes),
         "mlp": mlp_half(shape, ops, compute_bytes, stream_bytes),
@@ -68,13 +75,17 @@ def activations(
     else:
         parts = recompute if checkpointing == "selective" else ()
         per_layer = sum(inputs if part in parts else size for part, size in halves.items())
+        # The stream is handed to the next half as it is: where one keeps it, it is the other's input, too.
+        per_layer -= stream if len(parts) == 1 else 0
         again = max((halves[part] for part in parts), default=0)
     last_norm = norm(shape, ops, compute_bytes, stream_bytes)
     rotation_and_ids = 2 * compute_bytes * shape.head_dim + 3 * 8
     kept = shape.num_layers * per_layer + last_norm + compute_bytes * shape.hidden_size + rotation_and_ids
     head = logits(shape, tokens, ops, compute_bytes) + tokens * compute_bytes * shape.hidden_size
-    passing = again + backward_of_mlp(shape, ops, compute_bytes, stream_bytes)
-    return Activations(kept=tokens * kept, logits=head, passing=tokens * passing)
+    backward = max(
+        backward_of_mlp(shape, ops, compute_bytes, stream_bytes), backward_of_attention(shape, sequence_length, ops)
+    )
+    return Activations(kept=tokens * kept, logits=head, again=tokens * again, backward=tokens * backward)
 
 
 def attention_half(
@@ -90,6 +101,8 @@ def attention_half(
     if ops["attention"] == "eager":
         # Expanded keys and values; weights in fp32 and in the model's dtype, over all positions.
         kernel = 3 * d * compute_bytes + h * sequence_length * (FP32 + compute_bytes)
+    elif ops["attention"] == "math":
+        kernel = 5 * d * compute_bytes + h * sequence_length * FP32  # and queries and keys that are scaled
     else:
         kernel = d * compute_bytes + h * FP32  # the output, and a sum per row
     return norm(shape, ops, compute_bytes, stream_bytes) + products + turned * compute_bytes + kernel + own_copy
@@ -128,6 +141,12 @@ def logits(shape: ModelShape, tokens: int, ops: Mapping[str, str], compute_bytes
     if kind == "liger":  # as the product makes them, and in fp32
         return all_of_them * (compute_bytes + FP32)
     return all_of_them * (compute_bytes + 2 * FP32)  # torch: and their logarithms
+
+
+def backward_of_attention(shape: ModelShape, sequence_length: int, ops: Mapping[str, str]) -> int:
+    """Where there is no kernel for it: gradients of weights and of what they were made of, over all positions."""
+    by_formula = ops["attention"] in ("eager", "math")
+    return 2 * FP32 * shape.num_heads * sequence_length if by_formula else 0
 
 
 def backward_of_mlp(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from z2all_ds.accounting import ModelShape, count_parameters
 from z2all_ds.config import RunConfig
-from z2all_ds.plan.activations import Activations, activations, chosen_ops
+from z2all_ds.plan.activations import activations, chosen_ops
 from z2all_ds.plan.memory import BYTES_PER_DTYPE, FP32_BYTES
 from z2all_ds.plan.traffic import ENGINE_BUCKET
 from z2all_ds.run_stages import RunStage, run_stages
@@ -19,12 +19,13 @@ from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.ds_json import offload_device, zero_section
 from z2all_ds.train.graph_conditions import has_sinks, why_no_graphs
 
-CUDA_CONTEXT = 600_000_000
-"""Of a process before its first tensor, with the kernels that torch loads."""
+CUDA_CONTEXT = 1_800_000_000
+"""What a process takes beside torch's tensors: 1.2 to 1.8 GB on an H200 (kernels, cuBLAS, cuDNN; two ranks' NCCL)."""
 NCCL = 1_000_000_000
-"""Its buffers, where there is more than one rank."""
-FRAGMENTATION = 0.03
-"""Of what is allocated: holes between tensors, with segments that grow."""
+"""For its buffers with more ranks than two on one GPU, which is all that we could measure."""
+HOLES, HOLES_IN_GRAPHS, HOLES_AT_STAGE_3 = 0.03, 0.01, 0.1
+"""Of what is allocated, with segments that grow: 1 to 3 % seen, next to none in CUDA graphs, and 7 to 15 % where stage 3
+gathers weights. Most of that torch gives back when it must."""
 DEFAULT_SUB_GROUP = 1_000_000_000
 DEFAULT_LIVE = 1_000_000_000
 
@@ -70,41 +71,43 @@ def gpu_memory(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMe
 
 
 def graphs_are_used(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
-    refusal = why_no_graphs("cuda", run, chosen_ops(run.ops.model_dump()), has_sinks(resolved, run))
+    refusal = why_no_graphs("cuda", run, ops_of(run, resolved), has_sinks(resolved, run))
     return refusal is None and run.train.cuda_graphs != "never"
 
 
+def ops_of(run: RunConfig, resolved: ResolvedDeepSpeed) -> dict[str, str]:
+    return chosen_ops(run.ops.model_dump(), resolved.dtype, run.data.document_mask)
+
+
 def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: RunStage) -> GpuMemory:
-    states = _states(run, resolved, ranks)
-    sending, stepping = _buckets(run, resolved, ranks)
-    ops = chosen_ops(run.ops.model_dump())
-    graphs = graphs_are_used(run, resolved)
     compute = BYTES_PER_DTYPE[resolved.dtype]
     batch = activations(
         run.model.shape,
         stage.micro_batch * stage.sequence_length,
         stage.sequence_length,
-        ops,
+        ops_of(run, resolved),
         compute_bytes=compute,
         stream_bytes=FP32_BYTES if run.model.residual_in_fp32 else compute,
         checkpointing=run.train.activation_checkpointing,
         recompute=run.train.recompute,
     )
-    whole, head = _laid_out(batch, graphs, run.data.document_mask)
+    graphs = graphs_are_used(run, resolved)
+    beside = batch.beside(graphs)
+    # Graphs keep their memory; what validation makes comes on top.
+    validated = batch.logits if graphs and run.validation.corpus else 0
+    states = _states(run, resolved, ranks)
+    sending, stepping = _buckets(run, resolved, ranks)
     # The step's copies come when activations are gone: they count only where they are more.
-    backward = sending + whole + head + states.gathered
-    more_in_step = max(0, stepping - backward)
-    together = replace(states, activations=whole, logits=head, buckets=sending + more_in_step)
+    backward = sending + batch.kept + beside + states.gathered
+    together = replace(
+        states,
+        activations=batch.kept + beside - min(beside, batch.logits),
+        logits=min(beside, batch.logits) + validated,
+        buckets=sending + max(0, stepping - backward),
+    )
+    holes = HOLES_IN_GRAPHS if graphs else HOLES_AT_STAGE_3 if resolved.stage == 3 and ranks > 1 else HOLES
     context = CUDA_CONTEXT + (NCCL if ranks > 1 else 0)
-    return replace(together, context=context, fragmentation=int(FRAGMENTATION * together.allocated))
-
-
-def _laid_out(batch: Activations, graphs: bool, documents: bool) -> tuple[int, int]:
-    """(activations, logits) so that their sum is what they take together."""
-    if graphs:
-        # Packed documents come in several shapes, and the second capture did not find the first one's logits free.
-        return batch.kept + batch.passing, batch.logits * (2 if documents else 1)
-    return batch.kept + max(0, batch.passing - batch.logits), batch.logits
+    return replace(together, context=context, fragmentation=int(holes * together.allocated))
 
 
 def _states(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemory:
@@ -121,15 +124,25 @@ def _states(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemor
     weights = compute * (share if stage == 3 else parameters)
     if resolved.offload_optimizer:
         return _offloaded(run, resolved, ranks, weights, master, moments)
-    needs_gradients = stage < 2 and not has_sinks(resolved, run)
     return GpuMemory(
         weights=weights,
-        gradients=compute * parameters if needs_gradients else 0 if apart else compute * held,
+        gradients=compute * held if _keeps_gradients(run, resolved) else 0,
         accumulation=accumulated * held if apart else 0,
         master_weights=master,
         moments=moments,
         gathered=_gathered(run.model.shape, resolved, ranks, compute) if stage == 3 else 0,
     )
+
+
+def _keeps_gradients(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
+    """Whether 16-bit gradients (or fp32 ones in fp32) are there when activations are most.
+
+    Those of a single micro-batch are made as activations go. Stage 0, and stage 1 in one dtype, add the next
+    micro-batch's to them; DeepSpeed's BF16 optimizer keeps them, filled with zeros, unless there are sinks.
+    """
+    if resolved.accumulation == 1 or resolved.stage > 1 or has_sinks(resolved, run):
+        return resolved.stage > 1 and resolved.dtypes.accumulation == resolved.dtype
+    return resolved.dtypes.accumulation == resolved.dtype or _is_bf16_optimizer(resolved)
 
 
 def _offloaded(
@@ -183,14 +196,13 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
         engine = min(parameters, ENGINE_BUCKET) * sent_bytes if ranks > 1 else 0
         norms = 8 * largest if resolved.stage == 0 else 0
         return 0, max(engine, norms)
-    buckets = 2 if zero.get("overlap_comm") and resolved.stage < 3 else 1
     if resolved.stage == 3:
         sub_group = int(zero.get("sub_group_size") or DEFAULT_SUB_GROUP)
-        # The bucket, and a copy in the order in which ranks get their parts.
-        return 2 * sent_bytes * bucket, FP32_BYTES * min(share, sub_group)
-    copy = sent_bytes * bucket if ranks > 1 and sent_bytes != compute else 0
-    offloaded = resolved.offload_optimizer
-    return buckets * compute * bucket + copy, 0 if offloaded else FP32_BYTES * share
+        # A gradient larger than the bucket goes by itself: the head's is the first that there is.
+        alone = compute * largest if largest > bucket else 0
+        return sent_bytes * bucket + alone, sent_bytes * bucket + FP32_BYTES * min(share, sub_group)
+    buckets = 2 if zero.get("overlap_comm") else 1
+    return buckets * compute * bucket, 0 if resolved.offload_optimizer else FP32_BYTES * share
 
 
 def _is_bf16_optimizer(resolved: ResolvedDeepSpeed) -> bool:
