@@ -5,6 +5,7 @@ are those of one direction: of NVLink and PCIe per GPU, of networks per adapter.
 (`REACHED`), and what one machine reaches is best measured: `z2all doctor --hostfile` prints it for every pair.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,7 @@ class Gpu:
     memory: int
     link: str
     """To the other GPUs of its machine, where nothing else is said."""
+    has_bf16: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Link:
     """Seconds for a message of no length."""
 
 
-def _gpu(key: str, cuda_name: str, mebibytes: int, link: str) -> tuple[str, Gpu]:
+def _gpu(key: str, cuda_name: str, mebibytes: int, link: str, has_bf16: bool = True) -> tuple[str, Gpu]:
     peak = peak_flops(cuda_name)
     assert peak is not None, cuda_name
-    return key, Gpu(key, peak, mebibytes * MIB, link)
+    return key, Gpu(key, peak, mebibytes * MIB, link, has_bf16)
 
 
 GPUS: dict[str, Gpu] = dict(
@@ -58,8 +60,8 @@ GPUS: dict[str, Gpu] = dict(
         _gpu("a6000", "NVIDIA RTX A6000", 49_140, "pcie4"),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_564, "pcie4"),
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_576, "pcie4"),
-        _gpu("v100-32", "Tesla V100-SXM2-32GB", 32_768, "nvlink2"),
-        _gpu("v100-16", "Tesla V100-SXM2-16GB", 16_384, "nvlink2"),
+        _gpu("v100-32", "Tesla V100-SXM2-32GB", 32_768, "nvlink2", has_bf16=False),
+        _gpu("v100-16", "Tesla V100-SXM2-16GB", 16_384, "nvlink2", has_bf16=False),
     )
 )
 
@@ -94,7 +96,20 @@ def gpu_named(name: str) -> Gpu:
 
 
 def link_named(name: str) -> Link:
-    return _named(name, LINKS, "link", "Give one of these, or a speed such as 20GB/s.")
+    """By its name, or by a speed such as 20GB/s or 100Gbit/s, with the latency of a good Ethernet."""
+    if re.match(r"[-+.\d]", name.strip()):
+        return Link(name.strip(), parse_speed(name), LINKS["eth100"].latency)
+    return _named(name, LINKS, "link", "Give one of these, or a speed such as 20GB/s or 100Gbit/s.")
+
+
+def parse_speed(text: str) -> float:
+    """Bytes a second. '20GB/s' is 20 x 10^9 bytes, '100Gbit/s' an eighth of 100 x 10^9."""
+    found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+))\s*([KMGT])(i?)(B|bit|b)(?:/s|ps)", text.strip())
+    speed = float(found[1]) * (1024 if found[3] else 1000) ** ("KMGT".index(found[2]) + 1) if found else 0.0
+    if found is None or not speed > 0:
+        rule = "must be a positive number with a unit: GB/s, MB/s (bytes) or Gbit/s, Mbit/s (bits)"
+        raise ConfigError(f"speed {text!r}", rule, "Write it like 20GB/s or 100Gbit/s.")
+    return speed if found[4] == "B" else speed / 8
 
 
 def _named(name: str, table: Mapping[str, Known], what: str, fix: str) -> Known:

@@ -1,0 +1,137 @@
+"""Which ZeRO JSON, with which micro-batch: all that fit in order, and why the first is first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from z2all_ds.config import RunConfig
+from z2all_ds.errors import ConfigError
+from z2all_ds.plan.estimate import Estimate, estimate
+from z2all_ds.plan.fleet import Fleet
+
+SHIPPED = (
+    *("zero0", "zero1", "zero1_fp16", "zero2", "zero3", "zero3_hpz"),
+    *("zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_nvme"),
+)
+"""In ds_configs/, the plainest first."""
+AS_FAST = 0.02
+"""Differences in step time below this are less than runs differ by."""
+MOST_MICRO_BATCHES = 12
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The JSONs that can be, each with the config's own micro-batch; and those that cannot, with the reason."""
+
+    rows: tuple[Estimate, ...]
+    left_out: tuple[str, ...]
+
+
+def candidates(run: RunConfig, fleet: Fleet) -> Candidates:
+    """A mistake that all of them meet, such as a batch that cannot be dealt out, is an error."""
+    names = SHIPPED if run.deepspeed in SHIPPED else (*SHIPPED, run.deepspeed)
+    rows: list[Estimate] = []
+    left_out: list[str] = []
+    refusals: list[ConfigError] = []
+    for name in names:
+        reason = _senseless(name, fleet)
+        if reason:
+            left_out.append(f"{name} is left out: {reason}.")
+            continue
+        try:
+            rows.append(estimate(with_json(run, name), fleet))
+        except ConfigError as error:
+            refusals.append(error)
+            left_out.append(f"{name} is left out: {error.what}: {error.rule}.")
+    if not rows:
+        raise refusals[0]
+    return Candidates(tuple(rows), tuple(left_out))
+
+
+def _senseless(name: str, fleet: Fleet) -> str | None:
+    if name == "zero1_fp16" and fleet.has_bf16:
+        return "it is for GPUs without bf16"
+    if name not in ("zero0", "zero1_fp16") and not fleet.has_bf16:
+        return "this GPU has no bf16"
+    if name == "zero3_hpz" and fleet.nodes == 1:
+        return "with one machine there is nothing between groups to be spared"
+    return None
+
+
+def with_json(run: RunConfig, name: str, micro_batch: int | None = None) -> RunConfig:
+    train = run.train.model_copy(update={"micro_batch": micro_batch}) if micro_batch else run.train
+    return run.model_copy(update={"deepspeed": name, "train": train})
+
+
+def micro_batches(run: RunConfig, gpus: int) -> list[int]:
+    """Those that divide what falls to a GPU, the largest at most so many times the smallest as doublings allow."""
+    each = run.train.global_batch // gpus
+    return [size for size in range(1, each + 1) if each % size == 0][: 2 * MOST_MICRO_BATCHES]
+
+
+def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimate]:
+    """Every JSON with its best micro-batch, if one fits: the fastest first, among equally fast ones the plainest.
+
+    A run with stages keeps its micro-batch, which theirs follow.
+    """
+    sizes = [run.train.micro_batch] if run.stages or run.train.batch_warmup_from else micro_batches(run, fleet.gpus)
+    best = []
+    for row in rows:
+        all_sizes = [estimate(with_json(run, row.name, size), fleet) for size in sizes]
+        fitting = [one for one in all_sizes if one.fits and (one.time or fleet.peak is None)]
+        if fitting:
+            best.append(min(fitting, key=lambda one: (_cost(one, fitting), one.memory.total)))
+    return sorted(best, key=lambda one: (_cost(one, best), _plainness(one)))
+
+
+def _cost(one: Estimate, among: Sequence[Estimate]) -> tuple[float, ...]:
+    """What is not slower by more than AS_FAST costs the same. Without times, what is sent and offloaded decides."""
+    times = [other.time.most for other in among if other.time]
+    if one.time and times:
+        return (max(0.0, round((one.time.most / min(times) - 1) / AS_FAST - 0.5)),)
+    over_bus = one.offload.to_host + one.offload.to_gpu + one.offload.disk_read
+    return (over_bus, one.sent, -one.micro_batch if one.fleet.memory else 0)
+
+
+def _plainness(one: Estimate) -> int:
+    return SHIPPED.index(one.name) if one.name in SHIPPED else len(SHIPPED)
+
+
+def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
+    """Why the first is first, in words."""
+    if not ranked:
+        least = min(rows, key=lambda row: row.memory.total)
+        return [
+            f"Nothing fits: the least is {least.name}, {gigabytes(-(least.left or 0))} too large with micro-batches of"
+            f" {least.micro_batch}. Take more GPUs, train.activation_checkpointing=full, or a larger GPU."
+        ]
+    first = ranked[0]
+    accumulation = first.resolved.accumulation
+    told = f"{first.name} (ZeRO-{first.resolved.stage}), micro-batches of {first.micro_batch}"
+    told += f", {accumulation} a step" if accumulation > 1 else ", one a step"
+    told += f": fits with {gigabytes(first.left)} to spare." if first.left is not None else ": sends least."
+    lines = [told]
+    plainer = [row.name for row in rows if not row.fits and _plainness(row) < _plainness(first)]
+    unfit = [name for name in plainer if name not in [one.name for one in ranked]]
+    if unfit:
+        lines.append(f"{', '.join(unfit)} would not fit with any micro-batch.")
+    for other in ranked[1:4]:
+        lines.append(f"{other.name} would {_compared(other, first)}.")
+    return lines
+
+
+def _compared(other: Estimate, first: Estimate) -> str:
+    parts = []
+    if first.sent:
+        parts.append(f"send {other.sent / first.sent:.1f} times the bytes")
+    if other.time and first.time:
+        parts.append(f"take {other.time.most / first.time.most:.2f} times as long")
+    bus = other.offload.to_host + other.offload.to_gpu
+    if bus:
+        parts.append(f"move {gigabytes(bus)} a step between GPU and host")
+    if other.left is not None and first.left is not None:
+        parts.append(f"leave {gigabytes(other.left)} (micro-batches of {other.micro_batch})")
+    return ", ".join(parts) if parts else "do as well"
+
+
+def gigabytes(count: float | None) -> str:
+    return f"{(count or 0) / 1e9:.1f} GB"
