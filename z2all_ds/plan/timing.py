@@ -1,15 +1,27 @@
-"""How long a step takes at best and at worst: computing and sending at the same time, or one after the other."""
+"""How long a step takes at best and at worst: computing and sending at the same time, or one after the other.
+
+An offload's copies, its step on the CPU and its disk are taken to be waited for: at stage 2 they run on the stream of
+the backward pass or after it, and at stage 3 copies of weights to the GPU hold up the host.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from z2all_ds.errors import ConfigError
-from z2all_ds.plan.hardware import REACHED, Link
-from z2all_ds.plan.traffic import Collective
+from z2all_ds.plan.hardware import LINKS, REACHED, Link
+from z2all_ds.plan.traffic import Collective, HostTraffic
 
 REACHED_OF_PEAK = 0.55
 """Share of a GPU's peak that our training computes at: 0.54 to 0.56 on an H200 (1.26 B, ZeRO-1, exact count)."""
+
+
+HOST_MEMORY_SPEED = 200e9
+"""Bytes a second at which the optimizer steps on a machine's CPUs, for all of its GPUs together. Assumed, not measured:
+half of what two sockets with eight channels of DDR4-3200 are sold with. A desktop has a fifth of it."""
+DISK_SPEED = 3e9
+"""Bytes a second that a machine's disk reads or writes, for all of its GPUs together. Assumed, not measured: about what
+one NVMe disk at PCIe 3 is sold with."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,28 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What an offload goes over, in each machine."""
+
+    bus: Link = LINKS["pcie4"]
+    """Of each GPU, in one direction."""
+    memory: float = HOST_MEMORY_SPEED
+    disk: float = DISK_SPEED
+
+    def __post_init__(self) -> None:
+        for name, speed in (("host bus", self.bus.speed), ("host memory", self.memory), ("disk", self.disk)):
+            if not (math.isfinite(speed) and speed > 0):
+                raise ConfigError(f"speed of the {name} = {speed}", "must be above 0", "Give bytes a second.")
+
+    def seconds(self, traffic: HostTraffic, gpus: int) -> float:
+        """A step, where `gpus` of a machine share its memory and disk. Copies one way and the other are taken to come
+        one after the other, as the backward pass asks for them."""
+        over_bus = (traffic.to_host + traffic.to_gpu) / (REACHED * self.bus.speed)
+        on_disk = (traffic.disk_read + traffic.disk_written) / self.disk
+        return over_bus + gpus * (traffic.stepped / self.memory + on_disk)
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Of one optimizer step, in seconds."""
 
@@ -48,7 +82,7 @@ class StepTime:
     hidden: float
     """Sending that DeepSpeed runs beside computing, if there is enough of that."""
     exposed: float
-    """Sending that is waited for."""
+    """Sending that is waited for, and all of an offload."""
 
     @property
     def least(self) -> float:
@@ -59,22 +93,35 @@ class StepTime:
         return self.compute + self.hidden + self.exposed
 
 
-def sending(collective: Collective, gpus: int, network: Network) -> float:
-    """Seconds a step."""
-    if gpus == 1:
+def sending(collective: Collective, network: Network) -> float:
+    """Seconds a step. A group's ranks are neighbours: where it is no larger than a machine, it is inside one."""
+    if collective.among == 1:
         return 0.0
-    return collective.sent(gpus) / network.speed(gpus) + collective.times * collective.calls * network.latency(gpus)
+    latency = collective.times * collective.calls * network.latency(collective.among)
+    return collective.sent() / network.speed(collective.among) + latency
 
 
 def step_time(
-    operations: float, peak: float, collectives: Sequence[Collective], gpus: int, network: Network, reached: float
+    operations: float,
+    peak: float,
+    collectives: Sequence[Collective],
+    gpus: int,
+    network: Network,
+    reached: float = REACHED_OF_PEAK,
+    offload: HostTraffic = HostTraffic(),
+    host: Host = Host(),
 ) -> StepTime:
-    """`operations` are those that one GPU executes in a step."""
+    """`operations` are those that one GPU executes in a step; `gpus` are all of the run's."""
     if not 0 < reached <= 1:
         raise ConfigError(f"share of the peak = {reached}", "must be above 0 and at most 1", "0.55 is what we reach.")
-    times = {one: sending(one, gpus, network) for one in collectives}
+    if gpus < 1:
+        raise ConfigError(f"number of GPUs = {gpus}", "must be at least 1", "Give a positive number.")
+    if not (math.isfinite(peak) and peak > 0):
+        raise ConfigError(f"peak = {peak}", "must be above 0", "Give operations a second.")
+    times = [(one.beside_compute, sending(one, network)) for one in collectives]
     return StepTime(
         compute=operations / (peak * reached),
-        hidden=sum(seconds for one, seconds in times.items() if one.beside_compute),
-        exposed=sum(seconds for one, seconds in times.items() if not one.beside_compute),
+        hidden=sum(seconds for beside, seconds in times if beside),
+        exposed=sum(seconds for beside, seconds in times if not beside)
+        + host.seconds(offload, min(gpus, network.gpus_per_node)),
     )

@@ -1,20 +1,45 @@
-"""What each rank sends in an optimizer step under a ZeRO JSON, as DeepSpeed 0.19.8 does it.
+"""What each rank sends in an optimizer step under a ZeRO JSON, as DeepSpeed 0.19.8 does it, and what an offload moves.
 
 The ZeRO paper counts in parameters Ψ: 2Ψ for stages 0 to 2 (gradients reduced to their owners, weights gathered), 3Ψ
-for stage 3 (weights gathered twice). Three things make it more here, and are counted: a message has bytes, and fp32
-gradients twice those of bf16; stages 2 and 3 send the gradients of every micro-batch; and stages 1 and 2 reduce by
-all-reduce (2Ψ) to all, not to owners alone.
+for stage 3 (weights gathered twice). DeepSpeed differs from it in both directions, and tests compare what follows with
+the calls of real ranks:
+
+- a message has bytes, and fp32 gradients twice those of bf16;
+- stages 2 and 3 send the gradients of every micro-batch;
+- stages 1 and 2 reduce by all-reduce (2Ψ), not to owners (Ψ), and so send 3Ψ in all, unless the JSON has
+  `"use_multi_rank_bucket_allreduce": false`;
+- stage 3 gathers again in the backward pass only what it has let go of (`_Gathers`), and small weights once a step;
+- a hierarchical partition (`zero_hpz_partition_size`) gathers over all ranks once a step, in the first forward pass,
+  and all else inside its groups, the forward passes of further micro-batches too.
+
+Not counted are messages of a few bytes (norms, overflow flags), and the first steps of stage 3, in which DeepSpeed
+records the order of modules, fetches nothing ahead and lets go of everything. Quantized weights and gradients are not
+known here.
 """
 
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from z2all_ds.accounting import ModelShape, count_parameters
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.ds_json import zero_section
+from z2all_ds.train.ds_json import offload_device, zero_section
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ENGINE_BUCKET = 500_000_000
 """Elements that DeepSpeed's engine sends at a time where its optimizer does not send itself."""
+ALIGNMENT = 2
+"""Stages 1 and 2 fill a flat group of weights up to a multiple of this times the ranks."""
+DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_model_persistence_threshold": sys.maxsize,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
+"""DeepSpeed's own, of keys that a JSON may leave out."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +48,7 @@ class Collective:
 
     what: str
     kind: str
-    """all_reduce, all_gather or reduce_scatter."""
+    """all_reduce, all_gather, reduce_scatter or reduce."""
     size: int
     """Bytes of the whole, over all ranks' parts."""
     times: int
@@ -32,41 +57,331 @@ class Collective:
     """Into which it is cut."""
     beside_compute: bool
     """DeepSpeed lets it run while the next part is computed."""
+    among: int
+    """Ranks that take part: all, or those of one group."""
 
-    def sent(self, ranks: int) -> float:
-        """Bytes that one rank sends in a step, by a ring or anything as good."""
+    def sent(self) -> float:
+        """Bytes that one rank sends in a step, by a ring or anything as good; of `reduce`, averaged over ranks."""
         rounds = 2 if self.kind == "all_reduce" else 1
-        return rounds * (ranks - 1) / ranks * self.size * self.times
+        return rounds * (self.among - 1) / self.among * self.size * self.times
 
 
-def collectives(resolved: ResolvedDeepSpeed, parameters: int, layers: int) -> list[Collective]:
-    """In the order of a step."""
-    zero = zero_section(resolved.config)
-    gradient_bytes = BYTES[resolved.dtypes.communication if resolved.dtypes.communication != "none" else "fp32"]
-    weight_bytes = BYTES[resolved.dtypes.compute]
+@dataclass(frozen=True)
+class HostTraffic:
+    """What an offload moves for one rank in a step, in bytes. Read in DeepSpeed's source."""
+
+    to_host: int = 0
+    to_gpu: int = 0
+    stepped: int = 0
+    """Of host memory, read or written by the optimizer's step on the CPU."""
+    disk_read: int = 0
+    disk_written: int = 0
+
+
+def collectives(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list[Collective]:
+    """In the order of a step. Without a second rank there are none."""
+    if ranks == 1:
+        return []
     if resolved.stage == 3:
-        return _of_stage_3(resolved, zero, parameters, layers, weight_bytes, gradient_bytes)
-    times = resolved.accumulation if resolved.stage == 2 else 1
-    bucket = int(zero.get("reduce_bucket_size") or ENGINE_BUCKET) if resolved.stage else ENGINE_BUCKET
-    overlap = resolved.stage == 2 and bool(zero.get("overlap_comm"))
-    gradients = Collective(
-        "gradients", "all_reduce", parameters * gradient_bytes, times, -(-parameters // bucket), overlap
-    )
+        return _of_stage_3(resolved, shape, ranks)
+    gradients = _gradients_below_stage_3(resolved, shape, ranks)
     if resolved.stage == 0:
         return [gradients]
-    # One call a parameter group: matrices, and norms with biases.
-    weights = Collective("weights", "all_gather", parameters * weight_bytes, 1, 2, False)
-    return [gradients, weights]
+    # A call for each parameter group: matrices, and what has one dimension.
+    sizes = [weight.numel for weight in _weights(shape)]
+    vectors = sum(weight.numel for weight in _weights(shape) if weight.is_vector)
+    gathered = sum(_up(numel, ALIGNMENT * ranks) for numel in (sum(sizes) - vectors, vectors))
+    size = gathered * BYTES[resolved.dtypes.compute]
+    return [gradients, Collective("weights", "all_gather", size, 1, 2, beside_compute=False, among=ranks)]
 
 
-def _of_stage_3(
-    resolved: ResolvedDeepSpeed, zero: dict[str, Any], parameters: int, layers: int, weight: int, gradient: int
-) -> list[Collective]:
-    parts = layers + 2  # a layer's weights are gathered in one go; so are table and head
-    times, bucket = resolved.accumulation, int(zero.get("reduce_bucket_size") or ENGINE_BUCKET)
-    overlap = bool(zero.get("overlap_comm", True))
+def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> HostTraffic:
+    """All zero without an offload. At stage 1, which no JSON of ours offloads, as if gradients went once a step."""
+    dtypes, times = resolved.dtypes, resolved.accumulation
+    optimizer, weights = (offload_device(resolved.config, key) for key in ("offload_optimizer", "offload_param"))
+    if optimizer == "none" and weights == "none":
+        return HostTraffic()
+    share = sum(-(-weight.numel // ranks) for weight in _weights(shape))
+    compute, added_up, master = (BYTES[name] for name in (dtypes.compute, dtypes.accumulation, dtypes.master))
+    to_host = to_gpu = stepped = disk_read = disk_written = 0
+    if optimizer != "none":
+        # Every step: gradients as the masters are, and back the new weights.
+        to_host, to_gpu = share * master, share * compute if weights == "none" else 0
+        # Adam reads weight, gradient and two moments, and writes all but the gradient; before it gradients are scaled,
+        # and after it weights are cast.
+        stepped = share * ((4 + 3 + 2) * master + master + compute)
+        if resolved.stage == 3:
+            # Sums of gradients are kept there, and come back with every micro-batch, the first too.
+            to_host, to_gpu = to_host + times * share * added_up, to_gpu + times * share * added_up
+        elif resolved.stage == 2 and times > 1 and added_up == compute:
+            # Only sums of another dtype are kept on the GPU.
+            to_host, to_gpu = to_host + times * share * added_up, to_gpu + (times - 1) * share * added_up
+    if optimizer == "nvme":  # masters, moments and gradients, each of them out and in again
+        disk_read, disk_written = 4 * share * master, 4 * share * master
+    if weights != "none":
+        fetched = sum(one.numel // one.among * one.times for one in _fetches(resolved, shape, ranks)) * compute
+        to_gpu += fetched
+        if weights == "nvme":
+            disk_read, disk_written = disk_read + fetched, disk_written + share * compute
+    return HostTraffic(to_host, to_gpu, stepped, disk_read, disk_written)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    name: str
+    numel: int
+    is_vector: bool = False
+
+
+def _layer(shape: ModelShape, index: int) -> list[_Weight]:
+    """In the order of use."""
+    d, kv = shape.hidden_size, shape.num_kv_heads * shape.head_dim
+    rows = shape.attention_width + 2 * kv
+    biases = [_Weight(f"{index}.qkv_bias", rows, True), _Weight(f"{index}.o_bias", d, True)]
     return [
-        Collective("weights, forward", "all_gather", parameters * weight, times, parts, True),
-        Collective("weights, backward", "all_gather", parameters * weight, times, parts, True),
-        Collective("gradients", "reduce_scatter", parameters * gradient, times, -(-parameters // bucket), overlap),
+        _Weight(f"{index}.input_norm", d, True),
+        _Weight(f"{index}.qkv", d * rows),
+        *(biases if shape.attention_bias else []),
+        _Weight(f"{index}.o", shape.attention_width * d),
+        _Weight(f"{index}.mlp_norm", d, True),
+        _Weight(f"{index}.gate_up", 2 * d * shape.intermediate_size),
+        _Weight(f"{index}.down", d * shape.intermediate_size),
     ]
+
+
+def _weights(shape: ModelShape) -> list[_Weight]:
+    """In the order of use, a shared table once."""
+    table = shape.vocab_size * shape.hidden_size
+    layers = [weight for index in range(shape.num_layers) for weight in _layer(shape, index)]
+    head = [] if shape.tie_embeddings else [_Weight("head", table)]
+    weights = [_Weight("embedding", table), *layers, _Weight("norm", shape.hidden_size, True), *head]
+    assert sum(weight.numel for weight in weights) == count_parameters(shape).total
+    return weights
+
+
+def _setting(resolved: ResolvedDeepSpeed, key: str) -> int:
+    value = zero_section(resolved.config).get(key)
+    return int(DEFAULTS[key] if value is None else value)
+
+
+def _gradient_bytes(resolved: ResolvedDeepSpeed) -> int:
+    return BYTES[resolved.dtypes.communication]
+
+
+def _gradients_below_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> Collective:
+    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(_weights(shape))]
+    size, times = sum(numels) * _gradient_bytes(resolved), resolved.accumulation if resolved.stage == 2 else 1
+    # At stage 1 with 16-bit weights and fp32 sums DeepSpeed takes another optimizer, and the engine sends, as without.
+    other = resolved.dtypes.compute == "bf16" and resolved.dtypes.accumulation == "fp32"
+    if resolved.stage == 0 or (resolved.stage == 1 and other and not resolved.offload_optimizer):
+        return Collective("gradients", "all_reduce", size, 1, _engine_calls(numels), False, ranks)
+    if resolved.stage == 1:  # after the last backward pass, group by group
+        numels = [weight.numel for weight in sorted(_weights(shape), key=lambda weight: weight.is_vector)]
+    calls = _buckets(numels, _setting(resolved, "reduce_bucket_size"))
+    to_owners = zero.get("reduce_scatter", True) and not zero.get("use_multi_rank_bucket_allreduce", True)
+    kind = "reduce" if to_owners else "all_reduce"
+    calls += ranks - 1 if to_owners else 0  # a bucket's part for each owner in it
+    overlap = resolved.stage == 2 and bool(zero.get("overlap_comm"))
+    return Collective("gradients", kind, size, times, calls, overlap, ranks)
+
+
+def _engine_calls(numels: Iterable[int]) -> int:
+    """Sent as soon as there is more than a bucket."""
+    calls = pending = 0
+    for numel in numels:
+        pending += numel
+        if pending > ENGINE_BUCKET:
+            calls, pending = calls + 1, 0
+    return calls + (pending > 0)
+
+
+def _buckets(numels: Iterable[int], most: int) -> int:
+    """Sent before there would be more than a bucket; what is larger than one goes alone."""
+    calls = pending = 0
+    for numel in numels:
+        if pending and pending + numel > most:
+            calls, pending = calls + 1, 0
+        pending += numel
+    return calls + (pending > 0)
+
+
+def _of_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list[Collective]:
+    weight_bytes = BYTES[resolved.dtypes.compute]
+    gathered = [
+        Collective(one.what, "all_gather", one.numel * weight_bytes, one.times, one.calls, one.ahead, one.among)
+        for one in _fetches(resolved, shape, ranks)
+    ]
+    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(_weights(shape))]
+    scattered = zero.get("reduce_scatter", True)
+    filled = sum(_up(numel, ranks) for numel in numels) if scattered else sum(numels)
+    gradients = Collective(
+        "gradients",
+        "reduce_scatter" if scattered else "all_reduce",
+        filled * _gradient_bytes(resolved),
+        resolved.accumulation,
+        _buckets(numels, _setting(resolved, "reduce_bucket_size")),
+        bool(zero.get("overlap_comm", True)),
+        ranks,
+    )
+    *in_passes, after = gathered
+    return [*in_passes, gradients, after]
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """Gathers of a kind in one micro-batch: elements in all, filled up to a multiple of the ranks for each weight."""
+
+    what: str
+    numel: int
+    times: int
+    calls: int
+    ahead: bool
+    among: int
+
+
+def _fetches(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list[_Fetch]:
+    """Those of the passes, and last the one after the step, of weights that are never let go of."""
+    group = int(zero_section(resolved.config).get("zero_hpz_partition_size") or 1)
+    # In a hierarchical partition a weight is copied to the group when it is let go of for the first time after a step.
+    batches = [(True, resolved.accumulation)] if group == 1 else [(False, 1), (True, resolved.accumulation - 1)]
+    gathers, fetches = _Gathers(resolved, shape), []
+    for copies, times in batches:
+        messages = gathers.micro_batch(copies) if times else []
+        for ahead, copied in sorted({(message.ahead, message.copied) for message in messages}):
+            of_kind = [message.names for message in messages if (message.ahead, message.copied) == (ahead, copied)]
+            numel = sum(_up(gathers.numels[name], ranks) for names in of_kind for name in names)
+            what = "weights, fetched ahead" if ahead else "weights, waited for"
+            among = group if copied and group > 1 else ranks
+            fetches.append(_Fetch(what, numel, times, len(of_kind), ahead, among))
+    kept = sum(_up(gathers.numels[name], ranks) for name in gathers.kept)
+    return [*fetches, _Fetch("weights, kept whole", kept, 1, len(gathers.kept), False, ranks)]
+
+
+@dataclass(frozen=True)
+class _Message:
+    """Gathered in one call."""
+
+    names: tuple[str, ...]
+    ahead: bool
+    """Of their use."""
+    copied: bool
+    """From the group's second copy."""
+
+
+@dataclass(frozen=True)
+class _Module:
+    """As the hooks know it."""
+
+    name: str
+    own: tuple[str, ...] = ()
+    """Weights that it fetches; a layer's are all of those inside it."""
+    inside: tuple[str, ...] = ()
+    is_layer: bool = False
+
+
+class _Gathers:
+    """DeepSpeed's coordinator of stage 3, played through: which weights it gathers in a micro-batch, and when.
+
+    A module's weights are let go of after its pass unless they are small, or used again within
+    `stage3_max_reuse_distance` elements. Behind a layer's own use that walk meets the whole model at the beginning of
+    the backward pass, and all weights with it: whatever is less than the distance away from the end of the forward
+    pass stays. And what was seen there when fetching ahead, by `stage3_prefetch_bucket_size`, stays too.
+    """
+
+    def __init__(self, resolved: ResolvedDeepSpeed, shape: ModelShape) -> None:
+        weights = _weights(shape)
+        self.numels = {weight.name: weight.numel for weight in weights}
+        self.kept = _kept_whole(resolved, weights)
+        self._ahead = _setting(resolved, "stage3_prefetch_bucket_size")
+        self._live = _setting(resolved, "stage3_max_live_parameters")
+        self._distance = _setting(resolved, "stage3_max_reuse_distance")
+        self._layers = [tuple(weight.name for weight in _layer(shape, index)) for index in range(shape.num_layers)]
+        self._head = ("embedding",) if shape.tie_embeddings else ("head",)
+        self._modules = list(self._order())
+
+    def _order(self) -> Iterator[_Module]:
+        """As the hooks come. A layer has two outputs, and so comes twice in the backward pass."""
+        every = tuple(self.numels)
+        whole = _Module("all", inside=every)
+        model = _Module("model", inside=tuple(name for name in every if name != "head"))
+        layers = [_Module(f"layer {index}", names, names, True) for index, names in enumerate(self._layers)]
+        embedding, norm, head = (
+            _Module(name, weight, weight)
+            for name, weight in (("embedding", ("embedding",)), ("norm", ("norm",)), ("head", self._head))
+        )
+        yield from (whole, model, embedding, *layers, norm, head)
+        yield from (whole, head, model, norm)
+        for layer in reversed(layers):
+            yield from (layer, layer)
+        yield embedding
+
+    def micro_batch(self, copies: bool) -> list[_Message]:
+        """`copies`: those of the group are there from the beginning."""
+        here, copied = set(self.kept), set(self.numels) if copies else set()
+        queue = deque((name, step) for step, module in enumerate(self._modules) for name in module.own)
+        seen = dict.fromkeys(self.numels, -1)
+        live = 0
+        messages: list[_Message] = []
+
+        def gather(names: Iterable[str], ahead: bool) -> int:
+            missing = [name for name in names if name not in here]
+            for of_group in (True, False):
+                together = tuple(name for name in missing if (name in copied) == of_group)
+                if together:
+                    messages.append(_Message(together, ahead, of_group))
+            here.update(missing)
+            return sum(self.numels[name] for name in missing)
+
+        for step, module in enumerate(self._modules):
+            live += gather(module.own, ahead=False)
+            fresh = {name for name in module.own if seen[name] < step}
+            taken: set[str] = set()
+            while queue and len(taken) < len(fresh):
+                name, seen_at = queue.popleft()
+                seen[name] = seen_at
+                taken.add(name)
+            wanted: dict[str, None] = {}
+            room, numel = min(self._live - live, self._ahead), 0
+            while queue and numel < room:
+                name, seen_at = queue.popleft()
+                seen[name] = max(seen[name], seen_at)
+                if name not in here and name not in wanted:
+                    wanted[name] = None
+                    numel += self.numels[name]
+            live += gather(wanted, ahead=True)
+            if self._ends(step):
+                gone = self._let_go(module, step + 1, seen) & here
+                here -= gone
+                copied |= gone
+                live -= sum(self.numels[name] for name in gone)
+        return messages
+
+    def _ends(self, step: int) -> bool:
+        """A layer is let go of once both of its outputs have come by."""
+        return step + 1 == len(self._modules) or self._modules[step] != self._modules[step + 1]
+
+    def _let_go(self, module: _Module, step: int, seen: dict[str, int]) -> set[str]:
+        gone = {name for name in module.own if name not in self.kept and seen[name] <= step}
+        walked = 0
+        for ahead in self._modules[step:]:
+            if walked >= self._distance or not gone:
+                break
+            # DeepSpeed asks of the module it lets go of, not of those it meets, whether to look inside.
+            met = ahead.inside if module.is_layer else () if ahead.is_layer else ahead.own
+            gone.difference_update(met)
+            walked += sum(self.numels[name] for name in met)
+        return gone
+
+
+def _kept_whole(resolved: ResolvedDeepSpeed, weights: Iterable[_Weight]) -> dict[str, None]:
+    kept: dict[str, None] = {}
+    each, room = (_setting(resolved, f"stage3_{of}_persistence_threshold") for of in ("param", "model"))
+    for weight in weights:
+        if weight.numel <= min(each, room):
+            kept[weight.name] = None
+            room -= weight.numel
+    return kept
+
+
+def _up(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple
