@@ -1,7 +1,9 @@
-"""Interpreter and packages: missing, untested, or of versions that do not go together."""
+"""Interpreter and packages: missing, untested, of versions that do not go together, or such as do not load."""
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
@@ -21,6 +23,16 @@ PACKAGES_TESTED: dict[str, tuple[str, str]] = {
 }
 """First and last series that our tests have run with, both included. Others may well work: they only warn."""
 OPTIONAL_PACKAGES = {"wandb"}
+LOADED = ("torch", "deepspeed")
+LOAD_SECONDS = 120.0
+"""For both: three seconds here, and far more from a shared disk that nobody has read from lately."""
+LOAD = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("loading", name, flush=True)
+    importlib.import_module(name)
+print("gpus", sys.modules["torch"].cuda.device_count())
+"""
 USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
 """Not ours to demand, but what they demand of each other and of the others counts."""
 MAX_SHEBANG_LENGTH = 127
@@ -83,14 +95,17 @@ def together() -> list[Finding]:
 
 def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
     """What one installed package says that it needs of another. pip says it once, at the install that broke it."""
-    from packaging.requirements import Requirement
+    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     versions = {canonicalize_name(name): version for name, version in installed.items()}
     findings = []
     for name, lines in demands.items():
         for line in lines:
-            wanted = Requirement(line)
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:  # wheels of some years ago have such; pip ignores them, too
+                continue
             found = versions.get(canonicalize_name(wanted.name))
             if found is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
@@ -115,6 +130,35 @@ def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> l
             fix = f"Install {name} for this torch, or remove it: our kernels do without."
             findings.append(Finding("packages together", WARN, f"{name} {version} was not built for {has}", fix))
     return findings
+
+
+def loading() -> list[Finding]:
+    """In a process of its own, for a library that does not fit ends the process at times, without an exception."""
+    if any(version_of(name) is None for name in LOADED):
+        return []  # `packages` has said so
+    environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
+    command = [sys.executable, "-c", LOAD, *LOADED]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        fix = "See where it waits: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
+        return [Finding("packages load", WARN, f"not within {LOAD_SECONDS:.0f} s", fix)]
+    return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count())]
+
+
+def judge_loading(code: int, said: str, errors: str, gpus: int) -> Finding:
+    """By the exit code and output of LOAD, and the GPUs that this machine shows."""
+    if code != 0:
+        name = (re.findall(r"^loading (\S+)", said, re.MULTILINE) or ["python"])[-1]
+        last = (errors.strip().splitlines() or [f"its process ended with code {code}"])[-1]
+        fix = f"Install it again with what it needs: `pip install --force-reinstall -c constraints.txt {name}`."
+        return Finding("packages load", FAIL, f"{name} does not ({last})", fix)
+    seen = int(re.findall(r"^gpus (\d+)", said, re.MULTILINE)[-1])
+    built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # else `accelerator` has said so
+    if gpus and built_for_gpus and seen < gpus:
+        fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
+        return Finding("packages load", FAIL, f"torch can use {seen} of {gpus} GPUs", fix)
+    return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPUs" if seen else ""))
 
 
 def apex() -> list[Finding]:
