@@ -125,6 +125,23 @@ def test_a_package_says_what_it_needs_of_another() -> None:
     assert unmet_demands({**installed, "triton": "3.6.0"}, demands) == []
 
 
+def test_two_that_need_another_version_of_a_third() -> None:
+    installed = {"a": "1", "b": "2", "Some_C": "3"}
+    (finding,) = unmet_demands(installed, {"a": ["some-c<3"], "b": ["some.c>3"]})
+    assert finding.value == "a 1 needs Some_C<3; b 2 needs Some_C>3, installed is 3"
+    assert "`pip install -c constraints.txt a b Some_C`" in finding.fix
+
+
+def test_a_version_that_does_not_fit_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as one that is untested and once more as one that others cannot use."""
+    (tmp_path / "tokenizers-0.19.1.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: tokenizers\nVersion: 0.19.1\n"
+    (tmp_path / "tokenizers-0.19.1.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = [finding for finding in (*installation.packages(), *installation.together()) if finding.status != "ok"]
+    assert finding.name == "packages together" and finding.value.endswith(", installed is 0.19.1")
+
+
 @pytest.mark.parametrize(
     ("name", "version", "torch", "cuda", "fits"),
     [
@@ -169,11 +186,11 @@ def test_packages_that_do_not_load(module: str, said: str, tmp_path: Path, monke
 
 def test_torch_must_see_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cu130")
-    finding = judge_loading(0, "loading torch\nloading deepspeed\ngpus 0\n", "", gpus=8)
+    finding = judge_loading(0, "loading torch\nloading deepspeed\ngpus 0\n", "", visible=8)
     assert (finding.status, finding.value) == ("fail", "torch can use 0 of 8 GPUs")
-    assert judge_loading(0, "gpus 8\n", "", gpus=8).value == "torch and deepspeed, with 8 GPUs"
+    assert judge_loading(0, "gpus 8\n", "", visible=8).value == "torch and deepspeed, with 8 GPUs"
     monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # a line of its own: see `accelerator`
-    assert judge_loading(0, "gpus 0\n", "", gpus=8).status == "ok"
+    assert judge_loading(0, "gpus 0\n", "", visible=8).status == "ok"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from z2all_ds import machine
+from z2all_ds.doctor import gpus
 from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
 
 PACKAGES_TESTED: dict[str, tuple[str, str]] = {
@@ -31,7 +32,8 @@ import importlib, sys
 for name in sys.argv[1:]:
     print("loading", name, flush=True)
     importlib.import_module(name)
-print("gpus", sys.modules["torch"].cuda.device_count())
+cuda = sys.modules["torch"].cuda
+print("gpus", cuda.device_count() if cuda.is_available() else 0)
 """
 USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
 """Not ours to demand, but what they demand of each other and of the others counts."""
@@ -69,7 +71,9 @@ def version_of(name: str) -> str | None:
 
 
 def packages() -> list[Finding]:
-    return [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+    unfit = unmet(*_installed())
+    judged = [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+    return [finding for finding in judged if finding.name not in unfit]  # of those `together` says what they should be
 
 
 def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
@@ -86,34 +90,48 @@ def judge_package(name: str, version: str | None, first: str, last: str) -> Find
 
 
 def together() -> list[Finding]:
-    names = [*PACKAGES_TESTED, *USED_IF_THERE]
-    installed = {name: version for name in names if (version := version_of(name))}
-    demands = {name: metadata.requires(name) or [] for name in installed}
+    installed, demands = _installed()
     broken = [*unmet_demands(installed, demands), *built_for_another_torch(installed, machine.torch_cuda_version())]
     return broken or [Finding("packages together", OK, "each has what it asks of the others")]
 
 
+def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Versions, and what each demands of others."""
+    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    installed = {name: version for name in names if (version := version_of(name))}
+    return installed, {name: metadata.requires(name) or [] for name in installed}
+
+
 def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
-    """What one installed package says that it needs of another. pip says it once, at the install that broke it."""
+    """What installed packages say that they need of another. pip says it once, at the install that broke it."""
+    findings = []
+    for wanted, by in unmet(installed, demands).items():
+        needs = [f"{name} {installed[name]} needs {wanted}{specifier}" for name, specifier in by.items()]
+        fix = f"Install them by one command: `pip install -c constraints.txt {' '.join(by)} {wanted}`."
+        value = f"{'; '.join(needs)}, installed is {installed[wanted]}"
+        findings.append(Finding("packages together", WARN, value, fix))
+    return findings
+
+
+def unmet(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+    """Package -> who needs another version of it, and which."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    versions = {canonicalize_name(name): version for name, version in installed.items()}
-    findings = []
+    names = {canonicalize_name(name): name for name in installed}
+    found: dict[str, dict[str, str]] = {}
     for name, lines in demands.items():
         for line in lines:
             try:
                 wanted = Requirement(line)
-            except InvalidRequirement:  # wheels of some years ago have such; pip ignores them, too
+            except InvalidRequirement:  # of a grammar before today's: nothing that could be compared
                 continue
-            found = versions.get(canonicalize_name(wanted.name))
-            if found is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            other = names.get(canonicalize_name(wanted.name))
+            if other is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
-            if not wanted.specifier.contains(found, prereleases=True):
-                value = f"{name} {installed[name]} needs {wanted.name}{wanted.specifier}, installed is {found}"
-                fix = f"Install both by one command: `pip install -c constraints.txt {name} {wanted.name}`."
-                findings.append(Finding("packages together", WARN, value, fix))
-    return findings
+            if not wanted.specifier.contains(installed[other], prereleases=True):
+                found.setdefault(other, {})[name] = str(wanted.specifier)
+    return found
 
 
 def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
@@ -143,10 +161,12 @@ def loading() -> list[Finding]:
     except subprocess.TimeoutExpired:
         fix = "See where it waits: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
         return [Finding("packages load", WARN, f"not within {LOAD_SECONDS:.0f} s", fix)]
-    return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count())]
+    # A driver that is too old is told of by itself.
+    good = not any(finding.name == "GPU driver" and finding.status != OK for finding in gpus.accelerator())
+    return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count() if good else 0)]
 
 
-def judge_loading(code: int, said: str, errors: str, gpus: int) -> Finding:
+def judge_loading(code: int, said: str, errors: str, visible: int) -> Finding:
     """By the exit code and output of LOAD, and the GPUs that this machine shows."""
     if code != 0:
         name = (re.findall(r"^loading (\S+)", said, re.MULTILINE) or ["python"])[-1]
@@ -155,9 +175,9 @@ def judge_loading(code: int, said: str, errors: str, gpus: int) -> Finding:
         return Finding("packages load", FAIL, f"{name} does not ({last})", fix)
     seen = int(re.findall(r"^gpus (\d+)", said, re.MULTILINE)[-1])
     built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # else `accelerator` has said so
-    if gpus and built_for_gpus and seen < gpus:
+    if built_for_gpus and seen < visible:
         fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
-        return Finding("packages load", FAIL, f"torch can use {seen} of {gpus} GPUs", fix)
+        return Finding("packages load", FAIL, f"torch can use {seen} of {visible} GPUs", fix)
     return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPUs" if seen else ""))
 
 
