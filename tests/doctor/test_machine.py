@@ -291,6 +291,13 @@ def test_shared_memory_that_is_small_or_full() -> None:
     assert resources.judge_shared_memory(8 * 2**30, 4 * 2**30).status == "ok"
 
 
+def test_little_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, status in ((3 * 10**9, "warn"), (5 * 10**9, "ok")):
+        monkeypatch.setattr(resources, "available_bytes", lambda free=free: free)
+        (finding,) = resources.main_memory()
+        assert finding.status == status and bool(finding.fix) == (status == "warn")
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert require_folder(tmp_path / "not" / "made" / "yet") == tmp_path
     (tmp_path / "file").touch()
