@@ -79,6 +79,16 @@ def test_a_hub_that_answers_and_one_that_does_not(listening: int, monkeypatch: p
     assert hugging_face.status == wandb.status == "ok"  # a machine without the outside world trains as well
 
 
+@pytest.mark.parametrize("address", ["http://hub:abc", "huggingface.co", "ftp://hub", "https://", "http://[::1"])
+def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    found = hubs()
+    assert [finding.name for finding in found] == [f"HF_ENDPOINT={address}", f"WANDB_BASE_URL={address}"]
+    for finding in found:
+        assert finding.status == "warn" and finding.fix.endswith("or unset it.")
+
+
 def test_offline_by_choice_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -89,6 +99,9 @@ def test_offline_by_choice_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_stands_for_the_hub(listening: int) -> None:
     proxy = {"https_proxy": f"http://127.0.0.1:{listening}"}
     assert why_unreachable("https://no.such.host.invalid", proxy) == ""
+    assert why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": f"127.0.0.1:{listening}"}) == ""
+    secret = why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": "http://me:secret@host:port"})
+    assert secret == "HTTPS_PROXY is no address"
     assert "no.such.host.invalid" in why_unreachable("https://no.such.host.invalid", {})
 
 

@@ -194,7 +194,9 @@ def plan(
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="Where runs will be written.")] = Path("."),
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where runs will be written: here, or as --config says.")
+    ] = None,
     config: Annotated[str | None, typer.Option(help="Run YAML: look at its data, tokenizer and JSON, too.")] = None,
     hostfile: Annotated[str | None, typer.Option(help="Look at these nodes and every pair of them instead.")] = None,
     health: Annotated[bool, typer.Option(help="With --hostfile: a short torch job that finds slow nodes.")] = True,
@@ -204,25 +206,37 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Look at everything on this machine, or on all nodes of a hostfile, that has stopped a run before."""
+    from z2all_ds import doctor as room
+    from z2all_ds.config import load_run_config
+    from z2all_ds.errors import ConfigError
+
+    of_one = {"--config": config, "--prebuild": prebuild, "--fix": fix}
+    of_many = {"--no-health": not health, "--exclude-slow": exclude_slow}
+    for option, given in (of_one if hostfile else of_many).items():
+        if given:
+            rule = "is for one machine, and --hostfile is for several" if hostfile else "is for --hostfile alone"
+            way = "Run it on a node, without --hostfile" if hostfile else "Give --hostfile H"
+            raise ConfigError(option, rule, f"{way}, or leave {option} out.")
+    run = load_run_config(config) if config else None  # first: a mistake in it need not wait for a build
+    folder = folder or Path(run.run_dir if run else ".")
+    room.require_folder(folder)
     if hostfile:
         from z2all_ds.cluster.look import look_at_nodes
 
         raise typer.Exit(look_at_nodes(hostfile, folder, as_json, health, exclude_slow))
-    from z2all_ds import doctor as room
     from z2all_ds.build_locks import remove_stale_locks
+    from z2all_ds.console import say
     from z2all_ds.machine import extensions_dir
 
     if fix:
         for lock in remove_stale_locks(extensions_dir()):
-            print(f"removed {lock}")
+            say(f"removed {lock}")
     if prebuild:
         from z2all_ds.train.op_builds import buildable_ops
         from z2all_ds.train.op_builds import prebuild as build
 
         build(buildable_ops())
-    from z2all_ds.config import load_run_config
-
-    findings = [*room.examine(folder), *room.examine_further(folder, load_run_config(config) if config else None)]
+    findings = [*room.examine(folder), *room.examine_further(folder, run)]
     if as_json:
         print(room.to_json(findings))
     else:

@@ -1,6 +1,7 @@
 """The preflight for people: what is wrong first, then how fast the pairs are."""
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TextIO
@@ -13,16 +14,24 @@ from z2all_ds.cluster.preflight import Preflight
 
 
 def to_json(result: Preflight) -> str:
-    """For programs: findings, places, and the speed of every pair."""
+    """For programs: findings, places, the health test with its device, and the speed of every pair."""
+    health = result.health
     content = {
         "seconds": round(result.seconds, 2),
         "findings": [asdict(finding) for finding in result.findings],
         "lost": sorted(result.lost),
         "places": {name: asdict(place) for name, place in result.places.items()},
-        "health": asdict(result.health) if result.health else None,
+        "health": {**asdict(health), "device": health_device(health)} if health else None,
         "pairs": [{"from": who, "to": whom, **asdict(speed)} for (who, whom), speed in result.speeds.items()],
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def health_device(health: Health) -> str | None:
+    """cpu or cuda, by the test's own word, which it gives where nothing failed. Counts of GPUs would not do: torch may
+    be a CPU build on a node that has some."""
+    said = [re.match(r"\d+ nodes on (cpu|cuda): ", finding.value) for finding in health.findings]
+    return next((word[1] for word in said if word), None)
 
 
 def render(result: Preflight, file: TextIO | None = None) -> None:

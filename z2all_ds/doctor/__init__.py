@@ -1,8 +1,8 @@
 """The doctor: looks at everything on this machine that has stopped a run before, and says what to do about each.
 
-It imports no torch and starts nothing heavy, so it answers at once and also where the installation itself is what is
-broken. `examine` is what every node of a hostfile is asked, too; what takes seconds or needs the outside world is
-looked at by `examine_further`, on this machine alone.
+It imports no torch, so it answers at once and also where the installation itself is what is broken. `examine` is what
+every node of a hostfile is asked, too; what takes seconds or needs the outside world is looked at by `examine_further`,
+on this machine alone.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from z2all_ds.doctor import building, gpus, inputs, installation, network, resources
 from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding, has_failures, render, to_json
 from z2all_ds.doctor.installation import PACKAGES_TESTED
+from z2all_ds.doctor.resources import require_folder
 from z2all_ds.errors import Z2allError
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ __all__ = [
     "Finding",
     "examine",
     "examine_further",
+    "examine_run",
     "has_failures",
     "render",
+    "require_folder",
     "to_json",
 ]
 
@@ -41,18 +44,32 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
 
 
 def examine_further(folder: str | os.PathLike[str] = ".", run: "RunConfig | None" = None) -> list[Finding]:
-    """What takes a few seconds: the disk's speed, the way to the hubs and, of a run config, its data and tokenizer."""
-    checks: list[Check] = [lambda: resources.disk_speed(Path(folder)), network.hubs]
-    if run is not None:
-        checks += inputs.checks(run)
-    return _all_of(checks)
+    """What takes a few seconds: packages that load, the disk's speed, the way to the hubs, and what a run config names.
+
+    Locked memory, too, of which the preflight of several nodes says a line of its own.
+    """
+    checks: list[Check] = [
+        installation.loading,
+        resources.locked_memory,
+        lambda: resources.disk_speed(Path(folder)),
+        network.hubs,
+    ]
+    return [*_all_of(checks), *(examine_run(run) if run is not None else [])]
+
+
+def examine_run(run: "RunConfig") -> list[Finding]:
+    """Tokenizer, data and DeepSpeed JSON of a run config, against each other and this machine."""
+    return _all_of(inputs.checks(run))
 
 
 def _all_of(checks: Sequence[Check]) -> list[Finding]:
+    """What all of them found. Two checks may meet the same trouble (a tokenizer that is gone): it is told once."""
     findings: list[Finding] = []
     for check in checks:
         try:
             findings += check()
         except Z2allError as error:
-            findings.append(Finding(error.what, FAIL, error.rule, error.fix))
+            finding = Finding(error.what, FAIL, error.rule, error.fix)
+            if finding not in findings:
+                findings.append(finding)
     return findings

@@ -12,8 +12,8 @@ from z2all_ds import machine
 from z2all_ds.build_locks import find_locks
 from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
 
-OPS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam")
-"""Messages between CPU ranks, Adam on the CPU (offload), fused Adam."""
+OPS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "async_io")
+"""Messages between CPU ranks, Adam on the CPU (offload), fused Adam, offload to a disk."""
 
 
 def compiler() -> list[Finding]:
@@ -86,7 +86,8 @@ def ops() -> list[Finding]:
     findings = [Finding("compiled ops", OK, str(folder))]
     for op in OPS:
         built = machine.op_is_built(folder, op)
-        findings.append(Finding(f"op {op}", OK, "built" if built else "not built: its first use compiles it, 45-90 s"))
+        told = "built" if built else "not built: its first use compiles it, a minute or more (--prebuild: now)"
+        findings.append(Finding(f"op {op}", OK, told))
     return findings
 
 

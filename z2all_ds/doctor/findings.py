@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TextIO
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -17,6 +17,8 @@ class Finding:
     status: str
     value: str
     fix: str = ""
+    measured: dict[str, float] = field(default_factory=dict, kw_only=True, hash=False)
+    """Figures for programs, e.g. the planner; the name has the unit. Mostly none."""
 
 
 def has_failures(findings: Sequence[Finding]) -> bool:
@@ -25,7 +27,7 @@ def has_failures(findings: Sequence[Finding]) -> bool:
 
 
 def to_json(findings: Sequence[Finding]) -> str:
-    """For programs: a list of {name, status, value, fix}."""
+    """For programs: a list of {name, status, value, fix, measured}."""
     return json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
 
 

@@ -1,13 +1,16 @@
-"""Interpreter and packages: missing, untested, or of versions that do not go together."""
+"""Interpreter and packages: missing, untested, of versions that do not go together, or such as do not load."""
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from z2all_ds import machine
+from z2all_ds.doctor import gpus
 from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
 
 PACKAGES_TESTED: dict[str, tuple[str, str]] = {
@@ -21,6 +24,17 @@ PACKAGES_TESTED: dict[str, tuple[str, str]] = {
 }
 """First and last series that our tests have run with, both included. Others may well work: they only warn."""
 OPTIONAL_PACKAGES = {"wandb"}
+LOADED = ("torch", "deepspeed")
+LOAD_SECONDS = 120.0
+"""For both: three seconds here, and far more from a shared disk that nobody has read from lately."""
+LOAD = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("loading", name, flush=True)
+    importlib.import_module(name)
+cuda = sys.modules["torch"].cuda
+print("gpus", cuda.device_count() if cuda.is_available() else 0)
+"""
 USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
 """Not ours to demand, but what they demand of each other and of the others counts."""
 MAX_SHEBANG_LENGTH = 127
@@ -57,7 +71,9 @@ def version_of(name: str) -> str | None:
 
 
 def packages() -> list[Finding]:
-    return [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+    unfit = unmet(*_installed())
+    judged = [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+    return [finding for finding in judged if finding.name not in unfit]  # of those `together` says what they should be
 
 
 def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
@@ -74,31 +90,48 @@ def judge_package(name: str, version: str | None, first: str, last: str) -> Find
 
 
 def together() -> list[Finding]:
-    names = [*PACKAGES_TESTED, *USED_IF_THERE]
-    installed = {name: version for name in names if (version := version_of(name))}
-    demands = {name: metadata.requires(name) or [] for name in installed}
+    installed, demands = _installed()
     broken = [*unmet_demands(installed, demands), *built_for_another_torch(installed, machine.torch_cuda_version())]
     return broken or [Finding("packages together", OK, "each has what it asks of the others")]
 
 
+def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Versions, and what each demands of others."""
+    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    installed = {name: version for name in names if (version := version_of(name))}
+    return installed, {name: metadata.requires(name) or [] for name in installed}
+
+
 def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
-    """What one installed package says that it needs of another. pip says it once, at the install that broke it."""
-    from packaging.requirements import Requirement
+    """What installed packages say that they need of another. pip says it once, at the install that broke it."""
+    findings = []
+    for wanted, by in unmet(installed, demands).items():
+        needs = [f"{name} {installed[name]} needs {wanted}{specifier}" for name, specifier in by.items()]
+        fix = f"Install them by one command: `pip install -c constraints.txt {' '.join(by)} {wanted}`."
+        value = f"{'; '.join(needs)}, installed is {installed[wanted]}"
+        findings.append(Finding("packages together", WARN, value, fix))
+    return findings
+
+
+def unmet(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+    """Package -> who needs another version of it, and which."""
+    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    versions = {canonicalize_name(name): version for name, version in installed.items()}
-    findings = []
+    names = {canonicalize_name(name): name for name in installed}
+    found: dict[str, dict[str, str]] = {}
     for name, lines in demands.items():
         for line in lines:
-            wanted = Requirement(line)
-            found = versions.get(canonicalize_name(wanted.name))
-            if found is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:  # of a grammar before today's: nothing that could be compared
                 continue
-            if not wanted.specifier.contains(found, prereleases=True):
-                value = f"{name} {installed[name]} needs {wanted.name}{wanted.specifier}, installed is {found}"
-                fix = f"Install both by one command: `pip install -c constraints.txt {name} {wanted.name}`."
-                findings.append(Finding("packages together", WARN, value, fix))
-    return findings
+            other = names.get(canonicalize_name(wanted.name))
+            if other is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+                continue
+            if not wanted.specifier.contains(installed[other], prereleases=True):
+                found.setdefault(other, {})[name] = str(wanted.specifier)
+    return found
 
 
 def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
@@ -115,6 +148,37 @@ def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> l
             fix = f"Install {name} for this torch, or remove it: our kernels do without."
             findings.append(Finding("packages together", WARN, f"{name} {version} was not built for {has}", fix))
     return findings
+
+
+def loading() -> list[Finding]:
+    """In a process of its own, for a library that does not fit ends the process at times, without an exception."""
+    if any(version_of(name) is None for name in LOADED):
+        return []  # `packages` has said so
+    environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
+    command = [sys.executable, "-c", LOAD, *LOADED]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        fix = "See where it waits: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
+        return [Finding("packages load", WARN, f"not within {LOAD_SECONDS:.0f} s", fix)]
+    # A driver that is too old is told of by itself.
+    good = not any(finding.name == "GPU driver" and finding.status != OK for finding in gpus.accelerator())
+    return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count() if good else 0)]
+
+
+def judge_loading(code: int, said: str, errors: str, visible: int) -> Finding:
+    """By the exit code and output of LOAD, and the GPUs that this machine shows."""
+    if code != 0:
+        name = (re.findall(r"^loading (\S+)", said, re.MULTILINE) or ["python"])[-1]
+        last = (errors.strip().splitlines() or [f"its process ended with code {code}"])[-1]
+        fix = f"Install it again with what it needs: `pip install --force-reinstall -c constraints.txt {name}`."
+        return Finding("packages load", FAIL, f"{name} does not ({last})", fix)
+    seen = int(re.findall(r"^gpus (\d+)", said, re.MULTILINE)[-1])
+    built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # else `accelerator` has said so
+    if built_for_gpus and seen < visible:
+        fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
+        return Finding("packages load", FAIL, f"torch can use {seen} of {visible} GPUs", fix)
+    return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPUs" if seen else ""))
 
 
 def apex() -> list[Finding]:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
 from z2all_ds.doctor.installation import version_of
+from z2all_ds.doctor.resources import has_infiniband
 
 HUB_SECONDS = 3.0
 HURTS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -44,8 +45,7 @@ def addresses() -> list[Finding]:
 
 def settings() -> list[Finding]:
     interfaces = [name for _, name in socket.if_nameindex()]
-    infiniband = Path("/sys/class/infiniband")
-    return judge_settings(os.environ, interfaces, infiniband.is_dir() and any(infiniband.iterdir()))
+    return judge_settings(os.environ, interfaces, has_infiniband())
 
 
 def judge_settings(environment: Mapping[str, str], interfaces: list[str], has_infiniband: bool) -> list[Finding]:
@@ -95,6 +95,8 @@ def _hugging_face(environment: Mapping[str, str]) -> list[Finding]:
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return [Finding(name, OK, "offline, by HF_HUB_OFFLINE")]
     url = environment.get("HF_ENDPOINT") or "https://huggingface.co"
+    if not is_address(url):
+        return [_no_address("HF_ENDPOINT", url)]
     refusal = why_unreachable(url, environment)
     return [Finding(name, OK, f"not reachable ({refusal}): training and export need no hub" if refusal else url)]
 
@@ -106,15 +108,34 @@ def _wandb(environment: Mapping[str, str]) -> list[Finding]:
     if mode in ("offline", "disabled", "dryrun"):
         return [Finding("Weights & Biases", OK, f"{mode}, by WANDB_MODE")]
     url = environment.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    if not is_address(url):
+        return [_no_address("WANDB_BASE_URL", url)]
     refusal = why_unreachable(url, environment)
     if refusal:
         return [Finding("Weights & Biases", OK, f"not reachable ({refusal}): a run keeps its own metrics, and goes on")]
     return [Finding("Weights & Biases", OK, url)]
 
 
+def is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # read here, and refused if it is no number
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _no_address(variable: str, url: str) -> Finding:
+    fix = f"Set {variable} to an address such as https://hub.example.org, or unset it."
+    return Finding(f"{variable}={url}", WARN, "is no address of a server", fix)
+
+
 def why_unreachable(url: str, environment: Mapping[str, str]) -> str:
     """Empty where a connection can be opened: to the host, or to the proxy that stands for it."""
-    proxy = environment.get("HTTPS_PROXY") or environment.get("https_proxy") if url.startswith("https") else ""
+    proxy = (environment.get("HTTPS_PROXY") or environment.get("https_proxy") or "") if url.startswith("https") else ""
+    proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy  # as curl reads it
+    if proxy and not is_address(proxy):
+        return "HTTPS_PROXY is no address"  # and not shown: it may hold a password
     parts = urlsplit(proxy or url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     try:

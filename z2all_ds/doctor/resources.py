@@ -1,4 +1,4 @@
-"""What a run uses up: disk, shared memory, open files, processes, main memory."""
+"""What a run uses up: disk, shared memory, open files, processes, main and locked memory."""
 
 import os
 import resource
@@ -11,13 +11,15 @@ from pathlib import Path
 
 from z2all_ds import machine
 from z2all_ds.console import human_bytes
-from z2all_ds.doctor.findings import OK, WARN, Finding
+from z2all_ds.doctor.findings import FAIL, OK, WARN, Finding
+from z2all_ds.errors import ConfigError
 from z2all_ds.process_memory import available_bytes
 
 MIN_DISK_BYTES = 10**9
 ROOMY_DISK_BYTES = 20 * 10**9
 """A checkpoint of the 1.2B model with its optimizer is 15 GB, and the one before it stays until it is written."""
 MIN_SHM_BYTES = 10**9
+MIN_LOCKED_BYTES = 2**30
 MIN_OPEN_FILES = 4096
 MIN_PROCESSES = 4096
 """Threads count, too: a rank with its loader, torch, NCCL and BLAS has hundreds."""
@@ -31,7 +33,21 @@ def checks(folder: Path) -> list[Callable[[], list[Finding]]]:
     return [partial(disk, folder), shared_memory, main_memory, numa, open_files, processes]
 
 
+def require_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder itself, or the one above it that exists: runs make theirs. A file in its place cannot be meant."""
+    place, fix = Path(folder).expanduser().absolute(), "Give the folder that runs will be written into."
+    try:
+        while not place.exists():
+            place = place.parent
+    except OSError as error:  # somebody else's folder above it, or a name too long
+        raise ConfigError(f"folder {folder}", f"cannot be looked at ({error.strerror})", fix) from None
+    if not place.is_dir():
+        raise ConfigError(f"folder {folder}", f"{place} is a file", fix)
+    return place
+
+
 def disk(folder: Path) -> list[Finding]:
+    require_folder(folder)
     bytes_free = machine.require_free_disk(folder, MIN_DISK_BYTES, "any run")
     told = f"{human_bytes(bytes_free)} free at {folder.absolute()}"
     if bytes_free < ROOMY_DISK_BYTES:
@@ -41,9 +57,9 @@ def disk(folder: Path) -> list[Finding]:
 
 def disk_speed(folder: Path) -> list[Finding]:
     """Written and synced, as a checkpoint is. For two seconds at most; the file is gone whatever happens."""
-    place = folder.expanduser().absolute()
-    while not place.is_dir():
-        place = place.parent
+    place = require_folder(folder)
+    if shutil.disk_usage(place).free < MIN_DISK_BYTES:
+        return []  # `disk` has said so, and what is left is not ours to fill
     block, written, began = os.urandom(SPEED_BLOCK), 0, time.perf_counter()
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -53,26 +69,34 @@ def disk_speed(folder: Path) -> list[Finding]:
                 os.fsync(file.fileno())
     except OSError as error:
         fix = f"Make {place} writable, or give another folder: z2all doctor FOLDER"
-        return [Finding("disk speed", WARN, f"cannot write at {place} ({error.strerror})", fix)]
+        return [Finding("disk speed", FAIL, f"cannot write at {place} ({error.strerror})", fix)]
     speed = written / (time.perf_counter() - began)
     told = f"{human_bytes(speed)}/s written and synced at {place}"
     if speed < SLOW_DISK:
         fix = (
             f"A checkpoint of a 1.2B model (15 GB) would take {15e9 / speed / 60:.0f} min: write runs to another disk."
         )
-        return [Finding("disk speed", WARN, told, fix)]
-    return [Finding("disk speed", OK, told)]
+        return [Finding("disk speed", WARN, told, fix, measured={"bytes_per_second": speed})]
+    return [Finding("disk speed", OK, told, measured={"bytes_per_second": speed})]
 
 
 def shared_memory() -> list[Finding]:
     try:
-        total_bytes = shutil.disk_usage("/dev/shm").total
+        usage = shutil.disk_usage("/dev/shm")
     except OSError:
         return [Finding("shared memory", WARN, "no /dev/shm", "Mount a tmpfs there: loaders and ranks use it.")]
+    return [judge_shared_memory(usage.total, usage.free)]
+
+
+def judge_shared_memory(total_bytes: int, free_bytes: int) -> Finding:
     if total_bytes < MIN_SHM_BYTES:
         fix = "Start the container with `--shm-size 8g` or `--ipc host`; with less, loaders die of a bus error."
-        return [Finding("shared memory", WARN, human_bytes(total_bytes), fix)]
-    return [Finding("shared memory", OK, human_bytes(total_bytes))]
+        return Finding("shared memory", WARN, human_bytes(total_bytes), fix)
+    told = f"{human_bytes(free_bytes)} free of {human_bytes(total_bytes)}"
+    if free_bytes < MIN_SHM_BYTES:
+        fix = "See what lies in /dev/shm (`ls -lS /dev/shm`), and remove what no running process needs."
+        return Finding("shared memory", WARN, told, fix)
+    return Finding("shared memory", OK, told)
 
 
 def main_memory() -> list[Finding]:
@@ -93,16 +117,40 @@ def numa(nodes: Path = Path("/sys/devices/system/node")) -> list[Finding]:
 
 
 def open_files() -> list[Finding]:
-    return [_limit("open files", resource.RLIMIT_NOFILE, MIN_OPEN_FILES, "-n")]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return [judge_limit("open files", limits, MIN_OPEN_FILES, "-n", "nofile")]
 
 
 def processes() -> list[Finding]:
-    return [_limit("processes and threads", resource.RLIMIT_NPROC, MIN_PROCESSES, "-u")]
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    return [judge_limit("processes and threads", limits, MIN_PROCESSES, "-u", "nproc")]
 
 
-def _limit(name: str, kind: int, least: int, flag: str) -> Finding:
-    soft, hard = resource.getrlimit(kind)
-    if soft != resource.RLIM_INFINITY and soft < least:
+def judge_limit(name: str, limits: tuple[int, int], least: int, flag: str, item: str) -> Finding:
+    """By soft and hard limit: a user may raise the first up to the second, which is root's."""
+    soft, hard = limits
+    if soft == resource.RLIM_INFINITY or soft >= least:
+        return Finding(name, OK, "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+    if hard == resource.RLIM_INFINITY or hard >= least:
         wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
         return Finding(name, WARN, f"at most {soft}", f"Run `ulimit {flag} {wanted}` before you start a run.")
-    return Finding(name, OK, "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+    fix = f"Raise `{item}` to 65536 in /etc/security/limits.conf, or start the container with `--ulimit {item}=65536`."
+    return Finding(name, WARN, f"at most {soft}, by a hard limit of {hard}", fix)
+
+
+def locked_memory() -> list[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return [judge_locked_memory(soft, has_infiniband())]
+
+
+def judge_locked_memory(limit: int, infiniband: bool) -> Finding:
+    """InfiniBand needs memory that stays where it is; docker's default limit is 64 KiB or 8 MiB."""
+    told = "no limit" if limit == resource.RLIM_INFINITY else f"at most {human_bytes(limit)}"
+    if infiniband and limit != resource.RLIM_INFINITY and limit < MIN_LOCKED_BYTES:
+        fix = "Run `ulimit -l unlimited`, or start the container with `--ulimit memlock=-1`: InfiniBand fails without."
+        return Finding("locked memory", WARN, told, fix)
+    return Finding("locked memory", OK, told if infiniband else f"{told}; only InfiniBand needs more")
+
+
+def has_infiniband(devices: Path = Path("/sys/class/infiniband")) -> bool:
+    return devices.is_dir() and any(devices.iterdir())

@@ -12,7 +12,7 @@ from pathlib import Path
 from z2all_ds import machine
 from z2all_ds.build_locks import find_locks, remove_stale_locks
 from z2all_ds.cluster.group import run_group
-from z2all_ds.console import heartbeat, say
+from z2all_ds.console import heartbeat, human_seconds, say
 from z2all_ds.errors import MachineError
 from z2all_ds.lifeline import follow_owner
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
@@ -51,7 +51,7 @@ def ops_of_optimizer(kind: str) -> list[str]:
 
 
 def prebuild(ops: list[str]) -> None:
-    """Builds what is not built, showing the time; a no-op on the second call."""
+    """Builds what is not built, showing which, how many and the time; a no-op on the second call."""
     environment = {**os.environ, **machine.default_environment(ranks=1)}
     folder = Path(environment["TORCH_EXTENSIONS_DIR"])
     wait_for_locks(folder)
@@ -63,9 +63,9 @@ def prebuild(ops: list[str]) -> None:
         require_libaio(environment)
     # All cores may compile: the ranks, which share them, have not started.
     environment.pop("OMP_NUM_THREADS", None)
-    for op in missing:
-        log = folder / f"{op}.build.log"
-        with heartbeat(f"building DeepSpeed op {op} (once, a minute or more)"):
+    for number, op in enumerate(missing, 1):
+        log, began = folder / f"{op}.build.log", time.monotonic()
+        with heartbeat(f"building DeepSpeed op {op}, {number} of {len(missing)} (once, a minute or more)"):
             command = [sys.executable, "-m", "z2all_ds.train.op_builds", op]
             code = run_group(command, environment, log, stderr_to_log=True)
         if code != 0:
@@ -74,6 +74,7 @@ def prebuild(ops: list[str]) -> None:
             reason = next((line for line in lines if re.search(r"\berror: |: cannot find ", line)), lines[-1])
             raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"The whole log: {log}")
         log.unlink()
+        say(f"built DeepSpeed op {op}, {number} of {len(missing)}, in {human_seconds(time.monotonic() - began)}")
 
 
 def wait_for_locks(folder: Path) -> None:

@@ -1,0 +1,165 @@
+"""Measured figures, read from what the doctor itself writes: real findings, a real preflight's own form."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.cluster import preflight_report
+from z2all_ds.cluster.compare import NodeFinding
+from z2all_ds.cluster.connections import Listener, Speed, measure
+from z2all_ds.cluster.health import Turn
+from z2all_ds.cluster.health_run import Health, HealthTest
+from z2all_ds.cluster.places import DataPlace
+from z2all_ds.cluster.preflight import Preflight
+from z2all_ds.doctor import OK, Finding, resources, to_json
+from z2all_ds.errors import ConfigError
+from z2all_ds.plan.hardware import Link
+from z2all_ds.plan.measured import MATMUL_OPERATIONS, Measured, read_measured
+
+NAMES = ("n1", "n2", "n3")
+TURNS = (
+    Turn(1, "n1", "n2", matmul_ms=2.0, gather_gbps=40.0),
+    Turn(1, "n2", "n1", matmul_ms=9.0, gather_gbps=38.0),
+    Turn(2, "n1", "n3", matmul_ms=2.1, gather_gbps=12.0),
+    Turn(2, "n3", "n1", matmul_ms=3.0, gather_gbps=13.0),
+    Turn(3, "n2", "n3", matmul_ms=2.5, gather_gbps=39.0),
+    Turn(3, "n3", "n2", matmul_ms=3.2, gather_gbps=41.0),
+)
+
+
+def health_of(*turns: Turn, device: str = "cuda") -> Health:
+    """With the very line that the test says at its end."""
+    test = HealthTest([], {}, {}, 0)
+    test.device, test.ports = device, dict.fromkeys(NAMES, 1)
+    test.result.turns, test.result.reduce_ms = list(turns), 4.0
+    test.result.findings.append(NodeFinding("health", OK, test._told()))
+    return test.result
+
+
+def preflight_of(**changes: Speed) -> Preflight:
+    """Three nodes, every pair both ways; `n1_n2=...` is the speed as n1 measured it."""
+    result = Preflight(places={name: DataPlace(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
+    for who in NAMES:
+        for whom in NAMES:
+            if who != whom:
+                result.speeds[who, whom] = changes.get(f"{who}_{whom}", Speed(50.0, 80.0, 90.0))
+    return result
+
+
+def written(folder: Path, result: Preflight) -> Path:
+    file = folder / "nodes.json"
+    file.write_text(preflight_report.to_json(result), encoding="utf-8")
+    return file
+
+
+def test_the_slowest_pair(tmp_path: Path) -> None:
+    found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 24.0, 30.0))))
+    assert found.link == Link("measured", 3e9, 60e-6)  # 24 Gbit/s; half of 120 µs there and back
+    assert found.pair == ("n2", "n3")
+    assert (found.matmul, found.all_gather, found.disk) == (None, None, None)
+
+
+def test_a_pair_that_is_slow_in_the_other_direction(tmp_path: Path) -> None:
+    found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 30.0, 16.0))))
+    assert found.link is not None and found.link.speed == 2e9
+    assert found.pair == ("n3", "n2")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_slowest_node(device: str, tmp_path: Path) -> None:
+    result = preflight_of()
+    result.health = health_of(*TURNS, device=device)
+    found = read_measured(written(tmp_path, result))
+    # n3 at 3.0 ms at best; n2 was slow once, when something else ran there.
+    assert (found.matmul_node, found.matmul_device) == ("n3", device)
+    assert found.matmul == MATMUL_OPERATIONS[device] / 3e-3
+    assert found.all_gather == 12e9
+
+
+def test_where_a_node_failed_no_rate_is_told(tmp_path: Path) -> None:
+    result = preflight_of()
+    broken = replace(TURNS[1], matmul_ms=None, gather_gbps=None, problem="two equal matmuls differ", alone=True)
+    result.health = Health(turns=[TURNS[0], broken])  # which device it was is said at a good end only
+    found = read_measured(written(tmp_path, result))
+    assert (found.matmul, found.matmul_device, found.all_gather) == (None, None, 40e9)
+
+
+def test_the_products_are_those_of_the_health_test() -> None:
+    from z2all_ds.train.health import SIZES
+
+    assert {device: 2 * rows**3 for device, (rows, _, _) in SIZES.items()} == MATMUL_OPERATIONS
+
+
+def test_a_real_connection(tmp_path: Path) -> None:
+    listener = Listener("127.0.0.1", 0, "token")
+    try:
+        speed = measure("127.0.0.1", listener.port, "token", seconds=0.05)
+    finally:
+        listener.close()
+    result = Preflight(places={"a": DataPlace("127.0.0.1", "lo")}, speeds={("a", "b"): speed})
+    found = read_measured(written(tmp_path, result))
+    assert found.link is not None
+    slower = min(speed.gigabits_out, speed.gigabits_in)
+    assert math.isclose(found.link.speed * 8 / 1e9, slower) and math.isclose(found.link.latency * 2e6, speed.latency_us)
+
+
+def test_the_disk_of_one_machine(tmp_path: Path) -> None:
+    findings = [Finding("python", OK, "3.11.7"), *resources.disk_speed(tmp_path)]
+    file = tmp_path / "here.json"
+    file.write_text(to_json(findings), encoding="utf-8")
+    assert read_measured(file) == Measured(str(file), disk=findings[1].measured["bytes_per_second"])
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        read_measured(file)
+    message = str(raised.value)
+    assert "\n" not in message and str(file) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"{ no", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"", "is not JSON"),
+        (b'{"parameters": 5}', "is JSON of something else than `z2all doctor`"),
+        (b'"text"', "is JSON of something else than `z2all doctor`"),
+        (b"[1, 2]", "is not as `z2all doctor` writes it"),
+        (b"[]", "has no measured figure"),
+        (to_json([Finding("disk speed", "fail", "cannot write", "Give another.")]).encode(), "has no measured figure"),
+        (b'{"findings": [], "places": {}, "pairs": [{"from": "a"}]}', "is not as `z2all doctor` writes it"),
+    ],
+)
+def test_a_file_of_something_else(content: bytes, rule: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    message = refusal(file)
+    assert rule in message and "z2all doctor FOLDER --hostfile H --json > FILE" in message
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert "cannot be read (No such file or directory)" in refusal(tmp_path / "none.json")
+    assert "cannot be read (Is a directory)" in refusal(tmp_path)
+
+
+def test_one_node_has_no_pair(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, Preflight(places={"n1": DataPlace("10.0.0.1", "eth0")})))
+    assert "no pair of nodes" in message and "two nodes or more" in message
+
+
+@pytest.mark.parametrize("speed", [Speed(50.0, 0.0, 8.0), Speed(50.0, 8.0, math.nan), Speed(-1.0, 8.0, 8.0)])
+def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, preflight_of(n1_n3=speed)))
+    assert "must be a number above 0. Measure again." in message and "n1" in message and "n3" in message
+
+
+def test_the_form_stays_plain_json(tmp_path: Path) -> None:
+    result = preflight_of()
+    assert json.loads(preflight_report.to_json(result))["health"] is None
+    result.health = health_of(*TURNS)
+    assert json.loads(preflight_report.to_json(result))["health"]["device"] == "cuda"
