@@ -21,6 +21,7 @@ from z2all_ds.cli.cluster import cluster_app
 from z2all_ds.cli.corpus import corpus_app
 from z2all_ds.cli.launch import launch
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.plan import plan
 from z2all_ds.cli.tokenizer import tokenizer_app
 from z2all_ds.cli.train import train_app
 from z2all_ds.errors import MachineError, Z2allError
@@ -39,6 +40,7 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(bench_app, name="bench")
+app.command("plan")(plan)
 app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 
 
@@ -170,26 +172,6 @@ def plot(
     from z2all_ds.track.plots import plot_loss
 
     print(plot_loss(runs, out or RunFolder(runs[0]).plots / "loss.png"))
-
-
-@app.command()
-def plan(
-    model: Annotated[str, typer.Option(help="Preset or run YAML.")] = "z2all_1b",
-    gpus: Annotated[int, typer.Option()] = 1,
-    gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, e.g. 80GB or 80GiB.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Bytes of model states per GPU under each ZeRO JSON (activations are not counted yet)."""
-    from z2all_ds.accounting import count_parameters
-    from z2all_ds.config import load_run_config
-    from z2all_ds.plan import parse_size, plan_table, render, to_json
-
-    parameters = count_parameters(load_run_config(model).model.shape).total
-    table = plan_table(parameters, gpus, parse_size(gpu_memory) if gpu_memory else None)
-    if as_json:
-        print(to_json(table))
-    else:
-        render(table)
 
 
 @app.command()

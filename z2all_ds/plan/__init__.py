@@ -1,10 +1,29 @@
-"""The planner: what a model of a given size needs per GPU under each ZeRO JSON, before anything is started.
+"""The planner: what a run takes before anything is started, on a login node without torch, GPU or DeepSpeed.
 
-It runs on a login node: no torch, no GPU, no DeepSpeed. This first version counts the model states only, and says so
-under every table it prints.
+wishes ─▶ fleet ┐
+                ├─▶ estimate (memory, traffic, time) ─▶ choose ─▶ report
+run config ─────┘                                       └─▶ outlook (days, checkpoints, failures), scaling
 """
 
-from z2all_ds.plan.memory import ModelStates, parse_size, zero_states
-from z2all_ds.plan.report import Plan, PlanRow, plan_table, render, to_json
+from z2all_ds.plan.choose import with_json
+from z2all_ds.plan.estimate import Estimate, estimate
+from z2all_ds.plan.fleet import Fleet, Wishes, make_fleet
+from z2all_ds.plan.memory import parse_size, zero_states
+from z2all_ds.plan.outlook import Risks
+from z2all_ds.plan.report import Plan, make_plan, render, to_json
 
-__all__ = ["ModelStates", "Plan", "PlanRow", "parse_size", "plan_table", "render", "to_json", "zero_states"]
+__all__ = [
+    "Estimate",
+    "Fleet",
+    "Plan",
+    "Risks",
+    "Wishes",
+    "estimate",
+    "make_fleet",
+    "make_plan",
+    "parse_size",
+    "render",
+    "to_json",
+    "with_json",
+    "zero_states",
+]

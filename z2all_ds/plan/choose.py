@@ -15,7 +15,6 @@ SHIPPED = (
 """In ds_configs/, the plainest first."""
 AS_FAST = 0.02
 """Differences in step time below this are less than runs differ by."""
-MOST_MICRO_BATCHES = 12
 
 
 @dataclass(frozen=True)
@@ -63,23 +62,28 @@ def with_json(run: RunConfig, name: str, micro_batch: int | None = None) -> RunC
 
 
 def micro_batches(run: RunConfig, gpus: int) -> list[int]:
-    """Those that divide what falls to a GPU, the largest at most so many times the smallest as doublings allow."""
+    """All that divide what falls to a GPU."""
     each = run.train.global_batch // gpus
-    return [size for size in range(1, each + 1) if each % size == 0][: 2 * MOST_MICRO_BATCHES]
+    return [size for size in range(1, each + 1) if each % size == 0]
 
 
 def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimate]:
     """Every JSON with its best micro-batch, if one fits: the fastest first, among equally fast ones the plainest.
 
-    A run with stages keeps its micro-batch, which theirs follow.
+    Where two micro-batches are equally fast, the config's own goes first, then the one that needs less. A run with
+    stages keeps its micro-batch, which theirs follow. fp32 is nobody's choice for speed: such rows are left to who asks
+    for it by train.precision.
     """
     sizes = [run.train.micro_batch] if run.stages or run.train.batch_warmup_from else micro_batches(run, fleet.gpus)
+    in_fp32 = all(row.resolved.dtype == "fp32" for row in rows)
     best = []
     for row in rows:
-        all_sizes = [estimate(with_json(run, row.name, size), fleet) for size in sizes]
-        fitting = [one for one in all_sizes if one.fits and (one.time or fleet.peak is None)]
+        if row.resolved.dtype == "fp32" and not in_fp32:
+            continue
+        fitting = [one for size in sizes if (one := estimate(with_json(run, row.name, size), fleet)).fits]
         if fitting:
-            best.append(min(fitting, key=lambda one: (_cost(one, fitting), one.memory.total)))
+            own = run.train.micro_batch
+            best.append(min(fitting, key=lambda one: (_cost(one, fitting), one.micro_batch != own, one.memory.total)))
     return sorted(best, key=lambda one: (_cost(one, best), _plainness(one)))
 
 

@@ -65,8 +65,8 @@ def make_fleet(wishes: Wishes) -> Fleet:
     memory = parse_size(wishes.gpu_memory) if wishes.gpu_memory else gpu.memory if gpu else None
     peak = _peak(wishes.peak_tflops) if wishes.peak_tflops is not None else gpu.peak if gpu else None
     if gpu:
-        size = f"{memory / 1e9:.1f} GB" if memory else ""
-        told.append(f"A {gpu.name} has {size} and computes {(peak or 0) / 1e12:,.0f} TFLOP/s in 16 bits at its peak.")
+        size = f"{(memory or 0) / 1e9:.1f} GB"
+        told.append(f"GPU {gpu.name}: {size}, {(peak or 0) / 1e12:,.0f} TFLOP/s in 16 bits at its peak.")
     per_node = wishes.gpus_per_node or min(wishes.gpus, GPUS_PER_NODE)
     if wishes.gpus_per_node is not None and wishes.gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node {wishes.gpus_per_node}", "must be at least 1", "Give a positive number.")

@@ -26,6 +26,7 @@ NCCL = 1_000_000_000
 HOLES, HOLES_IN_GRAPHS, HOLES_AT_STAGE_3 = 0.03, 0.01, 0.1
 """Of what is allocated, with segments that grow: 1 to 3 % seen, next to none in CUDA graphs, and 7 to 15 % where stage 3
 gathers weights. Most of that torch gives back when it must."""
+FP64_BYTES = 8
 DEFAULT_SUB_GROUP = 1_000_000_000
 DEFAULT_LIVE = 1_000_000_000
 
@@ -183,26 +184,28 @@ def _gathered(shape: ModelShape, resolved: ResolvedDeepSpeed, ranks: int, comput
 
 
 def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[int, int]:
-    """(while gradients are made, in the step)."""
+    """(while gradients are made and activations are most, afterwards and in the step)."""
     zero: dict[str, Any] = zero_section(resolved.config)
     shape = run.model.shape
     parameters, largest = count_parameters(shape).total, shape.vocab_size * shape.hidden_size
-    share = -(-parameters // ranks)
-    compute = BYTES_PER_DTYPE[resolved.dtype]
+    share, compute = -(-parameters // ranks), BYTES_PER_DTYPE[resolved.dtype]
     sent = resolved.dtypes.communication
     sent_bytes = BYTES_PER_DTYPE[sent] if sent != "none" else compute
     bucket = int(zero.get("reduce_bucket_size") or ENGINE_BUCKET)
-    if resolved.stage == 0 or has_sinks(resolved, run) or (resolved.stage == 1 and _is_bf16_optimizer(resolved)):
+    whole = resolved.stage < 2 and not has_sinks(resolved, run) and not _keeps_gradients(run, resolved)
+    gradients = compute * parameters if whole else 0
+    if resolved.stage == 0 or (resolved.stage == 1 and _is_bf16_optimizer(resolved)):
         engine = min(parameters, ENGINE_BUCKET) * sent_bytes if ranks > 1 else 0
-        norms = 8 * largest if resolved.stage == 0 else 0
-        return 0, max(engine, norms)
+        norms = FP64_BYTES * largest if resolved.stage == 0 else 0
+        return 0, gradients + max(engine, norms)
     if resolved.stage == 3:
         sub_group = int(zero.get("sub_group_size") or DEFAULT_SUB_GROUP)
         # A gradient larger than the bucket goes by itself: the head's is the first that there is.
         alone = compute * largest if largest > bucket else 0
-        return sent_bytes * bucket + alone, sent_bytes * bucket + FP32_BYTES * min(share, sub_group)
-    buckets = 2 if zero.get("overlap_comm") else 1
-    return buckets * compute * bucket, 0 if resolved.offload_optimizer else FP32_BYTES * share
+        copies = 0 if resolved.offload_optimizer else FP32_BYTES * min(share, sub_group)
+        return sent_bytes * bucket + alone, sent_bytes * bucket + copies
+    buckets = (2 if zero.get("overlap_comm") else 1) * compute * bucket
+    return buckets, gradients + buckets + (0 if resolved.offload_optimizer else FP32_BYTES * share)
 
 
 def _is_bf16_optimizer(resolved: ResolvedDeepSpeed) -> bool:

@@ -1,0 +1,88 @@
+"""The verb `z2all plan`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from z2all_ds.cli.options import JsonOption, Overrides
+
+GpuHours = Annotated[float, typer.Option(help="GPU hours between two failures; Llama 3 saw 50,000.")]
+
+
+def plan(
+    model: Annotated[str, typer.Option("--model", "--config", help="Preset or run YAML.")] = "z2all_1b",
+    gpus: Annotated[int, typer.Option(help="In all.")] = 1,
+    gpu: Annotated[str | None, typer.Option(help="Its name, e.g. h100, a100-80, rtx4090: memory, speed, link.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, e.g. 80GB or 80GiB.")] = None,
+    peak_tflops: Annotated[float | None, typer.Option(help="Of one GPU, dense, in 16 bits.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="Of one machine (default: 8, or all).")] = None,
+    link: Annotated[str | None, typer.Option(help="Between GPUs of a machine: nvlink4, pcie4, ... or 200GB/s.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Between machines: ib400, eth100, ... or 100Gbit/s (default: eth100).")
+    ] = None,
+    adapters: Annotated[int | None, typer.Option(help="Of the network, in each machine (default: 1).")] = None,
+    host_bus: Annotated[str | None, typer.Option(help="Between a GPU and its host (default: pcie4).")] = None,
+    host_memory_speed: Annotated[str | None, typer.Option(help="For steps on the CPU, e.g. 200GB/s.")] = None,
+    disk_speed: Annotated[str | None, typer.Option(help="For checkpoints and offload, e.g. 3GB/s.")] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="Links and disk as in this file, written by `z2all doctor --json`.")
+    ] = None,
+    reached: Annotated[float | None, typer.Option(help="Share of the peak that training computes at.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Of the whole run, e.g. 300B (default: by train.steps).")] = None,
+    gpu_hours_per_failure: GpuHours = 50_000.0,
+    restart_seconds: Annotated[float, typer.Option(help="From a failure to the next new step.")] = 300.0,
+    sweep: Annotated[str | None, typer.Option(help="Fleets instead of JSONs, e.g. gpus=8,64,512,4096.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Of --sweep: draw the curves, .png or .svg.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the run YAML with the best choice here.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Find the largest micro-batch on this GPU by trial.")] = False,
+    as_json: JsonOption = False,
+    overrides: Overrides = None,
+) -> None:
+    """What a run takes of GPUs, network, time and failures under each ZeRO JSON, and which one to take."""
+    from z2all_ds.config import load_run_config
+    from z2all_ds.errors import ConfigError
+    from z2all_ds.plan import Risks, Wishes, make_fleet, make_plan, render, to_json
+    from z2all_ds.plan.parsing import parse_count
+
+    run = load_run_config(model, overrides)
+    if fit:
+        from z2all_ds.bench.fit import fit_here
+        from z2all_ds.bench.fit import to_json as fit_to_json
+
+        found = fit_here(model, overrides or [])
+        print(fit_to_json(found) if as_json else found.told)
+        return
+    wishes = Wishes(
+        gpus=gpus,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        peak_tflops=peak_tflops,
+        gpus_per_node=gpus_per_node,
+        link=link,
+        network=network,
+        adapters=adapters,
+        host_bus=host_bus,
+        host_memory_speed=host_memory_speed,
+        disk_speed=disk_speed,
+        reached=reached,
+        measured=measured,
+    )
+    risks = Risks(gpu_hours_per_failure, restart_seconds)
+    budget = parse_count(tokens, "--tokens") if tokens else None
+    if out and not sweep:
+        raise ConfigError(f"--out {out}", "is for --sweep", "Give --sweep too, e.g. --sweep gpus=8,64,512.")
+    if sweep:
+        from z2all_ds.plan.scaling_report import show_sweep
+
+        show_sweep(run, wishes, sweep, budget, risks, out, as_json)
+        return
+    found_plan = make_plan(run, make_fleet(wishes), budget, risks)
+    if as_json:
+        print(to_json(found_plan))
+    else:
+        render(found_plan)
+    if write:
+        from z2all_ds.plan.write import write_choice
+
+        write_choice(found_plan, write)
