@@ -121,7 +121,7 @@ def test_doctor_as_json(tmp_path: Path) -> None:
     answer = z2all("doctor", tmp_path, "--json", cwd=tmp_path)
     findings = json.loads(answer.stdout)
     assert {"python", "torch", "deepspeed", "disk"} <= {finding["name"] for finding in findings}
-    assert {frozenset(finding) for finding in findings} == {frozenset({"name", "status", "value", "fix"})}
+    assert {frozenset(finding) for finding in findings} == {frozenset({"name", "status", "value", "fix", "measured"})}
     failed = [finding for finding in findings if finding["status"] == "fail"]
     assert answer.returncode == (6 if failed else 0)
 

@@ -49,6 +49,11 @@ def _case(name: str, *overrides: str, micro: int = 8, accumulation: int = 2, ran
 
 REFERENCE_OPS = tuple(f"ops.{op}=torch" for op in ("rope", "rms_norm", "swiglu", "linear", "cross_entropy"))
 ONE_DOCUMENT = "data.document_mask=false"
+OF_3B = (
+    *("model.hidden_size=4096", "model.intermediate_size=11008", "model.num_hidden_layers=12"),
+    *("model.num_attention_heads=32", "model.num_key_value_heads=32"),
+)
+"""12 layers of the 7B model: 3.0 B parameters."""
 CASES = (
     _case("zero1", "deepspeed=zero1", ONE_DOCUMENT),
     _case("zero1_micro_2", "deepspeed=zero1", ONE_DOCUMENT, micro=2),
@@ -59,6 +64,7 @@ CASES = (
     _case("zero1_one_micro_batch", "deepspeed=zero1", accumulation=1),
     _case("zero1_fp16", "deepspeed=zero1_fp16"),
     _case("zero0_fp32", "deepspeed=zero0", micro=4),
+    _case("zero0_fp32_one_document", "deepspeed=zero0", ONE_DOCUMENT, micro=4),
     _case("zero2", "deepspeed=zero2"),
     _case("zero2_micro_2", "deepspeed=zero2", micro=2),
     _case("zero3", "deepspeed=zero3"),
@@ -81,10 +87,13 @@ CASES = (
     _case("fp32_stream", "deepspeed=zero2", "model.residual_in_fp32=true"),
     _case("compiled_layers", "deepspeed=zero2", "train.compile=layers"),
     _case("adamw_8bit", "deepspeed=zero2", "optimizer.kind=adamw_8bit"),
+    _case("3b_zero1", "deepspeed=zero1", *OF_3B, micro=4),
+    MemoryCase("120m_zero2", ("deepspeed=zero2", "train.micro_batch=32", "train.global_batch=64"), config="z2all_120m"),
     _case("two_ranks_zero1", "deepspeed=zero1", micro=4, ranks=2),
     _case("two_ranks_zero2", "deepspeed=zero2", micro=4, ranks=2),
     _case("two_ranks_zero3", "deepspeed=zero3", micro=4, ranks=2),
     _case("two_ranks_zero3_hpz", "deepspeed=zero3_hpz", micro=4, ranks=2),
+    _case("two_ranks_3b_zero3", "deepspeed=zero3", *OF_3B, micro=2, ranks=2),
 )
 
 
@@ -93,6 +102,7 @@ class MeasuredMemory:
     """Of the rank with number 0, in bytes."""
 
     name: str
+    config: str | None
     overrides: tuple[str, ...]
     ranks: int
     predicted: GpuMemory | None = None
@@ -146,7 +156,7 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
     log = run_dir / "logs" / "launcher.log"
     with device_peak() as device:
         code = run_local_ranks([*named, *overrides], case.ranks, log, command)
-    facts = (case.name, case.overrides, case.ranks, predicted)
+    facts = (case.name, case.config, case.overrides, case.ranks, predicted)
     records = list(read_records(RunFolder(run_dir).metrics))
     if code or not records:
         said = (run_dir / "logs" / "rank_0000.log").read_text(encoding="utf-8", errors="replace")

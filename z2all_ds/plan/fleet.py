@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from z2all_ds.errors import ConfigError
-from z2all_ds.plan.hardware import Link, gpu_named, link_named, parse_speed
+from z2all_ds.plan.hardware import REACHED, Link, gpu_named, link_named, parse_speed
 from z2all_ds.plan.measured import Measured, read_measured
 from z2all_ds.plan.memory import parse_size
 from z2all_ds.plan.timing import Host, Network
@@ -78,7 +78,9 @@ def make_fleet(wishes: Wishes) -> Fleet:
     network = _network(wishes, measured, gpu.link if gpu else INSIDE, per_node, told)
     host = _host(wishes, measured, told)
     if wishes.reached is not None and not 0 < wishes.reached <= 1:
-        raise ConfigError(f"--reached {wishes.reached}", "must be above 0 and at most 1", "0.55 is what an H200 reached.")
+        raise ConfigError(
+            f"--reached {wishes.reached}", "must be above 0 and at most 1", "0.55 is what an H200 reached."
+        )
     return Fleet(
         gpus=wishes.gpus,
         memory=memory,
@@ -97,14 +99,12 @@ def _peak(tflops: float) -> float:
     return tflops * 1e12
 
 
-def _network(
-    wishes: Wishes, measured: Measured | None, default_link: str, per_node: int, told: list[str]
-) -> Network:
+def _network(wishes: Wishes, measured: Measured | None, default_link: str, per_node: int, told: list[str]) -> Network:
     inside, between = link_named(wishes.link or default_link), link_named(wishes.network or BETWEEN)
     if measured and measured.link and not wishes.network:
         # NCCL's own word goes before that of a single connection.
         speed = measured.all_gather or measured.link.speed
-        between = Link(f"what {measured.file} has measured", speed, measured.link.latency)
+        between = Link(f"what {measured.file} has measured", speed, measured.link.latency, is_reached=True)
     adapters = wishes.adapters or 1
     if wishes.adapters is not None and wishes.adapters < 1:
         raise ConfigError(f"--adapters {wishes.adapters}", "must be at least 1", "Give a positive number.")
@@ -113,8 +113,10 @@ def _network(
     if wishes.gpus > per_node:
         told.append(
             f"Machines joined by {adapters} x {between.name} ({between.speed / 1e9:.1f} GB/s each way, "
-            f"{between.latency * 1e6:.0f} us); messages reach 80 % of a link's speed."
+            f"{between.latency * 1e6:.0f} us)."
         )
+    if wishes.gpus > 1:
+        told.append(f"Messages reach {REACHED:.0%} of a link's speed, or all of one that was measured.")
     return Network(per_node, inside, between, adapters)
 
 

@@ -24,7 +24,7 @@ CUDA_CONTEXT = 1_800_000_000
 NCCL = 1_000_000_000
 """For its buffers with more ranks than two on one GPU, which is all that we could measure."""
 HOLES, HOLES_IN_GRAPHS, HOLES_AT_STAGE_3 = 0.03, 0.01, 0.1
-"""Of what is allocated, with segments that grow: 1 to 3 % seen, next to none in CUDA graphs, and 7 to 15 % where stage 3
+"""Of what is allocated, with segments that grow: 1 to 3 % seen, next to none in CUDA graphs, 7 to 15 % where stage 3
 gathers weights. Most of that torch gives back when it must."""
 FP64_BYTES = 8
 DEFAULT_SUB_GROUP = 1_000_000_000

@@ -39,6 +39,13 @@ class Link:
     """Bytes a second in one direction."""
     latency: float
     """Seconds for a message of no length."""
+    is_reached: bool = False
+    """The speed is one that was measured, not one of a data sheet."""
+
+    @property
+    def usable(self) -> float:
+        """Bytes a second that large messages reach."""
+        return self.speed if self.is_reached else REACHED * self.speed
 
 
 def _gpu(key: str, cuda_name: str, mebibytes: int, link: str, has_bf16: bool = True) -> tuple[str, Gpu]:

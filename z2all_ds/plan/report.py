@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from z2all_ds.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
 from z2all_ds.config import RunConfig
+from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.choose import candidates, explain, rank
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
@@ -63,42 +64,8 @@ def make_plan(run: RunConfig, fleet: Fleet, tokens: int | None, risks: Risks) ->
         words=tuple(explain(ranked, found.rows)),
         advice=tuple(advise(run.model.shape, train.micro_batch, train.sequence_length)),
         outlook=outlook,
-        assumptions=(*_assumptions(run, fleet, found.rows, outlook, risks), *found.left_out),
+        assumptions=(*assumptions(run, fleet, found.rows, outlook is not None, risks), *found.left_out),
     )
-
-
-def _assumptions(
-    run: RunConfig, fleet: Fleet, rows: Sequence[Estimate], outlook: Outlook | None, risks: Risks
-) -> list[str]:
-    train, ops = run.train, run.ops.model_dump()
-    asked = ", ".join(f"{op}={backend}" for op, backend in ops.items() if backend != "auto") or "those auto takes on a GPU"
-    optimizers = ", ".join(sorted({one.resolved.optimizer.kind for one in rows}))
-    packed = "documents masked apart" if run.data.document_mask else "no document mask"
-    told = [
-        "GB are 10^9 bytes. Parts are those of the fullest moment: gradients made while activations go are not in it.",
-        f"{train.micro_batch} x {train.sequence_length} tokens a micro-batch, {train.global_batch} samples a step, "
-        f"checkpointing {train.activation_checkpointing}, {packed}, ops {asked}, optimizer {optimizers}.",
-        "Tensors within 3 % of the peaks of z2all_1b on an H200 (docs/results); CUDA and NCCL 1.8 GB, with several ranks"
-        " 2.8; holes 1 % with CUDA graphs, 3 % without, 10 % at ZeRO-3 over several ranks.",
-        "Dtypes: " + "; ".join(f"{one.name} {one.resolved.dtypes}" for one in rows[:2]) + ".",
-        *fleet.assumptions,
-    ]
-    if fleet.memory is None:
-        told.append("No GPU or --gpu-memory was given: nothing is said about what fits.")
-    if fleet.peak is None:
-        told.append("No GPU was named (--gpu, --peak-tflops): nothing is said about time.")
-    else:
-        shares = ", ".join(f"{one.name} {one.reached:.0%}" for one in rows if one.reached)
-        told.append(f"Computing at these shares of the peak, as measured on an H200: {shares} (--reached).")
-        told.append("Step times: from sending wholly beside computing, where DeepSpeed can, to one after the other.")
-        if any(one.resolved.dtype == "fp32" for one in rows):
-            told.append("No time is told for fp32: what a GPU computes in it depends on TF32.")
-    if outlook:
-        told.append(
-            f"A failure every {risks.gpu_hours_per_failure:,.0f} GPU hours (Llama 3 saw 50,000), {risks.restart_seconds:.0f} s"
-            " to start again, one disk that all machines share."
-        )
-    return told
 
 
 def to_json(plan: Plan) -> str:
@@ -150,7 +117,9 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
     flops = ", ".join(
         f"{flops_per_token(shape, train.sequence_length, name) / 1e9:.2f} ({name})" for name in FLOP_CONVENTIONS
     )
-    console.print(f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP a token; {plan.fleet.gpus} GPU(s)", markup=False)
+    console.print(
+        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP a token; {plan.fleet.gpus} GPU(s)", markup=False
+    )
     table = Table(title="GB per GPU", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for row in plan.rows:
@@ -217,7 +186,7 @@ def _left(row: Estimate) -> str:
 
 def _textbook(row: Estimate) -> str:
     """16 bytes a parameter, divided by stage: weights and gradients in 16 bits, Adam's 12."""
-    if row.resolved.offload_optimizer or row.resolved.dtype == "fp32":
+    if row.resolved.offload_optimizer:
         return "-"
     parameters = count_parameters(row.run.model.shape).total
     return _gb(zero_states(parameters, row.fleet.gpus, row.resolved.stage).gpu)
@@ -247,11 +216,12 @@ def _told_outlook(plan: Plan) -> list[str]:
     return [
         f"{outlook.tokens / 1e9:,.1f} B tokens with {first.name}: {between(outlook.days)} days, "
         f"{between(outlook.gpu_hours)} GPU hours, without failures.",
-        f"Checkpoint: {_gb(outlook.checkpoint_bytes)} GB; training waits {outlook.save_seconds:.2f} s, on the disk after "
-        f"{outlook.write_seconds:.0f} s. Best every {outlook.interval_seconds / 60:,.0f} minutes "
+        f"Checkpoint: {_gb(outlook.checkpoint_bytes)} GB; training waits {outlook.save_seconds:.2f} s, on the disk "
+        f"after {outlook.write_seconds:.0f} s. Best every {outlook.interval_seconds / 60:,.0f} minutes "
         f"(checkpoint.every_steps={outlook.interval_steps}).",
         f"Failures: {outlook.failures:.1f} expected, at least one with {outlook.failure_probability:.0%}; "
-        f"{outlook.goodput:.2%} of the time is training that counts (simulated: {seen.goodput:.2%} +- {seen.error:.2%}).",
+        f"{outlook.goodput:.2%} of the time is training that counts "
+        f"(simulated: {seen.goodput:.2%} +- {seen.error:.2%}).",
     ]
 
 

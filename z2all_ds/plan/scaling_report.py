@@ -1,12 +1,13 @@
 """`z2all plan --sweep`: the curve as table, JSON and picture."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
 from z2all_ds.config import RunConfig
 from z2all_ds.console import say
+from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.fleet import Wishes, make_fleet
 from z2all_ds.plan.outlook import Risks
 from z2all_ds.plan.report import between, console_for
@@ -21,15 +22,50 @@ def show_sweep(
     train = run.train
     budget = tokens or train.steps * train.global_batch * train.sequence_length
     swept = sweep(run, fleet, sizes, budget, risks)
+    rows = [points[-1].of for points in swept.points.values() if points]
+    told = (
+        f"{budget / 1e9:,.1f} B tokens. The batch stays at {train.global_batch} samples while each GPU has"
+        f" {train.micro_batch} of them, and grows from there on.",
+        *assumptions(run, fleet, rows, True, risks),
+    )
     if as_json:
-        print(to_json(swept))
+        print(to_json(swept, told))
     else:
-        render_sweep(swept)
+        render_sweep(swept, told)
     if out:
         say(f"drew {draw(swept, out)}")
 
 
-def render_sweep(swept: Sweep, file: TextIO | None = None) -> None:
+def largest_of(wishes: Wishes, sizes: list[int]) -> Wishes:
+    """For the largest of the fleets, so that all that is assumed about it is told."""
+    return replace(wishes, gpus=max(sizes))
+
+
+def to_json(swept: Sweep, assumed: tuple[str, ...]) -> str:
+    document = {
+        "points": {name: [_point(point) for point in points] for name, points in swept.points.items()},
+        "sending_takes_over_at": {name: swept.takes_over(name) for name in swept.points},
+        "assumptions": assumed,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _point(point: Point) -> dict[str, object]:
+    time = point.of.time
+    assert time is not None
+    return {
+        "gpus": point.gpus,
+        "tokens_per_step": point.of.tokens_per_step,
+        "accumulation": point.of.resolved.accumulation,
+        "memory_bytes": point.of.memory.total,
+        "sent_bytes": point.of.sent,
+        "step_seconds": {**asdict(time), "least": time.least, "most": time.most},
+        "efficiency": point.efficiency,
+        "outlook": asdict(point.outlook),
+    }
+
+
+def render_sweep(swept: Sweep, assumed: tuple[str, ...], file: TextIO | None = None) -> None:
     """A row per size of fleet, three columns per JSON."""
     from rich import box
     from rich.table import Table
@@ -42,7 +78,7 @@ def render_sweep(swept: Sweep, file: TextIO | None = None) -> None:
         padding=(0, 1, 0, 0),
     )
     table.add_column("GPUs", justify="right")
-    table.add_column("tokens\na step", justify="right")
+    table.add_column("tokens\na step", justify="right", no_wrap=True)
     names = [name for name, points in swept.points.items() if points]
     for name in names:
         for heading in (f"{name}\ncompute", "\ndays", "\ngoodput"):
@@ -50,15 +86,18 @@ def render_sweep(swept: Sweep, file: TextIO | None = None) -> None:
     for size in swept.sizes:
         at_size = {name: next((p for p in swept.points[name] if p.gpus == size), None) for name in names}
         tokens = next((point.of.tokens_per_step for point in at_size.values() if point), None)
-        cells = [f"{size:,}", f"{tokens:,}" if tokens else "-"]
+        cells = [f"{size:,}", f"{tokens / 1e6:,.1f} M" if tokens else "-"]
         for point in at_size.values():
             cells += _sweep_cells(point) if point else ["-"] * 3
         table.add_row(*cells)
     console.print(table)
     for name in names:
-        size = swept.takes_over(name)
-        told = f"from {size:,} GPUs on" if size else "on none of these"
+        first = swept.takes_over(name)
+        told = f"from {first:,} GPUs on" if first else "on none of these"
         console.print(f"{name}: sending takes longer than computing {told}.", markup=False)
+    console.print("Assumed:", markup=False)
+    for assumption in assumed:
+        console.print(f"- {assumption}", markup=False)
 
 
 def _sweep_cells(point: Point) -> list[str]:

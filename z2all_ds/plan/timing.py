@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from z2all_ds.errors import ConfigError
-from z2all_ds.plan.hardware import LINKS, REACHED, Link
+from z2all_ds.plan.hardware import LINKS, Link
 from z2all_ds.plan.traffic import Collective, HostTraffic
 
 REACHED_OF_PEAK = 0.55
@@ -42,8 +42,8 @@ class Network:
     def speed(self, gpus: int) -> float:
         """Bytes a second at which each GPU's part of a ring moves. A machine's GPUs go out in as many rings at once as
         there are adapters, so that its whole network counts, but never more than the GPUs' own links."""
-        inside = REACHED * self.inside.speed
-        return inside if gpus <= self.gpus_per_node else min(inside, REACHED * self.between.speed * self.adapters)
+        inside = self.inside.usable
+        return inside if gpus <= self.gpus_per_node else min(inside, self.between.usable * self.adapters)
 
     def latency(self, gpus: int) -> float:
         """Of one call: by a tree over the machines, and once around inside one."""
@@ -69,7 +69,7 @@ class Host:
     def seconds(self, traffic: HostTraffic, gpus: int) -> float:
         """A step, where `gpus` of a machine share its memory and disk. Copies one way and the other are taken to come
         one after the other, as the backward pass asks for them."""
-        over_bus = (traffic.to_host + traffic.to_gpu) / (REACHED * self.bus.speed)
+        over_bus = (traffic.to_host + traffic.to_gpu) / self.bus.usable
         on_disk = (traffic.disk_read + traffic.disk_written) / self.disk
         return over_bus + gpus * (traffic.stepped / self.memory + on_disk)
 

@@ -1,0 +1,129 @@
+"""`z2all plan --fit`: the largest micro-batch that trains on this machine's GPUs, found by trial, beside the planner's.
+
+Every trial is a real run of a few steps in processes of its own, so that one that runs out of memory spoils nothing.
+The first is the planner's answer; from there it goes up or down by doubled strides, and then by halves.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from z2all_ds.bench.gpu_memory import MeasuredMemory, MemoryCase, measure
+from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.console import human_bytes, say
+from z2all_ds.doctor.gpus import read_gpus
+from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.machine import gpu_count
+from z2all_ds.plan.gpu_memory import gpu_memory
+from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.stand_in_data import prepare_data
+
+MOST_ACCUMULATED = 2
+"""Micro-batches of a trial's step: more need no more memory than two."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One micro-batch that was tried."""
+
+    micro_batch: int
+    fits: bool
+    measured: MeasuredMemory
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What trials and the planner say."""
+
+    deepspeed: str
+    ranks: int
+    gpu_memory: int
+    largest: int
+    """0 where not even one sample fits."""
+    predicted: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def told(self) -> str:
+        best = next((trial.measured for trial in self.trials if trial.micro_batch == self.largest), None)
+        peak = f", peak {human_bytes(best.allocated)} (predicted {human_bytes(_allocated(best))})" if best else ""
+        return (
+            f"{self.deepspeed} on {self.ranks} GPU(s) of {human_bytes(self.gpu_memory)}: micro-batches of up to"
+            f" {self.largest} train, after {len(self.trials)} trials{peak}; the planner said {self.predicted}"
+        )
+
+
+def _allocated(measured: MeasuredMemory) -> int:
+    return measured.predicted.allocated if measured.predicted else 0
+
+
+def fit_here(config: str | None, overrides: list[str]) -> Fit:
+    """One rank on each GPU."""
+    ranks = gpu_count()
+    if not ranks:
+        raise MachineError(
+            "--fit", "tries micro-batches on a GPU, and none is visible", "Run it on a machine with one."
+        )
+    run = load_run_config(config, overrides)
+    if run.stages or run.train.batch_warmup_from:
+        raise ConfigError("--fit", "tries one shape of micro-batch, and this run has stages", "Leave the stages out.")
+    memory = min(gpu.memory for gpu in read_gpus().gpus)
+    predicted = predict(run, ranks, memory)
+    trials: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix="z2all-fit-") as scratch:
+        data = prepare_data(config, overrides, Path(scratch) / "data")
+
+        def fits(size: int) -> bool:
+            case = MemoryCase("fit", (*overrides, *_batch(run, ranks, size)), ranks, config)
+            found = measure(case, data, Path(scratch) / f"run_{len(trials)}")
+            trials.append(Trial(size, not found.failed, found))
+            say(f"micro-batches of {size}: {'train' if not found.failed else found.failed}")
+            return not found.failed
+
+        largest = largest_that(fits, first=max(1, predicted))
+    return Fit(run.deepspeed, ranks, memory, largest, predicted, tuple(trials))
+
+
+def predict(run: RunConfig, ranks: int, memory: int) -> int:
+    """The largest micro-batch that the planner lets in; 0 if none."""
+
+    def fits(size: int) -> bool:
+        train = {name: int(value) for name, value in (text.split("=") for text in _plain(run, ranks, size))}
+        tried = run.model_copy(update={"train": run.train.model_copy(update=train)})
+        return gpu_memory(tried, resolve(tried, ranks, "cuda"), ranks).total <= memory
+
+    return largest_that(fits, first=run.train.micro_batch)
+
+
+def _plain(run: RunConfig, ranks: int, size: int) -> Iterator[str]:
+    accumulated = min(MOST_ACCUMULATED, max(1, run.train.global_batch // (run.train.micro_batch * ranks)))
+    yield f"micro_batch={size}"
+    yield f"global_batch={size * accumulated * ranks}"
+
+
+def _batch(run: RunConfig, ranks: int, size: int) -> tuple[str, ...]:
+    return tuple(f"train.{text}" for text in _plain(run, ranks, size))
+
+
+def largest_that(fits: Callable[[int], bool], first: int) -> int:
+    """The largest size from 1 on that fits, where all smaller ones do, too; 0 if none. Asks about few."""
+    if fits(first):
+        low, stride = first, 1
+        while fits(low + stride):
+            low, stride = low + stride, 2 * stride
+        high = low + stride
+    else:
+        high, stride = first, 1
+        while high - stride > 0 and not fits(high - stride):
+            high, stride = high - stride, 2 * stride
+        low = max(0, high - stride)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def to_json(found: Fit) -> str:
+    return json.dumps({**asdict(found), "told": found.told}, indent=2, ensure_ascii=False)
