@@ -68,7 +68,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class HostTraffic:
-    """What an offload moves for one rank in a step, in bytes. Read in DeepSpeed's source."""
+    """What an offload moves for one rank in a step, in bytes. Read in DeepSpeed's source, not measured."""
 
     to_host: int = 0
     to_gpu: int = 0
@@ -88,10 +88,8 @@ def collectives(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> l
     if resolved.stage == 0:
         return [gradients]
     # A call for each parameter group: matrices, and what has one dimension.
-    sizes = [weight.numel for weight in _weights(shape)]
-    vectors = sum(weight.numel for weight in _weights(shape) if weight.is_vector)
-    gathered = sum(_up(numel, ALIGNMENT * ranks) for numel in (sum(sizes) - vectors, vectors))
-    size = gathered * BYTES[resolved.dtypes.compute]
+    groups = [sum(one.numel for one in _weights(shape) if one.is_vector == vectors) for vectors in (False, True)]
+    size = sum(_up(numel, ALIGNMENT * ranks) for numel in groups) * BYTES[resolved.dtypes.compute]
     return [gradients, Collective("weights", "all_gather", size, 1, 2, beside_compute=False, among=ranks)]
 
 
@@ -109,7 +107,7 @@ def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> 
         to_host, to_gpu = share * master, share * compute if weights == "none" else 0
         # Adam reads weight, gradient and two moments, and writes all but the gradient; before it gradients are scaled,
         # and after it weights are cast.
-        stepped = share * ((4 + 3 + 2) * master + master + compute)
+        stepped = share * ((4 + 3) * master + 2 * master + master + compute)
         if resolved.stage == 3:
             # Sums of gradients are kept there, and come back with every micro-batch, the first too.
             to_host, to_gpu = to_host + times * share * added_up, to_gpu + times * share * added_up
@@ -137,12 +135,13 @@ def _layer(shape: ModelShape, index: int) -> list[_Weight]:
     """In the order of use."""
     d, kv = shape.hidden_size, shape.num_kv_heads * shape.head_dim
     rows = shape.attention_width + 2 * kv
-    biases = [_Weight(f"{index}.qkv_bias", rows, True), _Weight(f"{index}.o_bias", d, True)]
+    biased = shape.attention_bias
     return [
         _Weight(f"{index}.input_norm", d, True),
         _Weight(f"{index}.qkv", d * rows),
-        *(biases if shape.attention_bias else []),
+        *([_Weight(f"{index}.qkv_bias", rows, True)] if biased else []),
         _Weight(f"{index}.o", shape.attention_width * d),
+        *([_Weight(f"{index}.o_bias", d, True)] if biased else []),
         _Weight(f"{index}.mlp_norm", d, True),
         _Weight(f"{index}.gate_up", 2 * d * shape.intermediate_size),
         _Weight(f"{index}.down", d * shape.intermediate_size),
