@@ -91,6 +91,7 @@ CASES = (
     MemoryCase("120m_zero2", ("deepspeed=zero2", "train.micro_batch=32", "train.global_batch=64"), config="z2all_120m"),
     _case("two_ranks_zero1", "deepspeed=zero1", micro=4, ranks=2),
     _case("two_ranks_zero2", "deepspeed=zero2", micro=4, ranks=2),
+    _case("two_ranks_zero2_offload", "deepspeed=zero2_offload", micro=4, ranks=2),
     _case("two_ranks_zero3", "deepspeed=zero3", micro=4, ranks=2),
     _case("two_ranks_zero3_hpz", "deepspeed=zero3_hpz", micro=4, ranks=2),
     _case("two_ranks_3b_zero3", "deepspeed=zero3", *OF_3B, micro=2, ranks=2),

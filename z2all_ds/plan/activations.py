@@ -22,12 +22,15 @@ ON_A_GPU = {
     "cross_entropy": "triton",
 }
 """What `auto` takes there, with Triton, which comes with torch."""
+COMPILED = {"rope": "torch", "swiglu": "compiled"}
+"""What differs where torch.compile fuses the reference ops of a layer."""
 
 
-def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", documents: bool = True) -> dict[str, str]:
-    """With `auto` replaced. In fp32 there is no kernel for packed documents: torch computes them by the formula."""
-    chosen = {op: ON_A_GPU[op] if asked.get(op, "auto") == "auto" else asked[op] for op in ON_A_GPU}
-    if dtype == "fp32" and documents and chosen["attention"] in ("packed", "sdpa"):
+def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", compiled: bool = False) -> dict[str, str]:
+    """With `auto` replaced. In fp32 torch computed attention by the formula, with and without documents (H200)."""
+    auto = {**ON_A_GPU, **COMPILED} if compiled else ON_A_GPU
+    chosen = {op: auto[op] if asked.get(op, "auto") == "auto" else asked[op] for op in ON_A_GPU}
+    if dtype == "fp32" and chosen["attention"] in ("packed", "sdpa"):
         chosen["attention"] = "math"
     return chosen
 
@@ -112,11 +115,13 @@ def mlp_half(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stre
     """Norm, the product for gate and up, SwiGLU with the product after it."""
     f, fp8 = shape.intermediate_size, ops["linear"] != "torch"
     gate_up = 2 * f * compute_bytes
-    product = {"triton": 0, "liger": f, "xformers": f, "torch": 2 * f}[ops["swiglu"]] * compute_bytes
+    product = {"triton": 0, "liger": f, "xformers": f, "compiled": f, "torch": 2 * f}[ops["swiglu"]] * compute_bytes
     if fp8:  # the product's input is kept in 8 bits, by the product
         product = f + (product - f * compute_bytes if ops["swiglu"] != "triton" else 0)
     inputs = product_input(shape.hidden_size, ops, compute_bytes)
-    return norm(shape, ops, compute_bytes, stream_bytes) + inputs + gate_up + product
+    # Compiled, the attention's output is kept beside the sum that it goes into.
+    again = compute_bytes * shape.hidden_size if ops["swiglu"] == "compiled" else 0
+    return norm(shape, ops, compute_bytes, stream_bytes) + inputs + gate_up + product + again
 
 
 def norm(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int) -> int:

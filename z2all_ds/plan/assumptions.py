@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from z2all_ds.config import RunConfig
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
-from z2all_ds.plan.gpu_memory import CUDA_CONTEXT, HOLES, HOLES_AT_STAGE_3, HOLES_IN_GRAPHS, NCCL
+from z2all_ds.plan.gpu_memory import CUDA_CONTEXT, HOLES, HOLES_IN_GRAPHS, HOLES_WHERE_GATHERED, NCCL
 from z2all_ds.plan.outlook import Risks
 
 
@@ -39,8 +39,9 @@ def _of_memory(run: RunConfig, rows: Sequence[Estimate]) -> list[str]:
         f"{train.micro_batch} x {train.sequence_length} tokens a micro-batch, {train.global_batch} samples a step,"
         f" checkpointing {train.activation_checkpointing}, {packed}; ops: {ops}; optimizer: {optimizers}.",
         *(f"Dtypes from {name} on: {words}." for words, name in reversed(dtypes.items())),
-        f"CUDA takes {CUDA_CONTEXT / 1e9:.1f} GB, NCCL {NCCL / 1e9:.1f} with several ranks. Holes, of what is allocated:"
-        f" {HOLES_IN_GRAPHS:.0%} with CUDA graphs, {HOLES:.0%} without, {HOLES_AT_STAGE_3:.0%} at ZeRO-3 over several ranks.",
+        f"CUDA takes {CUDA_CONTEXT / 1e9:.1f} GB, NCCL {NCCL / 1e9:.1f} with several ranks. Holes, of what is"
+        f" allocated: {HOLES_IN_GRAPHS:.0%} with CUDA graphs, {HOLES:.0%} without, {HOLES_WHERE_GATHERED:.0%} at ZeRO-3"
+        " over several ranks or with offload.",
     ]
 
 

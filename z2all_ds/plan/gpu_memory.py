@@ -23,9 +23,11 @@ CUDA_CONTEXT = 1_800_000_000
 """What a process takes beside torch's tensors: 1.2 to 1.8 GB on an H200 (kernels, cuBLAS, cuDNN; two ranks' NCCL)."""
 NCCL = 1_000_000_000
 """For its buffers with more ranks than two on one GPU, which is all that we could measure."""
-HOLES, HOLES_IN_GRAPHS, HOLES_AT_STAGE_3 = 0.03, 0.01, 0.1
+HOLES, HOLES_IN_GRAPHS, HOLES_WHERE_GATHERED = 0.03, 0.01, 0.1
 """Of what is allocated, with segments that grow: 1 to 3 % seen, next to none in CUDA graphs, 7 to 15 % where stage 3
 gathers weights. Most of that torch gives back when it must."""
+HOST_PROCESS, HOST_PROCESS_AT_STAGE_3 = 2_200_000_000, 4_100_000_000
+"""Resident without any offload: torch, DeepSpeed, CUDA's libraries."""
 FP64_BYTES = 8
 DEFAULT_SUB_GROUP = 1_000_000_000
 DEFAULT_LIVE = 1_000_000_000
@@ -53,7 +55,7 @@ class GpuMemory:
     fragmentation: int = 0
     """Allowance for holes."""
     host: int = 0
-    """Of main memory, for the rank of this GPU; the process itself is not counted."""
+    """Of main memory, by the rank of this GPU."""
     disk: int = 0
 
     @property
@@ -77,7 +79,7 @@ def graphs_are_used(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
 
 
 def ops_of(run: RunConfig, resolved: ResolvedDeepSpeed) -> dict[str, str]:
-    return chosen_ops(run.ops.model_dump(), resolved.dtype, run.data.document_mask)
+    return chosen_ops(run.ops.model_dump(), resolved.dtype, run.train.compile == "layers")
 
 
 def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: RunStage) -> GpuMemory:
@@ -106,9 +108,17 @@ def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: Ru
         logits=min(beside, batch.logits) + validated,
         buckets=sending + max(0, stepping - backward),
     )
-    holes = HOLES_IN_GRAPHS if graphs else HOLES_AT_STAGE_3 if resolved.stage == 3 and ranks > 1 else HOLES
+    holes = HOLES_IN_GRAPHS if graphs else HOLES_WHERE_GATHERED if _gathers(resolved, ranks) else HOLES
     context = CUDA_CONTEXT + (NCCL if ranks > 1 else 0)
-    return replace(together, context=context, fragmentation=int(holes * together.allocated))
+    process = HOST_PROCESS_AT_STAGE_3 if resolved.stage == 3 else HOST_PROCESS
+    return replace(
+        together, context=context, fragmentation=int(holes * together.allocated), host=together.host + process
+    )
+
+
+def _gathers(resolved: ResolvedDeepSpeed, ranks: int) -> bool:
+    """Weights, or in an offload their gradients, come and go in pieces."""
+    return resolved.stage == 3 and (ranks > 1 or resolved.offload_optimizer)
 
 
 def _states(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemory:
@@ -150,21 +160,38 @@ def _offloaded(
     run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, weights: int, master: int, moments: int
 ) -> GpuMemory:
     """Master weights, moments and their gradients are in main memory, or on a disk; so may weights be."""
-    parameters = count_parameters(run.model.shape).total
-    share, compute = -(-parameters // ranks), BYTES_PER_DTYPE[resolved.dtype]
+    zero, shape = zero_section(resolved.config), run.model.shape
+    share = -(-count_parameters(shape).total // ranks)
+    compute, accumulated = BYTES_PER_DTYPE[resolved.dtype], BYTES_PER_DTYPE[resolved.dtypes.accumulation]
     to_disk = offload_device(resolved.config, "offload_optimizer") == "nvme"
     weights_away = offload_device(resolved.config, "offload_param") != "none"
-    sums = BYTES_PER_DTYPE[resolved.dtypes.accumulation] * share if resolved.stage == 3 else compute * share
+    pinned = _pinned if (zero.get("offload_optimizer") or {}).get("pin_memory") else int
     stepped = FP32_BYTES * share
-    states = master + moments
-    host = sums + (0 if to_disk else states + stepped) + (weights if weights_away else 0)
+    if resolved.stage == 3:
+        sub_group = int(zero.get("sub_group_size") or DEFAULT_SUB_GROUP)
+        whole, rest = divmod(share, sub_group)
+        gradients = whole * pinned(FP32_BYTES * sub_group) + pinned(FP32_BYTES * rest)
+        host = pinned(accumulated * share) + (0 if to_disk else master + moments + gradients)
+        return GpuMemory(
+            weights=0 if weights_away else weights,
+            gathered=_gathered(shape, resolved, ranks, compute),
+            host=host + (pinned(weights) if weights_away else 0),
+            disk=master + moments + stepped if to_disk else 0,
+        )
+    # Only sums of another dtype stay on the GPU; others are added up in main memory.
+    apart = resolved.accumulation > 1 and accumulated > compute
+    sums_there = resolved.accumulation > 1 and not apart
     return GpuMemory(
-        weights=0 if weights_away else weights,
-        gradients=compute * parameters if resolved.stage == 1 else 0,
-        gathered=_gathered(run.model.shape, resolved, ranks, compute) if resolved.stage == 3 else 0,
-        host=host,
-        disk=states + stepped if to_disk else 0,
+        weights=weights,
+        gradients=compute * count_parameters(shape).total if resolved.stage == 1 else 0,
+        accumulation=accumulated * share if apart else 0,
+        host=pinned(master) + pinned(stepped) + moments + pinned(compute * share) * (2 if sums_there else 1),
     )
+
+
+def _pinned(size: int) -> int:
+    """torch takes the next power of two of pinned memory."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _gathered(shape: ModelShape, resolved: ResolvedDeepSpeed, ranks: int, compute: int) -> int:
@@ -205,7 +232,9 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
         copies = 0 if resolved.offload_optimizer else FP32_BYTES * min(share, sub_group)
         return sent_bytes * bucket + alone, sent_bytes * bucket + copies
     buckets = (2 if zero.get("overlap_comm") else 1) * compute * bucket
-    return buckets, gradients + buckets + (0 if resolved.offload_optimizer else FP32_BYTES * share)
+    if resolved.offload_optimizer:  # and room for the largest gradient on its way
+        return buckets + compute * largest, gradients + buckets + compute * largest
+    return buckets, gradients + buckets + FP32_BYTES * share
 
 
 def _is_bf16_optimizer(resolved: ResolvedDeepSpeed) -> bool:
