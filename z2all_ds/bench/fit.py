@@ -78,8 +78,11 @@ def fit_here(config: str | None, overrides: list[str]) -> Fit:
         def fits(size: int) -> bool:
             case = MemoryCase("fit", (*overrides, *_batch(run, ranks, size)), ranks, config)
             found = measure(case, data, Path(scratch) / f"run_{len(trials)}")
+            if found.failed and not found.out_of_memory:
+                fix = "Put that right first; `z2all train` shows all of it."
+                raise MachineError(f"--fit with micro-batches of {size}", found.failed, fix)
             trials.append(Trial(size, not found.failed, found))
-            say(f"micro-batches of {size}: {'train' if not found.failed else found.failed}")
+            say(f"micro-batches of {size} {'do not fit' if found.failed else 'train'}")
             return not found.failed
 
         largest = largest_that(fits, first=max(1, predicted))

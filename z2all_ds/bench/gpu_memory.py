@@ -117,6 +117,11 @@ class MeasuredMemory:
     failed: str = ""
 
     @property
+    def out_of_memory(self) -> bool:
+        """It failed, and for that reason: torch's error, or the dry run's before the first step."""
+        return "OutOfMemoryError" in self.failed or "need more than this GPU" in self.failed
+
+    @property
     def error(self) -> float | None:
         """Of the prediction, as a share of the measured peak."""
         return self.predicted.allocated / self.allocated - 1 if self.predicted and self.allocated else None
