@@ -49,6 +49,7 @@ def _of_time(rows: Sequence[Estimate]) -> list[str]:
     shares = ", ".join(f"{one.name} {one.reached:.0%}" for one in rows if one.reached)
     told = [
         f"Share of the peak that is computed at: {shares} (measured on an H200; --reached gives another).",
+        "Attention is computed over whole samples; documents masked apart need less of it.",
         "Step times are from sending wholly beside computing, where DeepSpeed can, to one after the other.",
     ]
     if any(one.resolved.dtype == "fp32" for one in rows):

@@ -79,7 +79,7 @@ class Estimate:
 
 def estimate(run: RunConfig, fleet: Fleet) -> Estimate:
     """`run.deepspeed` names the JSON."""
-    resolved = resolve(run, fleet.gpus, "cuda")
+    resolved = resolve(run, fleet.gpus, "cuda", elsewhere=True)
     shape, train, ops = run.model.shape, run.train, ops_of(run, resolved)
     sends = tuple(collectives(resolved, shape, fleet.gpus))
     offload = host_traffic(resolved, shape, fleet.gpus)

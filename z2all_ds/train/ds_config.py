@@ -4,7 +4,7 @@ The JSON is the only home of DeepSpeed's keys (`ds_json.py` reads and checks it)
 filled in here: batch sizes, clipping, precision on a CPU, dtypes of gradients, the folder of an offload to disk.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,9 @@ class ResolvedDeepSpeed:
     """Lines for the person watching: what was changed against the JSON, and why."""
 
 
-def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSpeed:
-    """Fills in what the run config decides and settles the precision for this device."""
+def resolve(run: RunConfig, world_size: int, device_type: str, elsewhere: bool = False) -> ResolvedDeepSpeed:
+    """Fills in what the run config decides and settles the precision for this device. `elsewhere`: it is a plan for
+    another machine, and what is installed here does not matter."""
     config = load_ds_json(run.deepspeed)
     notes: list[str] = []
     stage = int(zero_section(config).get("stage") or 0)
@@ -103,7 +104,7 @@ def resolve(run: RunConfig, world_size: int, device_type: str) -> ResolvedDeepSp
     # DeepSpeed's own speedometer waits for the GPU before and after every micro-batch; `meters.py` has another.
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     offload = offload_device(config, "offload_optimizer") != "none"
-    situation = _optimizer_situation(config, stage, device_type, offload)
+    situation = replace(_optimizer_situation(config, stage, device_type, offload), elsewhere=elsewhere)
     optimizer = choose_optimizer(run.optimizer, situation)
     if stage and not optimizer.known_to_deepspeed:
         config["zero_allow_untested_optimizer"] = True

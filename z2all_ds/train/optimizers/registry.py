@@ -34,6 +34,8 @@ class OptimizerSituation:
     """What is stepped is bf16 itself (`bf16.bf16_master_weights_and_grads`), with no fp32 copy behind it."""
     bf16_states: bool = False
     """`bf16.bf16_optimizer_states` is set too."""
+    elsewhere: bool = False
+    """It is a plan for another machine: what is installed on this one does not matter."""
 
     @property
     def weight_bytes(self) -> int:
@@ -96,8 +98,10 @@ def build_optimizer(
     return optimizer
 
 
-def library_missing(*modules: str) -> str | None:
+def library_missing(situation: OptimizerSituation, *modules: str) -> str | None:
     """One line where none of the modules is installed. Looked for, not imported: they load torch."""
+    if situation.elsewhere:
+        return None
     for module in modules:
         package, _, inside = module.partition(".")
         found = find_spec(package)
@@ -119,7 +123,7 @@ def gpu_and_library(*modules: str) -> Callable[[OptimizerSituation], str | None]
     def why_not(situation: OptimizerSituation) -> str | None:
         if situation.device != "cuda":
             return f"needs a GPU, the model is on {situation.device}"
-        return no_offload(situation) or library_missing(*modules)
+        return no_offload(situation) or library_missing(situation, *modules)
 
     return why_not
 
@@ -127,7 +131,7 @@ def gpu_and_library(*modules: str) -> Callable[[OptimizerSituation], str | None]
 def apex_why_not(situation: OptimizerSituation) -> str | None:
     if situation.device != "cuda":
         return f"needs a GPU, the model is on {situation.device}"
-    if library_missing("apex.optimizers"):
+    if library_missing(situation, "apex.optimizers"):
         return "apex.optimizers not installed; build it from NVIDIA's repository (apex on PyPI is another package)"
     return no_offload(situation)
 
@@ -136,7 +140,7 @@ def eight_bit_why_not(situation: OptimizerSituation) -> str | None:
     if refusal := no_offload(situation):
         return refusal
     # bitsandbytes steps on a GPU only; torchao compiles for either.
-    return library_missing("torchao.optim", *(["bitsandbytes"] if situation.device == "cuda" else []))
+    return library_missing(situation, "torchao.optim", *(["bitsandbytes"] if situation.device == "cuda" else []))
 
 
 def offload_only(situation: OptimizerSituation) -> str | None:

@@ -1,0 +1,53 @@
+"""The search for the largest micro-batch, and what it says where it cannot begin."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.bench.fit import fit_here, largest_that, predict
+from z2all_ds.config import load_run_config
+from z2all_ds.errors import MachineError
+from z2all_ds.machine import gpu_count
+from z2all_ds.plan.gpu_memory import gpu_memory
+from z2all_ds.train.ds_config import resolve
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000))
+def test_the_largest_is_found_with_few_questions(largest: int, first: int) -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= largest
+
+    assert largest_that(fits, first) == largest
+    assert min(asked) >= 1
+    assert len(asked) == len(set(asked)) <= 2 + 2 * max(1, abs(largest - first)).bit_length()
+
+
+def test_a_right_guess_costs_two_questions() -> None:
+    asked: list[int] = []
+    assert largest_that(lambda size: asked.append(size) or size <= 47, 47) == 47  # type: ignore[func-returns-value]
+    assert asked == [47, 48]
+
+
+def test_the_planner_lets_in_the_largest() -> None:
+    run = load_run_config("z2all_1b", ["deepspeed=zero2"])
+    memory = 80 * 10**9
+    largest = predict(run, 1, memory)
+
+    def total(size: int) -> int:
+        tried = load_run_config(
+            "z2all_1b", ["deepspeed=zero2", f"train.micro_batch={size}", f"train.global_batch={2 * size}"]
+        )
+        return gpu_memory(tried, resolve(tried, 1, "cuda"), 1).total
+
+    assert total(largest) <= memory < total(largest + 1)
+    assert predict(run, 1, 10**9) == 0
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="for machines without a GPU")
+def test_without_a_gpu_it_is_one_line() -> None:
+    with pytest.raises(MachineError, match="none is visible") as caught:
+        fit_here("z2all_1b", [])
+    assert "\n" not in str(caught.value)

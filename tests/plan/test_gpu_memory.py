@@ -1,0 +1,115 @@
+"""The planner's memory against what runs on an H200 have taken (docs/results), and the laws that it must keep."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.accounting import count_parameters
+from z2all_ds.config import load_run_config
+from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
+from z2all_ds.train.ds_config import resolve
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+MEASURED = json.loads((RESULTS / "2026-11-16_h200_bench_memory.json").read_text(encoding="utf-8"))["cases"]
+WITHIN = 0.07
+Z2ALL_1B = ("train.global_batch=512", "train.micro_batch=2")
+
+
+def memory_of(config: str | None, overrides: list[str], ranks: int) -> GpuMemory:
+    run = load_run_config(config, overrides)
+    return gpu_memory(run, resolve(run, ranks, "cuda", elsewhere=True), ranks)
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=[case["name"] for case in MEASURED])
+def test_measured_peaks(case: dict[str, Any]) -> None:
+    predicted = memory_of(case["config"], case["overrides"], case["ranks"])
+    assert predicted.allocated == pytest.approx(case["allocated"], rel=WITHIN)
+    # With CUDA itself and holes it is what the driver saw, of all ranks on the GPU together.
+    assert predicted.total == pytest.approx(case["device"] / case["ranks"], rel=0.12)
+    if "offload" in case["name"]:
+        assert predicted.host == pytest.approx(case["host"], rel=WITHIN)
+
+
+def test_there_are_enough_of_them_and_none_has_failed() -> None:
+    assert len(MEASURED) >= 12
+    assert not [case["name"] for case in MEASURED if case["failed"]]
+    jsons = {word for case in MEASURED for word in case["overrides"] if word.startswith("deepspeed=")}
+    assert len(jsons) >= 8
+
+
+def test_a_trained_run_with_validation() -> None:
+    """Of the committed training: 43.1 GB, and from its first validation on 45.3."""
+    records = [json.loads(line) for line in (RESULTS / "2026-11-16_h200_training_metrics.jsonl").open(encoding="utf-8")]
+    run = ["deepspeed=zero1", "train.micro_batch=8", "train.global_batch=32"]
+    without, with_it = (memory_of("z2all_1b", [*run, *more], 1) for more in ([], ["validation.corpus=held_out"]))
+    peaks = {record["step"]: record["peak_memory_bytes"] for record in records}
+    assert without.allocated == pytest.approx(peaks[1], rel=0.02)
+    assert with_it.allocated == pytest.approx(peaks[720], rel=0.02)
+
+
+def test_what_micro_batches_could_be_on_an_h200() -> None:
+    """The planner's largest is no larger than the largest that trained, and near it."""
+    for name in ("fit_zero1", "fit_zero2_4096"):
+        fit = json.loads((RESULTS / f"2026-11-16_h200_{name}.json").read_text(encoding="utf-8"))
+        assert 0.9 * fit["largest"] <= fit["predicted"] <= fit["largest"]
+
+
+def test_parts_add_up() -> None:
+    memory = memory_of("z2all_1b", ["deepspeed=zero2", *Z2ALL_1B], 8)
+    parts = {name: size for name, size in asdict(memory).items() if name not in ("host", "disk")}
+    assert sum(parts.values()) == memory.total
+    assert memory.allocated == memory.total - memory.context - memory.fragmentation
+
+
+@pytest.mark.parametrize(("stage", "share"), [("zero1", 2 + 4 + 12 / 8), ("zero2", 2 + 16 / 8), ("zero3", 18 / 8)])
+def test_states_are_those_of_the_zero_paper_with_fp32_sums(stage: str, share: float) -> None:
+    """Of bf16 weights, fp32 sums of gradients (4 bytes instead of the paper's 2), masters and moments, over 8 GPUs."""
+    memory = memory_of("z2all_1b", [f"deepspeed={stage}", *Z2ALL_1B], 8)
+    states = memory.weights + memory.accumulation + memory.master_weights + memory.moments
+    parameters = count_parameters(load_run_config("z2all_1b").model.shape).total
+    assert states == pytest.approx(share * parameters, rel=1e-6)
+
+
+JSONS = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_nvme")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(JSONS), st.sampled_from([1, 2, 8, 64]), st.sampled_from([1, 2, 4, 8]))
+def test_laws(name: str, ranks: int, micro: int) -> None:
+    """More ranks never need more of each for states; a larger micro-batch, and no checkpointing, never less."""
+
+    def of(ranks: int, micro: int, checkpointing: str = "none") -> GpuMemory:
+        batch = [f"train.micro_batch={micro}", "train.global_batch=4096"]
+        return memory_of(
+            "z2all_1b", [f"deepspeed={name}", *batch, f"train.activation_checkpointing={checkpointing}"], ranks
+        )
+
+    one = of(ranks, micro)
+    states = ("weights", "gradients", "accumulation", "master_weights", "moments", "disk")
+    for state in states:
+        assert getattr(of(2 * ranks, micro), state) <= getattr(one, state)
+    assert one.allocated <= of(ranks, 2 * micro).allocated < of(ranks, 64 * micro).allocated
+    kept = [of(ranks, micro, mode).activations for mode in ("full", "selective", "none")]
+    assert kept == sorted(kept)
+    assert min(asdict(one).values()) >= 0
+
+
+def test_offload_moves_what_is_not_kept() -> None:
+    here = memory_of("z2all_1b", ["deepspeed=zero3", *Z2ALL_1B], 2)
+    away = memory_of("z2all_1b", ["deepspeed=zero3_offload", *Z2ALL_1B], 2)
+    disk = memory_of("z2all_1b", ["deepspeed=zero3_nvme", *Z2ALL_1B], 2)
+    assert away.master_weights == away.moments == away.accumulation == 0
+    assert away.host - here.host >= here.master_weights + here.moments
+    assert disk.disk == here.master_weights + here.moments + here.master_weights and disk.host < away.host
+
+
+def test_stages_count_with_the_largest() -> None:
+    short = memory_of("z2all_1b", ["deepspeed=zero2", *Z2ALL_1B], 1)
+    longer = "stages=[{name: a, steps: 10}, {name: b, sequence_length: 4096}]"
+    both = memory_of("z2all_1b", ["deepspeed=zero2", *Z2ALL_1B, longer, "model.max_position_embeddings=4096"], 1)
+    assert both.activations > 1.9 * short.activations
