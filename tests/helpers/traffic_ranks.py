@@ -126,7 +126,7 @@ if __name__ == "__main__":
         plan.with_name("traffic.json").write_text(json.dumps(answers), encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    # Two of some twenty launches ended in "terminate called without an active exception", after all was written: on
-    # the way out of Python, which is not taken any more.
+    # Two of some twenty launches ended in "terminate called without an active exception", one of them surely after all
+    # was written: on the way out of Python, which is not taken any more.
     sys.stderr.flush()
     os._exit(0)

@@ -84,7 +84,7 @@ def test_laws(name: str, ranks: int, micro: int) -> None:
     """More ranks never need more of each for states; a larger micro-batch, and no checkpointing, never less."""
 
     def of(ranks: int, micro: int, checkpointing: str = "none") -> GpuMemory:
-        batch = [f"train.micro_batch={micro}", "train.global_batch=4096"]
+        batch = [f"train.micro_batch={micro}", "train.global_batch=65536"]
         return memory_of(
             "z2all_1b", [f"deepspeed={name}", *batch, f"train.activation_checkpointing={checkpointing}"], ranks
         )

@@ -12,6 +12,7 @@ from typing import Any
 from z2all_ds.accounting import ModelShape, count_parameters
 from z2all_ds.config import RunConfig
 from z2all_ds.plan.activations import activations, chosen_ops
+from z2all_ds.plan.gathers import setting
 from z2all_ds.plan.memory import BYTES_PER_DTYPE, FP32_BYTES
 from z2all_ds.plan.traffic import ENGINE_BUCKET
 from z2all_ds.run_stages import RunStage, run_stages
@@ -29,8 +30,6 @@ gathers weights. Most of that torch gives back when it must."""
 HOST_PROCESS, HOST_PROCESS_AT_STAGE_3 = 2_200_000_000, 4_100_000_000
 """Resident without any offload: torch, DeepSpeed, CUDA's libraries."""
 FP64_BYTES = 8
-DEFAULT_SUB_GROUP = 1_000_000_000
-DEFAULT_LIVE = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ def _offloaded(
     pinned = _pinned if (zero.get("offload_optimizer") or {}).get("pin_memory") else int
     stepped = FP32_BYTES * share
     if resolved.stage == 3:
-        sub_group = int(zero.get("sub_group_size") or DEFAULT_SUB_GROUP)
+        sub_group = setting(resolved, "sub_group_size")
         whole, rest = divmod(share, sub_group)
         gradients = whole * pinned(FP32_BYTES * sub_group) + pinned(FP32_BYTES * rest)
         host = pinned(accumulated * share) + (0 if to_disk else master + moments + gradients)
@@ -201,8 +200,7 @@ def _gathered(shape: ModelShape, resolved: ResolvedDeepSpeed, ranks: int, comput
     if ranks == 1 and not weights_away:  # a rank alone has all weights; nothing is copied
         return 0
     counts = count_parameters(shape)
-    live = int(zero.get("stage3_max_live_parameters") or DEFAULT_LIVE)
-    ahead = int(zero.get("stage3_prefetch_bucket_size") or 0)
+    live, ahead = (setting(resolved, f"stage3_{key}") for key in ("max_live_parameters", "prefetch_bucket_size"))
     layer = (counts.attention + counts.mlp + counts.norms) // shape.num_layers
     least = max(layer, counts.embedding)
     second_copy = int(zero.get("zero_hpz_partition_size") or 1)
@@ -218,7 +216,7 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
     share, compute = -(-parameters // ranks), BYTES_PER_DTYPE[resolved.dtype]
     sent = resolved.dtypes.communication
     sent_bytes = BYTES_PER_DTYPE[sent] if sent != "none" else compute
-    bucket = int(zero.get("reduce_bucket_size") or ENGINE_BUCKET)
+    bucket = setting(resolved, "reduce_bucket_size")
     whole = resolved.stage < 2 and not has_sinks(resolved, run) and not _keeps_gradients(run, resolved)
     gradients = compute * parameters if whole else 0
     if resolved.stage == 0 or (resolved.stage == 1 and _is_bf16_optimizer(resolved)):
@@ -226,7 +224,7 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
         norms = FP64_BYTES * largest if resolved.stage == 0 else 0
         return 0, gradients + max(engine, norms)
     if resolved.stage == 3:
-        sub_group = int(zero.get("sub_group_size") or DEFAULT_SUB_GROUP)
+        sub_group = setting(resolved, "sub_group_size")
         # A gradient larger than the bucket goes by itself: the head's is the first that there is.
         alone = compute * largest if largest > bucket else 0
         copies = 0 if resolved.offload_optimizer else FP32_BYTES * min(share, sub_group)

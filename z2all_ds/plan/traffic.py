@@ -8,7 +8,7 @@ the calls of real ranks:
 - stages 2 and 3 send the gradients of every micro-batch;
 - stages 1 and 2 reduce by all-reduce (2Ψ), not to owners (Ψ), and so send 3Ψ in all, unless the JSON has
   `"use_multi_rank_bucket_allreduce": false`;
-- stage 3 gathers again in the backward pass only what it has let go of (`_Gathers`), and small weights once a step;
+- stage 3 gathers again in the backward pass only what it has let go of (`gathers.py`), and small weights once a step;
 - a hierarchical partition (`zero_hpz_partition_size`) gathers over all ranks once a step, in the first forward pass,
   and all else inside its groups, the forward passes of further micro-batches too.
 
@@ -17,12 +17,11 @@ records the order of modules, fetches nothing ahead and lets go of everything. Q
 known here.
 """
 
-import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from z2all_ds.accounting import ModelShape, count_parameters
+from z2all_ds.accounting import ModelShape
+from z2all_ds.plan.gathers import Gathers, setting, weights_of
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.ds_json import offload_device, zero_section
 
@@ -31,15 +30,6 @@ ENGINE_BUCKET = 500_000_000
 """Elements that DeepSpeed's engine sends at a time where its optimizer does not send itself."""
 ALIGNMENT = 2
 """Stages 1 and 2 fill a flat group of weights up to a multiple of this times the ranks."""
-DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "stage3_model_persistence_threshold": sys.maxsize,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-}
-"""DeepSpeed's own, of keys that a JSON may leave out."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ def collectives(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> l
     if resolved.stage == 0:
         return [gradients]
     # A call for each parameter group: matrices, and what has one dimension.
-    groups = [sum(one.numel for one in _weights(shape) if one.is_vector == vectors) for vectors in (False, True)]
+    groups = [sum(one.numel for one in weights_of(shape) if one.is_vector == vectors) for vectors in (False, True)]
     size = sum(_up(numel, ALIGNMENT * ranks) for numel in groups) * BYTES[resolved.dtypes.compute]
     return [gradients, Collective("weights", "all_gather", size, 1, 2, beside_compute=False, among=ranks)]
 
@@ -99,7 +89,7 @@ def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> 
     optimizer, weights = (offload_device(resolved.config, key) for key in ("offload_optimizer", "offload_param"))
     if optimizer == "none" and weights == "none":
         return HostTraffic()
-    share = sum(-(-weight.numel // ranks) for weight in _weights(shape))
+    share = sum(-(-weight.numel // ranks) for weight in weights_of(shape))
     compute, added_up, master = (BYTES[name] for name in (dtypes.compute, dtypes.accumulation, dtypes.master))
     to_host = to_gpu = stepped = disk_read = disk_written = 0
     if optimizer != "none":
@@ -124,59 +114,20 @@ def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> 
     return HostTraffic(to_host, to_gpu, stepped, disk_read, disk_written)
 
 
-@dataclass(frozen=True)
-class _Weight:
-    name: str
-    numel: int
-    is_vector: bool = False
-
-
-def _layer(shape: ModelShape, index: int) -> list[_Weight]:
-    """In the order of use."""
-    d, kv = shape.hidden_size, shape.num_kv_heads * shape.head_dim
-    rows = shape.attention_width + 2 * kv
-    biased = shape.attention_bias
-    return [
-        _Weight(f"{index}.input_norm", d, True),
-        _Weight(f"{index}.qkv", d * rows),
-        *([_Weight(f"{index}.qkv_bias", rows, True)] if biased else []),
-        _Weight(f"{index}.o", shape.attention_width * d),
-        *([_Weight(f"{index}.o_bias", d, True)] if biased else []),
-        _Weight(f"{index}.mlp_norm", d, True),
-        _Weight(f"{index}.gate_up", 2 * d * shape.intermediate_size),
-        _Weight(f"{index}.down", d * shape.intermediate_size),
-    ]
-
-
-def _weights(shape: ModelShape) -> list[_Weight]:
-    """In the order of use, a shared table once."""
-    table = shape.vocab_size * shape.hidden_size
-    layers = [weight for index in range(shape.num_layers) for weight in _layer(shape, index)]
-    head = [] if shape.tie_embeddings else [_Weight("head", table)]
-    weights = [_Weight("embedding", table), *layers, _Weight("norm", shape.hidden_size, True), *head]
-    assert sum(weight.numel for weight in weights) == count_parameters(shape).total
-    return weights
-
-
-def _setting(resolved: ResolvedDeepSpeed, key: str) -> int:
-    value = zero_section(resolved.config).get(key)
-    return int(DEFAULTS[key] if value is None else value)
-
-
 def _gradient_bytes(resolved: ResolvedDeepSpeed) -> int:
     return BYTES[resolved.dtypes.communication]
 
 
 def _gradients_below_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> Collective:
-    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(_weights(shape))]
+    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(weights_of(shape))]
     size, times = sum(numels) * _gradient_bytes(resolved), resolved.accumulation if resolved.stage == 2 else 1
     # At stage 1 with 16-bit weights and fp32 sums DeepSpeed takes another optimizer, and the engine sends, as without.
     other = resolved.dtypes.compute == "bf16" and resolved.dtypes.accumulation == "fp32"
     if resolved.stage == 0 or (resolved.stage == 1 and other and not resolved.offload_optimizer):
         return Collective("gradients", "all_reduce", size, 1, _engine_calls(numels), False, ranks)
     if resolved.stage == 1:  # after the last backward pass, group by group
-        numels = [weight.numel for weight in sorted(_weights(shape), key=lambda weight: weight.is_vector)]
-    calls = _buckets(numels, _setting(resolved, "reduce_bucket_size"))
+        numels = [weight.numel for weight in sorted(weights_of(shape), key=lambda weight: weight.is_vector)]
+    calls = _buckets(numels, setting(resolved, "reduce_bucket_size"))
     to_owners = zero.get("reduce_scatter", True) and not zero.get("use_multi_rank_bucket_allreduce", True)
     kind = "reduce" if to_owners else "all_reduce"
     calls += ranks - 1 if to_owners else 0  # a bucket's part for each owner in it
@@ -210,7 +161,7 @@ def _of_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> l
         Collective(one.what, "all_gather", one.numel * weight_bytes, one.times, one.calls, one.ahead, one.among)
         for one in _fetches(resolved, shape, ranks)
     ]
-    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(_weights(shape))]
+    zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(weights_of(shape))]
     scattered = zero.get("reduce_scatter", True)
     filled = sum(_up(numel, ranks) for numel in numels) if scattered else sum(numels)
     gradients = Collective(
@@ -218,7 +169,7 @@ def _of_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> l
         "reduce_scatter" if scattered else "all_reduce",
         filled * _gradient_bytes(resolved),
         resolved.accumulation,
-        _buckets(numels, _setting(resolved, "reduce_bucket_size")),
+        _buckets(numels, setting(resolved, "reduce_bucket_size")),
         bool(zero.get("overlap_comm", True)),
         ranks,
     )
@@ -243,7 +194,7 @@ def _fetches(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list
     group = int(zero_section(resolved.config).get("zero_hpz_partition_size") or 1)
     # In a hierarchical partition a weight is copied to the group when it is let go of for the first time after a step.
     batches = [(True, resolved.accumulation)] if group == 1 else [(False, 1), (True, resolved.accumulation - 1)]
-    gathers, fetches = _Gathers(resolved, shape), []
+    gathers, fetches = Gathers(resolved, shape), []
     for copies, times in batches:
         messages = gathers.micro_batch(copies) if times else []
         for ahead, copied in sorted({(message.ahead, message.copied) for message in messages}):
@@ -254,132 +205,6 @@ def _fetches(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list
             fetches.append(_Fetch(what, numel, times, len(of_kind), ahead, among))
     kept = sum(_up(gathers.numels[name], ranks) for name in gathers.kept)
     return [*fetches, _Fetch("weights, kept whole", kept, 1, len(gathers.kept), False, ranks)]
-
-
-@dataclass(frozen=True)
-class _Message:
-    """Gathered in one call."""
-
-    names: tuple[str, ...]
-    ahead: bool
-    """Of their use."""
-    copied: bool
-    """From the group's second copy."""
-
-
-@dataclass(frozen=True)
-class _Module:
-    """As the hooks know it."""
-
-    name: str
-    own: tuple[str, ...] = ()
-    """Weights that it fetches; a layer's are all of those inside it."""
-    inside: tuple[str, ...] = ()
-    is_layer: bool = False
-
-
-class _Gathers:
-    """DeepSpeed's coordinator of stage 3, played through: which weights it gathers in a micro-batch, and when.
-
-    A module's weights are let go of after its pass unless they are small, or used again within
-    `stage3_max_reuse_distance` elements. Behind a layer's own use that walk meets the whole model at the beginning of
-    the backward pass, and all weights with it: whatever is less than the distance away from the end of the forward
-    pass stays. And what was seen there when fetching ahead, by `stage3_prefetch_bucket_size`, stays too.
-    """
-
-    def __init__(self, resolved: ResolvedDeepSpeed, shape: ModelShape) -> None:
-        weights = _weights(shape)
-        self.numels = {weight.name: weight.numel for weight in weights}
-        self.kept = _kept_whole(resolved, weights)
-        self._ahead = _setting(resolved, "stage3_prefetch_bucket_size")
-        self._live = _setting(resolved, "stage3_max_live_parameters")
-        self._distance = _setting(resolved, "stage3_max_reuse_distance")
-        self._layers = [tuple(weight.name for weight in _layer(shape, index)) for index in range(shape.num_layers)]
-        self._head = ("embedding",) if shape.tie_embeddings else ("head",)
-        self._modules = list(self._order())
-
-    def _order(self) -> Iterator[_Module]:
-        """As the hooks come. A layer has two outputs, and so comes twice in the backward pass."""
-        every = tuple(self.numels)
-        whole = _Module("all", inside=every)
-        model = _Module("model", inside=tuple(name for name in every if name != "head"))
-        layers = [_Module(f"layer {index}", names, names, True) for index, names in enumerate(self._layers)]
-        embedding, norm, head = (
-            _Module(name, weight, weight)
-            for name, weight in (("embedding", ("embedding",)), ("norm", ("norm",)), ("head", self._head))
-        )
-        yield from (whole, model, embedding, *layers, norm, head)
-        yield from (whole, head, model, norm)
-        for layer in reversed(layers):
-            yield from (layer, layer)
-        yield embedding
-
-    def micro_batch(self, copies: bool) -> list[_Message]:
-        """`copies`: those of the group are there from the beginning."""
-        here, copied = set(self.kept), set(self.numels) if copies else set()
-        queue = deque((name, step) for step, module in enumerate(self._modules) for name in module.own)
-        seen = dict.fromkeys(self.numels, -1)
-        live = 0
-        messages: list[_Message] = []
-
-        def gather(names: Iterable[str], ahead: bool) -> int:
-            missing = [name for name in names if name not in here]
-            for of_group in (True, False):
-                together = tuple(name for name in missing if (name in copied) == of_group)
-                if together:
-                    messages.append(_Message(together, ahead, of_group))
-            here.update(missing)
-            return sum(self.numels[name] for name in missing)
-
-        for step, module in enumerate(self._modules):
-            live += gather(module.own, ahead=False)
-            fresh = {name for name in module.own if seen[name] < step}
-            taken: set[str] = set()
-            while queue and len(taken) < len(fresh):
-                name, seen_at = queue.popleft()
-                seen[name] = seen_at
-                taken.add(name)
-            wanted: dict[str, None] = {}
-            room, numel = min(self._live - live, self._ahead), 0
-            while queue and numel < room:
-                name, seen_at = queue.popleft()
-                seen[name] = max(seen[name], seen_at)
-                if name not in here and name not in wanted:
-                    wanted[name] = None
-                    numel += self.numels[name]
-            live += gather(wanted, ahead=True)
-            if self._ends(step):
-                gone = self._let_go(module, step + 1, seen) & here
-                here -= gone
-                copied |= gone
-                live -= sum(self.numels[name] for name in gone)
-        return messages
-
-    def _ends(self, step: int) -> bool:
-        """A layer is let go of once both of its outputs have come by."""
-        return step + 1 == len(self._modules) or self._modules[step] != self._modules[step + 1]
-
-    def _let_go(self, module: _Module, step: int, seen: dict[str, int]) -> set[str]:
-        gone = {name for name in module.own if name not in self.kept and seen[name] <= step}
-        walked = 0
-        for ahead in self._modules[step:]:
-            if walked >= self._distance or not gone:
-                break
-            # DeepSpeed asks of the module it lets go of, not of those it meets, whether to look inside.
-            met = ahead.inside if module.is_layer else () if ahead.is_layer else ahead.own
-            gone.difference_update(met)
-            walked += sum(self.numels[name] for name in met)
-        return gone
-
-
-def _kept_whole(resolved: ResolvedDeepSpeed, weights: Iterable[_Weight]) -> dict[str, None]:
-    kept: dict[str, None] = {}
-    each, room = (_setting(resolved, f"stage3_{of}_persistence_threshold") for of in ("param", "model"))
-    for weight in weights:
-        if weight.numel <= min(each, room):
-            kept[weight.name] = None
-            room -= weight.numel
-    return kept
 
 
 def _up(numel: int, multiple: int) -> int:
