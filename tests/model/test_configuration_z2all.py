@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
@@ -109,17 +111,25 @@ def test_from_the_run_config() -> None:
     assert section.rope_scaling == {"rope_type": "dynamic", "factor": 2.0}
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_run_config_counts_what_the_model_has(bias: bool) -> None:
-    section = ModelSection(
-        vocab_size=128,
-        hidden_size=96,
-        intermediate_size=50,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        attention_bias=bias,
+@st.composite
+def sections(draw: st.DrawFn) -> ModelSection:
+    kv_heads = draw(st.integers(1, 4))
+    heads = kv_heads * draw(st.integers(1, 4))
+    return ModelSection(
+        vocab_size=draw(st.integers(8, 300)),
+        hidden_size=heads * 2 * draw(st.integers(1, 8)),
+        intermediate_size=draw(st.integers(1, 200)),
+        num_hidden_layers=draw(st.integers(1, 5)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        attention_bias=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
     )
+
+
+@settings(max_examples=40, deadline=None)
+@given(sections())
+def test_the_run_config_counts_what_the_model_has(section: ModelSection) -> None:
     with torch.device("meta"):
         model = Z2allForCausalLM(Z2allConfig.from_section(section))
     assert count_parameters(section.shape).total == sum(p.numel() for p in model.parameters())

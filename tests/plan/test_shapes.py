@@ -34,6 +34,15 @@ def test_a_vocabulary_of_an_odd_size_is_the_worst() -> None:
     assert 0.2 < (head.gain or 0) < 0.45
 
 
+def test_a_hidden_size_that_fills_no_tile() -> None:
+    crooked = settings(replace(GOOD, hidden_size=2046, num_heads=33, num_kv_heads=11))["model.hidden_size"]
+    assert crooked.better == 2112 and crooked.better % 64 == crooked.better % 33 == 0  # heads of 64
+    assert 0.6 < (crooked.gain or 0) < 0.73
+    plain = settings(replace(GOOD, hidden_size=2080, num_heads=26, num_kv_heads=26, vocab_size=64_328))
+    assert (plain["model.hidden_size"].better, plain["model.hidden_size"].gain) == (2496, None)
+    assert plain["model.vocab_size"].better == 64_384
+
+
 def test_heads_that_kernels_fill_up() -> None:
     found = settings(replace(GOOD, hidden_size=2560, num_heads=32, num_kv_heads=8, intermediate_size=6912))
     advice = found["model.num_attention_heads"]
