@@ -188,7 +188,7 @@ def test_torch_must_see_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cu130")
     finding = judge_loading(0, "loading torch\nloading deepspeed\ngpus 0\n", "", visible=8)
     assert (finding.status, finding.value) == ("fail", "torch can use 0 of 8 GPUs")
-    assert judge_loading(0, "gpus 8\n", "", visible=8).value == "torch and deepspeed, with 8 GPUs"
+    assert judge_loading(0, "gpus 8\n", "", visible=8).value == "torch and deepspeed, with 8 GPU(s)"
     monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # a line of its own: see `accelerator`
     assert judge_loading(0, "gpus 0\n", "", visible=8).status == "ok"
 

@@ -178,7 +178,7 @@ def judge_loading(code: int, said: str, errors: str, visible: int) -> Finding:
     if built_for_gpus and seen < visible:
         fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
         return Finding("packages load", FAIL, f"torch can use {seen} of {visible} GPUs", fix)
-    return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPUs" if seen else ""))
+    return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPU(s)" if seen else ""))
 
 
 def apex() -> list[Finding]:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from z2all_ds.accounting import ModelShape
 from z2all_ds.plan.gathers import Gathers, setting, weights_of
+from z2all_ds.plan.memory import BYTES_PER_DTYPE
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.ds_json import offload_device, zero_section
 
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ENGINE_BUCKET = 500_000_000
 """Elements that DeepSpeed's engine sends at a time where its optimizer does not send itself."""
 ALIGNMENT = 2
@@ -79,7 +79,7 @@ def collectives(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> l
         return [gradients]
     # A call for each parameter group: matrices, and what has one dimension.
     groups = [sum(one.numel for one in weights_of(shape) if one.is_vector == vectors) for vectors in (False, True)]
-    size = sum(_up(numel, ALIGNMENT * ranks) for numel in groups) * BYTES[resolved.dtypes.compute]
+    size = sum(_up(numel, ALIGNMENT * ranks) for numel in groups) * BYTES_PER_DTYPE[resolved.dtypes.compute]
     return [gradients, Collective("weights", "all_gather", size, 1, 2, beside_compute=False, among=ranks)]
 
 
@@ -90,7 +90,7 @@ def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> 
     if optimizer == "none" and weights == "none":
         return HostTraffic()
     share = sum(-(-weight.numel // ranks) for weight in weights_of(shape))
-    compute, added_up, master = (BYTES[name] for name in (dtypes.compute, dtypes.accumulation, dtypes.master))
+    compute, added_up, master = (BYTES_PER_DTYPE[name] for name in (dtypes.compute, dtypes.accumulation, dtypes.master))
     to_host = to_gpu = stepped = disk_read = disk_written = 0
     if optimizer != "none":
         # Every step: gradients as the masters are, and back the new weights.
@@ -115,7 +115,7 @@ def host_traffic(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> 
 
 
 def _gradient_bytes(resolved: ResolvedDeepSpeed) -> int:
-    return BYTES[resolved.dtypes.communication]
+    return BYTES_PER_DTYPE[resolved.dtypes.communication]
 
 
 def _gradients_below_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> Collective:
@@ -156,7 +156,7 @@ def _buckets(numels: Iterable[int], most: int) -> int:
 
 
 def _of_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> list[Collective]:
-    weight_bytes = BYTES[resolved.dtypes.compute]
+    weight_bytes = BYTES_PER_DTYPE[resolved.dtypes.compute]
     gathered = [
         Collective(one.what, "all_gather", one.numel * weight_bytes, one.times, one.calls, one.ahead, one.among)
         for one in _fetches(resolved, shape, ranks)
