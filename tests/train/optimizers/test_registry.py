@@ -119,11 +119,18 @@ def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: py
     (tmp_path / "halfthere" / "optim").mkdir(parents=True)
     (tmp_path / "halfthere" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert library_missing("halfthere") is None
-    assert library_missing("halfthere.optim") == "halfthere.optim not installed; pip install 'z2all_ds[gpu]'"
+    assert library_missing(ON_GPU, "halfthere") is None
+    assert library_missing(ON_GPU, "halfthere.optim") == "halfthere.optim not installed; pip install 'z2all_ds[gpu]'"
     (tmp_path / "halfthere" / "optim" / "__init__.py").touch()
-    assert library_missing("nowhere", "halfthere.optim") is None
-    assert library_missing("nowhere", "not.here") == "nowhere and not.here not installed; pip install 'z2all_ds[gpu]'"
+    assert library_missing(ON_GPU, "nowhere", "halfthere.optim") is None
+    assert library_missing(ON_GPU, "no", "not.here") == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
+
+
+def test_a_plan_for_another_machine_asks_for_no_library() -> None:
+    run = load_run_config(None, ["deepspeed=zero2", "optimizer.kind=apex_adam"])
+    with pytest.raises(ConfigError, match=r"apex\.optimizers not installed"):
+        resolve(run, 1, "cuda")
+    assert resolve(run, 1, "cuda", elsewhere=True).optimizer.kind == "apex_adam"
 
 
 # In the resolved DeepSpeed config
