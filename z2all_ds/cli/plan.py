@@ -23,7 +23,7 @@ def plan(
     ] = None,
     adapters: Annotated[int | None, typer.Option(help="Of the network, in each machine (default: 1).")] = None,
     host_bus: Annotated[str | None, typer.Option(help="Between a GPU and its host (default: pcie4).")] = None,
-    host_memory_speed: Annotated[str | None, typer.Option(help="For steps on the CPU, e.g. 200GB/s.")] = None,
+    host_memory_speed: Annotated[str | None, typer.Option(help="For steps on the CPU, e.g. 100GB/s.")] = None,
     disk_speed: Annotated[str | None, typer.Option(help="For checkpoints and offload, e.g. 3GB/s.")] = None,
     measured: Annotated[
         Path | None, typer.Option(help="Links and disk as in this file, written by `z2all doctor --json`.")

@@ -14,11 +14,9 @@ from z2all_ds.plan.traffic import Collective, HostTraffic
 
 REACHED_OF_PEAK = 0.55
 """Share of a GPU's peak that our training computes at: 0.54 to 0.56 on an H200 (1.26 B, ZeRO-1, exact count)."""
-
-
-HOST_MEMORY_SPEED = 200e9
-"""Bytes a second at which the optimizer steps on a machine's CPUs, for all of its GPUs together. Assumed, not measured:
-half of what two sockets with eight channels of DDR4-3200 are sold with. A desktop has a fifth of it."""
+HOST_MEMORY_SPEED = 100e9
+"""Bytes a second at which the optimizer steps on a machine's CPUs, for all of its GPUs together: what 16 cores of a Xeon
+did for one H200 (ZeRO-2 with offload). A machine with two sockets has more, a desktop less."""
 DISK_SPEED = 3e9
 """Bytes a second that a machine's disk reads or writes, for all of its GPUs together. Assumed, not measured: about what
 one NVMe disk at PCIe 3 is sold with."""
