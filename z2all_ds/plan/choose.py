@@ -47,8 +47,9 @@ def candidates(run: RunConfig, fleet: Fleet) -> Candidates:
             refusals.append(error)
             left_out.append(f"{name} is left out: {error.what}: {error.rule}.")
     if not rows:
-        nothing = ConfigError("--gpu", "none of the JSONs runs on it: it has no bf16", "Give train.precision=fp16.")
-        raise refusals[0] if refusals else nothing
+        if run.train.precision == "bf16" and not fleet.has_bf16:
+            raise ConfigError("train.precision=bf16", "the GPU that --gpu names has no bf16", "Leave it out.")
+        raise refusals[0]
     return Candidates(tuple(rows), tuple(left_out))
 
 
