@@ -110,10 +110,11 @@ def test_plan_as_json(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     plan = json.loads(answer.stdout)
     assert plan["parameters"] == 1_255_499_776
-    assert (plan["num_gpus"], plan["gpu_memory_bytes"]) == (8, 80 * 10**9)
-    gpu_bytes = {row["name"]: row["states"]["gpu"] for row in plan["rows"]}
-    assert gpu_bytes["zero0"] == 16 * 1_255_499_776  # bf16 weights and gradients, fp32 master weights and two moments
-    assert gpu_bytes["zero0"] > gpu_bytes["zero1"] > gpu_bytes["zero3"]
+    assert (plan["gpus"], plan["gpu_memory_bytes"]) == (8, 80 * 10**9)
+    rows = {row["deepspeed"]: row["memory"] for row in plan["rows"]}
+    assert rows["zero2"]["weights"] == 2 * 1_255_499_776
+    assert rows["zero1"]["moments"] == 8 * 1_255_499_776 // 8
+    assert rows["zero0"]["total"] > rows["zero1"]["total"] > rows["zero3"]["total"]
     assert one_line(z2all("plan", "--gpu-memory", "much", cwd=tmp_path), 2).startswith("ConfigError: ")
 
 

@@ -1,66 +1,146 @@
-"""The plan as people and programs read it."""
+"""The plan as people and programs read it: every figure there, nothing claimed that is not known."""
 
 import io
 import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from z2all_ds.errors import ConfigError
-from z2all_ds.plan import plan_table, render, to_json
+from z2all_ds.config import load_run_config
+from z2all_ds.plan import Plan, Risks, Wishes, make_fleet, make_plan, render, to_json
+from z2all_ds.plan.gpu_memory import GpuMemory
+from z2all_ds.plan.report import PARTS, WIDTH
+
+PARAMETERS_1B = 1_255_499_776
 
 
-def test_rows_say_what_is_left() -> None:
-    plan = plan_table(7_500_000_000, 64, gpu_memory_bytes=40 * 10**9)
-    by_name = {row.name: row for row in plan.rows}
-    assert list(by_name) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
-    assert by_name["zero0"].bytes_left == 40 * 10**9 - 120 * 10**9
-    assert by_name["zero0"].states_fit is False
-    assert by_name["zero1"].states_fit is True
+def plan_for(model: str = "z2all_1b", *overrides: str, tokens: int | None = None, **wishes: Any) -> Plan:
+    return make_plan(load_run_config(model, list(overrides)), make_fleet(Wishes(**wishes)), tokens, Risks())
 
 
-def test_printed_plan_admits_what_is_missing() -> None:
-    printed = io.StringIO()
-    render(plan_table(7_500_000_000, 64, gpu_memory_bytes=40 * 10**9), file=printed)
-    text = " ".join(printed.getvalue().split())
-    assert "zero2 15.0 0.2 0.0 0.5 0.9 16.6 0.0 23.4" in text
-    assert "NOT counted yet: activations, logits, communication buckets" in text
-    assert "Of the 40.0 GB given per GPU, this is left for the uncounted parts: 8.6 GB (zero1)" in text
-    assert "do not fit under zero0" in text
+def printed(plan: Plan) -> str:
+    file = io.StringIO()
+    render(plan, file)
+    return file.getvalue()
+
+
+def cells(text: str, label: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f" {label} ")]
+    return line.removeprefix(f" {label}").split()
+
+
+def test_every_part_of_memory_has_a_line() -> None:
+    assert set(PARTS) == {part.name for part in fields(GpuMemory)} - {"host", "disk"}
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("z2all_1b", 1), ("z2all_7b", 64)])
+def test_a_column_for_each_json_with_its_figures(model: str, gpus: int) -> None:
+    plan = plan_for(model, gpus=gpus, gpu="h100")
+    text = printed(plan)
+    assert cells(text, "total") == [f"{row.memory.total / 1e9:.1f}" for row in plan.rows]
+    assert cells(text, "left of 85.5") == [f"{(row.left or 0) / 1e9:.1f}" for row in plan.rows]
+    expected = [f"{row.time.most:.3f}" if row.time else "-" for row in plan.rows]
+    assert cells(text, "step, s at most") == expected and expected.count("-") == 1  # zero0 is fp32
+    assert "zero3_hpz" in [row.name for row in plan.rows] if gpus > 8 else "hpz" not in text.split("Assumed:")[0]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{}, {"gpus": 8, "gpu": "rtx4090"}, {"gpus": 64, "gpu": "h100"}, {"gpus": 64, "gpu": "v100-16"}],
+    ids=str,
+)
+def test_nothing_is_cut_off(wishes: dict[str, Any]) -> None:
+    text = printed(plan_for(**wishes))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_json_of_ones_own_goes_by_its_files_name(tmp_path: Path) -> None:
+    own = tmp_path / ("deep_" * 5 + "own.json")
+    own.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    plan = plan_for("z2all_1b", f"deepspeed={own}", gpus=64, gpu="h100")
+    table = printed(plan).split("Assumed:")[0]
+    assert plan.rows[-1].name == str(own)
+    assert "…" not in table and table.count("deep") == 5 + table.count(str(own)) * 5
+
+
+def test_all_assumptions_are_printed() -> None:
+    plan = plan_for(gpus=64, gpu="h100")
+    below = " ".join(printed(plan).split("Assumed:")[1].split())
+    assert len(plan.assumptions) > 10
+    for assumption in plan.assumptions:
+        assert f"- {' '.join(assumption.split())}" in below
+    for about in ("eth100", "nvlink4", "80%", "pcie4", "50,000 GPU hours", "300 s", "checkpointing none"):
+        assert about in below, about
 
 
 def test_without_memory_nothing_is_claimed_to_fit() -> None:
-    plan = plan_table(1000, 1)
-    printed = io.StringIO()
-    render(plan, file=printed)
-    assert "left" not in printed.getvalue().splitlines()[2]
-    assert {row.states_fit for row in plan.rows} == {None}
+    plan = plan_for(gpus=8)
+    text = printed(plan)
+    table, assumed = text.split("Assumed:")
+    assert "fits" not in table and "left of" not in table and "to spare" not in table
+    assert "nothing is said about what fits" in assumed
+    document = json.loads(to_json(plan))
+    assert {row["fits"] for row in document["rows"]} == {None} == {row["bytes_left"] for row in document["rows"]}
+
+
+def test_without_a_gpu_nothing_is_said_about_time() -> None:
+    plan = plan_for(gpus=8, gpu_memory="80GB")
+    table, assumed = printed(plan).split("Assumed:")
+    assert "step, s" not in table and "MFU" not in table and "days" not in table and "Failures" not in table
+    assert "nothing is said about time" in assumed and "GPU hours" not in assumed
+    document = json.loads(to_json(plan))
+    assert {row["step_seconds"] for row in document["rows"]} == {None}
+    assert document["outlook"] is None
+    assert plan.words[0].startswith("zero") and "to spare" in plan.words[0]
 
 
 def test_nothing_fits() -> None:
-    plan = plan_table(10**12, 1, gpu_memory_bytes=10**9)
-    assert any("larger under every choice" in line for line in plan.assumptions)
+    plan = plan_for("z2all_7b", gpu="rtx4090", gpu_memory="4GB")
+    assert plan.ranked == () and plan.outlook is None
+    least = min(plan.rows, key=lambda row: row.memory.total)
+    assert least.left is not None and least.left < 0
+    assert f"Nothing fits: the least is {least.name}, {-least.left / 1e9:.1f} GB too large" in printed(plan)
+    assert {row["fits"] for row in json.loads(to_json(plan))["rows"]} == {False}
 
 
-def test_a_choice_deepspeed_refuses_is_left_out_and_told() -> None:
-    plan = plan_table(1000, 2, accumulation_dtype="fp32")
-    assert plan.rows[0].name == "zero1"
-    assert any(line.startswith("zero0 is left out") for line in plan.assumptions)
+def test_json_has_bytes_that_add_up() -> None:
+    document = json.loads(to_json(plan_for(gpus=64, gpu="h100", tokens=10**12)))
+    assert (document["parameters"], document["gpus"]) == (PARAMETERS_1B, 64)
+    assert document["gpu_memory_bytes"] == 81_559 * 2**20
+    rows = [*document["rows"], *document["ranked"]]
+    assert len(rows) > 12
+    for row in rows:
+        memory = row["memory"]
+        assert sum(memory[part] for part in PARTS) == memory["total"]
+        assert memory["allocated"] == memory["total"] - memory["context"] - memory["fragmentation"]
+        assert row["bytes_left"] == document["gpu_memory_bytes"] - memory["total"]
+        assert row["fits"] is (row["bytes_left"] >= 0)
+        assert sum(one["sent"] for one in row["collectives"]) == row["sent_bytes"] > 0
+    by_name = {row["deepspeed"]: row["memory"] for row in document["rows"]}
+    share = -(-PARAMETERS_1B // 64)
+    assert by_name["zero2"]["weights"] == 2 * PARAMETERS_1B
+    assert (by_name["zero3"]["weights"], by_name["zero3"]["master_weights"]) == (2 * share, 4 * share)
+    assert by_name["zero1"]["moments"] == 8 * share
+    assert document["outlook"]["tokens"] == 10**12
 
 
-def test_json_has_bytes() -> None:
-    document = json.loads(to_json(plan_table(1000, 4, gpu_memory_bytes=10**9)))
-    assert document["rows"][3]["states"] == {
-        "weights": 500,
-        "gradients": 500,
-        "accumulation": 0,
-        "master_weights": 1000,
-        "moments": 2000,
-        "host": 0,
-        "gpu": 4000,
-    }
-    assert document["rows"][3]["states_fit"] is True
+def test_bounds_of_time_and_utilisation_belong_together() -> None:
+    plan = plan_for(gpus=64, gpu="h100")
+    for row in json.loads(to_json(plan))["rows"]:
+        seconds = row["step_seconds"]
+        if seconds is None:
+            assert row["deepspeed"] == "zero0"
+            continue
+        assert 0 < seconds["least"] <= seconds["most"]
+        for low, high in row["mfu"].values():
+            assert 0 < low <= high < 1
+            assert low * seconds["most"] == pytest.approx(high * seconds["least"])
 
 
-def test_bad_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GPU memory = 0"):
-        plan_table(1000, 4, gpu_memory_bytes=0)
+def test_a_json_that_cannot_be_is_told_with_its_reason() -> None:
+    plan = plan_for(gpus=8, gpu="h100")
+    assert "zero1_fp16 is left out: it is for GPUs without bf16." in plan.assumptions
+    assert any(line.startswith("zero3_hpz is left out: with one machine") for line in plan.assumptions)

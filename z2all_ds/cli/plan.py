@@ -10,7 +10,12 @@ from z2all_ds.cli.options import JsonOption, Overrides
 GpuHours = Annotated[float, typer.Option(help="GPU hours between two failures; Llama 3 saw 50,000.")]
 
 
+NOT_FOR_SWEEP = {"gpus", "write", "fit"}
+FOR_FIT = {"model", "overrides", "as_json", "fit"}
+
+
 def plan(
+    context: typer.Context,
     model: Annotated[str, typer.Option("--model", "--config", help="Preset or run YAML.")] = "z2all_1b",
     gpus: Annotated[int, typer.Option(help="In all.")] = 1,
     gpu: Annotated[str | None, typer.Option(help="Its name, e.g. h100, a100-80, rtx4090: memory, speed, link.")] = None,
@@ -35,7 +40,7 @@ def plan(
     sweep: Annotated[str | None, typer.Option(help="Fleets instead of JSONs, e.g. gpus=8,64,512,4096.")] = None,
     out: Annotated[Path | None, typer.Option(help="Of --sweep: draw the curves, .png or .svg.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the run YAML with the best choice here.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Find the largest micro-batch on this GPU by trial.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Largest micro-batch on this machine's GPUs, by trial.")] = False,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
@@ -45,6 +50,12 @@ def plan(
     from z2all_ds.plan import Risks, Wishes, make_fleet, make_plan, render, to_json
     from z2all_ds.plan.parsing import parse_count
 
+    given = _given(context)
+    if sweep is not None and given & NOT_FOR_SWEEP:
+        raise ConfigError("--sweep", f"goes without {_options(given & NOT_FOR_SWEEP)}", "Give one or the other.")
+    if fit and given - FOR_FIT:
+        rule = f"tries on the GPUs that are here, and takes no {_options(given - FOR_FIT)}"
+        raise ConfigError("--fit", rule, "Leave it out.")
     run = load_run_config(model, overrides)
     if fit:
         from z2all_ds.bench.fit import fit_here
@@ -69,20 +80,32 @@ def plan(
         measured=measured,
     )
     risks = Risks(gpu_hours_per_failure, restart_seconds)
-    budget = parse_count(tokens, "--tokens") if tokens else None
-    if out and not sweep:
+    budget = parse_count(tokens, "--tokens") if tokens is not None else None
+    if out and sweep is None:
         raise ConfigError(f"--out {out}", "is for --sweep", "Give --sweep too, e.g. --sweep gpus=8,64,512.")
-    if sweep:
+    if sweep is not None:
         from z2all_ds.plan.scaling_report import show_sweep
 
         show_sweep(run, wishes, sweep, budget, risks, out, as_json)
         return
+    if write:
+        from z2all_ds.plan.write import check_name, write_choice
+
+        check_name(write)  # before any work
     found_plan = make_plan(run, make_fleet(wishes), budget, risks)
     if as_json:
         print(to_json(found_plan))
     else:
         render(found_plan)
     if write:
-        from z2all_ds.plan.write import write_choice
-
         write_choice(found_plan, write)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Parameters that the command line has, rather than their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _options(names: set[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))

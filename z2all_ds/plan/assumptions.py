@@ -6,7 +6,7 @@ from z2all_ds.config import RunConfig
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
 from z2all_ds.plan.gpu_memory import CUDA_CONTEXT, HOLES, HOLES_IN_GRAPHS, HOLES_WHERE_GATHERED, NCCL
-from z2all_ds.plan.outlook import Risks
+from z2all_ds.plan.outlook import MOST_FAILURES, SIMULATED_RUNS, Risks
 
 
 def assumptions(
@@ -23,6 +23,7 @@ def assumptions(
         told.append(
             f"A failure every {risks.gpu_hours_per_failure:,.0f} GPU hours (Llama 3 saw 50,000),"
             f" {risks.restart_seconds:.0f} s to start again, checkpoints to one disk that all machines share."
+            f" Simulated: {SIMULATED_RUNS} runs, of up to {MOST_FAILURES:,} failures."
         )
     return tuple(told)
 

@@ -31,26 +31,50 @@ def candidates(run: RunConfig, fleet: Fleet) -> Candidates:
     rows: list[Estimate] = []
     left_out: list[str] = []
     refusals: list[ConfigError] = []
+    _check_batch(run, fleet)
     for name in names:
-        reason = _senseless(name, fleet)
+        reason = _senseless(name, fleet) if name != run.deepspeed else None
         if reason:
             left_out.append(f"{name} is left out: {reason}.")
             continue
         try:
-            rows.append(estimate(with_json(run, name), fleet))
+            row = estimate(with_json(run, name), fleet)
+            if runs_on(row):
+                rows.append(row)
+            else:
+                left_out.append(f"{name} is left out: this GPU has no bf16.")
         except ConfigError as error:
             refusals.append(error)
             left_out.append(f"{name} is left out: {error.what}: {error.rule}.")
     if not rows:
+        if run.train.precision == "bf16" and not fleet.has_bf16:
+            raise ConfigError("train.precision=bf16", "the GPU that --gpu names has no bf16", "Leave it out.")
         raise refusals[0]
     return Candidates(tuple(rows), tuple(left_out))
+
+
+def _check_batch(run: RunConfig, fleet: Fleet) -> None:
+    batch, each = run.train.global_batch, run.train.micro_batch
+    once = each * fleet.gpus
+    if batch % once == 0:
+        return
+    fix = f"Give train.global_batch={max(1, round(batch / once)) * once}, or another --gpus."
+    if batch % fleet.gpus == 0:
+        share = batch // fleet.gpus
+        smaller = max(size for size in range(1, min(each, share) + 1) if share % size == 0)
+        fix = f"Give train.micro_batch={smaller}, train.global_batch={-(-batch // once) * once}, or another --gpus."
+    rule = f"cannot be dealt out to {fleet.gpus:,} GPUs in micro-batches of {each}"
+    raise ConfigError(f"train.global_batch={batch}", rule, fix)
+
+
+def runs_on(row: Estimate) -> bool:
+    """Whether the fleet's GPUs have the dtype."""
+    return row.fleet.has_bf16 or row.resolved.dtype != "bf16"
 
 
 def _senseless(name: str, fleet: Fleet) -> str | None:
     if name == "zero1_fp16" and fleet.has_bf16:
         return "it is for GPUs without bf16"
-    if name not in ("zero0", "zero1_fp16") and not fleet.has_bf16:
-        return "this GPU has no bf16"
     if name == "zero3_hpz" and fleet.nodes == 1:
         return "with one machine there is nothing between groups to be spared"
     return None

@@ -57,12 +57,13 @@ class Fleet:
         return replace(self, gpus=gpus)
 
 
-def make_fleet(wishes: Wishes) -> Fleet:
+def make_fleet(wishes: Wishes, option: str = "--gpus ") -> Fleet:
+    """`option` is what the user calls the number of GPUs."""
     if wishes.gpus < 1:
-        raise ConfigError(f"--gpus {wishes.gpus}", "must be at least 1", "Give a positive number.")
+        raise ConfigError(f"{option}{wishes.gpus}", "must be at least 1", "Give a positive number.")
     told: list[str] = []
-    gpu = gpu_named(wishes.gpu) if wishes.gpu else None
-    memory = parse_size(wishes.gpu_memory) if wishes.gpu_memory else gpu.memory if gpu else None
+    gpu = gpu_named(wishes.gpu) if wishes.gpu is not None else None
+    memory = parse_size(wishes.gpu_memory) if wishes.gpu_memory is not None else gpu.memory if gpu else None
     peak = _peak(wishes.peak_tflops) if wishes.peak_tflops is not None else gpu.peak if gpu else None
     if gpu:
         size = f"{(memory or 0) / 1e9:.1f} GB"
@@ -72,7 +73,7 @@ def make_fleet(wishes: Wishes) -> Fleet:
         raise ConfigError(f"--gpus-per-node {wishes.gpus_per_node}", "must be at least 1", "Give a positive number.")
     if wishes.gpus % per_node and wishes.gpus > per_node:
         raise ConfigError(
-            f"--gpus {wishes.gpus}", f"must be whole machines of {per_node}", "Give --gpus-per-node, or other --gpus."
+            f"{option}{wishes.gpus}", f"must be whole machines of {per_node}", "Give --gpus-per-node, or other numbers."
         )
     measured = read_measured(wishes.measured) if wishes.measured else None
     network = _network(wishes, measured, gpu.link if gpu else INSIDE, per_node, told)
@@ -95,13 +96,16 @@ def make_fleet(wishes: Wishes) -> Fleet:
 
 def _peak(tflops: float) -> float:
     if not 0 < tflops < 1e6:
-        raise ConfigError(f"--peak-tflops {tflops}", "must be above 0", "989 is an H100's in 16 bits.")
+        raise ConfigError(
+            f"--peak-tflops {tflops}", "must be above 0 and below a million", "989 is an H100's in 16 bits."
+        )
     return tflops * 1e12
 
 
 def _network(wishes: Wishes, measured: Measured | None, default_link: str, per_node: int, told: list[str]) -> Network:
-    inside, between = link_named(wishes.link or default_link), link_named(wishes.network or BETWEEN)
-    if measured and measured.link and not wishes.network:
+    inside = link_named(default_link if wishes.link is None else wishes.link)
+    between = link_named(BETWEEN if wishes.network is None else wishes.network)
+    if measured and measured.link and wishes.network is None:
         # NCCL's own word goes before that of a single connection.
         speed = measured.all_gather or measured.link.speed
         between = Link(f"what {measured.file} has measured", speed, measured.link.latency, is_reached=True)
@@ -122,11 +126,11 @@ def _network(wishes: Wishes, measured: Measured | None, default_link: str, per_n
 
 def _host(wishes: Wishes, measured: Measured | None, told: list[str]) -> Host:
     host = Host()
-    if wishes.host_bus:
+    if wishes.host_bus is not None:
         host = replace(host, bus=link_named(wishes.host_bus))
-    if wishes.host_memory_speed:
+    if wishes.host_memory_speed is not None:
         host = replace(host, memory=parse_speed(wishes.host_memory_speed))
-    if wishes.disk_speed:
+    if wishes.disk_speed is not None:
         host = replace(host, disk=parse_speed(wishes.disk_speed))
     elif measured and measured.disk:
         host = replace(host, disk=measured.disk)

@@ -5,6 +5,7 @@ are those of one direction: of NVLink and PCIe per GPU, of networks per adapter.
 (`REACHED`), and what one machine reaches is best measured: `z2all doctor --hostfile` prints it for every pair.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def parse_speed(text: str) -> float:
     """Bytes a second. '20GB/s' is 20 x 10^9 bytes, '100Gbit/s' an eighth of 100 x 10^9."""
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+))\s*([KMGT])(i?)(B|bit|b)(?:/s|ps)", text.strip())
     speed = float(found[1]) * (1024 if found[3] else 1000) ** ("KMGT".index(found[2]) + 1) if found else 0.0
-    if found is None or not speed > 0:
+    if found is None or not 0 < speed < math.inf:
         rule = "must be a positive number with a unit: GB/s, MB/s (bytes) or Gbit/s, Mbit/s (bits)"
         raise ConfigError(f"speed {text!r}", rule, "Write it like 20GB/s or 100Gbit/s.")
     return speed if found[4] == "B" else speed / 8

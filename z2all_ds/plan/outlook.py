@@ -1,8 +1,10 @@
 """The whole run: days and GPU hours for its tokens, checkpoints, and what failures make of it."""
 
+import math
 from dataclasses import dataclass
 
 from z2all_ds.accounting import count_parameters
+from z2all_ds.errors import ConfigError
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.failures import (
     GPU_HOURS_PER_FAILURE,
@@ -23,6 +25,8 @@ COPY_SPEED = 50e9
 RESTART_SECONDS = 300.0
 """Assumed, from a failure to the next step that is new: noticed, preflight, start, checkpoint read."""
 SIMULATED_RUNS = 20
+MOST_FAILURES = 2000
+"""In a simulated run: a longer one is cut there, as its share of time no longer changes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,13 @@ class Risks:
 
     gpu_hours_per_failure: float = GPU_HOURS_PER_FAILURE
     restart_seconds: float = RESTART_SECONDS
+
+    def __post_init__(self) -> None:
+        hours, restart = self.gpu_hours_per_failure, self.restart_seconds
+        if not (math.isfinite(hours) and hours > 0):
+            raise ConfigError(f"--gpu-hours-per-failure {hours}", "must be above 0", "Llama 3 saw 50,000.")
+        if not (math.isfinite(restart) and restart >= 0):
+            raise ConfigError(f"--restart-seconds {restart}", "must be 0 or more", "300 is what we assume.")
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,7 @@ def look_ahead(of: Estimate, tokens: int, risks: Risks) -> Outlook | None:
     # A save must be written before the next begins.
     interval = max(best_interval(interruptions), write, of.time.most)
     seconds = days[1] * 86400
+    simulated = min(seconds, MOST_FAILURES * between)
     return Outlook(
         tokens=tokens,
         days=days,
@@ -83,5 +95,5 @@ def look_ahead(of: Estimate, tokens: int, risks: Risks) -> Outlook | None:
         failure_probability=failure_probability(seconds, between),
         failures=seconds / between,
         goodput=goodput(interruptions, interval),
-        simulated=simulate(interruptions, interval, Nodes(fleet.nodes), seconds, SIMULATED_RUNS),
+        simulated=simulate(interruptions, interval, Nodes(fleet.nodes), simulated, SIMULATED_RUNS),
     )

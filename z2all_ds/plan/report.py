@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any, TextIO
 
 from z2all_ds.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
@@ -16,7 +17,7 @@ from z2all_ds.plan.outlook import Outlook, Risks, look_ahead
 from z2all_ds.plan.shapes import Advice, advise
 
 WIDTH = 132
-"""Columns where no terminal says otherwise."""
+"""Columns, at least."""
 PARTS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -123,7 +124,7 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
     table = Table(title="GB per GPU", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for row in plan.rows:
-        table.add_column(row.name.replace("_", "\n"), justify="right", no_wrap=True)
+        table.add_column(_heading(row.name), justify="right", no_wrap=True)
     for label, cell, ends in _lines(plan):
         cells = [cell(row) for row in plan.rows]
         if any(text not in ("", "-") for text in cells):
@@ -138,11 +139,18 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         console.print(f"- {assumption}", markup=False)
 
 
+def _heading(name: str) -> str:
+    """A JSON of the user's own goes by its file's name."""
+    return PurePath(name).name.removesuffix(".json").replace("_", "\n")
+
+
 def console_for(file: TextIO | None) -> Any:
+    """Never narrower than the tables: a terminal folds a long line, a column that is cut is lost."""
     from rich.console import Console
 
     console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=WIDTH)
+    console.width = max(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
 
 
 Cell = Callable[[Estimate], str]

@@ -4,13 +4,14 @@ The global batch stays as it is while every GPU has a micro-batch of it, and gro
 cannot share out a small batch.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.config import RunConfig
 from z2all_ds.errors import ConfigError
-from z2all_ds.plan.choose import with_json
+from z2all_ds.plan.choose import runs_on, with_json
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet
 from z2all_ds.plan.outlook import Outlook, Risks, look_ahead
@@ -43,7 +44,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Points by JSON, each from the smallest fleet to the largest; a JSON that does not fit on one misses there."""
+    """Points by JSON, each from the smallest fleet to the largest.
+
+    A JSON that does not fit on one misses there, as does one whose dtype the GPU does not have.
+    """
 
     sizes: tuple[int, ...]
     points: dict[str, tuple[Point, ...]]
@@ -56,7 +60,7 @@ class Sweep:
 def parse_sweep(text: str) -> list[int]:
     """`gpus=8,64,512`."""
     name, equals, numbers = text.partition("=")
-    sizes = [int(part) if part.strip().isdigit() else 0 for part in numbers.split(",")]
+    sizes = [int(part) if re.fullmatch(r"\s*[0-9]{1,9}\s*", part) else 0 for part in numbers.split(",")]
     if name.strip() != "gpus" or not equals or not all(0 < size <= MOST_GPUS for size in sizes):
         rule = f"must read gpus=N,N,... with numbers from 1 to {MOST_GPUS:,}"
         raise ConfigError(f"--sweep {text}", rule, "For example --sweep gpus=8,64,512,4096.")
@@ -71,7 +75,8 @@ def sweep(run: RunConfig, fleet: Fleet, sizes: Sequence[int], tokens: int, risks
         if size > per_node and size % per_node:
             rule = f"must be whole machines of {per_node}"
             raise ConfigError(f"--sweep gpus={size}", rule, "Give --gpus-per-node, or other sizes.")
-    names = SWEPT if run.deepspeed in SWEPT else (*SWEPT, run.deepspeed)
+    plain = SWEPT if fleet.has_bf16 else ("zero1_fp16", *SWEPT)
+    names = plain if run.deepspeed in plain else (*plain, run.deepspeed)
     points: dict[str, tuple[Point, ...]] = {}
     for name in names:
         row = []
@@ -80,7 +85,7 @@ def sweep(run: RunConfig, fleet: Fleet, sizes: Sequence[int], tokens: int, risks
                 continue
             of = estimate(at_size(with_json(run, name), size), fleet.of_size(size))
             outlook = look_ahead(of, tokens, risks)
-            if of.fits and outlook is not None:
+            if of.fits and runs_on(of) and outlook is not None:
                 row.append(Point(size, of, outlook))
         points[name] = tuple(row)
     return Sweep(tuple(sizes), points)
@@ -94,13 +99,19 @@ def at_size(run: RunConfig, gpus: int) -> RunConfig:
     return run.model_copy(update={"train": train})
 
 
-def draw(swept: Sweep, out: Path) -> Path:
-    """Efficiency over the number of GPUs, a band for each JSON, and beside it the goodput under failures."""
+def check_picture(out: Path) -> None:
     if out.suffix not in (".png", ".svg"):
         raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
+    if out.is_dir():
+        raise ConfigError(f"--out {out}", "is a folder", "Give a file's name.")
+
+
+def draw(swept: Sweep, out: Path) -> Path:
+    """Efficiency over the number of GPUs, a band for each JSON, and beside it the goodput under failures."""
+    check_picture(out)
     from matplotlib.figure import Figure
 
-    from z2all_ds.atomic import make_folder
+    from z2all_ds.atomic import machine_limits_named, make_folder
 
     figure = Figure(figsize=(10, 4.5), dpi=120)
     left, right = figure.subplots(1, 2)
@@ -124,5 +135,6 @@ def draw(swept: Sweep, out: Path) -> Path:
             axes.legend()
     figure.tight_layout()
     make_folder(out.parent)
-    figure.savefig(out)
+    with machine_limits_named(out.parent):
+        figure.savefig(out)
     return out

@@ -11,22 +11,25 @@ from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.fleet import Wishes, make_fleet
 from z2all_ds.plan.outlook import Risks
 from z2all_ds.plan.report import between, console_for
-from z2all_ds.plan.scaling import Point, Sweep, draw, parse_sweep, sweep
+from z2all_ds.plan.scaling import Point, Sweep, check_picture, draw, parse_sweep, sweep
 
 
 def show_sweep(
     run: RunConfig, wishes: Wishes, asked: str, tokens: int | None, risks: Risks, out: Path | None, as_json: bool
 ) -> None:
     sizes = parse_sweep(asked)
-    fleet = make_fleet(largest_of(wishes, sizes))
+    if out:
+        check_picture(out)
+    fleet = make_fleet(largest_of(wishes, sizes), "--sweep gpus=")
     train = run.train
     budget = tokens or train.steps * train.global_batch * train.sequence_length
     swept = sweep(run, fleet, sizes, budget, risks)
     rows = [points[-1].of for points in swept.points.values() if points]
     told = (
-        f"{budget / 1e9:,.1f} B tokens. The batch stays at {train.global_batch} samples while each GPU has"
+        f"{budget / 1e9:,.1f} B tokens. The batch stays near {train.global_batch} samples while each GPU has"
         f" {train.micro_batch} of them, and grows from there on.",
         *assumptions(run, fleet, rows, True, risks),
+        *missing(run, swept),
     )
     if as_json:
         print(to_json(swept, told))
@@ -39,6 +42,20 @@ def show_sweep(
 def largest_of(wishes: Wishes, sizes: list[int]) -> Wishes:
     """For the largest of the fleets, so that all that is assumed about it is told."""
     return replace(wishes, gpus=max(sizes))
+
+
+def missing(run: RunConfig, swept: Sweep) -> list[str]:
+    """Which JSONs have no point at some size, and why."""
+    told = []
+    for name, points in swept.points.items():
+        lacking = [f"{size:,}" for size in swept.sizes if size not in [point.gpus for point in points]]
+        if lacking:
+            also = ", or is one machine, where it has no use" if name == "zero3_hpz" else ""
+            told.append(
+                f"{name} is left out on {', '.join(lacking)} GPUs: it does not fit with micro-batches of"
+                f" {run.train.micro_batch}, or is for another dtype than the GPU's{also}."
+            )
+    return told
 
 
 def to_json(swept: Sweep, assumed: tuple[str, ...]) -> str:

@@ -1,0 +1,212 @@
+"""From what the user says to a fleet: mistakes in one line, and a line for everything that was not said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.test_measured import TURNS, health_of, preflight_of, written
+from z2all_ds.cluster.connections import Speed
+from z2all_ds.errors import ConfigError
+from z2all_ds.plan import Fleet, Wishes, make_fleet
+from z2all_ds.plan.hardware import GPUS, LINKS, REACHED, link_named, parse_speed
+from z2all_ds.plan.parsing import MOST, parse_count
+
+
+def refused(**wishes: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        make_fleet(Wishes(**wishes))
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("wishes", "start"),
+    [
+        ({"gpus": 0}, "--gpus 0: must be at least 1"),
+        ({"gpus": -4}, "--gpus -4: must be at least 1"),
+        ({"gpus": 12}, "--gpus 12: must be whole machines of 8"),
+        ({"gpus": 8, "gpus_per_node": 3}, "--gpus 8: must be whole machines of 3"),
+        ({"gpus": 8, "gpus_per_node": 0}, "--gpus-per-node 0: must be at least 1"),
+        ({"gpu": "b9000"}, "GPU 'b9000': is none that we know: h200, h100"),
+        ({"gpu": ""}, "GPU '': is none that we know"),
+        ({"gpu_memory": ""}, "memory size '': must be a number with a unit"),
+        ({"gpu_memory": "-1GB"}, "memory size '-1GB': must be more than zero"),
+        ({"peak_tflops": 0.0}, "--peak-tflops 0.0: must be above 0 and below a million"),
+        ({"peak_tflops": float("nan")}, "--peak-tflops nan: must be above 0"),
+        ({"adapters": 0}, "--adapters 0: must be at least 1"),
+        ({"reached": 0.0}, "--reached 0.0: must be above 0 and at most 1"),
+        ({"reached": 1.01}, "--reached 1.01: must be above 0 and at most 1"),
+        ({"network": ""}, "link '': is none that we know"),
+        ({"host_bus": "isa"}, "link 'isa': is none that we know"),
+        ({"host_memory_speed": "-1GB/s"}, "speed '-1GB/s': must be a positive number"),
+        ({"disk_speed": "3GB"}, "speed '3GB': must be a positive number with a unit"),
+    ],
+)
+def test_mistakes(wishes: dict[str, Any], start: str) -> None:
+    assert refused(**wishes).startswith(start)
+
+
+def test_a_fleet_of_the_sweeps_is_called_as_the_user_called_it() -> None:
+    with pytest.raises(ConfigError, match=r"^--sweep gpus=12: must be whole machines of 8"):
+        make_fleet(Wishes(gpus=12), "--sweep gpus=")
+
+
+def test_what_was_not_said_is_told() -> None:
+    fleet = make_fleet(Wishes(gpus=64, gpu="H100"))
+    told = " ".join(fleet.assumptions)
+    assert (fleet.memory, fleet.peak, fleet.nodes) == (81_559 * 2**20, GPUS["h100"].peak, 8)
+    for words in ("GPU h100: 85.5 GB, 989 TFLOP/s", "8 GPUs a machine, joined by nvlink4 (450 GB/s", "80%"):
+        assert words in told
+    assert "Machines joined by 1 x eth100 (12.5 GB/s each way, 20 us)" in told
+    assert "pcie4 to the host, 200 GB/s of host memory and 3.0 GB/s of disk" in told
+
+
+def test_what_does_not_matter_is_not_told() -> None:
+    alone, one_machine = make_fleet(Wishes()), make_fleet(Wishes(gpus=4))
+    assert not any("joined" in line or "Messages" in line for line in alone.assumptions)
+    assert one_machine.network.gpus_per_node == 4 and one_machine.nodes == 1
+    assert not any("Machines joined" in line for line in one_machine.assumptions)
+
+
+def test_what_is_said_goes_before_the_gpus_own() -> None:
+    fleet = make_fleet(
+        Wishes(
+            gpus=16,
+            gpu="h100",
+            gpu_memory="80GiB",
+            peak_tflops=500,
+            gpus_per_node=4,
+            link="pcie5",
+            network="ib400",
+            adapters=4,
+            host_bus="pcie3",
+            host_memory_speed="90GB/s",
+            disk_speed="800MB/s",
+            reached=0.4,
+        )
+    )
+    assert (fleet.memory, fleet.peak, fleet.reached, fleet.nodes) == (80 * 2**30, 500e12, 0.4, 4)
+    network, host = fleet.network, fleet.host
+    assert (network.inside, network.between, network.adapters) == (LINKS["pcie5"], LINKS["ib400"], 4)
+    assert (host.bus, host.memory, host.disk) == (LINKS["pcie3"], 90e9, 800e6)
+    assert any("4 x ib400" in line for line in fleet.assumptions)
+
+
+def test_units_of_memory_are_told_apart() -> None:
+    sizes = [make_fleet(Wishes(gpu_memory=text)).memory for text in ("80", "80GB", "80GiB")]
+    assert sizes == [80 * 10**9, 80 * 10**9, 80 * 2**30]
+
+
+def test_another_size_of_the_same_fleet() -> None:
+    fleet = make_fleet(Wishes(gpus=8, gpu="h100"))
+    larger = fleet.of_size(4096)
+    assert isinstance(larger, Fleet) and (larger.gpus, larger.nodes) == (4096, 512)
+    assert larger.network == fleet.network
+
+
+def test_measured_speeds_count_as_they_are(tmp_path: Path) -> None:
+    file = written(tmp_path, preflight_of(n2_n3=Speed(120.0, 24.0, 30.0)))
+    between = make_fleet(Wishes(gpus=16, measured=file)).network.between
+    assert (between.speed, between.usable, between.latency) == (3e9, 3e9, 60e-6)
+    named = make_fleet(Wishes(gpus=16, network="3GB/s")).network.between
+    assert named.usable == REACHED * named.speed == REACHED * 3e9
+    told = make_fleet(Wishes(gpus=16, measured=file)).assumptions
+    assert any(str(file) in line and "3.0 GB/s" in line for line in told)
+
+
+def test_nccls_word_goes_before_that_of_a_connection_and_the_users_before_both(tmp_path: Path) -> None:
+    result = preflight_of()
+    result.health = health_of(*TURNS)
+    file = written(tmp_path, result)
+    assert make_fleet(Wishes(gpus=16, measured=file)).network.between.usable == 12e9
+    assert make_fleet(Wishes(gpus=16, measured=file, network="ib400")).network.between == LINKS["ib400"]
+
+
+def test_a_measured_disk(tmp_path: Path) -> None:
+    from z2all_ds.doctor import OK, Finding, to_json
+
+    file = tmp_path / "here.json"
+    disk = Finding("disk speed", OK, "7 GB/s", measured={"bytes_per_second": 7e9})
+    file.write_text(to_json([disk]), encoding="utf-8")
+    assert make_fleet(Wishes(measured=file)).host.disk == 7e9
+    assert make_fleet(Wishes(measured=file, disk_speed="1GB/s")).host.disk == 1e9
+
+
+# Speeds and links
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("100GB/s", 100e9),
+        ("100Gbit/s", 12.5e9),
+        ("100Gb/s", 12.5e9),
+        ("100Gbps", 12.5e9),
+        ("1.5GB/s", 1.5e9),
+        (" 200 MB/s ", 200e6),
+        ("1GiB/s", 2**30),
+        (".5TB/s", 0.5e12),
+    ],
+)
+def test_speeds(text: str, speed: float) -> None:
+    assert parse_speed(text) == speed
+    link = link_named(text)
+    assert (link.speed, link.name, link.is_reached) == (speed, text.strip(), False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "100GB", "fast", "-1GB/s", "0GB/s", "1 GX/s", "9" * 400 + "GB/s", "1e3GB/s"]
+)
+def test_speeds_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match="Write it like 20GB/s or 100Gbit/s") as raised:
+        parse_speed(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_links_by_name() -> None:
+    assert link_named(" IB400 ") is LINKS["ib400"]
+    assert {gpu.link for gpu in GPUS.values()} <= LINKS.keys()
+    with pytest.raises(ConfigError, match=r"link 'warp': is none that we know: nvlink4.*eth1. Give one of these, or a"):
+        link_named("warp")
+
+
+# Counts
+
+
+@given(st.integers(1, MOST))
+def test_a_bare_count_is_itself(count: int) -> None:
+    assert parse_count(str(count), "--tokens") == parse_count(f"{count:,}", "--tokens") == count
+    assert parse_count(f" {count:_} ", "--tokens") == count
+
+
+@given(st.integers(1, 999_999), st.sampled_from([("K", 3), ("M", 6), ("B", 9), ("T", 12)]))
+def test_a_count_with_a_letter(thousandths: int, unit: tuple[str, int]) -> None:
+    letter, power = unit
+    text = f"{thousandths // 1000}.{thousandths % 1000:03d}"
+    expected = thousandths * 10 ** (power - 3)  # exactly: no float is in between
+    assert parse_count(f"{text}{letter}", "--tokens") == parse_count(f"{text} {letter.lower()}", "--tokens") == expected
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_count_or_one_line(text: str) -> None:
+    refusal = None
+    try:
+        count = parse_count(text, "--tokens")
+    except ConfigError as error:
+        count, refusal = 0, str(error)
+    if refusal is None:
+        assert 1 <= count <= MOST
+    else:
+        assert len(refusal.splitlines()) == 1 and refusal.startswith("--tokens ")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.1", "-5", "none", "1,5B", "1,2,3", "1__000", "2 G", "1e9", "9" * 500, "2000000T"]
+)
+def test_counts_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be a positive number up to 10"):
+        parse_count(text, "--tokens")

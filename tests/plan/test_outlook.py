@@ -1,0 +1,98 @@
+"""The whole run: days, GPU hours, checkpoints and failures belong together."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.accounting import count_parameters
+from z2all_ds.config import load_run_config
+from z2all_ds.errors import ConfigError
+from z2all_ds.plan import Estimate, Risks, Wishes, estimate, make_fleet
+from z2all_ds.plan.outlook import MOST_FAILURES, SIMULATED_RUNS, Outlook, look_ahead
+
+RUN = load_run_config("z2all_1b")
+
+
+def on(gpus: int = 64, **wishes: Any) -> Estimate:
+    return estimate(RUN, make_fleet(Wishes(gpus=gpus, gpu="h100", **wishes)))
+
+
+def ahead(of: Estimate, tokens: int = 10**11, **risks: float) -> Outlook:
+    found = look_ahead(of, tokens, Risks(**risks))
+    assert found is not None
+    return found
+
+
+@settings(max_examples=20, deadline=None)
+@given(gpus=st.sampled_from((1, 8, 64)), tokens=st.integers(1, 10**13))
+def test_days_and_gpu_hours(gpus: int, tokens: int) -> None:
+    of = on(gpus)
+    outlook = ahead(of, tokens)
+    assert of.time is not None
+    for days, hours, step in zip(outlook.days, outlook.gpu_hours, (of.time.least, of.time.most), strict=True):
+        assert days * 24 * gpus == pytest.approx(hours, rel=1e-12)
+        assert days * 86400 == pytest.approx(tokens / (512 * 2048) * step, rel=1e-12)
+    assert outlook.failures == pytest.approx(outlook.gpu_hours[1] / 50_000)
+    assert 0 <= outlook.failure_probability <= 1
+
+
+def test_a_checkpoint_has_12_bytes_a_parameter() -> None:
+    outlook = ahead(on(disk_speed="2GB/s"))
+    assert outlook.checkpoint_bytes == 12 * count_parameters(RUN.model.shape).total == 12 * 1_255_499_776
+    assert outlook.write_seconds == outlook.checkpoint_bytes / 2e9
+    assert outlook.save_seconds == outlook.checkpoint_bytes / 64 / 50e9
+
+
+def test_more_failures_ask_for_more_frequent_saves() -> None:
+    # With a fast disk, so that no save waits for the one before.
+    of = on(disk_speed="500GB/s")
+    rare, usual, frequent = (ahead(of, gpu_hours_per_failure=hours) for hours in (10**6, 50_000, 2_000))
+    assert rare.interval_steps > usual.interval_steps > frequent.interval_steps >= 1
+    assert rare.interval_seconds > usual.interval_seconds > frequent.interval_seconds
+    assert rare.goodput > usual.goodput > frequent.goodput > 0.9
+    assert rare.failures < usual.failures < frequent.failures
+
+
+def test_saves_wait_for_the_one_before_and_come_at_steps() -> None:
+    slow_disk = ahead(on(disk_speed="10MB/s"))
+    assert slow_disk.interval_seconds == slow_disk.write_seconds > 1000
+    of = on()
+    assert of.time is not None
+    every_step = ahead(of, gpu_hours_per_failure=1e-6)
+    assert every_step.interval_seconds >= of.time.most and every_step.interval_steps >= 1
+
+
+def test_longer_restarts_cost() -> None:
+    of = on()
+    assert ahead(of, restart_seconds=0).goodput > ahead(of, restart_seconds=3600).goodput
+
+
+def test_a_hopeless_fleet_is_told_at_once() -> None:
+    """Billions of failures are not simulated one by one."""
+    outlook = ahead(on(), 10**15, gpu_hours_per_failure=1e-6)
+    assert outlook.goodput == 0 and outlook.simulated.goodput == 0
+    assert outlook.failures > 10**9
+    assert outlook.simulated.failures == pytest.approx(MOST_FAILURES, rel=4 / (SIMULATED_RUNS * MOST_FAILURES) ** 0.5)
+
+
+def test_without_a_peak_there_is_none() -> None:
+    assert look_ahead(estimate(RUN, make_fleet(Wishes(gpus=8, gpu_memory="80GB"))), 10**11, Risks()) is None
+    in_fp32 = load_run_config("z2all_1b", ["deepspeed=zero0"])
+    assert look_ahead(estimate(in_fp32, make_fleet(Wishes(gpus=8, gpu="h100"))), 10**11, Risks()) is None
+
+
+@pytest.mark.parametrize(
+    ("risks", "start"),
+    [
+        ({"gpu_hours_per_failure": 0.0}, "--gpu-hours-per-failure 0.0: must be above 0"),
+        ({"gpu_hours_per_failure": float("nan")}, "--gpu-hours-per-failure nan: must be above 0"),
+        ({"restart_seconds": -1.0}, "--restart-seconds -1.0: must be 0 or more"),
+        ({"restart_seconds": float("inf")}, "--restart-seconds inf: must be 0 or more"),
+    ],
+)
+def test_risks_that_cannot_be(risks: dict[str, float], start: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Risks(**risks)
+    assert str(raised.value).startswith(start)
