@@ -62,7 +62,7 @@ def test_what_was_not_said_is_told() -> None:
     for words in ("GPU h100: 85.5 GB, 989 TFLOP/s", "8 GPUs a machine, joined by nvlink4 (450 GB/s", "80%"):
         assert words in told
     assert "Machines joined by 1 x eth100 (12.5 GB/s each way, 20 us)" in told
-    assert "pcie4 to the host, 200 GB/s of host memory and 3.0 GB/s of disk" in told
+    assert "pcie4 to the host, 100 GB/s of host memory and 3.0 GB/s of disk" in told
 
 
 def test_what_does_not_matter_is_not_told() -> None:

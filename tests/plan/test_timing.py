@@ -116,7 +116,7 @@ def test_gpus_of_a_machine_share_its_memory_and_disk_but_not_the_bus() -> None:
 
 
 def test_without_traffic_a_step_is_its_compute() -> None:
-    assert step_time(0.55 * PEAK, PEAK, [], 1, NODE) == StepTime(compute=1.0, hidden=0.0, exposed=0.0)
+    assert step_time(0.55 * PEAK, PEAK, [], 1, NODE, reached=0.55) == StepTime(compute=1.0, hidden=0.0, exposed=0.0)
 
 
 @pytest.mark.parametrize(

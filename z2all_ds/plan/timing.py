@@ -12,11 +12,9 @@ from z2all_ds.errors import ConfigError
 from z2all_ds.plan.hardware import LINKS, Link
 from z2all_ds.plan.traffic import Collective, HostTraffic
 
-REACHED_OF_PEAK = 0.55
-"""Share of a GPU's peak that our training computes at: 0.54 to 0.56 on an H200 (1.26 B, ZeRO-1, exact count)."""
 HOST_MEMORY_SPEED = 100e9
-"""Bytes a second at which the optimizer steps on a machine's CPUs, for all of its GPUs together: what 16 cores of a Xeon
-did for one H200 (ZeRO-2 with offload). A machine with two sockets has more, a desktop less."""
+"""Bytes a second at which the optimizer steps on a machine's CPUs, for all of its GPUs together: what 16 cores did for
+one H200 (ZeRO-2 with offload). A machine with two sockets has more, a desktop less."""
 DISK_SPEED = 3e9
 """Bytes a second that a machine's disk reads or writes, for all of its GPUs together. Assumed, not measured: about what
 one NVMe disk at PCIe 3 is sold with."""
@@ -105,11 +103,11 @@ def step_time(
     collectives: Sequence[Collective],
     gpus: int,
     network: Network,
-    reached: float = REACHED_OF_PEAK,
+    reached: float = 1.0,
     offload: HostTraffic = HostTraffic(),
     host: Host = Host(),
 ) -> StepTime:
-    """`operations` are those that one GPU executes in a step; `gpus` are all of the run's."""
+    """`operations` are those that one GPU executes in a step, at `reached` of its peak; `gpus` are all of the run's."""
     if not 0 < reached <= 1:
         raise ConfigError(f"share of the peak = {reached}", "must be above 0 and at most 1", "0.55 is what we reach.")
     if gpus < 1:
