@@ -54,7 +54,8 @@ def test_a_column_for_each_json_with_its_figures(model: str, gpus: int) -> None:
 def test_nothing_is_cut_off(wishes: dict[str, Any]) -> None:
     text = printed(plan_for(**wishes))
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= WIDTH
+    table = text[: text.index("tokens/s") if "tokens/s" in text else text.index("host memory")]
+    assert max(map(len, table.splitlines())) <= WIDTH  # what is told in words, the terminal folds
 
 
 def test_a_json_of_ones_own_goes_by_its_files_name(tmp_path: Path) -> None:

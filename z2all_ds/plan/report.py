@@ -130,13 +130,9 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         if any(text not in ("", "-") for text in cells):
             table.add_row(label, *cells, end_section=ends)
     console.print(table)
-    for line in plan.words:
-        console.print(line, markup=False)
-    for line in [*_told_advice(plan.advice), *_told_outlook(plan)]:
-        console.print(line, markup=False)
-    console.print("Assumed:", markup=False)
-    for assumption in plan.assumptions:
-        console.print(f"- {assumption}", markup=False)
+    assumed = (f"- {assumption}" for assumption in plan.assumptions)
+    for line in (*plan.words, *_told_advice(plan.advice), *_told_outlook(plan), "Assumed:", *assumed):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _heading(name: str) -> str:

@@ -111,10 +111,10 @@ def render_sweep(swept: Sweep, assumed: tuple[str, ...], file: TextIO | None = N
     for name in names:
         first = swept.takes_over(name)
         told = f"from {first:,} GPUs on" if first else "on none of these"
-        console.print(f"{name}: sending takes longer than computing {told}.", markup=False)
-    console.print("Assumed:", markup=False)
+        console.print(f"{name}: sending takes longer than computing {told}.", markup=False, soft_wrap=True)
+    console.print("Assumed:", markup=False, soft_wrap=True)
     for assumption in assumed:
-        console.print(f"- {assumption}", markup=False)
+        console.print(f"- {assumption}", markup=False, soft_wrap=True)
 
 
 def _sweep_cells(point: Point) -> list[str]:
