@@ -79,7 +79,25 @@ def test_a_small_gpu_needs_offload() -> None:
     assert ranked and all(one.resolved.offload_optimizer for one in ranked)
     words = explain(ranked, rows)
     assert words[0].startswith(f"{ranked[0].name} (ZeRO-{ranked[0].resolved.stage})")
-    assert any(line.startswith("zero0, zero1, zero2, zero3") and "would not fit" in line for line in words)
+    assert words[1] == "zero0, zero1, zero2, zero3 would not fit with any micro-batch."
+
+
+def test_what_would_fit_with_smaller_micro_batches_is_not_said_not_to() -> None:
+    fleet = fleet_of(gpus=8, gpu="h100")
+    rows = candidates(RUN, fleet).rows
+    in_fp32 = rows[0]
+    assert in_fp32.name == "zero0" and not in_fp32.fits and estimate(with_json(RUN, "zero0", 1), fleet).fits
+    assert not any("would not fit" in line for line in explain(rank(RUN, fleet, rows), rows))
+
+
+def test_where_nothing_fits_the_least_is_that_of_the_smallest_micro_batch() -> None:
+    fleet = fleet_of(gpu="rtx4090", gpu_memory="4GB")
+    rows = candidates(RUN, fleet).rows
+    assert rank(RUN, fleet, rows) == []
+    least = min((estimate(with_json(RUN, row.name, 1), fleet) for row in rows), key=lambda one: one.memory.total)
+    assert least.left is not None
+    told = f"{least.name}, {-least.left / 1e9:.1f} GB too large with micro-batches of 1."
+    assert explain([], rows)[0].startswith(f"Nothing fits: the least is {told}")
 
 
 def test_a_gpu_without_bf16() -> None:

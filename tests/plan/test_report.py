@@ -11,7 +11,7 @@ import pytest
 from z2all_ds.config import load_run_config
 from z2all_ds.plan import Plan, Risks, Wishes, make_fleet, make_plan, render, to_json
 from z2all_ds.plan.gpu_memory import GpuMemory
-from z2all_ds.plan.report import PARTS, WIDTH
+from z2all_ds.plan.report import PARTS, WIDTH, between, print_whole
 
 PARAMETERS_1B = 1_255_499_776
 
@@ -56,6 +56,19 @@ def test_nothing_is_cut_off(wishes: dict[str, Any]) -> None:
     assert "…" not in text
     table = text[: text.index("tokens/s") if "tokens/s" in text else text.index("host memory")]
     assert max(map(len, table.splitlines())) <= WIDTH  # what is told in words, the terminal folds
+
+
+def test_a_narrow_terminal_cuts_nothing_off() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*("x" * 30 for _ in range(6)))
+    table.add_row(*("y" * 30 for _ in range(6)))
+    file = io.StringIO()
+    console = Console(file=file, width=80)
+    print_whole(console, table)
+    assert console.width == 80
+    assert file.getvalue().count("y" * 30) == 6
 
 
 def test_a_json_of_ones_own_goes_by_its_files_name(tmp_path: Path) -> None:
@@ -139,6 +152,11 @@ def test_bounds_of_time_and_utilisation_belong_together() -> None:
         for low, high in row["mfu"].values():
             assert 0 < low <= high < 1
             assert low * seconds["most"] == pytest.approx(high * seconds["least"])
+
+
+def test_small_spans_keep_their_digits() -> None:
+    spans = [between(pair) for pair in ((1234.56, 2000.0), (2.04, 2.01), (0.0271, 0.0341), (0.5, 1.5))]
+    assert spans == ["1,234.6 to 2,000.0", "2.0", "0.027 to 0.034", "0.5 to 1.5"]
 
 
 def test_a_json_that_cannot_be_is_told_with_its_reason() -> None:

@@ -155,6 +155,15 @@ def test_the_table_is_whole() -> None:
         assert f"{name}: sending takes longer than computing {told}." in text
 
 
+def test_long_spans_of_days_are_whole_too() -> None:
+    fleet = make_fleet(Wishes(gpus=4096, gpu="h100", network="eth1"))
+    printed = io.StringIO()
+    found = sweep(RUN, fleet, SIZES, 10**16, Risks())
+    render_sweep(found, (), printed)
+    low, high = found.points["zero3"][1].outlook.days
+    assert low > 10_000 and f"{low:,.1f} to {high:,.1f}" in printed.getvalue() and "…" not in printed.getvalue()
+
+
 def test_json_of_a_sweep() -> None:
     document = json.loads(to_json(swept("eth10"), ("one thing",)))
     assert document["assumptions"] == ["one thing"]

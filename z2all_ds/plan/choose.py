@@ -98,7 +98,7 @@ def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimat
     stages keeps its micro-batch, which theirs follow. fp32 is nobody's choice for speed: such rows are left to who asks
     for it by train.precision.
     """
-    sizes = [run.train.micro_batch] if run.stages or run.train.batch_warmup_from else micro_batches(run, fleet.gpus)
+    sizes = [run.train.micro_batch] if _keeps_micro_batch(run) else micro_batches(run, fleet.gpus)
     in_fp32 = all(row.resolved.dtype == "fp32" for row in rows)
     best = []
     for row in rows:
@@ -109,6 +109,10 @@ def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimat
             own = run.train.micro_batch
             best.append(min(fitting, key=lambda one: (_cost(one, fitting), one.micro_batch != own, one.memory.total)))
     return sorted(best, key=lambda one: (_cost(one, best), _plainness(one)))
+
+
+def _keeps_micro_batch(run: RunConfig) -> bool:
+    return bool(run.stages or run.train.batch_warmup_from)
 
 
 def _cost(one: Estimate, among: Sequence[Estimate]) -> tuple[float, ...]:
@@ -127,7 +131,7 @@ def _plainness(one: Estimate) -> int:
 def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
     """Why the first is first, in words."""
     if not ranked:
-        least = min(rows, key=lambda row: row.memory.total)
+        least = min(map(_smallest, rows), key=lambda row: row.memory.total)
         return [
             f"Nothing fits: the least is {least.name}, {gigabytes(-(least.left or 0))} too large with micro-batches of"
             f" {least.micro_batch}. Take more GPUs, train.activation_checkpointing=full, or a larger GPU."
@@ -138,13 +142,18 @@ def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
     told += f", {accumulation} a step" if accumulation > 1 else ", one a step"
     told += f": fits with {gigabytes(first.left)} to spare." if first.left is not None else ": sends least."
     lines = [told]
-    plainer = [row.name for row in rows if not row.fits and _plainness(row) < _plainness(first)]
-    unfit = [name for name in plainer if name not in [one.name for one in ranked]]
-    if unfit:
-        lines.append(f"{', '.join(unfit)} would not fit with any micro-batch.")
+    plainer = [row for row in rows if not _smallest(row).fits and _plainness(row) < _plainness(first)]
+    if plainer:
+        lines.append(f"{', '.join(row.name for row in plainer)} would not fit with any micro-batch.")
     for other in ranked[1:4]:
         lines.append(f"{other.name} would {_compared(other, first)}.")
     return lines
+
+
+def _smallest(row: Estimate) -> Estimate:
+    """With the smallest micro-batch that `rank` may take."""
+    run = row.run
+    return row if _keeps_micro_batch(run) else estimate(with_json(run, row.name, 1), row.fleet)
 
 
 def _compared(other: Estimate, first: Estimate) -> str:

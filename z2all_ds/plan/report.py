@@ -17,7 +17,7 @@ from z2all_ds.plan.outlook import Outlook, Risks, look_ahead
 from z2all_ds.plan.shapes import Advice, advise
 
 WIDTH = 132
-"""Columns, at least."""
+"""Columns where no terminal says otherwise."""
 PARTS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -129,7 +129,7 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         cells = [cell(row) for row in plan.rows]
         if any(text not in ("", "-") for text in cells):
             table.add_row(label, *cells, end_section=ends)
-    console.print(table)
+    print_whole(console, table)
     assumed = (f"- {assumption}" for assumption in plan.assumptions)
     for line in (*plan.words, *_told_advice(plan.advice), *_told_outlook(plan), "Assumed:", *assumed):
         console.print(line, markup=False, soft_wrap=True)
@@ -140,13 +140,21 @@ def _heading(name: str) -> str:
     return PurePath(name).name.removesuffix(".json").replace("_", "\n")
 
 
+def print_whole(console: Any, table: Any) -> None:
+    """However wide it is: a terminal folds a long line, a column that is cut is lost."""
+    from rich.measure import Measurement
+
+    before = console.width
+    console.width = max(before, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
+    console.print(table)
+    console.width = before
+
+
 def console_for(file: TextIO | None) -> Any:
-    """Never narrower than the tables: a terminal folds a long line, a column that is cut is lost."""
     from rich.console import Console
 
     console = Console(file=file, highlight=False)
-    console.width = max(console.width, WIDTH) if console.is_terminal else WIDTH
-    return console
+    return console if console.is_terminal else Console(file=file, highlight=False, width=WIDTH)
 
 
 Cell = Callable[[Estimate], str]
@@ -230,5 +238,5 @@ def _told_outlook(plan: Plan) -> list[str]:
 
 
 def between(bounds: tuple[float, float]) -> str:
-    low, high = (f"{bound:,.1f}" for bound in bounds)
+    low, high = (f"{bound:,.1f}" if bound >= 1 else f"{bound:.2g}" for bound in bounds)
     return low if low == high else f"{low} to {high}"

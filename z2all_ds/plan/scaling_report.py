@@ -10,7 +10,7 @@ from z2all_ds.console import say
 from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.fleet import Wishes, make_fleet
 from z2all_ds.plan.outlook import Risks
-from z2all_ds.plan.report import between, console_for
+from z2all_ds.plan.report import between, console_for, print_whole
 from z2all_ds.plan.scaling import Point, Sweep, check_picture, draw, parse_sweep, sweep
 
 
@@ -107,7 +107,7 @@ def render_sweep(swept: Sweep, assumed: tuple[str, ...], file: TextIO | None = N
         for point in at_size.values():
             cells += _sweep_cells(point) if point else ["-"] * 3
         table.add_row(*cells)
-    console.print(table)
+    print_whole(console, table)
     for name in names:
         first = swept.takes_over(name)
         told = f"from {first:,} GPUs on" if first else "on none of these"
