@@ -59,6 +59,28 @@ def test_what_micro_batches_could_be_on_an_h200() -> None:
         assert 0.9 * fit["largest"] <= fit["predicted"] <= fit["largest"]
 
 
+def test_the_chunked_loss_has_chunks_of_the_planned_size() -> None:
+    from z2all_ds.ops import cross_entropy
+    from z2all_ds.plan import activations
+
+    assert activations.CHUNK_LOGITS == cross_entropy.CHUNK_LOGITS
+
+
+def test_small_flat_gradients_are_copied_on_their_way_beside_the_graphs() -> None:
+    one, two = (memory_of("z2all_120m", ["deepspeed=zero1", "train.global_batch=512"], ranks) for ranks in (1, 2))
+    parameters = count_parameters(load_run_config("z2all_120m").model.shape).total
+    assert (one.buckets, two.buckets) == (0, 4 * parameters)
+    assert memory_of("z2all_1b", ["deepspeed=zero1", *Z2ALL_1B], 2).buckets == 0
+
+
+def test_products_that_bypass_the_sinks_keep_their_gradients() -> None:
+    usual, bypassing = (
+        memory_of("z2all_1b", ["deepspeed=zero1", *Z2ALL_1B, f"ops.linear={name}"], 1)
+        for name in ("fp8", "fp8_torchao")
+    )
+    assert (usual.gradients, bypassing.gradients) == (0, bypassing.weights)
+
+
 def test_parts_add_up() -> None:
     memory = memory_of("z2all_1b", ["deepspeed=zero2", *Z2ALL_1B], 8)
     parts = {name: size for name, size in asdict(memory).items() if name not in ("host", "disk")}

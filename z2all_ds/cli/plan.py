@@ -8,10 +8,9 @@ import typer
 from z2all_ds.cli.options import JsonOption, Overrides
 
 GpuHours = Annotated[float, typer.Option(help="GPU hours between two failures; Llama 3 saw 50,000.")]
-
-
 NOT_FOR_SWEEP = {"gpus", "write", "fit"}
 FOR_FIT = {"model", "overrides", "as_json", "fit"}
+"""Parameters by their names here."""
 
 
 def plan(

@@ -15,7 +15,7 @@ INSIDE, BETWEEN = "pcie4", "eth100"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user says; None where he says nothing. Sizes and speeds are texts with units."""
+    """What the user says; None where nothing is said. Sizes and speeds are texts with units."""
 
     gpus: int = 1
     gpu: str | None = None

@@ -18,7 +18,7 @@ from z2all_ds.plan.traffic import ENGINE_BUCKET
 from z2all_ds.run_stages import RunStage, run_stages
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.ds_json import offload_device, zero_section
-from z2all_ds.train.graph_conditions import has_sinks, why_no_graphs
+from z2all_ds.train.graph_conditions import USES_SINKS, has_sinks, why_no_graphs
 
 CUDA_CONTEXT = 1_800_000_000
 """What a process takes beside torch's tensors: 1.2 to 1.8 GB on an H200 (kernels, cuBLAS, cuDNN; two ranks' NCCL)."""
@@ -95,12 +95,12 @@ def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: Ru
     )
     graphs = graphs_are_used(run, resolved)
     beside = batch.beside(graphs)
-    # Graphs keep their memory; what validation makes comes on top.
+    # What validation makes comes beside the memory of graphs.
     validated = batch.logits if graphs and run.validation.corpus else 0
     states = _states(run, resolved, ranks)
     sending, stepping = _buckets(run, resolved, ranks)
-    # The step's copies come when activations are gone: they count only where they are more.
-    backward = sending + batch.kept + beside + states.gathered
+    # The step's copies come when activations are gone: they count only where they are more. Graphs keep theirs.
+    backward = 0 if graphs else sending + batch.kept + beside + states.gathered
     together = replace(
         states,
         activations=batch.kept + beside - min(beside, batch.logits),
@@ -150,9 +150,14 @@ def _keeps_gradients(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
     Those of a single micro-batch are made as activations go. Stage 0, and stage 1 in one dtype, add the next
     micro-batch's to them; DeepSpeed's BF16 optimizer keeps them, filled with zeros, unless there are sinks.
     """
-    if resolved.accumulation == 1 or resolved.stage > 1 or has_sinks(resolved, run):
+    if resolved.accumulation == 1 or resolved.stage > 1 or _all_in_sinks(run, resolved):
         return resolved.stage > 1 and resolved.dtypes.accumulation == resolved.dtype
     return resolved.dtypes.accumulation == resolved.dtype or _is_bf16_optimizer(resolved)
+
+
+def _all_in_sinks(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
+    """No product hands its weight's gradient to autograd."""
+    return has_sinks(resolved, run) and ops_of(run, resolved)["linear"] in USES_SINKS["linear"]
 
 
 def _offloaded(
@@ -194,7 +199,8 @@ def _pinned(size: int) -> int:
 
 
 def _gathered(shape: ModelShape, resolved: ResolvedDeepSpeed, ranks: int, compute: int) -> int:
-    """At most what stage3_max_live_parameters allows, or two layers if that is more, and what is fetched ahead."""
+    """What stage3_max_live_parameters allows, or the largest piece if that is more, and what is fetched ahead; of a
+    hierarchical partition the group's copy, too."""
     zero = zero_section(resolved.config)
     weights_away = offload_device(resolved.config, "offload_param") != "none"
     if ranks == 1 and not weights_away:  # a rank alone has all weights; nothing is copied
@@ -217,12 +223,15 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
     sent = resolved.dtypes.communication
     sent_bytes = BYTES_PER_DTYPE[sent] if sent != "none" else compute
     bucket = setting(resolved, "reduce_bucket_size")
-    whole = resolved.stage < 2 and not has_sinks(resolved, run) and not _keeps_gradients(run, resolved)
+    whole = resolved.stage < 2 and not _all_in_sinks(run, resolved) and not _keeps_gradients(run, resolved)
     gradients = compute * parameters if whole else 0
-    if resolved.stage == 0 or (resolved.stage == 1 and _is_bf16_optimizer(resolved)):
+    if resolved.stage == 0:
         engine = min(parameters, ENGINE_BUCKET) * sent_bytes if ranks > 1 else 0
-        norms = FP64_BYTES * largest if resolved.stage == 0 else 0
-        return 0, gradients + max(engine, norms)
+        return 0, gradients + max(engine, FP64_BYTES * largest)
+    if resolved.stage == 1 and _is_bf16_optimizer(resolved):
+        # Its gradients are flat: what is larger than a bucket is sent from where it lies.
+        copied = ranks > 1 and parameters <= ENGINE_BUCKET
+        return 0, gradients + (parameters * sent_bytes if copied else 0)
     if resolved.stage == 3:
         sub_group = setting(resolved, "sub_group_size")
         # A gradient larger than the bucket goes by itself: the head's is the first that there is.

@@ -121,10 +121,14 @@ def _gradient_bytes(resolved: ResolvedDeepSpeed) -> int:
 def _gradients_below_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks: int) -> Collective:
     zero, numels = zero_section(resolved.config), [weight.numel for weight in reversed(weights_of(shape))]
     size, times = sum(numels) * _gradient_bytes(resolved), resolved.accumulation if resolved.stage == 2 else 1
-    # At stage 1 with 16-bit weights and fp32 sums DeepSpeed takes another optimizer, and the engine sends, as without.
+    # At stage 1 with 16-bit weights and fp32 sums DeepSpeed takes another optimizer, and the engine sends its two flat
+    # groups, as without ZeRO it sends all gradients.
     other = resolved.dtypes.compute == "bf16" and resolved.dtypes.accumulation == "fp32"
-    if resolved.stage == 0 or (resolved.stage == 1 and other and not resolved.offload_optimizer):
-        return Collective("gradients", "all_reduce", size, 1, _engine_calls(numels), False, ranks)
+    flat = resolved.stage == 1 and other and not resolved.offload_optimizer
+    if flat or resolved.stage == 0:
+        vectors = sum(weight.numel for weight in weights_of(shape) if weight.is_vector)
+        pieces = [sum(numels) - vectors, vectors] if flat else numels
+        return Collective("gradients", "all_reduce", size, 1, _engine_calls(pieces), False, ranks)
     if resolved.stage == 1:  # after the last backward pass, group by group
         numels = [weight.numel for weight in sorted(weights_of(shape), key=lambda weight: weight.is_vector)]
     calls = _buckets(numels, setting(resolved, "reduce_bucket_size"))
