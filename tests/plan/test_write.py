@@ -63,3 +63,21 @@ def test_where_nothing_fits_nothing_is_written(tmp_path: Path) -> None:
     message = refusal(plan_for(gpu="rtx4090", gpu_memory="4GB"), tmp_path / "new" / "run.yaml")
     assert "nothing fits" in message and "too large" in message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_are_those_of_the_tokens_asked_for(tmp_path: Path) -> None:
+    fleet = make_fleet(Wishes(gpus=64, gpu="h100"))
+    plan = make_plan(load_run_config("z2all_1b"), fleet, 3_000_000_001, Risks())
+    write_choice(plan, tmp_path / "planned.yaml")
+    train = load_run_config(str(tmp_path / "planned.yaml")).train
+    assert train.steps == -(-3_000_000_001 // (train.global_batch * train.sequence_length)) == 2862
+
+
+def test_stages_that_the_tokens_do_not_reach_are_refused(tmp_path: Path) -> None:
+    staged = "stages=[{name: a, steps: 1000}, {name: b}]"
+    plan = make_plan(load_run_config("z2all_1b", [staged]), make_fleet(Wishes(gpus=64, gpu="h100")), 10**6, Risks())
+    assert "the stages before it take 1000" in refusal(plan, tmp_path / "planned.yaml")
+
+
+def test_a_place_that_takes_no_file_is_one_line() -> None:
+    assert "cannot be written" in refusal(plan_for(gpus=64, gpu="h100"), Path("/proc/planned.yaml"))

@@ -27,6 +27,9 @@ def plan(
     ] = None,
     adapters: Annotated[int | None, typer.Option(help="Of the network, in each machine (default: 1).")] = None,
     host_bus: Annotated[str | None, typer.Option(help="Between a GPU and its host (default: pcie4).")] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Of one machine, e.g. 1TB; what fits must fit there too.")
+    ] = None,
     host_memory_speed: Annotated[str | None, typer.Option(help="For steps on the CPU, e.g. 100GB/s.")] = None,
     disk_speed: Annotated[str | None, typer.Option(help="For checkpoints and offload, e.g. 3GB/s.")] = None,
     measured: Annotated[
@@ -73,6 +76,7 @@ def plan(
         network=network,
         adapters=adapters,
         host_bus=host_bus,
+        host_memory=host_memory,
         host_memory_speed=host_memory_speed,
         disk_speed=disk_speed,
         reached=reached,

@@ -131,7 +131,12 @@ def _plainness(one: Estimate) -> int:
 def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
     """Why the first is first, in words."""
     if not ranked:
-        least = min(map(_smallest, rows), key=lambda row: row.memory.total)
+        smallest = [_smallest(row) for row in rows]
+        if any((row.left or 0) >= 0 for row in smallest):
+            least = min((row for row in smallest if (row.left or 0) >= 0), key=lambda row: row.host_bytes)
+            more = gigabytes(least.host_bytes - (least.fleet.host_memory or 0))
+            return [f"Nothing fits: {least.name} takes {more} more of main memory than a machine has."]
+        least = min(smallest, key=lambda row: row.memory.total)
         return [
             f"Nothing fits: the least is {least.name}, {gigabytes(-(least.left or 0))} too large with micro-batches of"
             f" {least.micro_batch}. Take more GPUs, train.activation_checkpointing=full, or a larger GPU."

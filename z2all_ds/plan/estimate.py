@@ -42,9 +42,15 @@ class Estimate:
         return None if self.fleet.memory is None else self.fleet.memory - self.memory.total
 
     @property
+    def host_bytes(self) -> int:
+        """Of main memory, by all ranks of a machine."""
+        return self.memory.host * min(self.fleet.gpus, self.fleet.network.gpus_per_node)
+
+    @property
     def fits(self) -> bool:
-        """As far as is known."""
-        return self.left is None or self.left >= 0
+        """Into the GPU and into main memory, as far as these are known."""
+        in_host = self.fleet.host_memory is None or self.host_bytes <= self.fleet.host_memory
+        return in_host and (self.left is None or self.left >= 0)
 
     @cached_property
     def sent(self) -> float:

@@ -26,6 +26,7 @@ class Wishes:
     network: str | None = None
     adapters: int | None = None
     host_bus: str | None = None
+    host_memory: str | None = None
     host_memory_speed: str | None = None
     disk_speed: str | None = None
     reached: float | None = None
@@ -44,6 +45,8 @@ class Fleet:
     has_bf16: bool
     network: Network
     host: Host
+    host_memory: int | None
+    """Of one machine, for the ranks of all its GPUs."""
     reached: float | None
     """Share of the peak, where the user knows better than `speed.py`."""
     assumptions: tuple[str, ...]
@@ -89,6 +92,7 @@ def make_fleet(wishes: Wishes, option: str = "--gpus ") -> Fleet:
         has_bf16=gpu.has_bf16 if gpu else True,
         network=network,
         host=host,
+        host_memory=parse_size(wishes.host_memory) if wishes.host_memory is not None else None,
         reached=wishes.reached,
         assumptions=tuple(told),
     )
@@ -138,4 +142,6 @@ def _host(wishes: Wishes, measured: Measured | None, told: list[str]) -> Host:
         f"Offload: {host.bus.name} to the host, {host.memory / 1e9:.0f} GB/s of host memory and {host.disk / 1e9:.1f}"
         " GB/s of disk for all GPUs of a machine together."
     )
+    if wishes.host_memory is None:
+        told.append("Main memory is not compared with what ranks take of it (--host-memory): mind it with offload.")
     return host

@@ -19,6 +19,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS = _DECIMAL | _BINARY
+MOST_BYTES = 10**18
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def parse_size(size: str | int | float) -> int:
             "must be a number with a unit: B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)",
             "Write it like 80GB or 80GiB; a bare number counts GB.",
         )
-    size_bytes = int(number * _UNITS[unit])
-    if size_bytes < 1:
-        raise ConfigError(f"memory size {size!r}", "must be more than zero", "Write it like 80GB or 80GiB.")
+    size_bytes = int(number * _UNITS[unit]) if number < MOST_BYTES else MOST_BYTES
+    if not 1 <= size_bytes < MOST_BYTES:
+        rule = "must be more than zero" if size_bytes < 1 else "must be less than a million TB"
+        raise ConfigError(f"memory size {size!r}", rule, "Write it like 80GB or 80GiB.")
     return size_bytes

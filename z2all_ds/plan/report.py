@@ -45,6 +45,8 @@ class Plan:
     """Those that fit, each with its best micro-batch, the best first."""
     words: tuple[str, ...]
     advice: tuple[Advice, ...]
+    tokens: int | None
+    """Of the whole run, where the user has said so."""
     outlook: Outlook | None
     """Of the first."""
     assumptions: tuple[str, ...]
@@ -64,6 +66,7 @@ def make_plan(run: RunConfig, fleet: Fleet, tokens: int | None, risks: Risks) ->
         ranked=tuple(ranked),
         words=tuple(explain(ranked, found.rows)),
         advice=tuple(advise(run.model.shape, train.micro_batch, train.sequence_length)),
+        tokens=tokens,
         outlook=outlook,
         assumptions=(*assumptions(run, fleet, found.rows, outlook is not None, risks), *found.left_out),
     )
@@ -173,7 +176,7 @@ def _lines(plan: Plan) -> list[tuple[str, Cell, bool]]:
         lines.append((f"left of {_gb(plan.fleet.memory)}", lambda row: _left(row), False))
     lines += [
         ("states, ZeRO paper", _textbook, True),
-        ("host memory", lambda row: _gb(row.memory.host), False),
+        ("host memory", _host, False),
         ("disk", lambda row: _gb(row.memory.disk), False),
         ("sent a step", lambda row: _gb(row.sent), False),
         ("to and from host", lambda row: _gb(row.offload.to_host + row.offload.to_gpu), False),
@@ -192,8 +195,15 @@ def _gb(count: float) -> str:
 
 
 def _left(row: Estimate) -> str:
-    left = f"{(row.left or 0) / 1e9:.1f}"
-    return left if row.fits else f"[red]{left}[/red]"
+    left = row.left or 0
+    told = f"{left / 1e9:.1f}"
+    return told if left >= 0 else f"[red]{told}[/red]"
+
+
+def _host(row: Estimate) -> str:
+    told = _gb(row.memory.host)
+    known = row.fleet.host_memory
+    return f"[red]{told}[/red]" if known is not None and row.host_bytes > known else told
 
 
 def _textbook(row: Estimate) -> str:

@@ -135,6 +135,9 @@ def draw(swept: Sweep, out: Path) -> Path:
             axes.legend()
     figure.tight_layout()
     make_folder(out.parent)
-    with machine_limits_named(out.parent):
-        figure.savefig(out)
+    try:
+        with machine_limits_named(out.parent):
+            figure.savefig(out)
+    except OSError as error:
+        raise ConfigError(f"--out {out}", f"cannot be written ({error.strerror})", "Give another place.") from None
     return out

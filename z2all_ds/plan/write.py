@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
-from z2all_ds.config import dump_yaml
+from z2all_ds.config import RunConfig, dump_yaml
 from z2all_ds.console import say
 from z2all_ds.errors import ConfigError
 from z2all_ds.plan.report import Plan
+from z2all_ds.run_stages import run_stages
 
 
 def check_name(path: Path) -> None:
@@ -22,10 +23,24 @@ def write_choice(plan: Plan, path: Path) -> None:
         raise ConfigError(f"--write {path}", "nothing fits, so there is nothing to write", plan.words[0])
     check_name(path)
     first = plan.ranked[0]
-    checkpoint = first.run.checkpoint
+    run = chosen_run(plan)
+    make_folder(path.parent)
+    try:
+        with machine_limits_named(path.parent):
+            write_whole(path, dump_yaml(run))
+    except OSError as error:
+        raise ConfigError(f"--write {path}", f"cannot be written ({error.strerror})", "Give another place.") from None
+    say(f"wrote {path}: {first.name}, micro-batches of {first.micro_batch}; start it with --config {path}")
+
+
+def chosen_run(plan: Plan) -> RunConfig:
+    """The first choice, with the best interval between checkpoints, and steps for --tokens."""
+    first = plan.ranked[0]
+    checkpoint, train = first.run.checkpoint, first.run.train
     if plan.outlook:
         checkpoint = checkpoint.model_copy(update={"every_steps": plan.outlook.interval_steps})
-    make_folder(path.parent)
-    with machine_limits_named(path.parent):
-        write_whole(path, dump_yaml(first.run.model_copy(update={"checkpoint": checkpoint})))
-    say(f"wrote {path}: {first.name}, micro-batches of {first.micro_batch}; start it with --config {path}")
+    if plan.tokens:
+        train = train.model_copy(update={"steps": -(-plan.tokens // first.tokens_per_step)})
+    run = first.run.model_copy(update={"checkpoint": checkpoint, "train": train})
+    run_stages(run)  # whose steps must still fit in
+    return run
