@@ -76,7 +76,9 @@ def test_steps_are_those_of_the_tokens_asked_for(tmp_path: Path) -> None:
 def test_stages_that_the_tokens_do_not_reach_are_refused(tmp_path: Path) -> None:
     staged = "stages=[{name: a, steps: 1000}, {name: b}]"
     plan = make_plan(load_run_config("z2all_1b", [staged]), make_fleet(Wishes(gpus=64, gpu="h100")), 10**6, Risks())
-    assert "the stages before it take 1000" in refusal(plan, tmp_path / "planned.yaml")
+    with pytest.raises(ConfigError, match=r"stage 'a' of 1000 steps: .* train\.steps=1"):
+        write_choice(plan, tmp_path / "planned.yaml")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_takes_no_file_is_one_line() -> None:

@@ -19,7 +19,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS = _DECIMAL | _BINARY
-MOST_BYTES = 10**18
+MOST_BYTES = 10**19
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ def parse_size(size: str | int | float) -> int:
         )
     size_bytes = int(number * _UNITS[unit]) if number < MOST_BYTES else MOST_BYTES
     if not 1 <= size_bytes < MOST_BYTES:
-        rule = "must be more than zero" if size_bytes < 1 else "must be less than a million TB"
+        rule = "must be more than zero" if size_bytes < 1 else "must be less than ten million TB"
         raise ConfigError(f"memory size {size!r}", rule, "Write it like 80GB or 80GiB.")
     return size_bytes
