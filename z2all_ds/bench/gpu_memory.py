@@ -139,12 +139,12 @@ def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str],
 
 
 def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
-    """Each as soon as it is measured. All read the same data, made once."""
+    """Each as soon as it is measured. Of several, none names data of its own: all read the same, made once."""
     if not gpu_count():
         raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with one.")
     with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
+        data = prepare_data(cases[0].config, list(cases[0].overrides), Path(scratch) / "data")
         for number, case in enumerate(cases):
-            data = prepare_data(case.config, list(case.overrides), Path(scratch) / "data")
             with heartbeat(case.name):
                 yield measure(case, data, Path(scratch) / f"run_{number}")
 
