@@ -23,6 +23,7 @@ CORE = [
     "numpy>=1.26",
     "orjson>=3.10",  # records in and out of shards, three times as fast as the standard library
     "fsspec>=2024.2",  # corpora in object stores; each store's driver (s3fs, gcsfs ...) is installed by who needs it
+    "packaging>=23",  # the doctor compares what installed packages demand of each other
     "rich>=13",
     "typer>=0.15",
     "matplotlib>=3.9",  # the loss curve
