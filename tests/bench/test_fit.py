@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from z2all_ds.bench import fit
 from z2all_ds.bench.fit import fit_here, largest_that, predict
 from z2all_ds.config import load_run_config
 from z2all_ds.errors import MachineError
@@ -44,6 +45,17 @@ def test_the_planner_lets_in_the_largest() -> None:
 
     assert total(largest) <= memory < total(largest + 1)
     assert predict(run, 1, 10**9) == 0
+
+
+def test_a_driver_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "gpu_count", lambda: 1)
+
+    def silent() -> None:
+        raise RuntimeError("Driver Not Loaded")
+
+    monkeypatch.setattr(fit, "read_gpus", silent)
+    with pytest.raises(MachineError, match=r"does not answer \(Driver Not Loaded\)\. Run `pip install"):
+        fit_here("z2all_1b", [])
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="for machines without a GPU")

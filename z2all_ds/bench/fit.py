@@ -6,7 +6,7 @@ The first is the planner's answer; from there it goes up or down by doubled stri
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -69,14 +69,19 @@ def fit_here(config: str | None, overrides: list[str]) -> Fit:
     run = load_run_config(config, overrides)
     if run.stages or run.train.batch_warmup_from:
         raise ConfigError("--fit", "tries one shape of micro-batch, and this run has stages", "Leave the stages out.")
-    memory = min(gpu.memory for gpu in read_gpus().gpus)
+    memory = _memory_here()
     predicted = predict(run, ranks, memory)
     trials: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="z2all-fit-") as scratch:
         data = prepare_data(config, overrides, Path(scratch) / "data")
 
         def fits(size: int) -> bool:
-            case = MemoryCase("fit", (*overrides, *_batch(run, ranks, size)), ranks, config)
+            case = MemoryCase(
+                "fit",
+                (*overrides, *(f"train.{name}={value}" for name, value in _sizes(run, ranks, size).items())),
+                ranks,
+                config,
+            )
             found = measure(case, data, Path(scratch) / f"run_{len(trials)}")
             if found.failed and not found.out_of_memory:
                 fix = "Put that right first; `z2all train` shows all of it."
@@ -93,21 +98,25 @@ def predict(run: RunConfig, ranks: int, memory: int) -> int:
     """The largest micro-batch that the planner lets in; 0 if none."""
 
     def fits(size: int) -> bool:
-        train = {name: int(value) for name, value in (text.split("=") for text in _plain(run, ranks, size))}
-        tried = run.model_copy(update={"train": run.train.model_copy(update=train)})
+        tried = run.model_copy(update={"train": run.train.model_copy(update=_sizes(run, ranks, size))})
         return gpu_memory(tried, resolve(tried, ranks, "cuda"), ranks).total <= memory
 
     return largest_that(fits, first=run.train.micro_batch)
 
 
-def _plain(run: RunConfig, ranks: int, size: int) -> Iterator[str]:
+def _sizes(run: RunConfig, ranks: int, size: int) -> dict[str, int]:
+    """Of the train section, for micro-batches of `size`."""
     accumulated = min(MOST_ACCUMULATED, max(1, run.train.global_batch // (run.train.micro_batch * ranks)))
-    yield f"micro_batch={size}"
-    yield f"global_batch={size * accumulated * ranks}"
+    return {"micro_batch": size, "global_batch": size * accumulated * ranks}
 
 
-def _batch(run: RunConfig, ranks: int, size: int) -> tuple[str, ...]:
-    return tuple(f"train.{text}" for text in _plain(run, ranks, size))
+def _memory_here() -> int:
+    """Of the smallest GPU."""
+    try:
+        return min(gpu.memory for gpu in read_gpus().gpus)
+    except (ImportError, RuntimeError) as error:
+        fix = "Run `pip install 'z2all_ds[gpu]'`, and see `z2all doctor`."
+        raise MachineError("--fit", f"asks the GPU driver's library, which does not answer ({error})", fix) from None
 
 
 def largest_that(fits: Callable[[int], bool], first: int) -> int:

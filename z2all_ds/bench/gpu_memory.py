@@ -184,7 +184,11 @@ def device_peak() -> Iterator[dict[str, int]]:
     except ImportError:
         yield {}
         return
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield {}
+        return
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
     found, over = {"most": 0}, threading.Event()
