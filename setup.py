@@ -23,6 +23,7 @@ CORE = [
     "numpy>=1.26",
     "orjson>=3.10",  # records in and out of shards, three times as fast as the standard library
     "fsspec>=2024.2",  # corpora in object stores; each store's driver (s3fs, gcsfs ...) is installed by who needs it
+    "jinja2>=3.1",  # chat templates
     "packaging>=23",  # the doctor compares what installed packages demand of each other
     "rich>=13",
     "typer>=0.15",
@@ -43,10 +44,12 @@ EXTRAS = {
     "corpus": ["zstandard>=0.23", "datasketch>=2.0"],
     "tokenizer": ["sentencepiece>=0.2"],
     "ray": ["ray>=2.40"],
-    "eval": ["lm-eval>=0.4.9"],
-    "board": ["starlette>=0.40", "uvicorn>=0.30"],
+    "eval": ["lm-eval>=0.4.13", "datasets>=3"],
+    "board": ["starlette>=0.40", "uvicorn>=0.30", "plotly>=6"],  # plotly for the charts' JavaScript that it carries
+    "tensorboard": ["tensorboard>=2.17"],
+    "fonts": ["mplfonts>=0.0.8"],  # for Chinese names in plots where the machine has no font that knows them
     "dev": [
-        "z2all_ds[corpus,tokenizer,ray]",
+        "z2all_ds[corpus,tokenizer,ray,eval,board,tensorboard]",
         "pytest>=8",
         "hypothesis>=6.100",
         "ruff>=0.9",
@@ -54,6 +57,7 @@ EXTRAS = {
         "types-PyYAML",
         "build>=1.2",
         "psutil>=5.9",
+        "playwright>=1.49",  # drives a browser that the system has
     ],
 }
 
@@ -67,7 +71,7 @@ setup(
     packages=[*find_packages(include=["z2all_ds", "z2all_ds.*"]), "z2all_ds.ds_configs"],
     package_dir={"z2all_ds.ds_configs": "ds_configs"},
     package_data={
-        "z2all_ds": ["presets/*.yaml", "corpus/converters/*.txt", "py.typed"],
+        "z2all_ds": ["presets/*.yaml", "corpus/converters/*.txt", "track/board/page/*", "probes/*.yaml", "py.typed"],
         "z2all_ds.ds_configs": ["*.json", "README.md"],
     },
     install_requires=CORE,

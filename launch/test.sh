@@ -6,6 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 # Debian packages the tests need, by the command or file that shows they are there. Without root the tests in need skip.
 install_debian_packages() {
     local missing=() pair wanted=(g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev)
+    # A browser for the board, and a font with Chinese characters for its pictures and the plots.
+    wanted+=(chromium:chromium /usr/share/fonts/truetype/wqy:fonts-wqy-microhei)
     # For several nodes on this one machine. Where systemd runs, installing an sshd would also start one: not ours to do.
     [ -d /run/systemd/system ] || wanted+=(sshd:openssh-server ssh:openssh-client pdsh:pdsh ip:iproute2 iptables:iptables tini:tini mpirun:openmpi-bin slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge)
     for pair in "${wanted[@]}"; do

@@ -128,14 +128,16 @@ def test_requirements_are_all_named() -> None:
     needed = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors", "pyarrow", "wandb", "pydantic"}
     needed |= {"pyyaml", "numpy", "orjson", "rich", "typer", "matplotlib", "ninja", "setuptools"}
     assert needed - set(map(package, core)) == set()
-    assert set(extras) == {"gpu", "corpus", "tokenizer", "ray", "eval", "board", "dev"}
+    assert set(extras) == {"gpu", "corpus", "tokenizer", "ray", "eval", "board", "tensorboard", "fonts", "dev"}
     by_extra = {name: set(map(package, listed)) for name, listed in extras.items()}
     assert {"flash-attn", "xformers", "liger-kernel", "torchao"} <= by_extra["gpu"]
     assert {"zstandard", "datasketch"} <= by_extra["corpus"]
     assert {"sentencepiece"} <= by_extra["tokenizer"]
     assert {"ray"} <= by_extra["ray"]
     assert {"lm-eval"} <= by_extra["eval"]
-    assert {"starlette", "uvicorn"} <= by_extra["board"]
+    assert {"starlette", "uvicorn", "plotly"} <= by_extra["board"]
+    assert {"tensorboard"} <= by_extra["tensorboard"]
+    assert {"mplfonts"} <= by_extra["fonts"]
     assert {"pytest", "hypothesis", "ruff", "mypy"} <= by_extra["dev"]
     # The package of that name on PyPI is not NVIDIA's.
     assert "apex" not in set.union(set(map(package, core)), *by_extra.values())

@@ -1,18 +1,32 @@
-"""Continuations against transformers' own generate."""
+"""Continuations against transformers' own generate, alone and in batches, streamed, stopped and chatted."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.evaluate.generate import continue_prompts
+from z2all_ds.evaluate.chat import chat_ids, end_of_turn, is_chat
+from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Answer, Generator, Sampling
+from z2all_ds.evaluate.loading import LoadedModel, load_model
+from z2all_ds.evaluate.prompts import read_prompts, with_answers, write_answers
+from z2all_ds.run_folder import RunFolder
 
 PROMPTS = ["def add(a, b):\n    return", "今天", "import os"]
+GREEDY = Sampling(max_new_tokens=12)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{{ '[assistant]' }}"
 
 
-def test_greedy_is_transformers_greedy(model_folder: Path) -> None:
+def texts(loaded: LoadedModel, prompts: list[str], sampling: Sampling, batch: int = 8, num: int = 1) -> list[str]:
+    return [answer.text for answer in Generator(loaded, sampling).answer_all(prompts, batch, num)]
+
+
+def test_greedy_is_transformers_greedy(model_folder: Path, loaded: LoadedModel) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     wanted = []
@@ -22,41 +36,188 @@ def test_greedy_is_transformers_greedy(model_folder: Path) -> None:
             encoded["input_ids"], attention_mask=encoded["attention_mask"], max_new_tokens=12, do_sample=False
         )
         wanted.append(tokenizer.decode(made[0], skip_special_tokens=True))
-    found = continue_prompts(model_folder, PROMPTS, max_new_tokens=12, temperature=0.0, top_p=1.0, seed=0)
-    assert found == wanted
-    for prompt, text in zip(PROMPTS, found, strict=True):
-        assert text.startswith(prompt)
-        assert len(text) > len(prompt)
-
-
-def test_sampling_follows_the_seed(model_folder: Path) -> None:
-    first, again, other = (
-        continue_prompts(model_folder, PROMPTS[:1], max_new_tokens=12, temperature=1.5, top_p=0.95, seed=seed)
-        for seed in (1, 1, 2)
+    answers = list(Generator(loaded, GREEDY).answer_all(PROMPTS))
+    assert [answer.prompt + answer.text for answer in answers] == wanted
+    assert all(answer.text for answer in answers)
+    assert (
+        texts(loaded, PROMPTS, GREEDY, batch=1) == texts(loaded, PROMPTS, GREEDY, batch=2) == [a.text for a in answers]
     )
-    assert first == again
-    assert first != other
+    pieces: list[str] = []
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        pieces.clear()
+        assert Generator(loaded, GREEDY).stream(prompt, pieces.append) == answer
+        assert "".join(pieces) == answer.text and len(pieces) > 1
+
+
+def test_sampling_follows_the_seed(loaded: LoadedModel) -> None:
+    how = Sampling(max_new_tokens=12, temperature=1.5, top_p=0.95, top_k=500, min_p=0.001, seed=1)
+    first, again, other = (texts(loaded, PROMPTS, replace(how, seed=seed), num=2) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(set(first)) == 6
+    narrow = replace(how, top_k=1)
+    assert texts(loaded, PROMPTS, narrow) == texts(loaded, PROMPTS, GREEDY)
+    answers = list(Generator(loaded, how).answer_all(PROMPTS, batch=4, num=2))
+    assert [(answer.prompt, answer.sample) for answer in answers] == [(p, n) for p in PROMPTS for n in range(2)]
+
+
+def test_repetition_penalty(loaded: LoadedModel) -> None:
+    """A penalty beyond any logit lets no token come twice."""
+    (answer,) = Generator(loaded, replace(GREEDY, repetition_penalty=1e6)).answer_all(["今天"])
+    ids = loaded.tokenizer(answer.text, add_special_tokens=False)["input_ids"]
+    assert answer.new_tokens > 3 and "今天" not in answer.text
+    assert len(set(ids)) >= answer.new_tokens - 1
+
+
+def test_stop_strings(loaded: LoadedModel) -> None:
+    whole = texts(loaded, PROMPTS, GREEDY)
+    stop = whole[1][3:5]
+    answers = list(Generator(loaded, replace(GREEDY, stop=("never there", stop))).answer_all(PROMPTS))
+    assert answers[1].text == whole[1][: whole[1].find(stop)]
+    assert answers[1].finish == STOPPED and answers[1].new_tokens < 12
+    for answer, text in zip(answers, whole, strict=True):
+        assert answer.text == text.partition(stop)[0]
+    pieces: list[str] = []
+    assert Generator(loaded, replace(GREEDY, stop=(stop,))).stream(PROMPTS[1], pieces.append) == answers[1]
+    assert "".join(pieces) == answers[1].text
+
+
+def test_the_end_of_text_ends_it(loaded: LoadedModel) -> None:
+    (usual,) = Generator(loaded, GREEDY).answer_all(["今天"])
+    assert (usual.finish, usual.new_tokens) == (CUT, 12)
+    generator = Generator(loaded, GREEDY)
+    ids = generator.ids_of("今天")
+    made = loaded.model.generate(torch.tensor([ids], device=loaded.device), max_new_tokens=12, do_sample=False)
+    fifth = made[0, len(ids) + 4].item()
+    first = made[0, len(ids) :].tolist().index(fifth)
+    generator._ends = [fifth]  # as if the model had made its end-of-text token there
+    (ended, _) = generator.answer_all(["今天", "import os"])
+    assert (ended.finish, ended.new_tokens) == (ENDED, first + 1)
+    assert usual.text.startswith(ended.text)
+
+
+def test_a_run_answers_like_its_export(run: RunFolder, exported: Path) -> None:
+    assert texts(load_model(run.root), PROMPTS, GREEDY) == texts(load_model(exported), PROMPTS, GREEDY)
+
+
+def test_ctrl_c_keeps_what_had_come(loaded: LoadedModel) -> None:
+    (whole,) = texts(loaded, ["今天"], GREEDY)
+    pieces: list[str] = []
+
+    def interrupted(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            raise KeyboardInterrupt
+
+    generator = Generator(loaded, GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        generator.stream("今天", interrupted)
+    assert generator.partial == "".join(pieces) != whole
+    assert whole.startswith(generator.partial)
+
+
+# Room
+
+
+def test_a_prompt_without_room(loaded: LoadedModel) -> None:
+    long = "今天" * 60
+    with pytest.raises(
+        ConfigError, match=r"^a prompt of \d+ tokens: .* is made for at most 48 with the answer\. Shorten"
+    ):
+        texts(loaded, ["fine", long], GREEDY)
+
+
+def test_answers_end_where_the_model_does(loaded: LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
+    """And one with little room does not take it from the others of its batch."""
+    tight = loaded.tokenizer.decode(loaded.tokenizer("def add(a, b):\n    return a + b\n" * 9)["input_ids"][:43])
+    answers = list(Generator(loaded, GREEDY).answer_all(["今天", tight, "import os"]))
+    assert [answer.new_tokens for answer in answers] == [12, 5, 12]
+    assert "only 5 new tokens: the model is made for 48, the prompt has 43" in capfd.readouterr().err
+
+
+# Chats
+
+
+@pytest.fixture
+def chatting(model_folder: Path, tmp_path: Path) -> LoadedModel:
+    """A model that came with a template of its own."""
+    folder = tmp_path / "chatting"
+    shutil.copytree(model_folder, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return load_model(folder)
+
+
+def test_the_template_is_used_where_the_model_came_with_one(chatting: LoadedModel, loaded: LoadedModel) -> None:
+    assert [is_chat(one.tokenizer, None) for one in (chatting, loaded)] == [True, False]
+    assert [is_chat(loaded.tokenizer, asked) for asked in (True, False)] == [True, False]
+    generator = Generator(chatting, GREEDY, system="简短")
+    messages = [{"role": "system", "content": "简短"}, {"role": "user", "content": "今天"}]
+    text = "[system]简短<|im_end|>[user]今天<|im_end|>[assistant]"
+    assert generator.ids_of("今天") == chatting.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert end_of_turn(chatting.tokenizer) == chatting.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for one in (chatting, loaded):
+        wanted: Any = one.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        assert chat_ids(one.tokenizer, messages) == wanted["input_ids"]
+    assert end_of_turn(loaded.tokenizer) in Generator(loaded, GREEDY, chat=True)._ends
+
+
+def test_chats_that_cannot_be(loaded: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match=r"^--system: is for chats"):
+        Generator(loaded, GREEDY, system="x")
+    with pytest.raises(
+        ConfigError, match=r"^the chat template: refuses this conversation \(a message must not contain"
+    ):
+        Generator(loaded, GREEDY, chat=True).ids_of("<|im_end|>")
+
+
+# Numbers and files
 
 
 @pytest.mark.parametrize(
-    ("max_new_tokens", "temperature", "top_p"),
-    [(0, 0.0, 1.0), (-3, 0.0, 1.0), (5, -0.1, 1.0), (5, 1.0, 0.0), (5, 1.0, 1.1), (5, float("nan"), 1.0)],
+    ("setting", "value"),
+    [
+        *(("max_new_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.1)),
+        *(("top_k", -1), ("min_p", 1.5), ("repetition_penalty", 0.0), ("stop", ("",))),
+    ],
 )
-def test_numbers_that_cannot_be_meant(
-    model_folder: Path, max_new_tokens: int, temperature: float, top_p: float
-) -> None:
+def test_numbers_that_cannot_be_meant(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        continue_prompts(model_folder, PROMPTS, max_new_tokens, temperature, top_p, seed=0)
-    assert f"temperature={temperature}, top_p={top_p}, max_new_tokens={max_new_tokens}" in str(caught.value)
-    assert "temperature >= 0, 0 < top_p <= 1, max_new_tokens >= 1" in str(caught.value)
+        Sampling(**{setting: value})
+    assert str(caught.value).startswith(f"{setting}={value}: must ")
 
 
-@pytest.mark.parametrize("prompts", [[], [""], ["fine", ""]], ids=str)
-def test_nothing_to_continue(model_folder: Path, prompts: list[str]) -> None:
-    with pytest.raises(ConfigError, match="each must hold at least one character"):
-        continue_prompts(model_folder, prompts, 5, 0.0, 1.0, seed=0)
+def test_nothing_to_continue(loaded: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="must hold at least one character"):
+        texts(loaded, ["fine", ""], GREEDY)
+    with pytest.raises(ConfigError, match="batch=0, num=1: must be at least 1"):
+        texts(loaded, PROMPTS, GREEDY, batch=0)
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no Hugging Face folder \(no config\.json\)\. Give an export"):
-        continue_prompts(tmp_path / "nowhere", PROMPTS, 5, 0.0, 1.0, seed=0)
+def test_files_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("今天\r\n\n two words \n", encoding="utf-8")
+    assert read_prompts(str(tmp_path / "a.txt")) == [{"prompt": "今天"}, {"prompt": " two words "}]
+    records = [{"id": 5, "prompt": "x\ny"}, {"prompt": "z"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    assert read_prompts(str(tmp_path / "a.jsonl")) == records
+    answers = [Answer(record["prompt"], "好", CUT, 1, n) for record in records for n in range(2)]
+    write_answers(tmp_path / "out.jsonl", with_answers(records, answers, 2))
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(one.get("id"), one["prompt"], one["text"], one["sample"]) for one in found] == [
+        *((5, "x\ny", "好", 0), (5, "x\ny", "好", 1), (None, "z", "好", 0), (None, "z", "好", 1))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\n \n", "holds no prompt"),
+        (b"{\n", r"a\.jsonl:1: not JSON"),
+        (b'{"prompt": "x"}\n{"text": "x"}', r":2: each line is an object with a text under prompt"),
+        (b"\xff", r"not readable \(no UTF-8\)"),
+        (None, r"not readable \(No such file"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        read_prompts(str(tmp_path / "a.jsonl"))

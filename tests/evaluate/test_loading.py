@@ -1,4 +1,4 @@
-"""Opening a folder: what comes out, and one line for what is broken."""
+"""Opening a model: what comes out of folders, runs and checkpoints, and one line for what is broken."""
 
 import shutil
 from pathlib import Path
@@ -6,26 +6,79 @@ from pathlib import Path
 import pytest
 import torch
 
-from z2all_ds.errors import DataError
-from z2all_ds.evaluate.loading import load_folder
+from tests.helpers.checkpoints import checkpoint_of
+from z2all_ds.checkpoint.retention import remove
+from z2all_ds.errors import CheckpointError, ConfigError, DataError
+from z2all_ds.evaluate.loading import LoadedModel, load_model
+from z2all_ds.run_folder import RunFolder
+
+ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the default is bf16")
 
 
-def test_model_tokenizer_device(model_folder: Path) -> None:
-    model, tokenizer, device = load_folder(model_folder)
-    assert not model.training
-    assert {parameter.device.type for parameter in model.parameters()} == {device.type}
-    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert tokenizer.decode(tokenizer("你好")["input_ids"]) == "你好"
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    ids = torch.arange(40, device=loaded.device).reshape(2, 20)
+    mask = torch.ones_like(ids)
+    mask[1, 15:] = 0
+    with torch.no_grad():
+        found: torch.Tensor = loaded.model(ids, attention_mask=mask).logits
+    return found[mask.bool()]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the folder's own dtype is kept")
-def test_bf16_folder_computes_in_fp32_on_a_cpu(model_folder: Path, tmp_path: Path) -> None:
+def test_a_folder(loaded: LoadedModel, model_folder: Path) -> None:
+    assert not loaded.model.training
+    assert {parameter.device.type for parameter in loaded.model.parameters()} == {loaded.device.type}
+    assert loaded.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert loaded.tokenizer.decode(loaded.tokenizer("你好")["input_ids"]) == "你好"
+    assert (loaded.label, loaded.step, loaded.max_tokens) == (str(model_folder), None, 48)
+
+
+@ON_A_CPU
+def test_bf16_folder_computes_in_fp32_on_a_cpu(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bf16"
-    model, tokenizer, _ = load_folder(model_folder)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    loaded, _, _ = load_folder(folder)
-    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    load_model(model_folder).model.to(torch.bfloat16).save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    for asked, wanted in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        assert {parameter.dtype for parameter in load_model(folder, asked).model.parameters()} == {wanted}
+
+
+@ON_A_CPU
+def test_a_run_is_its_export(run: RunFolder, exported: Path, small_tokenizer: Path) -> None:
+    from_run, from_export = load_model(run.root), load_model(exported)
+    assert torch.equal(logits(from_run), logits(from_export))
+    assert (from_run.label, from_run.step) == (f"{run.root} step 9", 9)
+    assert from_run.max_tokens == from_export.max_tokens
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for config in ("config", "generation_config"):
+            values = [getattr(getattr(one.model, config), name) for one in (from_run, from_export)]
+            assert values[0] == values[1]
+    text = "今天 <|endoftext|> def"
+    assert from_run.tokenizer(text)["input_ids"] == from_export.tokenizer(text)["input_ids"]
+
+
+@ON_A_CPU
+def test_one_checkpoint_of_several(run: RunFolder) -> None:
+    earlier, latest = load_model(checkpoint_of(run, 7)), load_model(checkpoint_of(run, 9))
+    assert (earlier.step, earlier.label) == (7, f"{run.root} step 7")
+    assert torch.equal(logits(latest), logits(load_model(run.root)))
+    assert not torch.equal(logits(earlier), logits(latest))
+    rounded = load_model(checkpoint_of(run, 9), "bf16")
+    assert {parameter.dtype for parameter in rounded.model.parameters()} == {torch.bfloat16}
+    assert rounded.model.model.rotary_emb.inv_freq.dtype == torch.float32
+    # bf16 keeps 8 bits: logits of some tenths differ by some thousandths.
+    torch.testing.assert_close(logits(rounded).float(), logits(latest), rtol=0.05, atol=0.01)
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_named(run: RunFolder, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(run.root, root)
+    newest = checkpoint_of(RunFolder(root), 9)
+    (newest / "state" / "rank_00001.safetensors").write_bytes(b"junk")
+    assert load_model(root).step == 7
+    with pytest.raises(CheckpointError, match=r"rank_00001\.safetensors has 4 bytes"):
+        load_model(newest)
+    assert remove(newest)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load_model(newest)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +99,17 @@ def test_broken_folder_is_one_line(model_folder: Path, tmp_path: Path, name: str
     else:
         (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError) as caught:
-        load_folder(folder)
+        load_model(folder)
     message = str(caught.value)
     assert message.startswith(f"model {folder}: does not load (")
     assert message.endswith("Export it again.")
     assert "\n" not in message
+
+
+def test_what_is_no_model(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no Hugging Face folder \(no config\.json\), run folder or checkpoint\. Give"):
+        load_model(tmp_path)
+    with pytest.raises(DataError, match=r"no such folder\. Give an export"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"^dtype int3: no such dtype\. Known: auto, fp32, bf16, fp16\.$"):
+        load_model(model_folder, "int3")

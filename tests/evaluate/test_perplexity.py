@@ -1,8 +1,11 @@
-"""Perplexity against a plain loop with transformers."""
+"""Perplexity against plain loops with transformers."""
 
 import io
 import json
 import math
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,93 +16,217 @@ from tests.data.corpus_maker import write_shard
 from tests.evaluate.conftest import WINDOW_TOKENS
 from z2all_ds.corpus.manifest import Manifest, write_manifest
 from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.evaluate.perplexity import PerplexityRow, measure_perplexity, render, to_json
+from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.perplexity import (
+    ModelPerplexity,
+    PerplexityRow,
+    Question,
+    Sums,
+    measure_perplexity,
+    measure_share,
+)
+from z2all_ds.evaluate.perplexity_ranks import in_ranks
+from z2all_ds.evaluate.perplexity_report import render, to_json
+from z2all_ds.evaluate.texts import open_texts
+from z2all_ds.run_folder import RunFolder
 
 TEXTS = {
     # Longer than a window, one that ends exactly anywhere, one character, nothing, and control tokens spelled out.
     "code": ["def add(a, b):\n    return a + b\n" * 9, "x", "import os\n\nprint(os.getcwd())\n"],
-    "zh": ["今天天气很好，我们去公园散步。" * 3, "", "<|endoftext|> 是一个记号。"],
+    "zh": ["今天天气很好，我们去公园散步。" * 6, "", "<|endoftext|> 是一个记号。"],
 }
+Loop = Callable[[Path, list[str]], tuple[float, int]]
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU the default is bf16, and the loops are fp32"
+)
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
     folder = tmp_path_factory.mktemp("texts")
     shards = [write_shard(folder, domain, number, texts) for number, (domain, texts) in enumerate(TEXTS.items())]
     write_manifest(folder, Manifest(1, tuple(shards)))
-    return folder
+    return Question(str(folder))
 
 
-def plain_loop(folder: Path, texts: list[str]) -> tuple[float, int]:
-    """Nats and predicted tokens, by the loss transformers itself computes."""
+def ignore(_amount: float, _note: str = "") -> None:
+    """Progress that nobody watches."""
+
+
+def opened(folder: Path) -> tuple[AutoModelForCausalLM, AutoTokenizer]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def sliding_loop(folder: Path, texts: list[str], window: int, stride: int, bos: bool = False) -> tuple[float, int]:
+    """Nats and predicted tokens, one document and one window at a time, by the loss transformers itself computes."""
+    model, tokenizer = opened(folder)
     nats, tokens = 0.0, 0
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        while ids:
-            window, ids = torch.tensor([ids[:WINDOW_TOKENS]]), ids[WINDOW_TOKENS:]
-            if window.shape[1] > 1:
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_tensors="pt").input_ids.long()
+        if bos:
+            ids = torch.cat([torch.tensor([[tokenizer.bos_token_id]]), ids], dim=1)
+        previous_end = 0
+        for begin in range(0, ids.shape[1], stride):
+            end = min(begin + window, ids.shape[1])
+            labels = ids[:, begin:end].clone()
+            labels[:, : previous_end - begin] = -100
+            count = (labels[:, 1:] != -100).sum().item()
+            if count:
                 with torch.no_grad():
-                    nats += model(window, labels=window).loss.item() * (window.shape[1] - 1)
-                tokens += window.shape[1] - 1
+                    nats += model(ids[:, begin:end], labels=labels).loss.item() * count
+                tokens += count
+            previous_end = end
+            if end == ids.shape[1]:
+                break
     return nats, tokens
 
 
-def test_against_a_plain_loop(model_folder: Path, corpus: Path) -> None:
-    rows = {row.domain: row for row in measure_perplexity(model_folder, corpus, documents_per_domain=50)}
-    assert set(rows) == set(TEXTS)
-    for domain, texts in TEXTS.items():
-        nats, tokens = plain_loop(model_folder, texts)
-        row = rows[domain]
-        assert (row.documents, row.tokens) == (3, tokens)
-        # Sums of fp32 losses against means of fp32 losses.
+def packed_loop(folder: Path, texts: list[str], window: int) -> tuple[float, int]:
+    model, tokenizer = opened(folder)
+    row: list[int] = []
+    for text in texts:
+        row += [*tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids, tokenizer.eos_token_id]
+    nats = 0.0
+    for start in range(0, len(row) - 1, window):
+        piece = torch.tensor(row[start : start + window + 1])
+        with torch.no_grad():
+            logits = model(piece[None, :-1]).logits[0]
+        nats -= logits.log_softmax(-1).gather(1, piece[1:, None]).sum().item()
+    return nats, len(row) - 1
+
+
+def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
+    """Every domain and all of them; sums of fp32 losses against means of fp32 losses."""
+    total_nats, total_tokens = 0.0, 0
+    for row, (domain, texts) in zip(measured.domains, TEXTS.items(), strict=True):
+        nats, tokens = loop(folder, texts)
+        assert (row.domain, row.documents, row.tokens) == (domain, 3, tokens)
         assert row.loss == pytest.approx(nats / tokens, rel=1e-5)
         assert row.perplexity == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-        size = sum(len(text.encode()) for text in texts)
-        assert row.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    assert rows["code"].tokens > WINDOW_TOKENS  # a document was cut
+        total_nats, total_tokens = total_nats + nats, total_tokens + tokens
+    assert (measured.all.documents, measured.all.tokens) == (6, total_tokens)
+    assert measured.all.loss == pytest.approx(total_nats / total_tokens, rel=1e-5)
 
 
-def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, corpus: Path) -> None:
-    first, again = (measure_perplexity(model_folder, corpus, documents_per_domain=1) for _ in range(2))
+@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, None), (24, 5), (WINDOW_TOKENS, 40)])
+def test_documents_in_windows(model_folder: Path, question: Question, window: int | None, stride: int | None) -> None:
+    (measured,) = measure_perplexity([model_folder], replace(question, window=window, stride=stride, batch=3))
+    length = window or WINDOW_TOKENS
+    check(measured, lambda *given: sliding_loop(*given, length, stride or length - 1), model_folder)
+    assert measured.domains[0].tokens > 2 * length  # a document was cut
+
+
+def test_packed(model_folder: Path, question: Question) -> None:
+    """Documents go into the row in the order they are taken in."""
+    (measured,) = measure_perplexity([model_folder], replace(question, packed=True, window=20))
+    taken = {domain.name: list(domain.read(0, 1)) for domain in open_texts(question.data, None)}
+    assert {name: sorted(texts) for name, texts in taken.items()} == {n: sorted(t) for n, t in TEXTS.items()}
+    loop = {tuple(TEXTS[name]): texts for name, texts in taken.items()}
+    check(measured, lambda folder, texts: packed_loop(folder, loop[tuple(texts)], 20), model_folder)
+
+
+def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
+    """With a begin-of-text token all of the text is predicted, so all of its bytes count."""
+    (measured,) = measure_perplexity([model_folder], replace(question, bos="yes"))
+    check(measured, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1, bos=True), model_folder)
+    for row in measured.domains:
+        texts = TEXTS[row.domain]
+        assert (row.bytes, row.characters) == (sum(len(text.encode()) for text in texts), sum(map(len, texts)))
+        assert row.loss is not None
+        nats = row.loss * row.tokens
+        assert row.bits_per_byte == pytest.approx(nats / math.log(2) / row.bytes)
+        assert row.bits_per_character == pytest.approx(nats / math.log(2) / row.characters)
+        assert row.perplexity_per_byte == pytest.approx(math.exp(nats / row.bytes))
+        assert row.perplexity_per_character == pytest.approx(math.exp(nats / row.characters))
+    (without,) = measure_perplexity([model_folder], replace(question, bos="no"))
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    for row in without.domains:
+        seen = [text[len(tokenizer.decode(tokenizer(text[:9]).input_ids[:1])) :] for text in TEXTS[row.domain]]
+        assert (row.bytes, row.characters) == (sum(len(text.encode()) for text in seen), sum(map(len, seen)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_batches_change_rounding_only(model_folder: Path, question: Question, packed: bool) -> None:
+    one, seven = (
+        measure_perplexity([model_folder], replace(question, batch=batch, packed=packed, window=16))[0]
+        for batch in (1, 7)
+    )
+    for alone, together in zip([*one.domains, one.all], [*seven.domains, seven.all], strict=True):
+        assert (alone.tokens, alone.bytes) == (together.tokens, together.bytes)
+        assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, packed: bool) -> None:
+    asked, domains = replace(question, packed=packed, window=16), open_texts(question.data, None)
+    whole = measure_share(loaded, domains, asked, 0, 1, ignore).sums
+    shares = [measure_share(loaded, domains, asked, rank, 3, ignore).sums for rank in range(3)]
+    for name, alone in whole.items():
+        together = sum((share[name] for share in shares), Sums())
+        assert replace(together, nats=0.0) == replace(alone, nats=0.0)
+        assert together.nats == pytest.approx(alone.nats, rel=1e-6)
+        assert max(share[name].tokens for share in shares) < alone.tokens
+
+
+def test_two_processes_give_the_same(model_folder: Path, question: Question) -> None:
+    one, two = (measure_perplexity([model_folder], question, ranks)[0] for ranks in (1, 2))
+    for alone, together in zip([*one.domains, one.all], [*two.domains, two.all], strict=True):
+        assert (together.documents, together.tokens, together.bytes) == (alone.documents, alone.tokens, alone.bytes)
+        assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_mistake_in_a_rank_is_the_commands(model_folder: Path, question: Question) -> None:
+    with pytest.raises(ConfigError, match="window=99: must be from 2 to"):
+        in_ranks(str(model_folder), replace(question, window=99), 1, ignore)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_run_gives_the_figures_of_its_export(run: RunFolder, exported: Path, question: Question) -> None:
+    of_run, of_export = measure_perplexity([run.root, exported], question)
+    assert (of_run.model, of_run.step) == (f"{run.root} step 9", 9)
+    assert of_run.domains == of_export.domains
+    check(of_run, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
+
+
+def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, question: Question) -> None:
+    asked = replace(question, documents=1)
+    first, again = (measure_perplexity([model_folder], asked)[0] for _ in range(2))
     assert first == again
-    assert [row.documents for row in first] == [1, 1]
-    for row in first:
-        alone = [plain_loop(model_folder, [text])[1] for text in TEXTS[row.domain]]
-        assert row.tokens in alone
+    assert [row.documents for row in first.domains] == [1, 1]
 
 
-def test_none_asked_for_is_an_error(model_folder: Path, corpus: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^documents=0: must be at least 1\. "):
-        measure_perplexity(model_folder, corpus, documents_per_domain=0)
+@pytest.mark.parametrize("setting", ["documents", "batch", "ranks"])
+def test_numbers_that_cannot_be_meant(model_folder: Path, question: Question, setting: str) -> None:
+    asked = question if setting == "ranks" else replace(question, **{setting: -1})
+    with pytest.raises(ConfigError, match=rf"^{setting}=-1: must be "):
+        measure_perplexity([model_folder], asked, ranks=-1 if setting == "ranks" else 1)
 
 
-def test_missing_model(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no Hugging Face folder \(no config\.json\)\. Give an export"):
-        measure_perplexity(tmp_path / "nowhere", corpus, 1)
+def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: Question, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = LlamaConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(small).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(small_tokenizer).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="has 300 only"):
+        measure_perplexity([tmp_path], question)
 
 
-def test_missing_corpus(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        measure_perplexity(model_folder, tmp_path / "nowhere", 1)
-    assert "nowhere" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_printed() -> None:
-    rows = [PerplexityRow("zh", 3, 12345, 2.0, math.exp(2.0), 0.75)]
-    table = io.StringIO()
-    render(rows, file=table)
-    text = " ".join(table.getvalue().replace("│", " ").split())
-    assert "zh 3 12,345 2.0000 7.39 0.7500" in text
-    assert json.loads(to_json(rows)) == [
-        {
-            "domain": "zh",
-            "documents": 3,
-            "tokens": 12345,
-            "loss": 2.0,
-            "perplexity": math.exp(2.0),
-            "bits_per_byte": 0.75,
-        }
+def test_printed(question: Question) -> None:
+    row = PerplexityRow.of("[b]zh", Sums(3, 12345, 2 * 12345, 30000, 10000))
+    models = [
+        ModelPerplexity(name, None, 48, 47, False, [row, PerplexityRow.of("空", Sums(1))], row) for name in ("a", "b")
     ]
+    table = io.StringIO()
+    render(models, file=table)
+    text = " ".join(table.getvalue().replace("│", " ").split())
+    assert "[b]zh a 3 12,345 2.0000 7.39 2.277 11.811 1.1873 3.5620 [b]zh b 3 12,345" in text
+    assert "空 a 1 0 - - - - - -" in text
+    assert "b: windows of 48, at least 1 token before each" in text
+    content = json.loads(to_json(models, question))
+    assert content["question"]["data"] == question.data
+    assert [one["model"] for one in content["models"]] == ["a", "b"]
+    assert content["models"][0]["domains"][1]["loss"] is None
+    assert content["models"][0]["all"]["perplexity"] == pytest.approx(math.exp(2))

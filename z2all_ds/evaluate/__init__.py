@@ -1,1 +1,4 @@
-"""The evaluate room: what a trained model can do. Works on exported folders with plain transformers."""
+"""The evaluate room: what a model can do, on Hugging Face folders and on checkpoints of runs alike.
+
+`loading` opens them; `perplexity`, `probes`, `harness` and `generate` are the verbs, each with its parts beside it.
+"""

@@ -1,35 +1,233 @@
-"""Continues prompts with an exported model."""
+"""Continuations of prompts, or answers to messages, by transformers' own generate: greedy or sampled, in batches."""
 
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from z2all_ds.console import say
 from z2all_ds.errors import ConfigError
-from z2all_ds.evaluate.loading import load_folder
+from z2all_ds.evaluate.chat import Message, chat_ids, end_of_turn, is_chat, plain_ids
+from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.streaming import TextStream, cut_at_stop
+
+Write = Callable[[str], None]
+ENDED, STOPPED, CUT = "end", "stop", "length"
+"""Why an answer is over: the model ended it, a stop string came, or there was no more room."""
+FURTHER_TOKENS = 8
+"""Looked at for a stop string beyond one token per byte of it: control tokens have no text."""
 
 
-def continue_prompts(
-    folder: Path, prompts: list[str], max_new_tokens: int, temperature: float, top_p: float, seed: int
-) -> list[str]:
-    """Each prompt with its continuation; greedy at temperature 0."""
-    if not temperature >= 0 or not 0 < top_p <= 1 or max_new_tokens < 1:  # `not >=`: NaN too
-        raise ConfigError(
-            f"temperature={temperature}, top_p={top_p}, max_new_tokens={max_new_tokens}",
-            "temperature >= 0, 0 < top_p <= 1, max_new_tokens >= 1",
-            "Change them.",
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    """0: always the likeliest."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: of all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("max_new_tokens", self.max_new_tokens >= 1, "must be at least 1"),
+            ("temperature", 0 <= self.temperature < math.inf, "must be 0 or above"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "must be 0 (all) or above"),
+            ("min_p", 0 <= self.min_p <= 1, "must be from 0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "must be above 0 (1: none)"),
+            ("stop", all(self.stop), "must hold at least one character"),
         )
-    if not prompts or not all(prompts):
-        raise ConfigError(f"prompts {prompts}", "each must hold at least one character", "Give something to continue.")
-    model, tokenizer, device = load_folder(folder)
-    tokenizer.padding_side = "left"
-    encoded = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
-    torch.manual_seed(seed)
-    made = model.generate(
-        input_ids=encoded["input_ids"],
-        attention_mask=encoded["attention_mask"],
-        max_new_tokens=max_new_tokens,
-        **sampling,
-    )
-    texts: list[str] = tokenizer.batch_decode(made, skip_special_tokens=True)
-    return texts
+        for name, holds, rule in rules:
+            if not holds:
+                raise ConfigError(f"{name}={getattr(self, name)}", rule, "Change it.")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model made of one prompt."""
+
+    prompt: str
+    text: str
+    """New text, without the prompt."""
+    finish: str
+    new_tokens: int
+    sample: int = 0
+    """Number among the answers to the same prompt."""
+
+
+@dataclass
+class Generator:
+    """A model with its way of choosing tokens. `chat`: prompts are a user's messages (None: the tokenizer decides)."""
+
+    loaded: LoadedModel
+    sampling: Sampling
+    chat: bool | None = None
+    system: str | None = None
+    partial: str = field(default="", init=False)
+    """Of a streamed answer that was interrupted: what had come."""
+
+    def __post_init__(self) -> None:
+        self.is_chat = is_chat(self.loaded.tokenizer, self.chat)
+        if self.system is not None and not self.is_chat:
+            raise ConfigError("--system", "is for chats, and this is none", "Give --chat, or leave it out.")
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        named = model.generation_config.eos_token_id
+        ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
+        if self.is_chat:
+            ends.add(end_of_turn(tokenizer))
+        self._ends = sorted(end for end in ends if end is not None)
+        self._seeded = False
+
+    def conversation(self, prompt: str) -> list[Message]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": prompt}]
+
+    def ids_of(self, prompt: str) -> list[int]:
+        if self.is_chat:
+            return chat_ids(self.loaded.tokenizer, self.conversation(prompt))
+        return plain_ids(self.loaded.tokenizer, prompt)
+
+    def answer_all(self, prompts: Sequence[str], batch: int = 8, num: int = 1) -> Iterator[Answer]:
+        """`num` answers to each prompt, in order, `batch` at a time; every prompt is looked at before the first."""
+        if batch < 1 or num < 1:
+            raise ConfigError(f"batch={batch}, num={num}", "must be at least 1", "Give larger numbers.")
+        asked = [(prompt, self._fitting(self.ids_of(prompt)), sample) for prompt in prompts for sample in range(num)]
+        for group in self._batches(asked, batch):
+            made = self._generate([ids for _, ids, _ in group])
+            for (prompt, ids, sample), new in zip(group, made, strict=True):
+                text, finish = self._read(ids, new)
+                yield Answer(prompt, text, finish, len(new), sample)
+
+    def stream(self, prompt: str, write: Write, sample: int = 0) -> Answer:
+        """One answer, written as it comes."""
+        ids = self._fitting(self.ids_of(prompt))
+        text, finish, new_tokens = self.stream_ids(ids, write)
+        return Answer(prompt, text, finish, new_tokens, sample)
+
+    def stream_ids(self, ids: list[int], write: Write) -> tuple[str, str, int]:
+        """Text, why it is over, tokens. Interrupted, what came is in `partial`."""
+        stream = TextStream(lambda new: self._text(ids, self._before_end(new)), self.sampling.stop, write)
+        self.partial = ""
+        try:
+            (new,) = self._generate([self._fitting(ids)], stream)
+        except KeyboardInterrupt:
+            self.partial = stream.text
+            raise
+        return *self._read(ids, new), len(new)
+
+    def _batches(self, asked: list[Any], batch: int) -> Iterator[list[Any]]:
+        """Neighbours; one that has no room for all its tokens goes alone, or it would cut the others short."""
+        group: list[Any] = []
+        for one in asked:
+            is_tight = self._room(one[1]) < self.sampling.max_new_tokens
+            if group and (is_tight or len(group) == batch):
+                yield group
+                group = []
+            group.append(one)
+            if is_tight:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _fitting(self, ids: list[int]) -> list[int]:
+        room = self._room(ids)
+        if room < 1:
+            rule = f"{self.loaded.label} is made for at most {self.loaded.max_tokens} with the answer"
+            raise ConfigError(f"a prompt of {len(ids)} tokens", rule, "Shorten it.")
+        if room < self.sampling.max_new_tokens:
+            say(f"only {room} new tokens: the model is made for {self.loaded.max_tokens}, the prompt has {len(ids)}")
+        return ids
+
+    def _room(self, ids: list[int]) -> int:
+        return self.loaded.max_tokens - len(ids)
+
+    def _generate(self, rows: list[list[int]], stream: TextStream | None = None) -> list[list[int]]:
+        """New tokens of each row, up to the end it was given."""
+        from transformers import StoppingCriteriaList
+
+        if not self._seeded:
+            torch.manual_seed(self.sampling.seed)
+            self._seeded = True
+        longest = max(map(len, rows))
+        pad = self._pad_id()
+        ids_BT = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=self.loaded.device)
+        mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=ids_BT.device)
+        stops = StoppingCriteriaList([self._stop_strings(longest)] if self.sampling.stop else [])
+        with torch.no_grad():
+            made = self.loaded.model.generate(
+                input_ids=ids_BT,
+                attention_mask=mask_BT,
+                generation_config=self._config(min(self.sampling.max_new_tokens, self.loaded.max_tokens - longest)),
+                stopping_criteria=stops,
+                streamer=stream,
+            )
+        return [self._without_padding(row, pad) for row in made[:, longest:].tolist()]
+
+    def _without_padding(self, new: list[int], pad: int) -> list[int]:
+        """What rows were filled up with that were over before others."""
+        new = self._before_end(new, keep_end=True)
+        while new and new[-1] == pad and pad not in self._ends:
+            new.pop()
+        return new
+
+    def _config(self, max_new_tokens: int) -> Any:
+        """Everything is said: what is left open, transformers takes from the model's folder."""
+        from transformers import GenerationConfig
+
+        how, choice = self.sampling, {}
+        if how.temperature:
+            choice = {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k}
+            choice |= {"min_p": how.min_p} if how.min_p else {}
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=bool(how.temperature),
+            repetition_penalty=how.repetition_penalty,
+            eos_token_id=self._ends or None,
+            pad_token_id=self._pad_id(),
+            **choice,
+        )
+
+    def _stop_strings(self, prompt_tokens: int) -> Callable[..., Tensor]:
+        """Whether each row's new text has one at its end."""
+        tail = max(len(stop.encode()) for stop in self.sampling.stop) + FURTHER_TOKENS
+
+        def is_over(ids_BT: Tensor, _scores: Any, **_unused: Any) -> Tensor:
+            new = ids_BT[:, prompt_tokens:][:, -tail:].tolist()
+            texts = self.loaded.tokenizer.batch_decode(new, skip_special_tokens=True)
+            return torch.tensor([cut_at_stop(text, self.sampling.stop)[1] for text in texts], device=ids_BT.device)
+
+        return is_over
+
+    def _pad_id(self) -> int:
+        pad: int | None = self.loaded.tokenizer.pad_token_id
+        return (self._ends[0] if self._ends else 0) if pad is None else pad
+
+    def _before_end(self, new: list[int], keep_end: bool = False) -> list[int]:
+        for place, token in enumerate(new):
+            if token in self._ends:
+                return new[: place + keep_end]
+        return new
+
+    def _read(self, prompt_ids: list[int], new: list[int]) -> tuple[str, str]:
+        text, is_stopped = cut_at_stop(self._text(prompt_ids, self._before_end(new)), self.sampling.stop)
+        is_ended = bool(new) and new[-1] in self._ends
+        return text, STOPPED if is_stopped else ENDED if is_ended else CUT
+
+    def _text(self, prompt_ids: list[int], new: list[int]) -> str:
+        """Read with the prompt before it, or a leading space would be lost with some tokenizers."""
+        before: str = self.loaded.tokenizer.decode(prompt_ids, skip_special_tokens=True)
+        whole: str = self.loaded.tokenizer.decode([*prompt_ids, *new], skip_special_tokens=True)
+        if whole.startswith(before):
+            return whole[len(before) :]
+        alone: str = self.loaded.tokenizer.decode(new, skip_special_tokens=True)
+        return alone

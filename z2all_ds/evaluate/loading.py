@@ -1,31 +1,158 @@
-"""An exported folder as model and tokenizer on the best device here."""
+"""A model to judge, whatever it lies in: a Hugging Face folder, a run folder, or one checkpoint of a run.
 
+A checkpoint becomes transformers' own Llama, filled with the master weights where they are: nothing is written to the
+disk, and there is one interface (`model(input_ids, attention_mask).logits`, `model.generate`) for all of them.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from z2all_ds.errors import DataError
+from z2all_ds.checkpoint.layout import is_step_name
+from z2all_ds.checkpoint.retention import held
+from z2all_ds.config import load_run_config
+from z2all_ds.console import heartbeat
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.ops.dtypes import TORCH_DTYPES
+
+AUTO = "auto"
 
 
-def load_folder(folder: Path) -> tuple[Any, Any, torch.device]:
-    """Model (eval mode), tokenizer, device."""
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode and what belongs to it."""
+
+    model: Any
+    tokenizer: Any
+    """As AutoTokenizer gives it."""
+    device: torch.device
+    label: str
+    """As it is told to people: "runs/first step 200", or the folder's path."""
+    step: int | None
+    """Of a checkpoint."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence the model is made for."""
+        longest: int = self.model.config.max_position_embeddings
+        return longest
+
+    def require_token(self, largest: int) -> None:
+        """One that the model has no row for is of another model's tokenizer."""
+        rows = self.model.get_input_embeddings().num_embeddings
+        if largest >= rows:
+            raise DataError(f"token {largest}", f"{self.label} has {rows} only", "Is the tokenizer of another model?")
+
+
+def load_model(
+    path: str | Path, dtype: str = AUTO, device: torch.device | None = None, quiet: bool = False
+) -> LoadedModel:
+    """Reads it onto `device` (default: a GPU where there is one). `dtype`: auto, fp32, bf16 or fp16."""
+    path = Path(path).expanduser()
+    device = device or best_device()
+    torch_dtype = _dtype(dtype, device)
+    if (path / "config.json").is_file():
+        return _load_folder(path, torch_dtype, device, quiet)
+    if (path / "checkpoints").is_dir() or (path / "run.yaml").is_file() or is_step_name(path.resolve().name):
+        return _load_checkpoint(path, torch_dtype, device, quiet)
+    raise DataError(
+        f"model {path}",
+        "no Hugging Face folder (no config.json), run folder or checkpoint" if path.is_dir() else "no such folder",
+        "Give an export, a run folder, or one of its checkpoints/step_N.",
+    )
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == AUTO:
+        # On a CPU bf16 products are some 100 times slower than fp32 ones.
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"dtype {name}", "no such dtype", f"Known: {AUTO}, {', '.join(TORCH_DTYPES)}.")
+    return TORCH_DTYPES[name]
+
+
+def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: bool) -> LoadedModel:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import z2all_ds.model  # noqa: F401 - for exports in our own format: registers the model
 
-    if not (folder / "config.json").is_file():
-        raise DataError(
-            f"model {folder}", "no Hugging Face folder (no config.json)", "Give an export: `z2all export RUN`."
-        )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # On a CPU bf16 products are some 100 times slower than fp32 ones.
-    dtype = torch.float32 if device.type == "cpu" else "auto"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        with _watched(str(folder), quiet), _without_bars():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise DataError(f"model {folder}", f"does not load ({first_line})", "Export it again.") from error
-    return model.to(device).eval(), tokenizer, device
+    return LoadedModel(model.to(device).eval(), tokenizer, device, str(folder), None)
+
+
+def _watched(what: str, quiet: bool) -> AbstractContextManager[None]:
+    return nullcontext() if quiet else heartbeat(f"loading {what}")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers' own would be drawn over ours."""
+    from transformers.utils import logging
+
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
+
+
+def _load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, quiet: bool) -> LoadedModel:
+    from transformers import AutoTokenizer
+
+    from z2all_ds.export.to_hf import checkpoint_config, pick_checkpoint
+    from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
+
+    shown = path.parent.parent if is_step_name(path.resolve().name) else path
+    folder, checkpoint = pick_checkpoint(path.resolve())
+    with held(checkpoint.path):
+        run = load_run_config(str(folder.config))
+        config = checkpoint_config(run, checkpoint, load_tokenizer(run.data.tokenizer))
+        with _watched(f"{shown} step {checkpoint.step}", quiet):
+            model = _filled_llama(config, checkpoint.path, dtype, device)
+    tokenizer = AutoTokenizer.from_pretrained(run.data.tokenizer)
+    return LoadedModel(model, tokenizer, device, f"{shown} step {checkpoint.step}", checkpoint.step)
+
+
+def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Some megabytes at a time: there is never a second copy of the weights."""
+    from transformers import GenerationConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from z2all_ds.export.shards import exported_parts
+    from z2all_ds.export.weights import WeightReader
+
+    reader, llama = WeightReader(checkpoint), config.to_llama()
+    with torch.device("meta"):
+        model = LlamaForCausalLM(llama)
+    model = model.to(dtype).to_empty(device=device)
+    model.tie_weights()
+    # Its frequencies are no parameters: they were lost with the memory, and stay in fp32 whatever the dtype.
+    model.model.rotary_emb = LlamaRotaryEmbedding(llama).to(device)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for part in exported_parts(reader.shapes, config):
+            flat, done = parameters.pop(part.name).view(-1), 0
+            for chunk in reader.chunks(part.parameter, part.start, part.num_values):
+                flat[done : done + len(chunk)].copy_(chunk)
+                done += len(chunk)
+    assert not parameters, sorted(parameters)
+    ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**ids)
+    return model.eval()

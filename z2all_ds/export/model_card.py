@@ -14,8 +14,8 @@ from z2all_ds.config import RunConfig
 from z2all_ds.export.verify import IN_TURN, Verdict
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
+from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.track.goodput import goodput
-from z2all_ds.track.plots import LOSS_PREFIX
 from z2all_ds.track.writer import read_records
 
 VALIDATION = "validation_"

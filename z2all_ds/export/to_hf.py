@@ -92,7 +92,7 @@ def _fill(
     from z2all_ds.export.shards import exported_parts, plan_shards, write_shards
 
     torch_dtype, tokenizer = TORCH_DTYPES[dtype], load_tokenizer(run.data.tokenizer)
-    config, reader = _model_config(run, checkpoint, tokenizer), WeightReader(checkpoint.path)
+    config, reader = checkpoint_config(run, checkpoint, tokenizer), WeightReader(checkpoint.path)
     parts = exported_parts(reader.shapes, config)
     parameters = sum(part.num_values for part in parts)
     size_bytes = parameters * torch_dtype.itemsize
@@ -115,7 +115,8 @@ def _fill(
     return parameters, verdict
 
 
-def _model_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTokenizer) -> "Z2allConfig":
+def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTokenizer) -> "Z2allConfig":
+    """The model as it was at that step."""
     from z2all_ds.model import Z2allConfig
 
     # of the last step done, not of the next: a checkpoint at a border was made by the stage that ended there

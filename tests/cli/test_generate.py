@@ -1,0 +1,118 @@
+"""`z2all generate`: a pipe, files, mistakes, and a conversation at a real terminal."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.evaluate.conftest import model_folder
+from tests.helpers.command import COMMAND, environment
+from z2all_ds.cli import app
+from z2all_ds.errors import ConfigError
+
+__all__ = ["model_folder"]  # the fixture of another room's tests
+
+
+class Terminal:
+    """The command with a pseudo-terminal as its stdin and stdout."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=subprocess.DEVNULL,
+            env=environment(TERM="dumb"),
+            preexec_fn=os.setsid,
+        )
+        os.close(slave)
+
+    def read_until(self, wanted: str, seconds: float = 60) -> str:
+        found, deadline = b"", time.monotonic() + seconds
+        while wanted not in found.decode(errors="replace"):
+            assert time.monotonic() < deadline, found.decode(errors="replace")
+            if select.select([self._master], [], [], 0.2)[0]:
+                found += os.read(self._master, 4096)
+        return found.decode(errors="replace").replace("\r\n", "\n")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
+    """Lines are answered, empty ones are not, Ctrl-C does not end the loop, Ctrl-D ends it."""
+    terminal = Terminal("generate", model_folder, "--max-new-tokens", "6", "--chat")
+    try:
+        terminal.read_until("> ", 90)
+        terminal.type("\n")
+        terminal.read_until("> ")
+        terminal.type("今天\n")
+        echo, _, answer = terminal.read_until("\n> ").partition("\n")
+        assert "今天" in echo and answer.removesuffix("\n> ")
+        terminal.type("/new\n")
+        terminal.read_until("\n> ")
+        terminal.type("今天\n")
+        assert terminal.read_until("\n> ").partition("\n")[2] == answer  # it has forgotten
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.type("\n")  # readline may have looked for signals just before this one came
+        terminal.read_until("\n> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+def here(*arguments: str | Path, stdin: str | None = None) -> str:
+    """What the command prints, in this process: to start another takes longer than all it does."""
+    answer = CliRunner().invoke(app, ["generate", *map(str, arguments)], input=stdin, catch_exceptions=False)
+    assert answer.exit_code == 0
+    return answer.stdout
+
+
+def test_a_file_in_and_a_file_out(model_folder: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"id": 1, "prompt": "今天"}\n{"id": 2, "prompt": "def"}\n', encoding="utf-8")
+    printed = here(model_folder, "--file", file, "--out", out, "--max-new-tokens", "4", "--num", "2", "--json")
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert json.loads(printed) == found
+    assert [one["id"] for one in found] == [1, 1, 2, 2]
+
+
+def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) -> None:
+    streamed, whole = (
+        here(model_folder, "--max-new-tokens", "8", option, stdin="今天\n天气\n")
+        for option in ("--stream", "--no-stream")
+    )
+    assert streamed == whole
+    assert whole.startswith("今天\n天气") and len(whole) > 8
+    two = here(model_folder, "--max-new-tokens", "8", "--file", "-", "--json", stdin="今天\n天气\n")
+    assert [one["prompt"] for one in json.loads(two)] == ["今天", "天气"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--greedy", "--top-k", "5", "-p", "x"), "--greedy with --top-k: there is nothing to choose from"),
+        (("--temperature", "0", "--num", "2", "-p", "x"), "--temperature 0 with --num above 1: there is nothing"),
+        (("--stream", "--json", "-p", "x"), "--stream: writes text as it comes, not JSON"),
+        (("-p", "x", "--file", "y"), "-p and --file: are two places of prompts"),
+        (("-p", ""), "an empty prompt: must hold at least one character"),
+        ((), "an empty prompt: must hold at least one character"),
+    ],
+)
+def test_mistakes_cost_one_line(model_folder: Path, options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        here(model_folder, *options)

@@ -1,0 +1,163 @@
+"""Benchmarks end to end: a model that knows the answers by heart shows, one that knows nothing does not."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import z2all
+from tests.helpers.memorised import TASKS, load, memorised, untrained
+from z2all_ds.cli.evaluate import harness as harness_verb
+from z2all_ds.errors import ConfigError
+from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
+from z2all_ds.evaluate.harness_report import Row, sentences
+from z2all_ds.evaluate.harness_tasks import task_manager
+from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.reshaping import RESHAPINGS
+
+SCHOOL = ("zh_school", "en_school")
+
+
+def report_of(model: LoadedModel, *tasks: str, **changes: object) -> HarnessReport:
+    settings = HarnessSettings(tasks=tasks, **{"reshape": RESHAPINGS, "shuffles": 2, **changes})  # type: ignore[arg-type]
+    return judge(model, load(*tasks), settings)
+
+
+def row(report: HarnessReport, task: str, metric: str = "acc") -> Row:
+    (found,) = [one for one in report.rows if (one.task, one.metric) == (task, metric)]
+    return found
+
+
+def test_memorised_answers_show(small_tokenizer: Path) -> None:
+    report = report_of(memorised(small_tokenizer), "school", "sums")
+    for name in SCHOOL:
+        found = row(report, name)
+        assert found.score == 1.0
+        assert found.drops["letters"].is_doubtful and found.drops["shuffled"].is_doubtful
+        assert found.drops["shuffled"].drop > 0.4
+        assert len(found.drops["shuffled"].lost) > found.questions / 2
+    pooled = row(report, "all")
+    assert pooled.questions == 42 and pooled.drops["letters"].drop > 0.5
+    assert pooled.drops["letters"].drop == pytest.approx(
+        sum(row(report, name).drops["letters"].drop * row(report, name).questions for name in SCHOOL) / 42
+    )
+    assert row(report, "school").score == 1.0
+    assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
+    told = "\n".join(sentences(report.rows))
+    assert "zh_school (acc)" in told and "answers may be memorised" in told
+    assert report.notes == ["sums: no letters, others_wrong, shuffled (no multiple choice with one right option)"]
+
+
+def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None:
+    report = report_of(untrained(small_tokenizer), *SCHOOL)
+    for name, chance in zip(SCHOOL, (0.25, 1 / 3), strict=True):
+        found = row(report, name)
+        assert found.chance == pytest.approx(chance)
+        assert abs(found.score - chance) < 4 * math.sqrt(chance * (1 - chance) / found.questions)
+        assert not any(drop.is_doubtful for drop in found.drops.values())
+    assert sentences(report.rows) == []
+
+
+def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
+    pytest.importorskip("accelerate", reason="the harness's own model needs accelerate")
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    model = untrained(small_tokenizer)
+    names = ["zh_school", "science"]
+    theirs = simple_evaluate(
+        model=HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=4),
+        tasks=list(load(*names)["tasks"].values()),
+        num_fewshot=2,
+        limit=12,
+        bootstrap_iters=10,
+        fewshot_random_seed=1234,
+        task_manager=task_manager(TASKS, with_defaults=False),
+    )
+    report = report_of(model, *names, reshape=(), shots=2, limit=12)
+    compared = 0
+    for name in names:
+        for metric in ("acc", "acc_norm"):
+            ours = row(report, name, metric)
+            assert ours.score == theirs["results"][name][f"{metric},none"]
+            assert ours.standard_error == pytest.approx(theirs["results"][name][f"{metric}_stderr,none"])
+            compared += 1
+    assert compared == 4
+    assert report.about["shots"] == dict.fromkeys(names, 2)
+
+
+def test_the_plain_score_does_not_depend_on_the_reshapings(small_tokenizer: Path) -> None:
+    model = untrained(small_tokenizer)
+    alone = row(report_of(model, "zh_school", reshape=(), shots=1), "zh_school")
+    beside = row(report_of(model, "zh_school", shots=1), "zh_school")
+    assert (alone.score, alone.standard_error) == (beside.score, beside.standard_error)
+    assert set(beside.drops) == set(RESHAPINGS) and alone.drops == {}
+
+
+def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
+    told = json.loads(json.dumps(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).to_dict()))
+    assert told["settings"]["limit"] == 3 and told["settings"]["reshape"] == list(RESHAPINGS)
+    assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(told["versions"])
+    assert told["task_versions"] == {"en_school": 1.0, "sums": 1.0}
+    first = told["rows"][0]
+    assert (first["task"], first["questions"]) == ("en_school", 3)
+    assert set(first["reshaped"]) == set(RESHAPINGS)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"shots": -1}, {"limit": 0}, {"batch": 0}, {"shuffles": 0}, {"fields": "question"}], ids=str
+)
+def test_settings_that_cannot_be_meant(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"--{next(iter(changes))}"):
+        HarnessSettings(tasks=("a",), **changes)  # type: ignore[arg-type]
+
+
+def test_reshapings_by_name() -> None:
+    assert parse_reshapings("all") == RESHAPINGS
+    assert parse_reshapings("none") == ()
+    assert parse_reshapings("shuffled, letters") == ("shuffled", "letters")
+    with pytest.raises(ConfigError, match="Known: letters"):
+        parse_reshapings("mirrored")
+
+
+def test_prompts_by_the_chat_template(small_tokenizer: Path) -> None:
+    model = untrained(small_tokenizer)
+    loaded = load("zh_school")
+    judge(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
+    prompt, answer = loaded["tasks"]["zh_school"].instances[1].args
+    assert prompt.count("<|im_start|>user") == 2 and "答案：<|im_end|>\n<|im_start|>assistant\nB<|im_end|>" in prompt
+    assert prompt.endswith("<|im_start|>assistant\n") and answer == "B"
+
+
+def test_chat_needs_a_template(small_tokenizer: Path) -> None:
+    tokenizer = copy.copy(untrained(small_tokenizer).tokenizer)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="--chat"):
+        report_of(replace(untrained(small_tokenizer), tokenizer=tokenizer), "sums", chat=True)
+
+
+def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
+    known = memorised(small_tokenizer)
+    known.model.save_pretrained(tmp_path / "model")
+    known.tokenizer.save_pretrained(tmp_path / "model")
+    arguments = ["evaluate", "harness", tmp_path / "model", "--include", TASKS, "--tasks", "zh_school,sums"]
+    answer = z2all(
+        *arguments, "--reshape", "letters", "--out", tmp_path / "results" / "harness.json", cwd=tmp_path,
+        HF_HOME=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert "answers may be memorised" in answer.stdout and "zh_school" in answer.stdout
+    assert not any(word in answer.stderr for word in ("WARNING", "INFO", "it/s", "examples/s", "Traceback"))
+    told = json.loads((tmp_path / "results" / "harness.json").read_text(encoding="utf-8"))
+    scores = {(one["task"], one["metric"]): one["score"] for one in told["rows"]}
+    assert scores[("zh_school", "acc")] == 1.0 and scores[("sums", "exact_match (stripped)")] == 1.0
+
+
+def test_what_the_command_needs() -> None:
+    with pytest.raises(ConfigError, match="--include DIR"):
+        harness_verb(list_tasks=True)
+    with pytest.raises(ConfigError, match="MODEL: is missing"):
+        harness_verb(tasks="sums")

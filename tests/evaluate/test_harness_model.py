@@ -1,0 +1,118 @@
+"""Our model for the harness: likelihoods and texts equal those of a plain loop and of the harness's own model."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+
+from tests.helpers.memorised import CPU, load, tiny_llama, untrained
+from z2all_ds.errors import ConfigError
+from z2all_ds.evaluate.harness_model import HarnessModel
+
+SHORT_WINDOW = 40
+TEXTS = ["水在标准大气压下的沸点是多少摄氏度？" * 6, "short", "Which animal barks? " * 20]
+
+
+def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [
+        Instance(request_type=kind, doc={}, arguments=one, idx=0, metadata=("t", number, 1))
+        for number, one in enumerate(arguments)
+    ]
+
+
+def requests_of(name: str) -> list[Instance]:
+    task = load(name)["tasks"][name]
+    task.set_config(key="num_fewshot", value=0)
+    task.build_all_requests()
+    requests: list[Instance] = task.instances
+    return requests
+
+
+def plain_likelihood(model: Any, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """One sequence at a time, token by token."""
+    ids = torch.tensor([context + continuation])
+    with torch.no_grad():
+        logits = model(ids).logits[0].log_softmax(-1)
+    total, greedy = 0.0, True
+    for place, token in enumerate(continuation, start=len(context)):
+        total += float(logits[place - 1, token])
+        greedy = greedy and int(logits[place - 1].argmax()) == token
+    return total, greedy
+
+
+@pytest.fixture(scope="module")
+def harness_own(small_tokenizer: Path) -> Any:
+    """The harness's own wrapper around a model with a short window, and ours around the same one."""
+    pytest.importorskip("accelerate", reason="the harness's own model needs accelerate")
+    from lm_eval.models.huggingface import HFLM
+
+    loaded = untrained(small_tokenizer)
+    model = tiny_llama(loaded.tokenizer, seed=1, window_tokens=SHORT_WINDOW)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=4), HarnessModel(
+        model, loaded.tokenizer, CPU, batch_size=3
+    )
+
+
+@pytest.mark.parametrize("name", ["zh_school", "science"])
+def test_likelihoods_are_those_of_a_plain_loop(small_tokenizer: Path, name: str) -> None:
+    loaded = untrained(small_tokenizer)
+    ours = HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=5)
+    requests = requests_of(name)
+    for request, (nats, greedy) in zip(requests, ours.loglikelihood(requests), strict=True):
+        context, continuation = request.args
+        whole, start = loaded.tokenizer.encode(context + continuation), loaded.tokenizer.encode(context)
+        expected, expected_greedy = plain_likelihood(loaded.model, start, whole[len(start) :])
+        assert nats == pytest.approx(expected, abs=2e-4)
+        assert greedy == expected_greedy
+
+
+def test_long_prompts_are_cut_as_the_harness_cuts_them(harness_own: Any) -> None:
+    theirs, ours = harness_own
+    requests = requests_of("zh_school") + requests_of("science")
+    expected = theirs.loglikelihood(requests, disable_tqdm=True)
+    for (nats, greedy), (their_nats, their_greedy) in zip(ours.loglikelihood(requests), expected, strict=True):
+        assert nats == pytest.approx(their_nats, abs=2e-4)
+        assert greedy == their_greedy
+    assert ours.prompts_cut > 0
+
+
+def test_empty_context_and_whole_texts(harness_own: Any) -> None:
+    theirs, ours = harness_own
+    alone = instances("loglikelihood", ("", "Monday"), ("", "一年有几个季节"))
+    assert [nats for nats, _ in ours.loglikelihood(alone)] == pytest.approx(
+        [nats for nats, _ in theirs.loglikelihood(alone, disable_tqdm=True)], abs=2e-4
+    )
+    texts = instances("loglikelihood_rolling", *((text,) for text in TEXTS))
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(
+        theirs.loglikelihood_rolling(texts, disable_tqdm=True), abs=2e-3
+    )
+
+
+def test_generated_texts_and_stop_strings(harness_own: Any) -> None:
+    theirs, ours = harness_own
+    free = {"until": ["不会出现的"], "max_gen_toks": 12, "do_sample": False}
+    prompts = ["1 + 2 =", "水的沸点", TEXTS[0]]
+    requests = instances("generate_until", *((prompt, free) for prompt in prompts))
+    texts = ours.generate_until(requests)
+    assert texts == theirs.generate_until(requests, disable_tqdm=True)
+    stop = texts[1][2:4]
+    stopped = instances("generate_until", *((prompt, {**free, "until": [stop]}) for prompt in prompts))
+    assert stop
+    assert ours.generate_until(stopped) == [text.split(stop)[0] for text in texts]
+
+
+def test_requests_with_other_settings_are_not_mixed(small_tokenizer: Path) -> None:
+    loaded = untrained(small_tokenizer)
+    ours = HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=8)
+    short, long = ({"until": [], "max_gen_toks": count, "do_sample": False} for count in (1, 9))
+    first, second, third = ours.generate_until(instances("generate_until", ("a", short), ("a", long), ("a", short)))
+    assert first == third and len(second) > len(first) and second.startswith(first)
+
+
+def test_an_answer_longer_than_the_window_is_one_line(harness_own: Any) -> None:
+    with pytest.raises(ConfigError, match=f"window of {SHORT_WINDOW}"):
+        harness_own[1].loglikelihood(instances("loglikelihood", ("a", TEXTS[0])))

@@ -1,0 +1,60 @@
+"""Drops and their standard errors by hand, and how they are told."""
+
+import io
+import math
+
+import pytest
+
+from z2all_ds.evaluate.harness_report import Row, compare, render, sentences, to_dict
+
+
+def test_each_question_is_compared_with_itself() -> None:
+    drop = compare([1, 1, 1, 0], [[1, 0, 0, 1]])
+    assert drop.score == 0.5
+    assert drop.drop == 0.25
+    # differences 0, 1, 1, -1: mean 1/4, squares around it 11/4, over 3 and over 4
+    assert drop.standard_error == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
+    assert drop.lost == (1, 2)
+    assert not drop.is_doubtful
+
+
+def test_several_shuffles_are_averaged() -> None:
+    drop = compare([1, 1], [[1, 0], [0, 0], [1, 1]])
+    assert drop.score == pytest.approx(0.5)
+    assert drop.lost == (1,), "the first question is right in two of three orders"
+
+
+@pytest.mark.parametrize(
+    ("plain", "reshaped", "doubtful"),
+    [
+        ([1.0] * 20, [0.0] * 20, True),
+        ([1.0] * 20, [1.0] * 20, False),
+        ([0.0] * 20, [1.0] * 20, False),
+        ([1.0] * 20, [0.0] * 3 + [1.0] * 17, False),
+        ([1.0] * 20, [0.0] * 5 + [1.0] * 15, True),
+        ([1.0], [0.0], False),
+    ],
+)
+def test_when_a_drop_is_doubtful(plain: list[float], reshaped: list[float], doubtful: bool) -> None:
+    drop = compare(plain, [reshaped])
+    assert drop.is_doubtful == doubtful
+    told = sentences([Row("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
+    assert bool(told) == doubtful
+    assert not told or ("school" in told[0] and "letters" in told[0] and "memorised" in told[0])
+
+
+def test_table_and_json() -> None:
+    rows = [
+        Row("school", "acc", 4, 0.75, 0.25, 0.25, {"letters": compare([1, 1, 1, 0], [[1, 0, 0, 1]])}),
+        Row("text", "word_perplexity", 4, 123.4, None, None, {}),
+    ]
+    table = io.StringIO()
+    render(rows, ["letters"], table)
+    lines = table.getvalue().splitlines()
+    assert [cell.strip() for cell in lines[3].strip("│").split("│")] == [
+        *("school", "acc", "4", "75.0 ± 25.0", "25.0", "50.0", "25.0 ± 47.9", "2 of 4")
+    ]
+    assert [cell.strip() for cell in lines[4].strip("│").split("│")][3:] == ["123.4", "-", "-", "-", "-"]
+    told = to_dict(rows[0])
+    assert told["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
+    assert told["reshaped"]["letters"]["beyond_two_standard_errors"] is False

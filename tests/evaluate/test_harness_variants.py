@@ -1,0 +1,111 @@
+"""Reshaped copies of tasks: the very prompts, answers and few-shot examples, and why some copies are not made."""
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.memorised import load
+from z2all_ds.evaluate.harness_variants import Variants, gold_of, make_variants
+from z2all_ds.evaluate.reshaping import RESHAPINGS
+
+FIELDS = {"question": "frage", "options": "o1|o2|o3", "answer": "loesung"}
+
+
+def variants_of(
+    task: Any, fields: dict[str, str] | None = None, shuffles: int = 2, limit: int | None = None
+) -> Variants:
+    return make_variants(task, RESHAPINGS, 1, shuffles, fields or {}, None, limit)
+
+
+def built(task: Any, shots: int) -> list[tuple[str, list[str]]]:
+    """(prompt, scored answers) of every question, as the harness builds them."""
+    task.set_config(key="num_fewshot", value=shots)
+    task.set_fewshot_seed(seed=1)
+    task.build_all_requests()
+    questions: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        questions.setdefault(instance.doc_id, []).append(instance.args)
+    return [(arguments[0][0], [answer for _, answer in arguments]) for arguments in questions.values()]
+
+
+def test_letters_are_renamed_in_prompt_examples_and_answers() -> None:
+    task = load("zh_school")["tasks"]["zh_school"]
+    (renamed,) = variants_of(task).tasks["letters"]
+    prompt, answers = built(renamed, shots=1)[0]
+    assert prompt == (
+        "地球绕着什么转？\n一. 月亮\n二. 太阳\n三. 火星\n四. 北极星\n答案： 二\n\n"
+        "水在标准大气压下的沸点是多少摄氏度？\n一. 九十\n二. 一百\n三. 一百一十\n四. 一百二十\n答案："
+    )
+    assert answers == [" 一", " 二", " 三", " 四"]
+    assert [gold_of(renamed, one) for one in renamed.eval_docs] == [gold_of(task, one) for one in task.eval_docs]
+    plain_prompt, plain_answers = built(task, shots=1)[0]
+    assert "\nB. 太阳" in plain_prompt and plain_answers == [" A", " B", " C", " D"], "the task itself is left alone"
+
+
+def test_a_description_that_lists_the_letters() -> None:
+    (renamed,) = variants_of(load("en_school")["tasks"]["en_school"]).tasks["letters"]
+    assert built(renamed, shots=0)[0][0] == (
+        "Answer with 一, 二 or 三.\n\nWhich animal barks?\n一) dog\n二) cow\n三) hen\nAnswer:"
+    )
+
+
+def test_the_right_option_says_the_others_are_wrong_in_examples_too() -> None:
+    (reshaped,) = variants_of(load("zh_school")["tasks"]["zh_school"]).tasks["others_wrong"]
+    prompt, answers = built(reshaped, shots=1)[0]
+    assert prompt == (
+        "地球绕着什么转？\nA. 月亮\nB. 其他答案全错\nC. 火星\nD. 北极星\n答案： B\n\n"
+        "水在标准大气压下的沸点是多少摄氏度？\nA. 九十\nB. 其他答案全错\nC. 一百一十\nD. 一百二十\n答案："
+    )
+    assert answers == [" A", " B", " C", " D"]
+
+
+@pytest.mark.parametrize(("name", "fields"), [("zh_school", {}), ("en_school", {}), ("odd_fields", FIELDS)])
+def test_shuffled_options_take_the_answer_with_them(name: str, fields: dict[str, str]) -> None:
+    task = load(name)["tasks"][name]
+    first, second = variants_of(task, fields).tasks["shuffled"]
+    letters = "ABCD"[: len(task.doc_to_choice(task.eval_docs[0]))]
+
+    def right_text(one: Any, document: Any) -> str:
+        lines = one.doc_to_text(document).splitlines()[-len(letters) - 1 : -1]
+        text: str = lines[gold_of(one, document)]
+        return text[2:].strip()
+
+    for plain, *shuffles in zip(task.eval_docs, first.eval_docs, second.eval_docs, strict=True):
+        for one, moved in zip((first, second), shuffles, strict=True):
+            assert right_text(one, moved) == right_text(task, plain)
+            assert one.doc_to_text(moved) != task.doc_to_text(plain)
+    assert [first.doc_to_text(one) for one in first.eval_docs] != [second.doc_to_text(one) for one in second.eval_docs]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("science", "does not show the options"),
+        ("odd_fields", "among the fields frage, o1, o2, o3, loesung; name them with --fields"),
+        ("sums", "no multiple choice"),
+    ],
+)
+def test_tasks_that_cannot_be_reshaped_say_why(name: str, reason: str) -> None:
+    variants = variants_of(load(name)["tasks"][name])
+    assert variants.tasks == {}
+    assert set(variants.reasons) == set(RESHAPINGS)
+    assert all(reason in told for told in variants.reasons.values())
+
+
+def test_texts_that_are_scored_are_only_shuffled() -> None:
+    variants = variants_of(load("science_shown")["tasks"]["science_shown"])
+    assert set(variants.tasks) == {"shuffled"}
+    assert set(variants.reasons) == {"letters", "others_wrong"}
+    assert "texts are scored" in variants.reasons["letters"]
+
+
+def test_answers_kept_in_another_field_than_the_harness_reads() -> None:
+    task = load("en_school")["tasks"]["en_school"]
+    task._config.doc_to_target = "{{answer if id is not defined else id}}"
+    task.dataset = {"test": [{**one, "id": one["answer"]} for one in task.eval_docs]}
+    assert "do not follow the fields choices, answer" in variants_of(task).reasons["shuffled"]
+
+
+def test_only_as_many_documents_as_asked() -> None:
+    variants = variants_of(load("en_school")["tasks"]["en_school"], shuffles=1, limit=5)
+    assert len(variants.tasks["shuffled"][0].eval_docs) == 5

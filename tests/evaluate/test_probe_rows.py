@@ -1,0 +1,98 @@
+"""Probes as tokens, and values of log-probabilities, with a tokenizer whose every token can be seen."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from z2all_ds.errors import DataError
+from z2all_ds.evaluate.probe_rows import as_expected, ask, read, verdict_line
+from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, Probe, SentenceProbe
+
+BEGIN = 1
+
+
+class PairTokenizer:
+    """Bytes, but that `{"` and `is` are one token each."""
+
+    PAIRS = (('{"', 1000), ("is", 1001))
+
+    def encode(self, text: str, /) -> list[int]:
+        ids: list[int] = []
+        while text:
+            pair = next(((chars, number) for chars, number in self.PAIRS if text.startswith(chars)), None)
+            ids += [pair[1]] if pair else [10 + byte for byte in text[0].encode()]
+            text = text[len(pair[0]) if pair else 1 :]
+        return ids
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        chars = {number: chars.encode() for chars, number in self.PAIRS}
+        return b"".join(chars.get(number) or bytes([number - 10]) for number in ids).decode(errors="replace")
+
+
+def asked(probe: Probe, before: tuple[int, ...] = (), max_tokens: int = 100):
+    (one,) = ask([probe], PairTokenizer(), before, max_tokens)
+    return one
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(PairTokenizer().encode(text))
+
+
+def test_a_continuation_is_scored_after_its_prompt() -> None:
+    (row,) = asked(CompletionProbe(name="a", prompt="ab", completion="is so")).rows
+    assert row.ids == ids("abis so") and row.ids[row.first_scored :] == ids("is so") and row.num_bytes == 5
+
+
+def test_a_border_inside_a_token_is_kept_by_tokenizing_apart() -> None:
+    (row,) = asked(CompletionProbe(name="a", prompt="thi", completion="s")).rows
+    assert row.ids == ids("thi") + ids("s") != ids("this")
+    assert row.first_scored == 3
+
+
+def test_what_goes_on_from_another_is_not_counted_twice() -> None:
+    one = asked(CompletionProbe(name="a", prompt="x", completion=("{", "{}", '{"', "[")))
+    assert [row.ids for row in one.rows] == [ids("x{"), ids('x{"'), ids("x[")]  # `{"` is not said by saying `{`
+    reading = read(one, [[math.log(0.5)], [math.log(0.125)], [math.log(0.5), math.log(0.5)]])
+    assert reading.value == pytest.approx(0.5 + 0.125 + 0.25)
+    assert reading.details["log_probability_per_token"] == pytest.approx(math.log(0.5))
+
+
+def test_nothing_predicts_the_first_token_of_a_text_nor_do_its_bytes_count() -> None:
+    (row,) = asked(SentenceProbe(name="a", text="is it")).rows
+    assert (row.first_scored, row.num_bytes) == (1, 3)
+    (row,) = asked(SentenceProbe(name="a", text="中a")).rows
+    assert (row.first_scored, row.num_bytes) == (1, 3)  # two bytes of 中 are left
+    (row,) = asked(SentenceProbe(name="a", text="is it"), before=(BEGIN,)).rows
+    assert (row.ids, row.first_scored, row.num_bytes) == ((BEGIN, *ids("is it")), 1, 5)
+
+
+def test_perplexity_and_bits_per_byte() -> None:
+    one = asked(SentenceProbe(name="a", text="abc"))
+    reading = read(one, [[math.log(0.5), math.log(0.125)]])
+    assert reading.value == pytest.approx(4.0)
+    assert reading.details == pytest.approx({"tokens": 2, "bits_per_byte": 2.0})
+    assert read(one, [[-1e6, -1e6]]).value == pytest.approx(math.exp(700))  # and no overflow
+
+
+@pytest.mark.parametrize(("per", "margin"), [("sum", -2 + 3), ("token", -2 / 1 + 3 / 3), ("byte", -2 / 2 + 3 / 3)])
+def test_a_comparison_is_a_margin_in_the_unit_asked_for(per: str, margin: float) -> None:
+    one = asked(CompareProbe.model_validate({"name": "a", "prompt": "x", "better": "is", "worse": "abc", "per": per}))
+    assert read(one, [[-2.0], [-1.0, -1.0, -1.0]]).value == pytest.approx(margin)
+
+
+def test_too_long_and_too_short_are_one_line() -> None:
+    probe = SentenceProbe(name="long", text="abcdef")
+    asked(probe, max_tokens=6)
+    with pytest.raises(DataError, match="probe long: has 6 tokens, and a sequence holds 5"):
+        asked(probe, max_tokens=5)
+    with pytest.raises(DataError, match="probe short: has a text of a single token with nothing before it"):
+        asked(SentenceProbe(name="short", text="is"))
+
+
+def test_a_value_that_is_missing_is_not_as_expected() -> None:
+    probes = [CompletionProbe(name=name, prompt="x", completion="y", at_least=0.5) for name in "abc"]
+    passed = as_expected({"a": 0.6, "b": 0.4}, probes, step=3)
+    assert passed == {"a": True, "b": False, "c": False}
+    assert verdict_line(passed, 3) == "1 of 3 as expected (not: b, c)"
+    assert verdict_line({}, 3) == "3 read, none judged"

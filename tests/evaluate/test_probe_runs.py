@@ -1,0 +1,109 @@
+"""`z2all evaluate probes` on checkpoints: all of a run in order, what is kept of it, how it ends."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.evaluate.conftest import MODEL as TINY_MODEL
+from tests.helpers.checkpoints import checkpoint_of, write_run
+from tests.helpers.command import z2all
+from tests.helpers.probe_files import write_probes
+from z2all_ds.errors import CheckpointError, DataError, TrainingError
+from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, failures_at_last, render
+from z2all_ds.evaluate.probe_runs import ask_models, form_is_kept
+from z2all_ds.evaluate.probes import CompletionProbe, FormatProbe
+from z2all_ds.run_folder import RunFolder
+
+MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> RunFolder:
+    """With three checkpoints, the second damaged."""
+    folder = write_run(tmp_path_factory.mktemp("probes") / "run", MODEL, small_corpus, small_tokenizer, 2, 5, 9)
+    (checkpoint_of(folder, 5) / "trainer.json").write_text("{", encoding="utf-8")
+    write_probes(folder.root.parent)
+    return folder
+
+
+def test_the_command_asks_every_checkpoint_and_ends_as_asked(run: RunFolder) -> None:
+    arguments = ("evaluate", "probes", "run", "--file", "small.yaml", "--json", "--strict")
+    answer = z2all(*arguments, cwd=run.root.parent)
+    assert answer.returncode == TrainingError.exit_code
+    assert answer.stderr.splitlines()[-1].startswith("TrainingError: probes 首都")
+    assert "skipped: checkpoint" in answer.stderr and "step_00000005" in answer.stderr
+    (content,) = json.loads(answer.stdout)
+    first, last = content["rows"]
+    assert (first["step"], last["step"]) == (2, 9)
+    assert first["values"].keys() == {probe["name"] for probe in content["probes"]}
+    assert first["values"]["首都"] != last["values"]["首都"]
+    assert "plain" not in first["passed"] and last["passed"]["plain"]  # judged from step 8 on
+    assert last["details"]["json"]["form_kept"] is True
+    kept = json.loads((run.evaluations / "probes_small.json").read_text(encoding="utf-8"))
+    for row in content["rows"]:
+        del row["details"]
+    assert kept == content
+
+
+def test_a_table_for_people_and_a_code_of_success(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(run.root.parent / "small.yaml")
+    asked = ask_models([run.root, checkpoint_of(run, 2)], file, True, "fp32", 8)
+    assert [[one.step for one in line] for line in asked.lines] == [[2, 9], [2]]
+    assert {name: answer.value for name, answer in asked.lines[0][0].answers.items()} == pytest.approx(
+        {name: answer.value for name, answer in asked.lines[1][0].answers.items()}, rel=1e-5
+    )
+    render(asked)
+    shown = capsys.readouterr().out
+    assert "step 2" in shown and "step 9" in shown
+    assert next(line for line in shown.splitlines() if "首都" in line and "completion" in line).count("FAIL") == 1
+    assert f"{run.root} step 9: probes" in shown.replace("\n", " ")
+    assert "首都" in failures_at_last(asked)
+
+
+def test_the_newest_alone_leaves_the_kept_file_as_it_is(run: RunFolder, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.root, copy, ignore=shutil.ignore_patterns("evaluations"))
+    asked = ask_models([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
+    assert [one.step for one in asked.lines[0]] == [9]
+    assert not (copy / "evaluations").exists()
+
+
+def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        ask_models([tmp_path / "none"], "zh_en", True, "fp32", 8)
+    (tmp_path / "young/checkpoints").mkdir(parents=True)
+    with pytest.raises(DataError, match="has no checkpoint yet"):
+        ask_models([tmp_path / "young"], "zh_en", True, "fp32", 8)
+    shutil.copytree(checkpoint_of(run, 5), tmp_path / "young/checkpoints/step_00000005")
+    with pytest.raises(CheckpointError):
+        ask_models([tmp_path / "young"], "zh_en", True, "fp32", 8)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_json", "matches"),
+    [
+        ('\n{"a": [1, 2]} and more', True, True),
+        ("[1]", True, False),
+        ('{"a": ', False, True),
+        ("3", False, False),
+        ("Sure: {}", False, False),
+        ("", False, False),
+    ],
+)
+def test_forms_of_answers(answer: str, is_json: bool, matches: bool) -> None:
+    common = {"name": "a", "prompt": "x", "starts_with": "{"}
+    assert form_is_kept(FormatProbe.model_validate({**common, "json": True}), answer) == is_json
+    assert form_is_kept(FormatProbe.model_validate({**common, "matches": r"\s*\{"}), answer) == matches
+
+
+def test_a_table_of_many_checkpoints_shows_the_first_the_last_and_some_between(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    probe = CompletionProbe(name="a", prompt="x", completion="y", at_least=0.5)
+    line = [ModelAnswers(f"run step {step}", step, {"a": Answer(step / 100, True, {})}) for step in range(1, 21)]
+    render(AskedModels("f", [probe], [line]))
+    shown = capsys.readouterr().out
+    assert [step for step in range(1, 21) if f"{step / 100:.4f}" in shown] == [1, 5, 9, 12, 16, 20]
+    assert "6 of 20 checkpoints; --json has all" in shown

@@ -1,0 +1,86 @@
+"""Golden values of every kind of probe: plain transformers, one text at a time, softmax by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.helpers.probe_files import write_probes
+from z2all_ds.errors import DataError
+from z2all_ds.evaluate.loading import LoadedModel, load_model
+from z2all_ds.evaluate.probe_rows import Row
+from z2all_ds.evaluate.probe_runs import ask_model
+from z2all_ds.evaluate.probes import SentenceProbe, load_probes
+from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder: Path) -> LoadedModel:
+    return load_model(model_folder, dtype="fp32", device=torch.device("cpu"))
+
+
+class Golden:
+    """The figures without any code of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @torch.no_grad()
+    def log_probabilities(self, prompt: str, text: str) -> list[float]:
+        prompt_ids, ids = self.ids(prompt) if prompt else [], self.ids(prompt + text)
+        if ids[: len(prompt_ids)] != prompt_ids:
+            ids = prompt_ids + self.ids(text)
+        probabilities = torch.softmax(self.model(torch.tensor([ids])).logits[0].double(), dim=-1)
+        return [math.log(probabilities[at - 1, ids[at]]) for at in range(max(1, len(prompt_ids)), len(ids))]
+
+    def probability(self, prompt: str, *texts: str) -> float:
+        return sum(math.exp(sum(self.log_probabilities(prompt, text))) for text in texts)
+
+
+def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+    golden = Golden(model_folder)
+    probes = load_probes(str(write_probes(tmp_path)))
+    answers = ask_model(loaded, probes, rows_per_batch=4).answers
+    plain = golden.log_probabilities("", "The house is old.")
+    order = [sum(golden.log_probabilities("", text)) for text in ("他来了", "了他来")]
+    per_byte = [
+        sum(golden.log_probabilities("She ", text)) / len(text.encode()) for text in ("goes home", "home goes so")
+    ]
+    brace, both = golden.ids("以json输出{"), golden.ids("以json输出{}")
+    contained = both[: len(brace)] == brace  # else the tokenizer has a token for both, and it is another answer
+    expected = {
+        "首都": golden.probability("中国的首都是", "北京", "上海"),
+        "sum/of$odd": golden.probability("1 + 1 =", " 2"),
+        "plain": math.exp(-sum(plain) / len(plain)),
+        "order": order[0] - order[1],
+        "bytes": per_byte[0] - per_byte[1],
+        "json": golden.probability("以json输出", "{", "[", *(() if contained else ("{}",))),
+        "silent": golden.probability("ab", "c"),
+    }
+    assert {name: answer.value for name, answer in answers.items()} == pytest.approx(expected, rel=1e-4)
+    first_token = golden.tokenizer.decode(golden.ids("The house is old.")[:1])
+    counted_bytes = len(b"The house is old.") - len(first_token)
+    bits = -sum(plain) / math.log(2) / counted_bytes
+    assert answers["plain"].details["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+
+
+def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
+    rows = [Row(tuple(range(3, 3 + length)), 1 + length % 2, 1) for length in (9, 3, 30, 4, 12)]
+    losses = losses_of(loaded.model, loaded.device)
+    alone = list(log_probabilities(rows, losses, rows_per_batch=1, padding_id=0))
+    assert [len(found) for found in alone] == [len(row.ids) - row.first_scored for row in rows]
+    for size in (2, 5, 100):
+        together = list(log_probabilities(rows, losses, rows_per_batch=size, padding_id=0))
+        for one, other in zip(alone, together, strict=True):
+            assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_what_the_model_cannot_hold_is_one_line(loaded: LoadedModel) -> None:
+    with pytest.raises(DataError, match=r"probe long: has .* tokens, and a sequence holds 48"):
+        ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], rows_per_batch=4)

@@ -1,0 +1,87 @@
+"""Windows: every token once, with what must be before it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.errors import ConfigError
+from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.windows import Way, choose_way, document_windows, packed_windows, read_document
+
+BOS, EOS = 1001, 1002
+
+
+@given(st.integers(0, 60), st.integers(2, 20), st.data())
+def test_each_token_of_a_document_counts_once_with_enough_before_it(length: int, window: int, data: Any) -> None:
+    stride, with_bos = data.draw(st.integers(1, window - 1)), data.draw(st.booleans())
+    way = Way(window, stride, False, BOS if with_bos else None, None)
+    counted = []
+    for one in document_windows(list(range(length)), way):
+        assert len(one.ids) <= window and not one.counted[0] and any(one.counted)
+        for place, (token, counts) in enumerate(zip(one.ids, one.counted, strict=True)):
+            if counts:
+                counted.append(token)
+                assert place >= min(window - stride, token + with_bos)
+    assert counted == list(range(0 if with_bos else 1, length))
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(2, 12), st.booleans())
+def test_packed_is_one_row_cut_like_training(lengths: list[int], window: int, with_bos: bool) -> None:
+    way = Way(window, window - 1, True, BOS if with_bos else None, EOS)
+    documents = [[10 * number + token for token in range(length)] for number, length in enumerate(lengths)]
+    head = [BOS] if with_bos else []
+    row = [token for ids in documents for token in [*head, *ids, EOS]]
+    windows = list(packed_windows(iter(documents), way))
+    assert [one.ids for one in windows] == [row[k : k + window + 1] for k in range(0, len(row) - 1, window)]
+    counted = [t for one in windows for t, counts in zip(one.ids, one.counted, strict=True) if counts]
+    assert counted == [token for token in row[1:] if token != BOS]
+
+
+def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
+    text = "def 今天天气"
+    whole = read_document(loaded.tokenizer, text, first_counts=True)
+    assert (whole.bytes, whole.characters) == (16, 8)
+    rest = read_document(loaded.tokenizer, text, first_counts=False)
+    first = loaded.tokenizer.decode(whole.ids[:1])
+    assert text.startswith(first)
+    assert (rest.bytes, rest.characters) == (16 - len(first.encode()), 8 - len(first))
+    nothing = read_document(loaded.tokenizer, "", first_counts=False)
+    assert (nothing.ids, nothing.bytes, nothing.characters) == ([], 0, 0)
+    assert loaded.tokenizer.eos_token_id not in read_document(loaded.tokenizer, "<|endoftext|>", True).ids
+
+
+def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
+    class Adding:
+        """The same tokenizer, set to put a begin-of-text token before every text."""
+
+        bos_token_id, eos_token_id = loaded.tokenizer.bos_token_id, None
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [self.bos_token_id, *loaded.tokenizer(text)["input_ids"]]}
+
+    def bos_of(tokenizer: Any, bos: str) -> int | None:
+        return choose_way(tokenizer, 48, None, None, False, bos).bos_id
+
+    bos_id = loaded.tokenizer.bos_token_id
+    assert [bos_of(loaded.tokenizer, bos) for bos in ("auto", "yes", "no")] == [None, bos_id, None]
+    assert [bos_of(Adding(), bos) for bos in ("auto", "yes", "no")] == [bos_id, bos_id, None]
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "packed", "bos", "words"),
+    [
+        (49, None, False, "auto", r"^window=49: must be from 2 to what the model is made for, 48\. "),
+        (1, None, False, "auto", r"^window=1: must be"),
+        (None, 48, False, "auto", r"^stride=48: must be from 1 to window - 1 = 47, or tokens"),
+        (8, 0, False, "auto", r"^stride=0: must be from 1 to window - 1 = 7,"),
+        (8, 4, True, "auto", r"^stride=4: packed windows do not overlap\. "),
+        (None, None, False, "maybe", r"^bos=maybe: no such choice\. Known: auto, yes, no\.$"),
+    ],
+)
+def test_what_cannot_be_meant(
+    loaded: LoadedModel, window: int | None, stride: int | None, packed: bool, bos: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        choose_way(loaded.tokenizer, 48, window, stride, packed, bos)

@@ -1,0 +1,159 @@
+"""`z2all generate`: continue prompts or answer messages, once, from a file, or at a terminal."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
+from z2all_ds.cli.options import JsonOption
+from z2all_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from z2all_ds.evaluate.generate import Answer, Generator, Sampling
+
+
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="May be given several times.")] = None,
+    file: Annotated[
+        str | None, typer.Option(help='One prompt a line (-: of stdin), or .jsonl with a "prompt" in each.')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the answers here, as .jsonl.")] = None,
+    max_new_tokens: Annotated[int, typer.Option()] = 64,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: greedy (the default, unless sampling is asked for; then 1).")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the likeliest tokens that make up this share.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Of so many of the likeliest; 0: of all.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="At least this share of the likeliest's probability.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: what has come becomes less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="An answer ends before this; several times.")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    num: Annotated[int, typer.Option(help="Answers per prompt.")] = 1,
+    batch: Annotated[int, typer.Option(help="Answers at a time.")] = 8,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Prompts are messages, in the tokenizer's chat template (default: where the model came with one; the "
+            "one that every tokenizer trained here has is used on --chat only).",
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
+    stream: Annotated[bool | None, typer.Option(help="Write as it comes (default: one prompt at a terminal).")] = None,
+    dtype: DtypeOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Continue prompts: of -p, of a file, of a pipe, or, without any, typed at the terminal."""
+    from z2all_ds.evaluate.generate import Generator
+    from z2all_ds.evaluate.loading import load_model
+
+    sampling = _sampling(
+        temperature, greedy, num, top_p, top_k, min_p, max_new_tokens, repetition_penalty, stop or [], seed
+    )
+    if stream and (as_json or out):
+        raise ConfigError("--stream", "writes text as it comes, not JSON", "Leave out --stream, or --json and --out.")
+    records = _records(prompt, file)
+    if records is None and (as_json or out or num > 1):
+        raise ConfigError("--json, --out or --num", "want prompts, and there is none", "Give -p or --file.")
+    generator = Generator(load_model(model, dtype), sampling, chat, system)
+    if records is None:
+        from z2all_ds.evaluate.converse import converse
+
+        converse(generator)
+        return
+    one_at_a_terminal = len(records) == num == 1 and sys.stdout.isatty() and not as_json and not out
+    if one_at_a_terminal if stream is None else stream:
+        _stream(generator, records, num)
+        return
+    found = _all_answers(generator, records, batch, num)
+    _hand_out(generator, records, found, num, out, as_json)
+
+
+def _sampling(
+    temperature: float | None,
+    greedy: bool,
+    num: int,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    *others: Any,
+) -> "Sampling":
+    from z2all_ds.evaluate.generate import Sampling
+
+    given = {"--top-p": top_p, "--top-k": top_k, "--min-p": min_p, "--num above 1": num if num > 1 else None}
+    sampled = [name for name, value in given.items() if value is not None]
+    if greedy and temperature:
+        sampled.append("--temperature")
+    if temperature is None:
+        temperature = 1.0 if sampled and not greedy else 0.0
+    if sampled and (greedy or temperature == 0):
+        way = "--greedy" if greedy else "--temperature 0"
+        raise ConfigError(f"{way} with {', '.join(sampled)}", "there is nothing to choose from", "Leave one out.")
+    max_new_tokens, repetition_penalty, stop, seed = others
+    chosen = (1.0 if top_p is None else top_p, top_k or 0, min_p or 0.0)
+    return Sampling(max_new_tokens, temperature, *chosen, repetition_penalty, tuple(stop), seed)
+
+
+def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]] | None:
+    """None: a person is to type them."""
+    from z2all_ds.evaluate.prompts import read_prompts
+
+    if prompts and file:
+        raise ConfigError("-p and --file", "are two places of prompts", "Give one of them.")
+    if file:
+        return read_prompts(file)
+    if not prompts and sys.stdin.isatty():
+        return None
+    prompts = prompts or [sys.stdin.read().removesuffix("\n")]
+    if not all(prompts):
+        raise ConfigError("an empty prompt", "must hold at least one character", "Give -p, --file or text by a pipe.")
+    return [{"prompt": one} for one in prompts]
+
+
+def _stream(generator: "Generator", records: list[dict[str, Any]], num: int) -> None:
+    from z2all_ds.evaluate.converse import write_now
+
+    for record in records:
+        for sample in range(num):
+            if not generator.is_chat:
+                write_now(record["prompt"])
+            generator.stream(record["prompt"], write_now, sample)
+            write_now("\n")
+
+
+def _all_answers(generator: "Generator", records: list[dict[str, Any]], batch: int, num: int) -> "list[Answer]":
+    from z2all_ds.console import progress
+
+    found = []
+    with progress("generate", len(records) * num, "answers") as advance:
+        for answer in generator.answer_all([record["prompt"] for record in records], batch, num):
+            found.append(answer)
+            advance(1)
+    return found
+
+
+def _hand_out(
+    generator: "Generator",
+    records: list[dict[str, Any]],
+    found: "list[Answer]",
+    num: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    import json
+
+    from z2all_ds.evaluate.prompts import with_answers, write_answers
+
+    if out:
+        write_answers(out, with_answers(records, found, num))
+    if as_json:
+        print(json.dumps(with_answers(records, found, num), indent=2, ensure_ascii=False))
+    elif out:
+        print(out)
+    else:
+        for answer in found:
+            print(answer.text if generator.is_chat else answer.prompt + answer.text)

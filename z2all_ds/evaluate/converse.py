@@ -1,0 +1,54 @@
+"""The loop at a terminal: a line in, an answer out as it comes."""
+
+import sys
+
+from z2all_ds.console import say
+from z2all_ds.errors import Z2allError
+from z2all_ds.evaluate.chat import Message, chat_ids
+from z2all_ds.evaluate.generate import Generator
+
+EXIT, NEW = "/exit", "/new"
+
+
+def converse(generator: Generator) -> None:
+    """Until /exit or Ctrl-D. Ctrl-C ends the answer that is being written; what had come stays in the conversation."""
+    import readline  # noqa: F401 - gives `input` its editing and history
+
+    way = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
+    say(f"{generator.loaded.label}: {way}; {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
+    messages: list[Message] = []
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line == EXIT:
+            return
+        if line == NEW:
+            messages = []
+        elif line:
+            try:
+                messages = _answer(generator, messages, line)
+            except Z2allError as error:
+                say(f"{error}" + (f" Or start over with {NEW}." if messages else ""))
+
+
+def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
+    """The conversation with what was said now."""
+    asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
+    ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
+    try:
+        text, _, _ = generator.stream_ids(ids, write_now)
+    except KeyboardInterrupt:
+        text = generator.partial
+    print(flush=True)
+    return [*asked, {"role": "assistant", "content": text}] if generator.is_chat else []
+
+
+def write_now(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

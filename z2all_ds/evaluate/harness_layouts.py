@@ -1,0 +1,129 @@
+"""Where a benchmark's documents keep question, options and answer, so that they can be read, reshaped and written back.
+
+Known by themselves: `choices: {text, label}` with `answerKey` (ARC), a list of options with an answer (MMLU), and one
+column for each letter with an answer (C-Eval, CMMLU). Others are named with --fields. Which option is right is asked of
+the harness, never guessed: so an answer may be a number from 0 or from 1, a letter or the option's own text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from z2all_ds.errors import ConfigError
+from z2all_ds.evaluate.reshaping import CHINESE_NUMERALS, Question
+
+QUESTION_FIELDS = ("question", "Question", "question_stem", "query", "text", "prompt", "input", "ctx")
+OPTION_FIELDS = ("choices", "options", "endings", "Choices", "Options")
+ANSWER_FIELDS = ("answer", "Answer", "answerKey", "answer_key", "gold", "label", "target", "answer_index")
+LETTERS = "ABCDEFGHIJKLMNOPQRST"
+Document = Mapping[str, Any]
+
+assert len(LETTERS) == len(CHINESE_NUMERALS)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of a document's fields. `options`: one field that holds them all, or one field for each."""
+
+    question: str
+    options: tuple[str, ...]
+    answer: str
+
+    def read(self, document: Document, gold: int) -> Question:
+        """The question, `gold` being the number of the right option as the harness sees it."""
+        options = self._options(document)
+        return Question(str(document[self.question]), tuple(options), gold, self._labels(document, len(options)))
+
+    def write(self, document: Document, old: Question, new: Question) -> dict[str, Any]:
+        """The document with the options and the answer of `new` in the form it had them in."""
+        written = dict(document)
+        if len(self.options) > 1:
+            written.update(zip(self.options, new.options, strict=True))
+        elif isinstance(document[self.options[0]], Mapping):
+            written[self.options[0]] = {**document[self.options[0]], "text": list(new.options)}
+        else:
+            written[self.options[0]] = list(new.options)
+        written[self.answer] = _encoded(document[self.answer], old, new)
+        return written
+
+    def understands(self, document: Document, gold: int) -> bool:
+        """Whether all fields are there, the right option is one of the options, and the answer can be written."""
+        if any(name not in document for name in (self.question, self.answer, *self.options)):
+            return False
+        try:
+            question = self.read(document, gold)
+            _encoded(document[self.answer], question, question)
+        except (KeyError, TypeError, ValueError):
+            return False
+        return 0 <= gold < len(question.options) <= len(LETTERS)
+
+    def _options(self, document: Document) -> list[str]:
+        if len(self.options) > 1:
+            return [str(document[name]) for name in self.options]
+        held = document[self.options[0]]
+        texts = held["text"] if isinstance(held, Mapping) else held
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise TypeError(f"{self.options[0]} is no list")
+        return [str(text) for text in texts]
+
+    def _labels(self, document: Document, count: int) -> tuple[str, ...]:
+        held = document[self.options[0]]
+        if isinstance(held, Mapping) and "label" in held:
+            return tuple(str(label) for label in held["label"])
+        return tuple(LETTERS[:count])
+
+
+def _encoded(value: Any, old: Question, new: Question) -> Any:
+    """The answer `new.gold` in the form in which `value` says `old.gold`. ValueError where that form is not known."""
+    if isinstance(value, list) and len(value) == 1:
+        return [_encoded(value[0], old, new)]
+    if isinstance(value, int) and not isinstance(value, bool) and value - old.gold in (0, 1):
+        return value - old.gold + new.gold
+    if isinstance(value, str):
+        bare = value.strip()
+        if bare.upper() == old.labels[old.gold].upper():
+            label = new.labels[new.gold]
+            return value.replace(bare, label.lower() if bare.islower() else label)
+        if bare == old.options[old.gold].strip():
+            return new.options[new.gold]
+        if bare.isdigit() and int(bare) - old.gold in (0, 1):
+            return value.replace(bare, str(int(bare) - old.gold + new.gold))
+    raise ValueError(f"{value!r} does not say option {old.gold}")
+
+
+def possible_layouts(
+    documents: Sequence[Document], golds: Sequence[int], fields: Mapping[str, str]
+) -> Iterator[Layout]:
+    """Those that fit all `documents`, the likeliest first; `fields` (from --fields) names some or all of theirs."""
+    first = documents[0]
+    if any(name not in first for names in fields.values() for name in names.split("|")):
+        fields = {}  # they are another task's
+    letter_columns = tuple(letter for letter in LETTERS if letter in first)
+    options: list[tuple[str, ...]] = [(name,) for name in OPTION_FIELDS if name in first]
+    if len(letter_columns) > 1 and letter_columns == tuple(LETTERS[: len(letter_columns)]):
+        options.append(letter_columns)
+    if "options" in fields:
+        options = [tuple(fields["options"].split("|"))]
+    for question in [fields["question"]] if "question" in fields else QUESTION_FIELDS:
+        for answer in [fields["answer"]] if "answer" in fields else ANSWER_FIELDS:
+            for held in options:
+                layout = Layout(question, held, answer)
+                if all(layout.understands(one, gold) for one, gold in zip(documents, golds, strict=True)):
+                    yield layout
+
+
+def parse_fields(text: str | None) -> dict[str, str]:
+    """`question=q,options=o1|o2|o3,answer=a` as a dict; any of the three may be left out."""
+    fields = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in ("question", "options", "answer") or not equals or not value:
+            raise ConfigError(
+                f"--fields {text}",
+                f"{part.strip()!r} is none of question=NAME, options=NAME (or options=NAME|NAME|...), answer=NAME",
+                "Name the fields of the task's documents so.",
+            )
+        fields[name] = value
+    return fields

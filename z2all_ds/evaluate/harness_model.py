@@ -1,0 +1,230 @@
+"""Our models as lm-evaluation-harness wants them: likelihoods of continuations, of texts, and generation until a stop.
+
+Prompts are encoded, cut and scored as the harness's own `hf` model does it (tests compare), but without accelerate,
+with log-probabilities in fp32 whatever the weights are in, only at the places that are scored, and with our progress.
+Only `evaluate harness` loads this file.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch.nn import functional
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from z2all_ds.console import Advance, progress, say
+from z2all_ds.errors import ConfigError, MachineError
+
+MAX_NEW_TOKENS = 256
+"""Where a task does not say: as the harness has it."""
+Request = tuple[Any, list[int], list[int]]
+"""(what it is remembered by, tokens of the context, tokens of the continuation)."""
+
+
+class HarnessModel(TemplateLM):
+    """A causal model and its tokenizer. `before_first` is called once, when the first requests come."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        batch_size: int,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self._device, self.batch_size = model, tokenizer, device, batch_size
+        self.max_length = int(model.config.max_position_embeddings)
+        self.before_first = before_first
+        self.prompts_cut = 0
+        pad = tokenizer.pad_token_id
+        self.pad_token_id = int(pad if pad is not None else tokenizer.eos_token_id or 0)
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.tokenizer.chat_template if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
+            how["add_special_tokens"] = False  # a chat template has put it there
+        ids: list[int] = self.tokenizer.encode(string, **how)
+        return ids
+
+    # Likelihoods
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self.before_first()
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        """Of whole texts, in windows, each token once with as much context as fits."""
+        self.before_first()
+        pieces: list[Request] = []
+        for number, request in enumerate(requests):
+            windows = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            pieces += [(number, *make_disjoint_window(window)) for window in windows]
+        sums = [0.0] * len(requests)
+        for (number, _, _), (nats, _) in zip(pieces, self._loglikelihood_tokens(pieces), strict=True):
+            sums[number] += nats
+        return sums
+
+    def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
+        """(log-likelihood, whether greedy decoding would give it) of every continuation."""
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        readers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # options of one token share one reading
+        for number, (_, context, continuation) in enumerate(requests):
+            if len(continuation) > self.max_length:
+                raise ConfigError(
+                    f"an answer of {len(continuation)} tokens",
+                    f"is longer than the model's window of {self.max_length}",
+                    "Leave out the task, or take a model with a longer window.",
+                )
+            self.prompts_cut += len(context) + len(continuation) > self.max_length + 1
+            readers[tuple((context + continuation)[-(self.max_length + 1) : -1])].append(number)
+        inputs = sorted(readers, key=len, reverse=True)  # the longest first: what does not fit shows at once
+        with progress("likelihoods", len(requests), "requests") as advance:
+            for start in range(0, len(inputs), self.batch_size):
+                self._score(inputs[start : start + self.batch_size], readers, requests, answers, advance)
+        return answers
+
+    def _score(
+        self,
+        inputs: list[tuple[int, ...]],
+        readers: dict[tuple[int, ...], list[int]],
+        requests: list[Request],
+        answers: list[tuple[float, bool]],
+        advance: Advance,
+    ) -> None:
+        for batch, logits in self._logits_of(inputs):
+            for row, ids in enumerate(batch):
+                for number in readers[ids]:
+                    wanted = torch.tensor(requests[number][2], device=self._device)
+                    scored = logits[row, len(ids) - len(wanted) : len(ids)]
+                    log_probabilities = functional.log_softmax(scored.float(), -1)
+                    nats = log_probabilities.gather(-1, wanted[:, None]).sum()
+                    greedy = (log_probabilities.argmax(-1) == wanted).all()
+                    answers[number] = (float(nats), bool(greedy))
+                advance(len(readers[ids]))
+
+    def _logits_of(self, inputs: list[tuple[int, ...]]) -> Iterator[tuple[list[tuple[int, ...]], torch.Tensor]]:
+        """(inputs, logits [batch, length, vocabulary]): in one batch, or in halves where memory does not suffice."""
+        longest = max(map(len, inputs))
+        padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in inputs]
+        try:
+            with torch.inference_mode():
+                logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits
+        except torch.OutOfMemoryError as error:
+            if len(inputs) == 1:
+                raise MachineError(f"a prompt of {longest} tokens", "does not fit", "Free GPU memory.") from error
+            logits = None
+        if logits is not None:
+            yield inputs, logits
+            return
+        torch.cuda.empty_cache()
+        half = len(inputs) // 2
+        self.batch_size = min(self.batch_size, half)
+        yield from self._logits_of(inputs[:half])
+        yield from self._logits_of(inputs[half:])
+
+    # Generation
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        self.before_first()
+        groups: dict[str, list[int]] = defaultdict(list)
+        prompts = [self.tok_encode(request.args[0]) for request in requests]
+        for number, request in enumerate(requests):
+            groups[repr(sorted(request.args[1].items()))].append(number)
+        answers = [""] * len(requests)
+        with progress("generation", len(requests), "requests") as advance:
+            for numbers in groups.values():
+                numbers.sort(key=lambda number: -len(prompts[number]))
+                options = requests[numbers[0]].args[1]
+                for start in range(0, len(numbers), self.batch_size):
+                    batch = numbers[start : start + self.batch_size]
+                    texts = self._generate([prompts[number] for number in batch], options)
+                    for number, text in zip(batch, texts, strict=True):
+                        answers[number] = text
+                    advance(len(batch))
+        return answers
+
+    def _generate(self, prompts: list[list[int]], options: dict[str, Any]) -> list[str]:
+        how = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
+        eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
+        stops = handle_stop_sequences(how.pop("until", None), eos=eos)
+        new_tokens = how.pop("max_gen_toks")
+        if new_tokens >= self.max_length:
+            new_tokens = self.max_length // 2  # a prompt needs room, too
+        room = self.max_length - new_tokens
+        self.prompts_cut += sum(len(ids) > room for ids in prompts)
+        prompts = [ids[-room:] for ids in prompts]
+        longest = max(map(len, prompts))
+        padded = [[self.pad_token_id] * (longest - len(ids)) + ids for ids in prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+        if not how.get("do_sample"):
+            how = {"do_sample": False}
+        made = self.model.generate(
+            input_ids=torch.tensor(padded, device=self._device),
+            attention_mask=torch.tensor(mask, device=self._device),
+            max_new_tokens=new_tokens,
+            pad_token_id=self.pad_token_id,
+            stopping_criteria=StoppingCriteriaList([_StopStrings(self.tokenizer, stops, longest)]),
+            **how,
+        )
+        texts = self.tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
+        return [postprocess_generated_text(text, stops, None) for text in texts]
+
+    def say_what_was_cut(self) -> None:
+        if self.prompts_cut:
+            say(f"{self.prompts_cut} prompts were longer than the model's {self.max_length} tokens: cut on the left")
+
+
+class _StopStrings(StoppingCriteria):
+    """Ends a row when one of the strings is in what it has generated; only the tail is decoded at each token."""
+
+    def __init__(self, tokenizer: Any, stops: list[str], prompt_tokens: int) -> None:
+        self.tokenizer, self.prompt_tokens = tokenizer, prompt_tokens
+        self.stops = [stop for stop in stops if stop]
+        lengths = [len(tokenizer.encode(stop, add_special_tokens=False)) for stop in self.stops]
+        self.tail_tokens = max(lengths, default=0) + 4  # the same string may come in more tokens, or inside others
+        self.ended: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if self.ended is None:
+            self.ended = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        tail_start = max(self.prompt_tokens, input_ids.shape[1] - self.tail_tokens)
+        tails = self.tokenizer.batch_decode(input_ids[:, tail_start:])
+        hits = [any(stop in tail for stop in self.stops) for tail in tails]
+        self.ended |= torch.tensor(hits, device=input_ids.device)
+        return self.ended

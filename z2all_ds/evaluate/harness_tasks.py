@@ -1,0 +1,203 @@
+"""Tasks of lm-evaluation-harness from this machine alone: YAMLs of one's own, or the harness's names with data here.
+
+The hub is never asked. In a YAML of one's own, `data_files` (and a folder as `dataset_path` or `data_dir`) are taken
+relative to the YAML's folder, so that tasks and data can travel together. Only `evaluate harness` loads this file.
+"""
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.errors import ConfigError, DataError, MachineError
+
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")
+
+
+def require_harness() -> None:
+    """One line where the extra is not installed; and the process is offline from here on."""
+    for name in OFFLINE:
+        os.environ[name] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import datasets
+        import huggingface_hub.constants
+        import lm_eval.tasks._factory  # noqa: F401 - its place in the versions that we know
+    except ImportError as error:
+        raise MachineError(
+            f"lm-evaluation-harness ({error})", "is not installed, or too old", "Run pip install 'z2all_ds[eval]'."
+        ) from error
+    # Both read the environment when they are imported, which may have been before.
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    datasets.config.HF_HUB_OFFLINE = True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the harness's log lines and bars: progress is shown by our own hand."""
+    import datasets
+    import lm_eval.api.task as task_file
+    from transformers.utils import logging as transformers_logging
+
+    levels = {name: logging.getLogger(name).level for name in NOISY}
+    bars = task_file.tqdm
+    others: list[tuple[bool, Callable[[], None], Callable[[], None]]] = [
+        (not datasets.are_progress_bars_disabled(), datasets.disable_progress_bars, datasets.enable_progress_bars),
+        (
+            transformers_logging.is_progress_bar_enabled(),
+            transformers_logging.disable_progress_bar,
+            transformers_logging.enable_progress_bar,
+        ),
+    ]
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for _, hide, _ in others:
+        hide()
+    task_file.tqdm = partial(bars, disable=True)
+    try:
+        yield
+    finally:
+        task_file.tqdm = bars
+        for were_shown, _, show in others:
+            if were_shown:
+                show()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@dataclass(frozen=True)
+class ListedTask:
+    """A task or group found under --include."""
+
+    name: str
+    kind: str
+    file: str
+
+
+def list_tasks(include: Path) -> list[ListedTask]:
+    """All tasks, groups and tags of the YAML files under `include`."""
+    index = task_manager(include, with_defaults=False).task_index
+    return [
+        ListedTask(name, entry.kind.name.lower(), str(entry.yaml_path or "")) for name, entry in sorted(index.items())
+    ]
+
+
+def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
+    """`{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may hold * and ?."""
+    if not names:
+        raise ConfigError("--tasks", "names no task", "Give names with commas between, or --list to see them.")
+    manager = task_manager(include, with_defaults=False)
+    if any(not manager.match_tasks([name]) for name in names):
+        manager = task_manager(include, with_defaults=True)  # some 10,000 files, which take seconds
+    wanted = matching(names, manager)
+    loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+    for name in wanted:
+        for kind, members in _load(manager, name).items():
+            loaded[kind].update(members)
+    for name, task in loaded["tasks"].items():
+        _refuse_what_we_cannot_run(name, task)
+    return loaded
+
+
+def matching(names: list[str], manager: Any) -> list[str]:
+    """The tasks, groups and tags that are meant, each once."""
+    wanted: list[str] = []
+    for name in names:
+        found = manager.match_tasks([name])
+        if not found:
+            near = difflib.get_close_matches(name, manager.all_tasks, 3)
+            known = f"near it: {', '.join(near)}" if near else "see those of a folder with --include DIR --list"
+            raise ConfigError(f"--tasks {name}", f"there is no such task ({known})", "Put the name right.")
+        wanted += [one for one in found if one not in wanted]
+    return wanted
+
+
+def task_manager(include: Path | None, with_defaults: bool) -> Any:
+    """The harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._factory import TaskFactory
+
+    if include is not None and not include.is_dir():
+        raise ConfigError(f"--include {include}", "is no folder", "Give a folder with the tasks' YAML files.")
+
+    class FactoryBesideItsData(TaskFactory):
+        def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+            config: dict[str, Any] = super()._load_full_config(entry, overrides)
+            if include is not None and entry.yaml_path:
+                beside(config, Path(entry.yaml_path).resolve().parent)
+            return config
+
+    manager = TaskManager(include_path=None if include is None else str(include), include_defaults=with_defaults)
+    manager._factory = FactoryBesideItsData()
+    return manager
+
+
+def beside(config: dict[str, Any], folder: Path) -> None:
+    """Relative places of data that are there beside the YAML become absolute ones; others stay as they are."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: absolute(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [absolute(one) for one in value]
+        if isinstance(value, str) and not os.path.isabs(value) and any(folder.glob(value)):
+            return str(folder / value)
+        return value
+
+    kwargs = config.get("dataset_kwargs") or {}
+    for key in ("data_files", "data_dir"):
+        if kwargs.get(key):
+            kwargs[key] = absolute(kwargs[key])
+    path = config.get("dataset_path")
+    if isinstance(path, str) and path.startswith(".") and (folder / path).is_dir():
+        config["dataset_path"] = str(folder / path)
+
+
+def _load(manager: Any, name: str) -> Any:
+    import jinja2
+    from datasets.exceptions import DatasetsError
+
+    entry = manager.task_index[name]
+    source = (entry.cfg or {}).get("dataset_path")
+    place = f"its data {source}" if source else "its data"
+    try:
+        return manager.load([name])
+    except (OSError, DatasetsError, ValueError) as error:
+        line = str(error).strip().partition("\n")[0]
+        if _is_about_the_hub(error):
+            raise DataError(
+                f"task {name}",
+                f"{place} are not on this machine, and the hub is not asked ({line})",
+                f"Fetch them where there is network (datasets.load_dataset('{source}', ...)) and bring the cache here, "
+                "or write a YAML with local data_files and give --include.",
+            ) from error
+        raise DataError(f"task {name}", f"does not load ({line})", f"Look at {entry.yaml_path}.") from error
+    except (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"task {name}", f"does not load ({reason})", f"Look at {entry.yaml_path}.") from error
+
+
+def _is_about_the_hub(error: BaseException) -> bool:
+    """Whether data that would have to come from the hub are the reason, anywhere in the chain of causes."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = f"{type(seen).__name__} {seen}"
+        if isinstance(seen, ConnectionError) or "ffline" in text or "the Hub" in text or "find cache" in text:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _refuse_what_we_cannot_run(name: str, task: Any) -> None:
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(f"--tasks {name}", "has pictures or sound, and the model reads text", "Leave it out.")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(
+            f"--tasks {name}", "runs programs that the model writes, which we do not do", "Use lm_eval itself."
+        )

@@ -1,0 +1,235 @@
+"""A file of probes: small questions whose answer is a number, asked of a model again and again while it learns.
+
+A YAML list. What a probe asks is told by its keys:
+
+completion  prompt, completion          the probability of the completion; of a list, of any of its texts
+sentence    text                        the text's perplexity per token
+compare     better, worse (prompt, per) how many nats more likely `better` is than `worse`, per token, byte or in all
+format      prompt, starts_with         the probability that the answer starts so; `matches` and `json` look at the
+                                        greedy answer too, in `z2all evaluate probes` only
+
+A comparison is a margin and not a probability of preference: between sentences that probability is 0 or 1 all the
+time, and the curve would not show what is being learnt. Above 0 the model is right, wherever that line lies for others.
+`at_least` and `at_most` say what is expected of the value, from the step `from_step` on.
+
+Plain data: no torch, so that a mistake in the file is said before a run is launched.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from z2all_ds.config_sections import Section
+from z2all_ds.errors import ConfigError
+from z2all_ds.resources import find_named_file
+from z2all_ds.section_errors import first_problem
+
+DEFAULT_FILE = "zh_en"
+"""A shipped one."""
+HINT = "See z2all_ds/probes/zh_en.yaml for examples."
+
+
+class Probe(Section):
+    """What every probe has."""
+
+    kind: ClassVar[str]
+    own_keys: ClassVar[tuple[str, ...]]
+    """That no other kind has: by them the kind is known."""
+    is_probability: ClassVar[bool] = False
+
+    name: str = Field(min_length=1, max_length=64)
+    """Of its curve."""
+    at_least: float | None = None
+    """The expected value or more."""
+    at_most: float | None = None
+    """The expected value or less."""
+    from_step: int = Field(0, ge=0)
+    """Earlier the expectation is not judged."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_one_word(cls, name: str) -> str:
+        if not name.isprintable() or any(char.isspace() for char in name):
+            raise ValueError(f"name {name!r} must be one word without blanks")
+        return name
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> "Probe":
+        for bound in ("at_least", "at_most"):
+            value = getattr(self, bound)
+            if value is not None and self.is_probability and not 0 <= value <= 1:
+                raise ValueError(f"{bound}={value:g}: the value is a probability and must be expected between 0 and 1")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least={self.at_least:g} must not exceed at_most={self.at_most:g}")
+        return self
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """For whoever shows its values."""
+        bounds = {"at_least": self.at_least, "at_most": self.at_most, "from_step": self.from_step}
+        return {"name": self.name, "kind": self.kind, **bounds}
+
+    def is_judged(self, step: int | None) -> bool:
+        """A model of no known step is a finished one."""
+        is_asked = self.at_least is not None or self.at_most is not None
+        return is_asked and (step is None or step >= self.from_step)
+
+    def is_met(self, value: float) -> bool:
+        """By the value alone; one that is no number meets nothing."""
+        enough = self.at_least is None or value >= self.at_least
+        return enough and (self.at_most is None or value <= self.at_most)
+
+
+class CompletionProbe(Probe):
+    """Knowledge: P("北京" | "中国的首都是")."""
+
+    kind = "completion"
+    own_keys = ("completion",)
+    is_probability = True
+
+    prompt: str = Field(min_length=1)
+    """What stands before."""
+    completion: str | tuple[str, ...]
+    """What should follow; of several texts any one."""
+
+    @field_validator("completion")
+    @classmethod
+    def _has_text(cls, texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return _some_texts(texts)
+
+
+class SentenceProbe(Probe):
+    """How natural a text is to the model."""
+
+    kind = "sentence"
+    own_keys = ("text",)
+
+    text: str = Field(min_length=2)
+    """Read from its beginning."""
+
+
+class CompareProbe(Probe):
+    """A against B; above 0 is expected unless the probe says otherwise."""
+
+    kind = "compare"
+    own_keys = ("better", "worse")
+
+    prompt: str = ""
+    """What stands before both; without one, the first token of each does not count, as nothing predicts it."""
+    better: str = Field(min_length=1)
+    """What should be the more likely one."""
+    worse: str = Field(min_length=1)
+    """What should be the less likely one."""
+    per: Literal["token", "byte", "sum"] = "token"
+    """What log-likelihoods are divided by before they are compared: texts of unlike length need it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_expectation(cls, values: Any) -> Any:
+        says_itself = isinstance(values, dict) and {"at_least", "at_most"} & values.keys()
+        return {"at_least": 0.0, **values} if isinstance(values, dict) and not says_itself else values
+
+
+class FormatProbe(Probe):
+    """Whether an answer keeps to a form: P("{" | "以json输出")."""
+
+    kind = "format"
+    own_keys = ("starts_with", "matches", "json", "new_tokens")
+    is_probability = True
+
+    prompt: str = Field(min_length=1)
+    """What asks for the form."""
+    starts_with: str | tuple[str, ...]
+    """How an answer in that form begins; of several texts any one."""
+    matches: str | None = None
+    """A regular expression for the beginning of the greedy answer."""
+    as_json: bool = Field(False, alias="json")
+    """The greedy answer must begin with a whole JSON object or list."""
+    new_tokens: int = Field(64, gt=0)
+    """At most so many tokens of the greedy answer are looked at."""
+
+    @field_validator("starts_with")
+    @classmethod
+    def _has_text(cls, texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return _some_texts(texts)
+
+    @field_validator("matches")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"matches={pattern!r} is no regular expression ({error})") from None
+        return pattern
+
+    @property
+    def asks_for_text(self) -> bool:
+        """A greedy answer must be made."""
+        return self.as_json or self.matches is not None
+
+
+KINDS: tuple[type[Probe], ...] = (CompletionProbe, SentenceProbe, CompareProbe, FormatProbe)
+
+
+def load_probes(wanted: str) -> list[Probe]:
+    """From a file, or the shipped one of that name."""
+    path = find_named_file(wanted, "probes", "probes", ".yaml")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Correct the file.") from None
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read ({error.strerror})", "Give a file of your own.") from None
+    if not isinstance(content, list) or not content:
+        raise ConfigError(str(path), "must be a list of at least one probe", HINT)
+    probes: list[Probe] = []
+    for number, entry in enumerate(content, start=1):
+        probes.append(_one(entry, f"{path.name}, probe {number}"))
+        if probes[-1].name in {probe.name for probe in probes[:-1]}:
+            what = f"{path.name}, probe {number}: name {probes[-1].name!r}"
+            raise ConfigError(what, "an earlier probe has it", "Give each its own name.")
+    return probes
+
+
+def file_stem(wanted: str) -> str:
+    """What results of this file are called after."""
+    return Path(wanted).stem
+
+
+def _one(entry: Any, where: str) -> Probe:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: {entry!r}", "must be key: value pairs", HINT)
+    where = f"{where} ({entry['name']})" if isinstance(entry.get("name"), str) else where
+    kind = _kind_of(entry, where)
+    try:
+        return kind.model_validate(entry)
+    except ValidationError as error:
+        problem = first_problem(error, kind, HINT)
+        what = f"{where}: {problem.what}" if problem.what else where
+        raise ConfigError(what, problem.rule, problem.fix or HINT) from None
+
+
+def _kind_of(entry: dict[Any, Any], where: str) -> type[Probe]:
+    fitting = [kind for kind in KINDS if set(kind.own_keys) & entry.keys()]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        named = " and ".join(kind.kind for kind in fitting)
+        raise ConfigError(where, f"has keys of several kinds ({named})", "Make a probe of each.")
+    telling = [kind.own_keys[0] for kind in KINDS]
+    near = [found for key in entry for found in difflib.get_close_matches(str(key), telling, n=1)]
+    rule = f"what it asks is not said: one of {', '.join(telling)} is needed"
+    raise ConfigError(where, rule, f"Did you mean {near[0]}?" if near else HINT)
+
+
+def _some_texts(texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    several = (texts,) if isinstance(texts, str) else texts
+    if not several or not all(several):
+        raise ValueError("at least one text must be given, and none may be empty")
+    if len(set(several)) < len(several):
+        raise ValueError("a text must not be given twice")
+    return texts

@@ -1,0 +1,61 @@
+"""Nats a model needs for windows of tokens: in batches of like length, with bounded memory for the logits."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.windows import Window
+
+BATCHES_SORTED = 32
+"""Windows of so many batches are sorted by length together: enough that little is padded."""
+LOGITS_AT_A_TIME = 1 << 26
+"""Values of fp32 logits: 256 MiB."""
+PLAIN_HEADS = ("llama", "z2all", "mistral", "qwen2", "qwen3")
+"""Model types whose logits are the head's product and nothing else, so that it can be taken a piece at a time."""
+
+
+def score(loaded: LoadedModel, windows: Iterable[Window], batch: int) -> Iterator[tuple[int, float]]:
+    """(counted tokens, nats) after every batch, summed in fp64; lengths are masked, so the batch changes rounding
+    only."""
+    source = iter(windows)
+    while group := sorted(islice(source, batch * BATCHES_SORTED), key=lambda one: len(one.ids), reverse=True):
+        for start in range(0, len(group), batch):
+            yield _score_batch(loaded, group[start : start + batch])
+
+
+@torch.no_grad()
+def _score_batch(loaded: LoadedModel, windows: list[Window]) -> tuple[int, float]:
+    model, device = loaded.model, loaded.device
+    longest = max(len(one.ids) for one in windows)
+    ids_BT = torch.zeros(len(windows), longest, dtype=torch.long)
+    counted_BT = torch.zeros(len(windows), longest, dtype=torch.bool)
+    is_there_BT = torch.zeros(len(windows), longest, dtype=torch.long)
+    for row, one in enumerate(windows):
+        ids_BT[row, : len(one.ids)] = torch.tensor(one.ids)
+        counted_BT[row, : len(one.ids)] = torch.tensor(one.counted)
+        is_there_BT[row, : len(one.ids)] = 1
+    loaded.require_token(int(ids_BT.max()))
+    ids_BT, counted_BT, is_there_BT = (one.to(device) for one in (ids_BT, counted_BT, is_there_BT))
+    inputs = {"input_ids": ids_BT[:, :-1], "attention_mask": is_there_BT[:, :-1], "use_cache": False}
+    wanted_BT, targets = counted_BT[:, 1:], ids_BT[:, 1:][counted_BT[:, 1:]]
+    nats = 0.0
+    for logits_NV, some in _logits(model, inputs, wanted_BT, targets):
+        nats += functional.cross_entropy(logits_NV.float(), some, reduction="none").double().sum().item()
+    return len(targets), nats
+
+
+def _logits(model: Any, inputs: dict[str, Any], wanted_BT: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits of the wanted places with their targets, some at a time."""
+    at_a_time = max(1, LOGITS_AT_A_TIME // model.get_output_embeddings().weight.shape[0])
+    if model.config.model_type in PLAIN_HEADS:
+        hidden_ND = model.base_model(**inputs).last_hidden_state[wanted_BT]
+        for hidden, some in zip(hidden_ND.split(at_a_time), targets.split(at_a_time), strict=True):
+            yield model.get_output_embeddings()(hidden), some
+    else:
+        logits_NV = model(**inputs).logits[wanted_BT]
+        yield from zip(logits_NV.split(at_a_time), targets.split(at_a_time), strict=True)

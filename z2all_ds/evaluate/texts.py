@@ -1,0 +1,116 @@
+"""Texts to judge a model on: a corpus, or plain files, by domain.
+
+Of a corpus some documents are taken per domain, always the same ones: the first of a fixed shuffle. Of plain files
+those that come first: a .jsonl (a string under `text` or `content` in each line) or .parquet file (such a column) is a
+domain of its own name, a .txt file is one document, and all .txt files of a folder are a domain of the folder's name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
+from z2all_ds.data.order import permuted_index
+from z2all_ds.data.raw.readers import DomainReader, open_domains
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.tokenizer.text_files import TEXT_FIELDS, file_pieces
+
+ORDER_SEED = 0
+"""Of the shuffle."""
+DOCUMENTS_OF_A_CORPUS = 50
+"""Per domain, unless another number is asked for."""
+SUFFIXES = (".jsonl", ".parquet", ".txt")
+
+
+class Read(Protocol):
+    """The first documents of a domain, those of one rank: number `rank`, `rank + ranks`, ..., or all by 0 and 1."""
+
+    def __call__(self, rank: int, ranks: int) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Some documents of one kind."""
+
+    name: str
+    read: Read
+    num_documents: int | None
+    """None where nobody has counted them."""
+
+
+def open_texts(data: str | Path, documents: int | None) -> list[Domain]:
+    """`documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
+    if documents is not None and documents < 0:
+        raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Give a larger number.")
+    path = Path(data).expanduser()
+    if path.is_file():
+        return [_file_domain(path.stem, [path], documents or None)]
+    if path.is_dir() and not (path / MANIFEST_NAME).is_file():
+        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if files:
+            return [_file_domain(name, paths, documents or None) for name, paths in _by_domain(path, files).items()]
+    most = DOCUMENTS_OF_A_CORPUS if documents is None else documents
+    return [_corpus_domain(reader, most) for reader in open_domains(data, load_manifest(data)).values()]
+
+
+def _corpus_domain(reader: DomainReader, most: int) -> Domain:
+    count = min(most or reader.num_documents, reader.num_documents)
+    return Domain(reader.name, partial(_shuffled, reader, count), count)
+
+
+def _shuffled(reader: DomainReader, count: int, rank: int, ranks: int) -> Iterator[str]:
+    for position in range(rank, count, ranks):
+        yield reader.read(permuted_index(position, reader.num_documents, ORDER_SEED, 0, reader.name))
+
+
+def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """Files of the same name, or in folders of the same name, are one domain."""
+    domains: dict[str, list[Path]] = {}
+    for file in files:
+        place = file.parent if file.suffix == ".txt" else file.with_suffix("")
+        name = folder.resolve().name if place == folder else place.relative_to(folder).as_posix()
+        domains.setdefault(name, []).append(file)
+    return domains
+
+
+def _file_domain(name: str, files: list[Path], most: int | None) -> Domain:
+    if files[0].suffix not in SUFFIXES:
+        raise DataError(f"data {files[0]}", f"no reader for {files[0].suffix!r}", f"Known: {', '.join(SUFFIXES)}.")
+    return Domain(name, partial(_in_order, files, most), None)
+
+
+def _in_order(files: list[Path], most: int | None, rank: int, ranks: int) -> Iterator[str]:
+    texts = (text for file in files for text in _texts_of(file))
+    return islice(texts, rank, most, ranks)
+
+
+def _texts_of(file: Path) -> Iterator[str]:
+    if file.suffix == ".jsonl":
+        for _, read in file_pieces(file):
+            yield read()
+    elif file.suffix == ".parquet":
+        yield from _parquet_texts(file)
+    else:
+        yield "".join(read() for _, read in file_pieces(file))
+
+
+def _parquet_texts(file: Path) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fix = "Give a Parquet file of texts."
+    try:
+        with pq.ParquetFile(file) as opened:
+            column = next((name for name in TEXT_FIELDS if name in opened.schema_arrow.names), None)
+            if column is None:
+                raise DataError(f"data {file}", f"no column {' or '.join(TEXT_FIELDS)}", fix)
+            for batch in opened.iter_batches(batch_size=256, columns=[column]):
+                for text in batch.column(0).to_pylist():
+                    if not isinstance(text, str):
+                        raise DataError(f"data {file}", f"{column} holds {type(text).__name__}, not text", fix)
+                    yield text
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"data {file}", f"no readable Parquet file ({str(error).partition(chr(10))[0]})", fix) from None

@@ -1,0 +1,65 @@
+"""Log-probabilities of tokens, wherever the model is: whoever calls brings a function from tokens to their losses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from z2all_ds.evaluate.probe_rows import Row
+
+IGNORED = -100
+PIECE_TOKENS = 1024
+"""Whose logits are widened to fp32 at a time: with 64,000 words a quarter of a gigabyte."""
+
+TokenLosses = Callable[[Tensor, Tensor], Tensor]
+"""input_ids and labels, both [rows, tokens] on the host -> the loss of each label, 0 where it is IGNORED. Labels are
+aligned: that of a position is the token after it."""
+
+
+def log_probabilities(
+    rows: Sequence[Row], token_losses: TokenLosses, rows_per_batch: int, padding_id: int
+) -> Iterator[list[float]]:
+    """Of each row's scored tokens, in the order of the rows.
+
+    Padding stands to the right, where causal attention keeps it from everything that counts. Rows of like length are
+    read together.
+    """
+    by_length = sorted(range(len(rows)), key=lambda number: len(rows[number].ids))
+    found: dict[int, list[float]] = {}
+    for start in range(0, len(rows), rows_per_batch):
+        numbers = by_length[start : start + rows_per_batch]
+        tokens = max(len(rows[number].ids) for number in numbers) - 1
+        input_ids = torch.full((len(numbers), tokens), padding_id)
+        labels = torch.full((len(numbers), tokens), IGNORED)
+        for place, number in enumerate(numbers):
+            ids, first = torch.tensor(rows[number].ids), rows[number].first_scored
+            input_ids[place, : len(ids) - 1] = ids[:-1]
+            labels[place, first - 1 : len(ids) - 1] = ids[first:]
+        losses = token_losses(input_ids, labels).double().cpu()
+        for place, number in enumerate(numbers):
+            first, end = rows[number].first_scored - 1, len(rows[number].ids) - 1
+            found[number] = (-losses[place, first:end]).tolist()
+    yield from (found[number] for number in range(len(rows)))
+
+
+def losses_of(model: Any, device: torch.device) -> TokenLosses:
+    """Of a transformers model; logits are widened a piece at a time."""
+
+    @torch.no_grad()
+    def token_losses(input_ids: Tensor, labels: Tensor) -> Tensor:
+        logits_TV = model(input_ids.to(device), use_cache=False).logits.flatten(0, 1)
+        targets = labels.to(device).flatten()
+        pieces = [
+            functional.cross_entropy(
+                logits_TV[start : start + PIECE_TOKENS].float(),
+                targets[start : start + PIECE_TOKENS],
+                ignore_index=IGNORED,
+                reduction="none",
+            )
+            for start in range(0, len(targets), PIECE_TOKENS)
+        ]
+        return torch.cat(pieces).view(labels.shape)
+
+    return token_losses
