@@ -272,7 +272,7 @@ def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1=1.0: Input should be less than 1."),
         ("train.precision=fp8", "train.precision='fp8': Input should be 'auto', 'fp32' or 'bf16'."),
         ("run_dir={a: b}", "run_dir={'a': 'b'}: Input should be a valid string."),
-        ('track.wandb="a\\nb"', r"track.wandb='a\nb': Input should be 'disabled', 'offline' or 'online'."),
+        ('track.wandb="a\\nb"', r"track.wandb='a\nb': Input should be 'disabled', 'auto', 'offline' or 'online'."),
         ("checkpoint.keep_last=1", "checkpoint.keep_last=1: Input should be greater than or equal to 2."),
         ("checkpoint.keep_every=-1", "checkpoint.keep_every=-1: Input should be greater than or equal to 0."),
         ("checkpoint.keep_best=2", "config: checkpoint.keep_best=2 must have a validation.corpus to judge by."),

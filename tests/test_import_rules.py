@@ -281,10 +281,11 @@ def test_help_is_light() -> None:
 
 def test_rooms_for_login_nodes_are_light() -> None:
     names = [f"{PACKAGE}.{name}" for name in ("config", "corpus", "plan", "cluster", "cluster.launch", "doctor")]
-    names += [f"{PACKAGE}.{name}" for name in ("track.writer", "track.plots", "track.sinks", "checkpoint.layout")]
+    names += [f"{PACKAGE}.{name}" for name in ("track.writer", "track.plots", "checkpoint.layout")]
+    names += [f"{PACKAGE}.track.sinks.{name}" for name in ("feed", "keeper", "session", "sync")]
     names += WITHOUT_TORCH
     loaded = loaded_by("\n".join(f"import {name}" for name in names))
-    assert not loaded & {*HEAVY, "wandb", "matplotlib"}
+    assert not loaded & {*HEAVY, "wandb", "matplotlib", "tensorboard"}
 
 
 def test_what_train_checks_before_the_launch_is_light() -> None:

@@ -1,6 +1,7 @@
 """What the machine has, asked with real processes, real files and real environment variables."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_g_plus_plus_alone_is_named_for_torch(tmp_path: Path) -> None:
 
 
 # Processes, ports, GPUs
+
+
+def test_children_are_those_that_a_process_has_started_itself_and_that_still_run() -> None:
+    shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    with ended(shell):
+        assert shell.stdout
+        grandchild = int(shell.stdout.readline())
+        start = machine.process_start_time(grandchild)
+        try:
+            assert machine.child_processes(shell.pid) == [(grandchild, start)]
+            assert grandchild not in dict(machine.child_processes(os.getpid()))
+            assert shell.pid in dict(machine.child_processes(os.getpid()))
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+    assert shell.pid not in dict(machine.child_processes(os.getpid()))
 
 
 def test_a_process_is_known_by_pid_and_start_time() -> None:

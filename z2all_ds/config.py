@@ -19,6 +19,7 @@ from z2all_ds.config_sections import (
     ModelSection,
     OpsSection,
     OptimizerSection,
+    ProbesSection,
     ScheduleSection,
     Section,
     StageSection,
@@ -64,6 +65,8 @@ class RunConfig(Section):
     """Exports while training."""
     validation: ValidationSection = ValidationSection()
     """Held-out text."""
+    probes: ProbesSection = ProbesSection()
+    """Small questions."""
     guard: GuardSection = GuardSection()
     """Steps that go wrong."""
     track: TrackSection = TrackSection()
@@ -136,7 +139,10 @@ def anchored(config: RunConfig) -> RunConfig:
     init_from = absolute(config.train.init_from)
     train = config.train.model_copy(update={"nvme_folder": nvme_folder, "init_from": init_from})
     validation = config.validation.model_copy(update={"corpus": absolute(config.validation.corpus)})
-    sections = {"data": data, "train": train, "validation": validation}
+    probes_file = config.probes.file  # a name stands for a shipped file
+    is_path = bool(probes_file) and Path(probes_file).expanduser().is_file()
+    probes = config.probes.model_copy(update={"file": absolute(probes_file) if is_path else probes_file})
+    sections = {"data": data, "train": train, "validation": validation, "probes": probes}
     return config.model_copy(update={"run_dir": absolute(config.run_dir), **sections})
 
 

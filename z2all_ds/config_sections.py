@@ -367,6 +367,15 @@ class ValidationSection(Section):
     """Samples of train.sequence_length tokens, over all ranks, the same ones every time."""
 
 
+class ProbesSection(Section):
+    """Small questions to the model while it trains, each with its curve."""
+
+    file: str = ""
+    """YAML of probes, or the name of a shipped one (zh_en); none: no probes. See `z2all evaluate probes`."""
+    every_steps: int = Field(500, gt=0)
+    """Steps between two looks; the run's last step is looked at too."""
+
+
 class ExportSection(Section):
     """Hugging Face folders made of checkpoints while training goes on."""
 
@@ -405,7 +414,14 @@ class GuardSection(Section):
 class TrackSection(Section):
     """Where curves go besides metrics.jsonl."""
 
-    wandb: Literal["disabled", "offline", "online"] = "disabled"
-    """Weights & Biases mode. A failing sink costs a warning, never the run."""
+    panel: Literal["auto", "never"] = "auto"
+    """A live panel on the terminal instead of a line a step: `auto` where a person sits at the machine that trains."""
+    wandb: Literal["disabled", "auto", "offline", "online"] = "disabled"
+    """Weights & Biases mode; `auto` is online where an API key is set, else offline, to be sent by `z2all track sync`.
+    A failing sink costs a warning, never the run."""
     project: str = "z2all"
     """W&B project."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files into the run folder's sinks/tensorboard."""
+    finish_seconds: float = Field(15.0, ge=0, le=3600)
+    """At the end of a run, sinks may take so long to deliver what is left; `z2all track sync` sends the rest."""

@@ -254,6 +254,16 @@ def process_is_alive(pid: int, start_time: int | None) -> bool:
     return True
 
 
+def child_processes(pid: int) -> list[tuple[int, int]]:
+    """(number, start time) of those that a process has started itself and that still run; none where /proc is not."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        fields = _stat_fields(int(name)) if name.isdigit() else []
+        if fields and int(fields[1]) == pid and fields[0] not in "ZX":
+            found.append((int(name), int(fields[19])))
+    return found
+
+
 def group_is_alive(group: int) -> bool:
     """Whether a process of this group still runs. Zombies do not count: in many containers nobody reaps orphans."""
     try:

@@ -17,8 +17,9 @@ from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import ConfigError, TrainingError
 from z2all_ds.machine import gpu_count, require_free_disk
 from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.track.goodput import goodput
-from z2all_ds.track.plots import LOSS_PREFIX, plot_loss
+from z2all_ds.track.plots import plot_loss
 from z2all_ds.track.writer import last_outcome, read_records
 from z2all_ds.train.command import train_on_this_machine
 

@@ -39,6 +39,16 @@ class RunFolder:
         return self.root / "events.jsonl"
 
     @property
+    def health(self) -> Path:
+        """What each rank's last steps cost it, every few seconds."""
+        return self.root / "health.jsonl"
+
+    @property
+    def sinks(self) -> Path:
+        """What W&B and TensorBoard were given, and how far each has come."""
+        return self.root / "sinks"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -55,6 +65,11 @@ class RunFolder:
     @property
     def exports(self) -> Path:
         return self.root / "exports"
+
+    @property
+    def evaluations(self) -> Path:
+        """What verbs of `z2all evaluate` found of its checkpoints."""
+        return self.root / "evaluations"
 
     @property
     def plots(self) -> Path:

@@ -22,7 +22,8 @@ def first_problem(error: ValidationError, root: type[BaseModel], more: str) -> P
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)
     if first["type"] == "extra_forbidden":
-        known = list(_section_at(root, location[:-1]).model_fields)
+        fields = _section_at(root, location[:-1]).model_fields
+        known = [field.alias or name for name, field in fields.items()]
         near = difflib.get_close_matches(location[-1], known, n=1)
         fix = f"Did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"Known here: {', '.join(known)}."
         return Problem(location, dotted, "no such setting", fix)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.processes import ended
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.track.writer import RunWriter, drop_metrics_after, last_outcome, read_records
+from z2all_ds.track.writer import RunWriter, drop_metrics_after, last_outcome, last_record, read_records
 
 WRITE_AND_HANG = """
 import sys, time
@@ -140,6 +140,7 @@ def test_exactly_the_later_steps_are_dropped(
     steps: list[int], last: int, torn: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("drop") / "metrics.jsonl"
+    steps = sorted(steps)
     lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records(*steps)]
     path.write_bytes(b"".join(lines) + (b'{"step": 1' if torn else b""))
     kept = [line for step, line in zip(steps, lines, strict=True) if step <= last]
@@ -147,6 +148,23 @@ def test_exactly_the_later_steps_are_dropped(
     assert path.read_bytes() == b"".join(kept)
     assert os.listdir(path.parent) == ["metrics.jsonl"]
     assert drop_metrics_after(path, last) == 0
+
+
+@pytest.mark.parametrize("width", [1, 100, 70_000, 200_000])
+def test_lines_of_any_length_are_cut_back_from_the_end(width: int, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    wide = [{"step": step, "note": "中" * width} for step in range(1, 8)]
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in wide), encoding="utf-8")
+    assert last_record(path) == wide[-1]
+    assert drop_metrics_after(path, 4) == 3
+    assert list(read_records(path)) == wide[:4]
+    assert drop_metrics_after(path, 0) == 4
+    assert (path.read_bytes(), last_record(path)) == (b"", None)
+
+
+def test_what_is_not_json_but_python_wrote_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "spike", "limit": Infinity}\n')
+    assert last_record(tmp_path / "events.jsonl") == {"event": "spike", "limit": float("inf")}
 
 
 @pytest.mark.parametrize(

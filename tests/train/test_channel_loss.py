@@ -14,7 +14,8 @@ from torch import Tensor
 
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 from z2all_ds.ops.cross_entropy import reference as cross_entropy
-from z2all_ds.train.channel_loss import ChannelLoss, perplexities
+from z2all_ds.train.channel_loss import ChannelLoss, RankCost, perplexities
+from z2all_ds.world import World
 
 DOMAINS = ["code", "en", "never", "zh"]
 CPU = torch.device("cpu")
@@ -112,12 +113,13 @@ def _one_rank(rank: int, world_size: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
     )
-    meter = ChannelLoss(DOMAINS, CPU)
+    meter = ChannelLoss(DOMAINS, CPU, World(rank, world_size, rank, world_size))
     answers = []
     for first_seed in (0, 100):  # two steps: what was taken may not come again
         for seed in range(first_seed + rank, first_seed + 6, world_size):
             meter.add(*micro_batch(seed))
-        answers.append(meter.take())
+        answers.append([*meter.take(), meter.rank_costs])
+        meter.say_cost(RankCost(rank + 0.5, rank + 0.25, 10.0**11 + rank))
     Path(folder, f"rank_{rank}.json").write_text(json.dumps(answers), encoding="utf-8")
     torch.distributed.destroy_process_group()
 
@@ -127,7 +129,8 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
     ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     assert ranks[0] == ranks[1]
     for step, first_seed in enumerate((0, 100)):
-        mean, per_domain = ranks[0][step]
+        mean, per_domain, costs = ranks[0][step]
+        assert costs == ([[0, 0, 0]] * 2, [[0.5, 0.25, 1e11], [1.5, 1.25, 1e11 + 1]])[step]
         assert_same((mean, per_domain), plain_loop([micro_batch(seed) for seed in range(first_seed, first_seed + 6)]))
 
 
@@ -146,3 +149,19 @@ def test_a_flag_of_one_rank_is_seen_once() -> None:
 def test_perplexities_have_the_names_of_the_losses() -> None:
     found = perplexities("validation_", 2.0, {"zh": 1e9, "en": math.nan})
     assert found == {"validation_perplexity": math.exp(2.0), "validation_perplexity_of_zh": math.exp(700.0)}
+
+
+def test_tokens_of_the_last_step_are_counted_by_domain() -> None:
+    meter = ChannelLoss(DOMAINS, CPU)
+    labels = torch.tensor([[1, IGNORED_LABEL, 3, 4]])
+    meter.add(torch.ones(1, 4), labels, torch.tensor([[0, 0, 2, 2]]))
+    meter.take()
+    assert meter.tokens == {DOMAINS[0]: 1, DOMAINS[2]: 2}
+    meter.take()
+    assert meter.tokens == {}
+
+
+def test_without_a_world_no_costs_travel() -> None:
+    meter = ChannelLoss(DOMAINS, CPU)
+    meter.take()
+    assert meter.rank_costs == []

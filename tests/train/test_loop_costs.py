@@ -1,6 +1,7 @@
 """What a real run writes down about its time: a short training, stopped after steps no checkpoint has, and resumed."""
 
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from z2all_ds.track.goodput import goodput
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.startup import PHASES
 
+GLOBAL_BATCH, BATCH_TOKENS = 8, 8 * 32
 STEPS, EVERY, STOPPED_AT = 12, 3, 8
 PARTS = ("data_wait", "forward", "backward", "optimizer", "checkpoint", "validation", "other")
 ROUNDING_SECONDS = 1e-6
@@ -68,6 +70,24 @@ def test_each_start_tells_its_phases(run_dir: Path) -> None:
     log = (run_dir / "logs" / "rank_0000.log").read_text()
     for event in (first, second):
         assert f"first loss after {event['seconds']:.1f} s: " in log
+
+
+def test_whoever_watches_finds_hosts_mixture_and_what_each_rank_spent(run_dir: Path) -> None:
+    folder, here = RunFolder(run_dir), socket.gethostname()
+    for started in events(run_dir, "started"):
+        (stage,) = started["mixture"]
+        assert (started["steps"], started["hosts"]) == (STEPS, [here, here])
+        assert (stage["first_step"], sum(stage["shares"].values())) == (0, pytest.approx(1))
+    for record in metrics(run_dir):
+        counted = {name.removeprefix("tokens_of_"): n for name, n in record.items() if name.startswith("tokens_of_")}
+        assert set(counted) == {name.removeprefix("loss_of_") for name in record if name.startswith("loss_of_")}
+        assert set(counted) <= set(stage["shares"])
+        assert 0 < sum(counted.values()) <= BATCH_TOKENS
+        assert record["data_position"] == record["step"] * GLOBAL_BATCH
+    for health in read_records(folder.health):
+        assert all(len(health[name]) == 2 for name in ("work_seconds", "data_wait_seconds", "memory_bytes"))
+        assert min(health["work_seconds"]) > 0 and min(health["memory_bytes"]) > 1 << 20
+    assert next(read_records(folder.health))["step"] == 1
 
 
 def test_goodput_counts_no_step_twice(run_dir: Path) -> None:

@@ -1,8 +1,8 @@
 """The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
 
-The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `cluster`, `bench`) have files of their own. Nothing
-else imports this room. A user's mistake ends with one line and its class's exit code; `--debug` (or Z2ALL_DEBUG=1)
-shows the traceback.
+The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `evaluate`, `cluster`, `track`, `bench`) and verbs
+with many options have files of their own. Nothing else imports this room. A user's mistake ends with one line and its
+class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
 """
 
 import os
@@ -16,13 +16,18 @@ import typer
 
 from z2all_ds import __version__
 from z2all_ds.cli.bench import bench_app
+from z2all_ds.cli.board import board
 from z2all_ds.cli.checkpoint import checkpoint_app
 from z2all_ds.cli.cluster import cluster_app
 from z2all_ds.cli.corpus import corpus_app
+from z2all_ds.cli.evaluate import evaluate_app
+from z2all_ds.cli.generate import generate
 from z2all_ds.cli.launch import launch
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 from z2all_ds.cli.plan import plan
+from z2all_ds.cli.plot import plot
 from z2all_ds.cli.tokenizer import tokenizer_app
+from z2all_ds.cli.track import track_app
 from z2all_ds.cli.train import train_app
 from z2all_ds.errors import MachineError, Z2allError
 
@@ -32,15 +37,18 @@ app = typer.Typer(
     add_completion=False,
     help="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed.",
 )
-evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
 app.add_typer(train_app, name="train")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(track_app, name="track")
 app.add_typer(bench_app, name="bench")
 app.command("plan")(plan)
+app.command("board")(board)
+app.command("plot")(plot)
+app.command("generate")(generate)
 app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 
 
@@ -127,51 +135,6 @@ def export(
         f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens "
         f"({report.verdict.how}); peak memory {human_bytes(report.peak_memory_bytes)}"
     )
-
-
-@app.command()
-def generate(
-    model: Annotated[Path, typer.Argument(help="Hugging Face folder (an export).")],
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given several times.")],
-    max_new_tokens: Annotated[int, typer.Option()] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    seed: Annotated[int, typer.Option()] = 0,
-) -> None:
-    """Continue prompts with an exported model."""
-    from z2all_ds.evaluate.generate import continue_prompts
-
-    for text in continue_prompts(model, prompt, max_new_tokens, temperature, top_p, seed):
-        print(text)
-
-
-@evaluate_app.command("ppl")
-def evaluate_ppl(
-    model: Annotated[Path, typer.Argument(help="Hugging Face folder (an export).")],
-    corpus: Annotated[Path, typer.Option(help="Corpus folder.")],
-    documents: Annotated[int, typer.Option(help="Documents per domain.")] = 50,
-    as_json: JsonOption = False,
-) -> None:
-    """Perplexity per domain: by token, and bits per byte so that tokenizers can be compared."""
-    from z2all_ds.evaluate.perplexity import measure_perplexity, render, to_json
-
-    rows = measure_perplexity(model, corpus, documents)
-    if as_json:
-        print(to_json(rows))
-    else:
-        render(rows)
-
-
-@app.command()
-def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    out: Annotated[Path | None, typer.Option(help=".png or .svg (default: plots/loss.png of the first run).")] = None,
-) -> None:
-    """Draw the loss, whole and per domain, of one or several runs."""
-    from z2all_ds.run_folder import RunFolder
-    from z2all_ds.track.plots import plot_loss
-
-    print(plot_loss(runs, out or RunFolder(runs[0]).plots / "loss.png"))
 
 
 @app.command()

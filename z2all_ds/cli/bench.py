@@ -236,3 +236,18 @@ def bench_optimizers(
 
     costs = room.bench_optimizers(parameters)
     print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+
+
+@bench_app.command("board")
+def bench_board(
+    records: Annotated[int, typer.Option(help="Steps of the run that is made.")] = 1_000_000,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Where its files are made (default: the temporary folder).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How soon the board shows a long run, how long it reads all of it, and its peak memory."""
+    from z2all_ds.bench import board as room
+
+    costs = room.bench_board(records, folder)
+    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))

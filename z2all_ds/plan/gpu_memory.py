@@ -95,8 +95,8 @@ def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: Ru
     )
     graphs = graphs_are_used(run, resolved)
     beside = batch.beside(graphs)
-    # What validation makes comes beside the memory of graphs.
-    validated = batch.logits if graphs and run.validation.corpus else 0
+    # What validation and probes make comes beside the memory of graphs.
+    validated = batch.logits if graphs and (run.validation.corpus or run.probes.file) else 0
     states = _states(run, resolved, ranks)
     sending, stepping = _buckets(run, resolved, ranks)
     # The step's copies come when activations are gone: they count only where they are more. Graphs keep theirs.

@@ -1,4 +1,5 @@
-"""The track room: what is written down about a run, and the pictures made of it. Runs without torch.
+"""The track room: what is written down about a run, and what is made of it. Runs without torch.
 
-metrics.jsonl is the one source of truth of every curve; sinks and plots read the same records.
+metrics.jsonl, events.jsonl and health.jsonl (`writer`) are the one source of every curve: the board, plots, the
+terminal's panel and the sinks (W&B, TensorBoard) read the same records.
 """

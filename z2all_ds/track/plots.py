@@ -1,48 +1,174 @@
-"""Curves as PNG or SVG, from metrics.jsonl alone."""
+"""Pictures for papers and issues, as PNG or SVG: a run's curves, or those of several runs side by side.
 
+One file holds all curves asked for, each kind in a panel of its own; a folder gets a file for each. With one run
+colours tell domains apart; with several the colour is the run and the dashes are the domain.
+"""
+
+import io
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from z2all_ds.atomic import make_folder
+from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
+from z2all_ds.console import say
 from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.track.writer import read_records
+from z2all_ds.track.fonts import Lettering, lettering_for
+from z2all_ds.track.plot_data import RunCurves, read_run
+from z2all_ds.track.plot_kinds import ALL, KINDS, PROBE_LABELS, chosen_kinds
 
-LOSS_PREFIX = "loss_of_"
-"""metrics.jsonl holds the loss of domain X under loss_of_X."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+ONE_PANEL_INCHES = (8.0, 4.5)
+GRID_PANEL_INCHES = (5.6, 3.3)
+MOST_INCHES, MOST_PIXELS = 200.0, 20_000
+"""Agg draws no picture of more than 2^16 pixels a side, and long before that nobody can open it."""
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """How curves are drawn."""
+
+    what: str = "loss"
+    """Kinds of curves with commas between them, or `all`."""
+    x: str = "step"
+    log: bool = False
+    smooth: float = 0.0
+    """Share of the past that the moving average keeps with each step."""
+    events: bool = True
+    title: str = ""
+    width: float | None = None
+    """Inches, as are heights; None chooses by the number of panels."""
+    height: float | None = None
+    dpi: int = 120
+    file_format: str = "png"
+    """Of the files in a folder."""
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """One panel: a kind of curves of these runs."""
+
+    kind: str
+    runs: list[RunCurves]
+    label: str | None = None
+    """Of probes: those with such values."""
 
 
 def plot_loss(run_dirs: list[Path], out: Path) -> Path:
     """Loss over steps, total and per domain, of one run or several side by side. Returns the file's path."""
-    if out.suffix not in (".png", ".svg"):
-        raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
-    # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
-    from matplotlib.figure import Figure
+    return plot(run_dirs, out, PlotOptions())[0]
 
-    figure = Figure(figsize=(8, 4.5), dpi=120)
-    axes = figure.subplots()
-    for run_dir in run_dirs:
-        records = list(read_records(RunFolder(run_dir).metrics))
-        if not records:
-            raise DataError(
-                f"{run_dir}", "no metrics.jsonl with a step in it", "Give the folder of a run that has trained."
-            )
-        label = f"{run_dir.name}: " if len(run_dirs) > 1 else ""
-        axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=2, label=_plain(f"{label}all"))
-        domains = sorted({key for record in records for key in record if key.startswith(LOSS_PREFIX)})
-        for key in domains:
-            points = [(r["step"], r[key]) for r in records if key in r]
-            name = _plain(label + key.removeprefix(LOSS_PREFIX))
-            axes.plot(*zip(*points, strict=True), linewidth=1, alpha=0.8, label=name)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
+
+def plot(run_dirs: list[Path], out: Path, options: PlotOptions, is_folder: bool = False) -> list[Path]:
+    """Draws into one file, or into a folder a file of each kind. Returns their paths."""
+    is_folder = is_folder or out.is_dir()
+    _check(out, options, is_folder)
+    kinds = chosen_kinds(options.what)
+    names = _names(run_dirs)
+    runs = [read_run(path, name, kinds, options.x, options.smooth) for path, name in names.items()]
+    kinds = _kinds_there(kinds, runs, asked_for_all=ALL in options.what.split(","))
+    lettering = lettering_for(_texts(runs, options.title))
+    if lettering.note:
+        say(lettering.note)
+    plans = {kind: _panels(kind, runs) for kind in kinds}
+    if not is_folder:
+        return [_write(out, [panel for plan in plans.values() for panel in plan], options, lettering)]
+    return [_write(out / f"{kind}.{options.file_format}", plan, options, lettering) for kind, plan in plans.items()]
+
+
+def _check(out: Path, options: PlotOptions, is_folder: bool) -> None:
+    if not is_folder and out.suffix not in (".png", ".svg"):
+        fix = "Give such a name, or a folder (one that is there, or a name with / at its end) for a file of each kind."
+        raise ConfigError(f"--out {out}", "must end in .png or .svg", fix)
+    if options.file_format not in FORMATS:
+        raise ConfigError(f"--format {options.file_format}", "no such format", f"Known: {', '.join(FORMATS)}.")
+    for name, inches in (("width", options.width), ("height", options.height)):
+        if inches is not None and not 1.0 <= inches <= MOST_INCHES:
+            raise ConfigError(f"--{name} {inches:g}", f"must be 1 to {MOST_INCHES:g} inches", "6 is a page's width.")
+    longest = max(options.width or 0.0, options.height or 0.0, ONE_PANEL_INCHES[0])
+    if not 10 <= options.dpi <= MOST_PIXELS / longest:
+        rule = f"must be 10 to {MOST_PIXELS / longest:.0f}, so that no side has more than {MOST_PIXELS} pixels"
+        raise ConfigError(f"--dpi {options.dpi}", rule, "300 is good for print.")
+
+
+def _names(run_dirs: list[Path]) -> dict[Path, str]:
+    """Of runs, as short as they can be and still be told apart."""
+    short = {path: path.resolve().name or str(path) for path in run_dirs}
+    values = list(short.values())
+    return {path: name if values.count(name) == 1 else str(path) for path, name in short.items()}
+
+
+def _kinds_there(kinds: list[str], runs: list[RunCurves], asked_for_all: bool) -> list[str]:
+    """Those that a run has values for; one that was asked for by name and is missing is an error, or a word."""
+    there = [kind for kind in kinds if any(run.keys_of(kind) for run in runs)]
+    missing = [kind for kind in kinds if kind not in there]
+    if not there or (missing and not asked_for_all):
+        known = [kind for kind in KINDS if any(kind in run.kinds_there for run in runs)]
+        rule = f"no {', '.join(missing)} in the records"
+        raise DataError(", ".join(run.name for run in runs), rule, f"There is {', '.join(known) or 'nothing to plot'}.")
+    for kind in there if len(runs) > 1 and not asked_for_all else []:
+        without = [run.name for run in runs if not run.keys_of(kind)]
+        if without:
+            say(f"{', '.join(without)}: no {kind} in the records")
+    return there
+
+
+def _texts(runs: list[RunCurves], title: str) -> list[str]:
+    asked = [name for run in runs for stage in run.asked for name in stage.shares]
+    return [title, *(run.name for run in runs), *(key for run in runs for key in run.curves), *asked]
+
+
+def _panels(kind: str, runs: list[RunCurves]) -> list[PanelPlan]:
+    having = [run for run in runs if run.keys_of(kind)]
+    if kind == "probes":
+        labels = dict.fromkeys([*PROBE_LABELS.values(), KINDS[kind].y_label])
+        return [PanelPlan(kind, runs, label) for label in labels if any(run.keys_of(kind, label) for run in runs)]
+    return [PanelPlan(kind, [run]) for run in having] if KINDS[kind].per_run else [PanelPlan(kind, runs)]
+
+
+def _write(out: Path, panels: list[PanelPlan], options: PlotOptions, lettering: Lettering) -> Path:
+    import matplotlib
+
+    style = {
+        "font.family": list(lettering.families),
+        "svg.fonttype": "path",  # the same everywhere, whatever fonts the reader has
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "legend.fontsize": "small",
+    }
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(style):
+        _figure(panels, options, lettering).savefig(drawn, format=out.suffix[1:])
     make_folder(out.parent)
-    figure.savefig(out)
+    with machine_limits_named(out.parent):
+        write_whole(out, drawn.getvalue())
     return out
 
 
-def _plain(name: str) -> str:
-    """A name as it is: matplotlib reads what stands between dollars as a formula, and hides names that begin with _."""
-    name = name.replace("$", r"\$")
-    return f" {name}" if name.startswith("_") else name
+def _figure(panels: list[PanelPlan], options: PlotOptions, lettering: Lettering) -> "Figure":
+    # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from z2all_ds.track.plot_axes import draw_panel, mark_legend
+
+    columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
+    rows = math.ceil(len(panels) / columns)
+    width, height = (GRID_PANEL_INCHES[0] * columns, GRID_PANEL_INCHES[1] * rows) if columns > 1 else ONE_PANEL_INCHES
+    size = (options.width or width, options.height or height)
+    figure = Figure(figsize=size, dpi=options.dpi, layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    every_run = list({run.name: run for panel in panels for run in panel.runs}.values())
+    for axes, panel in zip(grid, panels, strict=False):
+        draw_panel(axes, panel, every_run, options, lettering)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    if options.events:
+        mark_legend(figure, every_run)
+    if options.title:
+        figure.suptitle(lettering.shown(options.title).replace("$", r"\$"))
+    return figure

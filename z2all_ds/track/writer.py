@@ -1,4 +1,5 @@
-"""Append-only JSON lines: metrics.jsonl (one flat record a step) and events.jsonl (what happened when)."""
+"""JSON lines that are added to: metrics.jsonl (one flat record a step), events.jsonl (what happened when), health.jsonl
+(what steps cost each rank). Whatever their length, they are opened and cut back by their ends alone."""
 
 import json
 import os
@@ -7,19 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import write_whole
+import orjson
+
 from z2all_ds.console import say
 from z2all_ds.run_folder import RunFolder
 
 OUTCOMES = ("started", "stopped", "requeue", "done")
+TAIL_BYTES = 1 << 16
 
 
 class RunWriter:
-    """Writes both files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
+    """Writes all files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
 
     def __init__(self, folder: RunFolder, warn: Callable[[str], None] = say) -> None:
         self._metrics = _LineFile(folder.metrics, warn)
         self._events = _LineFile(folder.events, warn)
+        self._health = _LineFile(folder.health, warn)
 
     def metric(self, record: dict[str, Any]) -> None:
         self._metrics.append(record)
@@ -27,9 +31,12 @@ class RunWriter:
     def event(self, kind: str, **details: Any) -> None:
         self._events.append({"time_unix": round(time.time(), 3), "event": kind, **details})
 
+    def health(self, step: int, **figures_by_rank: list[float]) -> None:
+        self._health.append({"step": step, "time_unix": round(time.time(), 3), **figures_by_rank})
+
     def close(self) -> None:
-        self._metrics.close()
-        self._events.close()
+        for file in (self._metrics, self._events, self._health):
+            file.close()
 
 
 class _LineFile:
@@ -58,8 +65,28 @@ class _LineFile:
 def _drop_torn_line(path: Path) -> None:
     """A line cut off by a crash would run together with the next record."""
     if path.exists():
-        content = path.read_bytes()
-        os.truncate(path, content.rfind(b"\n") + 1)
+        size = path.stat().st_size
+        end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
+        if end != size:
+            os.truncate(path, end)
+
+
+def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each with its place; the last line, which may be cut off, comes first."""
+    with path.open("rb") as file:
+        begin = file.seek(0, os.SEEK_END)
+        content = b""
+        """From `begin` to the beginning of the last line given."""
+        while begin or content:
+            start = content.rfind(b"\n", 0, len(content) - 1) + 1
+            if start == 0 and begin:
+                length = min(begin, max(TAIL_BYTES, len(content)))  # doubled: lines of any length in linear time
+                begin -= length
+                file.seek(begin)
+                content = file.read(length) + content
+                continue
+            yield begin + start, content[start:]
+            content = content[:start]
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -69,19 +96,37 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:  # bytes: the cut may be inside a character
         for line in file:
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield parse_record(line)
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """Found from the file's end."""
+    lines = _lines_from_the_end(path) if path.exists() else iter(())
+    return next((parse_record(line) for _, line in lines if line.endswith(b"\n")), None)
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """One line; a ValueError where it is none."""
+    try:
+        record: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError:  # Infinity and NaN, which Python writes and JSON does not have
+        record = json.loads(line)
+    return record
 
 
 def drop_metrics_after(path: Path, step: int) -> int:
     """Forgets steps that will be taken again after a resume from `step`. Returns how many were dropped."""
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        lines = file.readlines()
-    kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step]
-    if len(kept) != len(lines):
-        write_whole(path, b"".join(kept))
-    return len(lines) - len(kept)
+    dropped, size = 0, path.stat().st_size
+    end = size
+    for start, line in _lines_from_the_end(path):  # steps only grow
+        if line.endswith(b"\n") and parse_record(line)["step"] <= step:
+            break
+        dropped, end = dropped + 1, start
+    if end != size:
+        os.truncate(path, end)
+    return dropped
 
 
 def last_outcome(folder: RunFolder) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from z2all_ds.config_sections import GuardSection
-from z2all_ds.track.plots import LOSS_PREFIX
+from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.train.channel_loss import ChannelLoss
 from z2all_ds.train.spike_guard import GRAD_NORM, Outlier, SpikeGuard
 from z2all_ds.train.step_gate import StepGate

@@ -7,6 +7,8 @@ from z2all_ds.data.spec import StreamSpec, open_documents
 from z2all_ds.data.stages import Schedule, StageSpec
 from z2all_ds.data.state import divisors
 from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.evaluate.probe_rows import Asked, ask
+from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.run_stages import run_stages
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
@@ -43,7 +45,7 @@ def stream_spec(run: RunConfig) -> StreamSpec:
 
 
 def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:
-    """Corpus, mixture, lanes, held-out samples and the tokenizer, which it returns; whatever is wrong is one line."""
+    """Corpus, mixture, lanes, held-out samples, probes, tokenizer (which it returns); whatever is wrong is one line."""
     spec, tokenizer = stream_spec(run), open_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer)
     sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
@@ -58,7 +60,15 @@ def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:
     if run.validation.corpus:
         validation_batches(run, world_size)
         open_documents(corpus_location(run.validation.corpus), tokenizer)
+    if run.probes.file:
+        probes_asked(run, tokenizer)
     return tokenizer
+
+
+def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[Asked]:
+    """The run's probes as tokens, which must fit into the shortest samples of the run."""
+    shortest = min(stage.sequence_length for stage in run_stages(run))
+    return ask(load_probes(run.probes.file), tokenizer, before=(), max_tokens=shortest)
 
 
 def validation_batches(run: RunConfig, world_size: int) -> int:

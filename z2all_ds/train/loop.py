@@ -13,7 +13,8 @@ from z2all_ds.errors import TrainingError
 from z2all_ds.ops.visibility import BORDERS_MULTIPLE, document_borders
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, stage_at, tokens_seen
-from z2all_ds.train.channel_loss import ChannelLoss, perplexities
+from z2all_ds.track.fields import TOKENS_PREFIX
+from z2all_ds.train.channel_loss import ChannelLoss, RankCost, perplexities
 from z2all_ds.train.communication import CommunicationTime
 from z2all_ds.train.ds_config import ResolvedDeepSpeed
 from z2all_ds.train.engine import collectives_of_deepspeed, set_learning_rate
@@ -23,6 +24,7 @@ from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, step_line
 from z2all_ds.train.peers import others_speak_first
+from z2all_ds.train.probing import Probing
 from z2all_ds.train.profiling import ProfileWindow
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.run_state import RunState
@@ -50,15 +52,17 @@ class Trainer:
         loader: BatchLoader,
         graphs: GraphedForward | None,
         validation: Validation | None,
+        probing: Probing | None,
         output: RankOutput,
         startup: Startup,
         progress: Progress,
     ) -> None:
         self.run, self.folder, self.world, self.resolved = run, folder, world, resolved
         self.progress = progress
-        self.engine, self.loader, self.graphs, self.validation = engine, loader, graphs, validation
+        self.engine, self.loader, self.graphs = engine, loader, graphs
+        self.validation, self.probing = validation, probing
         self.recorder = Recorder(run, folder, world, output, startup)
-        self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device)
+        self.channel_loss = ChannelLoss(loader.stream.domain_names, engine.device, world)
         self.steps = GuardedSteps(engine, self.channel_loss, run.guard, scales_loss=resolved.dtype == "fp16")
         self.state = RunState(run, folder, world, resolved, engine, loader, self.steps.guard, self.recorder)
         self.spikes = Spikes(run, world, loader, self.steps, self.state, self.recorder)
@@ -69,6 +73,7 @@ class Trainer:
         self.checkpoint_seconds = 0.0
         """Since the last step."""
         self.validation_seconds = 0.0
+        """Of both, held-out text and probes."""
         self.has_ended = False
         """As it should: nothing is left to be gone on from in memory."""
 
@@ -91,7 +96,7 @@ class Trainer:
             self.profile.before_step(state.step + 1)
             figures = self._take_step()
             self.profile.after_step(state.step)
-            held_out = self._validate()
+            held_out = self._validate() | self._probe(stage)
             self._record(lr, meters, figures, held_out)
             self.garbage.after_step(state.step)
             if self.spikes.after_step(figures):
@@ -172,6 +177,15 @@ class Trainer:
         self.recorder.say(f"validation: loss {found['validation_loss']:.4f}")
         return found
 
+    def _probe(self, stage: RunStage) -> dict[str, float]:
+        if not self.probing or not self.probing.is_due(self.state.step):
+            return {}
+        started = time.monotonic()
+        found = self.probing.measure(self._held_out_losses, stage)
+        self.validation_seconds += time.monotonic() - started
+        self.recorder.say(f"probes: {self.probing.verdict(found, self.state.step)}")
+        return found
+
     def _held_out_losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         self.progress.beat()
         losses: torch.Tensor = self._forward(self._to_device(batch)).losses
@@ -183,16 +197,20 @@ class Trainer:
         sent = self.communication.take()
         cost = meters.measure(parts, sent, self.checkpoint_seconds, self.validation_seconds, graph_bytes)
         self.checkpoint_seconds = self.validation_seconds = 0.0
+        work = max(0.0, parts["forward"] + parts["backward"] + parts["optimizer"] - sent)
+        self.channel_loss.say_cost(RankCost(round(work, 6), round(parts["data_wait"], 6), cost.memory_bytes))
         step, steps = self.state.step, self.run.train.steps
         finite = {name: value for name, value in figures.values.items() if math.isfinite(value)}
         self.recorder.metric(
             {
                 "step": step,
                 "tokens_seen": tokens_seen(self.state.stages, step),
+                "data_position": self.loader.stream.position,
                 "loss": None,
                 "grad_norm": None,
                 **finite,
                 **perplexities("", figures.loss, figures.per_domain),
+                **{TOKENS_PREFIX + name: count for name, count in self.channel_loss.tokens.items()},
                 **held_out,
                 "lr": lr,
                 "step_taken": figures.taken,
@@ -200,8 +218,9 @@ class Trainer:
                 "time_unix": round(time.time(), 3),
             }
         )
+        self.recorder.health(step - 1, self.channel_loss.rank_costs)
         if step % self.run.train.log_every == 0 or step == steps:
-            self.recorder.say(step_line(step, steps, figures.loss, lr, figures.grad_norm, cost))
+            self.recorder.say_step(step_line(step, steps, figures.loss, lr, figures.grad_norm, cost))
 
     def _save(self, figures: StepFigures, validation_loss: float | None, is_last: bool) -> None:
         checkpoint, step = self.run.checkpoint, self.state.step

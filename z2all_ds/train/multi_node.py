@@ -29,7 +29,7 @@ from z2all_ds.fault_records import NODE_LOST, Fault, forget_faults, read_faults
 from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 from z2all_ds.machine import device_type, free_port
 from z2all_ds.run_folder import RunFolder
-from z2all_ds.track.writer import RunWriter, last_outcome, read_records
+from z2all_ds.track.writer import RunWriter, last_outcome, last_record, read_records
 from z2all_ds.train.command import RanksFailed, train_on_this_machine
 from z2all_ds.train.ds_config import resolve
 from z2all_ds.train.op_builds import needed_ops
@@ -284,11 +284,13 @@ def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
 
 
 def last_step(folder: RunFolder) -> int:
-    return max((record["step"] for record in read_records(folder.metrics)), default=0)
+    record = last_record(folder.metrics)
+    return record["step"] if record else 0
 
 
 def last_step_time(folder: RunFolder) -> float:
-    return max((record["time_unix"] for record in read_records(folder.metrics)), default=0.0)
+    record = last_record(folder.metrics)
+    return record["time_unix"] if record else 0.0
 
 
 def tell(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:

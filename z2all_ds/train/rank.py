@@ -151,6 +151,7 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
     from z2all_ds.train.compiling import compile_layers
     from z2all_ds.train.graphed import graph_micro_batches
     from z2all_ds.train.loop import Trainer
+    from z2all_ds.train.probing import Probing
     from z2all_ds.train.validation import Validation
 
     run, world, say = rank.run, rank.world, rank.output.say
@@ -163,9 +164,9 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
     if compiled:
         compile_layers(engine.module, ops, len(micro_batches), say)
     validation = Validation(run, rank.inputs.tokenizer, world, engine) if run.validation.corpus else None
-    trainer = Trainer(
-        run, rank.folder, world, resolved, engine, loader, graphs, validation, rank.output, rank.startup, rank.progress
-    )
+    probing = Probing(run, rank.inputs.tokenizer, engine) if run.probes.file else None
+    told = (rank.output, rank.startup, rank.progress)
+    trainer = Trainer(run, rank.folder, world, resolved, engine, loader, graphs, validation, probing, *told)
     rank.startup.done("engine")
     return trainer
 

@@ -1,18 +1,21 @@
-"""What a run writes down and says while it trains: metrics.jsonl, events.jsonl, W&B, the terminal.
+"""What a run writes down and says while it trains: metrics.jsonl, events.jsonl, the terminal; sinks read along.
 
 Every rank has one and calls it alike; rank 0's writes, the others' only speak into their logs.
 """
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from z2all_ds.config import RunConfig
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage
 from z2all_ds.track.goodput import goodput_so_far
-from z2all_ds.track.sinks import WandbSink
+from z2all_ds.track.live import LivePanel
+from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.train.channel_loss import RankCost
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.startup import Startup
 from z2all_ds.train.traces import drop_states_after, keep_state
@@ -20,6 +23,7 @@ from z2all_ds.world import World
 
 FAULT_VARIABLE = "Z2ALL_FAULT_AT"
 """time.time() of the last step before the fault that this launch is to cure."""
+HEALTH_EVERY_SECONDS = 10.0
 
 
 class Recorder:
@@ -27,17 +31,22 @@ class Recorder:
 
     def __init__(self, run: RunConfig, folder: RunFolder, world: World, output: RankOutput, startup: Startup) -> None:
         self._run, self._folder, self._writes = run, folder, world.is_main
-        self.say = output.say
+        self._output = output
+        self.say, self.say_step = output.say, output.say_step
         self._startup: Startup | None = startup
         self._writer: RunWriter | None = None
-        self._wandb: WandbSink | None = None
+        self._sinks: SinkFeed | None = None
+        self._panel: LivePanel | None = None
+        self._health_written = -HEALTH_EVERY_SECONDS
 
     def begin(self, step: int, **facts: Any) -> None:
         dropped = self._open_after(step)
+        if self._run.track.panel == "auto":
+            self._panel = self._output.show_panel(self._folder.root.name, self._run.train.steps, step)
         self.event("started", step=step, **facts)
         self._tell_dropped(dropped, step)
         if self._writes:
-            self._wandb = WandbSink(self._run.track, self._run, self.say)
+            self._sinks = SinkFeed(self._run.track, self._folder, self.say)
 
     def go_back_to(self, step: int) -> None:
         """Forgets what was written of later steps: they will be taken again."""
@@ -61,6 +70,8 @@ class Recorder:
     def event(self, kind: str, **details: Any) -> None:
         if self._writer:
             self._writer.event(kind, **details)
+        if self._panel:
+            self._panel.event({"time_unix": time.time(), "event": kind, **details})
 
     def metric(self, record: dict[str, Any]) -> None:
         """One step's; the first of the process also says how long it took to come to it."""
@@ -71,9 +82,22 @@ class Recorder:
             if fault_at := os.environ.get(FAULT_VARIABLE):
                 self.event("recovered", step=record["step"], seconds=round(time.time() - float(fault_at), 3))
             self._startup = None
-        if self._writer and self._wandb:
+        if self._writer and self._sinks:
             self._writer.metric(record)
-            self._wandb.metric(record)
+            self._sinks.poll()
+        if self._panel:
+            self._panel.metric(record)
+
+    def health(self, step: int, costs: Sequence[RankCost]) -> None:
+        """What this step cost each rank; now and then, as the lines of a thousand ranks would fill a disk."""
+        now = time.monotonic()
+        is_known = any(cost.work_seconds for cost in costs)
+        if self._writer and is_known and now - self._health_written >= HEALTH_EVERY_SECONDS:
+            self._health_written = now
+            by_rank = zip(*costs, strict=True)
+            self._writer.health(
+                step, **{name: list(values) for name, values in zip(RankCost._fields, by_rank, strict=True)}
+            )
 
     def stage(self, stage: RunStage, step: int) -> None:
         shape = f"{stage.global_batch} x {stage.sequence_length} tokens a step, rope theta {stage.rope_theta:g}"
@@ -101,7 +125,8 @@ class Recorder:
 
     def close(self) -> None:
         """Also after an error."""
-        if self._wandb:
-            self._wandb.close()
+        self._output.close_panel()
         if self._writer:
             self._writer.close()
+        if self._sinks:
+            self._sinks.close()

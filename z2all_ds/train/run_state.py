@@ -1,5 +1,6 @@
 """Where a run stands: its step, weights, optimizer, data and guard. Saved together, gone back to together."""
 
+import socket
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from z2all_ds.checkpoint.retention import VALIDATION_LOSS, held
 from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.errors import CheckpointError
+from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.export.in_background import BackgroundExport
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.run_stages import RunStage, run_stages, stage_at
@@ -79,7 +81,19 @@ class RunState:
             checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in layout.remove_leftovers(checkpoints):
                 self._recorder.say(f"removed {leftover}: its save was never finished")
-        self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name)
+        self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name, **self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """For whoever watches the run."""
+        data_stages = self._loader.stream.plan.schedule.stages  # one for each of ours
+        mixture = [
+            {"name": stage.name, "first_step": stage.first_step, "shares": dict(data_stage.shares)}
+            for stage, data_stage in zip(self.stages, data_stages, strict=True)
+        ]
+        hosts = gathered(socket.gethostname())
+        probes = load_probes(self._run.probes.file) if self._run.probes.file else []
+        asked = [probe.definition for probe in probes]
+        return {"steps": self._run.train.steps, "hosts": hosts, "mixture": mixture, "probes": asked}
 
     def _newest(self) -> tuple[layout.Checkpoint | None, list[str]]:
         """What to go on from, and a line for each damaged checkpoint passed over."""

@@ -8,7 +8,7 @@ from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState
 from z2all_ds.data.trace import trace_sample
 from z2all_ds.errors import TrainingError
-from z2all_ds.track.plots import LOSS_PREFIX
+from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.run_state import RunState

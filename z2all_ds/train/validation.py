@@ -16,7 +16,7 @@ from z2all_ds.data import BatchLoader, PackedStream
 from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
-from z2all_ds.track.plots import LOSS_PREFIX
+from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.train.channel_loss import ChannelLoss, perplexities
 from z2all_ds.train.inputs import corpus_location, validation_batches
 from z2all_ds.world import World

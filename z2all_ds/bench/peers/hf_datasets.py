@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk  # type: ignore[import-not-found]
+from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk
 from measuring import begin, content, half, resume, speed, tell  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, RandomSampler

@@ -86,6 +86,7 @@ def settings(run: RunConfig, steps: int, precision: str) -> list[str]:
         "guard.policy=warn",  # every step counts, however odd
         "track.wandb=disabled",
         "validation.corpus=''",
+        "probes.file=''",
         "train.init_from=''",  # the reference draws its weights
     ]
 

@@ -1,0 +1,25 @@
+"""The measure of the board on a short run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.bench.board import bench_board, to_json, to_lines
+from z2all_ds.errors import ConfigError
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    costs = bench_board(2000, tmp_path)
+    assert costs.records == 2000
+    assert 700 < costs.file_bytes / costs.records < 1300
+    assert 0 < costs.seconds_to_listening <= costs.seconds_to_first_curves <= costs.seconds_to_all
+    assert costs.peak_memory_bytes < 200e6
+    assert json.loads(to_json(costs))["records"] == 2000
+    assert to_lines(costs)[0].startswith("2,000 records")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_records() -> None:
+    with pytest.raises(ConfigError, match="--records 10"):
+        bench_board(10)

@@ -1,0 +1,55 @@
+"""A real browser for tests: the machine's own Chromium, driven by playwright."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# As root Chromium refuses its sandbox, and in a container /dev/shm may be too small for its pictures.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
+
+
+@contextmanager
+def browser() -> "Iterator[Browser]":
+    """Skips the test, with the reason, where none can be had."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if executable is None:
+        pytest.skip(f"no browser on PATH (looked for {', '.join(NAMES)})")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+def until(page: "Page", expression: str, argument: Any = None, seconds: float = 20) -> Any:
+    """The expression's value once it is true. playwright's own waiting uses eval, which the page's policy forbids."""
+    end = time.monotonic() + seconds
+    while not (value := page.evaluate(expression, argument)):
+        assert time.monotonic() < end, f"not so within {seconds} s: {expression} of {argument}"
+        time.sleep(0.05)
+    return value
+
+
+class Watch:
+    """What a page must never do: write errors, throw, or ask another server."""
+
+    def __init__(self, page: "Page", origin: str) -> None:
+        self.errors: list[str] = []
+        page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: self._see(request.url, origin))
+
+    def _see(self, address: str, origin: str) -> None:
+        if not address.startswith((f"{origin}/", "data:")):
+            self.errors.append(f"asked {address}")

@@ -1,0 +1,82 @@
+"""Sinks of a run without training: records are written as rank 0 writes them, and everything else is real."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.config_sections import TrackSection
+from z2all_ds.machine import child_processes, process_is_alive
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.sinks.feed import SinkFeed
+from z2all_ds.track.writer import RunWriter, drop_metrics_after
+
+Processes = dict[str, tuple[int, int]]
+
+
+class FedRun:
+    """A run folder with its sinks at work; `said` is what a person would have read."""
+
+    def __init__(self, root: Path, hang_seconds: float = 30.0, **track: Any) -> None:
+        self.folder = RunFolder(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self.said: list[str] = []
+        self._writer = RunWriter(self.folder)
+        self.feed = SinkFeed(TrackSection(**track), self.folder, self.said.append, hang_seconds)
+        self.poll_seconds: list[float] = []
+
+    def steps(self, first: int, last: int, pause_seconds: float = 0.0) -> None:
+        for step in range(first, last + 1):
+            self._writer.metric({"step": step, "loss": 1 / step, "loss_of_中文": 2.0, "time_unix": time.time()})
+            began = time.monotonic()
+            self.feed.poll()
+            self.poll_seconds.append(time.monotonic() - began)
+            time.sleep(pause_seconds)
+
+    def event(self, kind: str, step: int) -> None:
+        self._writer.event(kind, step=step)
+
+    def go_back_to(self, step: int) -> None:
+        self._writer.close()
+        drop_metrics_after(self.folder.metrics, step)
+        self._writer = RunWriter(self.folder)
+
+    def wait_for(self, what: Callable[[], Any], seconds: float = 40.0) -> Any:
+        """Goes on polling meanwhile, as a run that trains does."""
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s; said: {self.said}"
+            self.feed.poll()
+            time.sleep(0.05)
+        return found
+
+    def close(self) -> None:
+        self._writer.close()
+        self.feed.close()
+
+
+def sink_processes(owner: int) -> Processes:
+    """Name -> (number, start time) of everything that feeds the sinks of a process."""
+    found: Processes = {}
+    todo = child_processes(owner)
+    while todo:
+        pid, start = todo.pop()
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if any(word.endswith("sinks.keeper") for word in words):
+            found["keeper"] = (pid, start)
+        elif any(word.endswith("sinks.session") for word in words):
+            found[words[4]] = (pid, start)
+        elif words[0].endswith("wandb-core"):
+            found["wandb-core"] = (pid, start)
+        todo += child_processes(pid)
+    return found
+
+
+def hurt(process: tuple[int, int], number: signal.Signals) -> None:
+    assert process_is_alive(*process)
+    os.kill(process[0], number)

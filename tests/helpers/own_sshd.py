@@ -1,0 +1,136 @@
+"""A real sshd of our own on a free port of this machine, and an ssh that finds it by the name `far`.
+
+The user's ~/.ssh is left alone: an `ssh` put in front on PATH is the real one with another config file.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+START_PATIENCE_SECONDS = 20.0
+SSHD_CONFIG = """\
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+"""
+SSH_CONFIG = """\
+Host far
+    HostName 127.0.0.1
+    Port {port}
+Host *
+    IdentityFile {folder}/key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    StrictHostKeyChecking yes
+"""
+
+
+def sshd_path() -> str | None:
+    return shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
+
+
+def why_no_sshd() -> str:
+    """Empty where one can be started."""
+    missing = [
+        name for name, found in (("openssh-server", sshd_path()), ("openssh-client", shutil.which("ssh"))) if not found
+    ]
+    return f"needs Debian's {', '.join(missing)}" if missing else ""
+
+
+@dataclass
+class OwnSshd:
+    """`start` and `stop` as often as you like."""
+
+    folder: Path
+    port: int
+    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+
+    @property
+    def path_variable(self) -> str:
+        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+    def start(self) -> None:
+        command = [sshd_path() or "sshd", "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        with (self.folder / "sshd.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        deadline = time.monotonic() + START_PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                assert time.monotonic() < deadline and self.process.poll() is None, self.log()
+                time.sleep(0.05)
+            else:
+                return
+
+    def stop(self) -> None:
+        """With all connections, as when the machine goes down."""
+        if self.process is not None:
+            self.cut()
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def cut(self) -> None:
+        """Kills the connections there are, nothing else."""
+        for child in self._sessions():
+            try:
+                child.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+
+    def has_session(self) -> bool:
+        return bool(self._sessions())
+
+    def _sessions(self) -> "list[psutil.Process]":
+        return psutil.Process(self.process.pid).children(recursive=True) if self.process else []
+
+    def log(self) -> str:
+        return (self.folder / "sshd.log").read_text()
+
+
+@contextmanager
+def own_sshd(folder: Path) -> Iterator[OwnSshd]:
+    """Started, with keys that fit; ended with all its connections."""
+    for name in ("host_key", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    shutil.copy(folder / "key.pub", folder / "authorized_keys")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    host_key = (folder / "host_key.pub").read_text()
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
+    (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=port, folder=folder))
+    (folder / "ssh_config").write_text(SSH_CONFIG.format(port=port, folder=folder))
+    (folder / "bin").mkdir()
+    wrapper = folder / "bin" / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    wrapper.chmod(0o755)
+    separation = Path("/run/sshd")  # sshd wants it where root starts it
+    made = os.geteuid() == 0 and not separation.exists()
+    if made:
+        separation.mkdir(mode=0o755)
+    server = OwnSshd(folder, port)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        if made:
+            separation.rmdir()

@@ -1,0 +1,83 @@
+"""Events as marks, and the run's own last word."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from z2all_ds.track.board.events import MARKS_KEPT, EventLog, title_of
+from z2all_ds.track.board.files import LocalFiles
+
+
+def write(path: Path, *events: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def look(log: EventLog, path: Path) -> None:
+    while log.look(LocalFiles().signs([str(path)])[1][0]):
+        pass
+
+
+def test_marks_starts_and_the_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(LocalFiles(), str(path))
+    look(log, path)
+    assert (log.count, log.outcome) == (0, None)
+    start: dict[str, Any] = {"time_unix": 100.0, "event": "started", "step": 0, "world_size": 2, "steps": 9}
+    first = {"time_unix": 110.0, "event": "first_step", "step": 1, "seconds": 15.0, "first_step_seconds": 1.0}
+    saved = {"time_unix": 112.0, "event": "saved", "step": 3, "seconds": 1.0}
+    stop = {"time_unix": 120.0, "event": "requeue", "step": 5, "goodput": 0.5}
+    write(path, start, first, saved, stop)
+    look(log, path)
+    assert (log.outcome, log.goodput, log.first_unix, log.process_unix) == ("requeue", 0.5, 100.0, 95.0)
+    again = {**start, "time_unix": 200.0, "step": 5}
+    write(path, start, first, saved, stop, again, {**first, "time_unix": 201.0, "seconds": 150.0})
+    look(log, path)
+    assert (log.outcome, log.goodput, log.process_unix, log.count) == ("started", None, 95.0, 6)
+    shown = log.shown()
+    assert [(mark["number"], mark["event"], mark["seconds"]) for mark in shown] == [
+        (0, "started", 0.0),
+        (3, "requeue", 20.0),
+        (4, "restart", 100.0),
+    ]
+    assert shown[2]["title"] == "started again at step 5 on 2 ranks"
+    assert shown[2]["details"] == again
+
+
+def test_odd_lines_and_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(LocalFiles(), str(path))
+    path.write_text('no record\n{"event": 7}\n{"event": "done"}\n{"event": "half')
+    look(log, path)
+    assert (log.count, log.unparsable, log.outcome) == (1, 2, "done")
+    assert log.shown()[0]["step"] is None and log.shown()[0]["seconds"] is None
+    write(path, *({"time_unix": float(number), "event": "checkpoint", "step": number} for number in range(2500)))
+    look(log, path)
+    assert (log.count, log.unparsable, log.outcome) == (2500, 0, None)
+    assert len(log.shown()) == MARKS_KEPT
+    assert log.shown()[-1]["step"] == 2499
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "title"),
+    [
+        ("started", {"world_size": 1}, "started on 1 rank"),
+        ("started", {}, "started"),
+        ("stage", {"name": "long"}, "stage long"),
+        ("checkpoint", {"path": "step_00000060"}, "checkpoint step_00000060"),
+        ("spike", {"policy": "skip", "outliers": ["grad_norm", "loss"]}, "spike of grad_norm, loss: skip"),
+        ("spike", {}, "spike"),
+        ("rolled_back", {"from_step": 40}, "rolled back from step 40"),
+        ("fault", {"fault": "hang", "rank": 0}, "fault: hang on rank 0"),
+        ("fault", {}, "fault: unknown"),
+        ("recovered", {"seconds": 65}, "recovered in 1m05s"),
+        ("recovered", {}, "recovered"),
+        ("stopped", {}, "stopped"),
+        ("requeue", {}, "stopped on request, to be started again"),
+        ("done", {"goodput": 0.9094}, "done, goodput 90.9%"),
+        ("done", {}, "done"),
+    ],
+)
+def test_titles(kind: str, record: dict[str, Any], title: str) -> None:
+    assert title_of(kind, record) == title

@@ -1,0 +1,65 @@
+"""Slow ranks and nodes are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from z2all_ds.track.board import health as room
+from z2all_ds.track.board.files import LocalFiles
+from z2all_ds.track.board.health import HealthLog
+
+
+def record(step: int, work: list[float], wait: list[float] | None = None) -> dict[str, Any]:
+    memory = [1000] * len(work)
+    waits = wait or [0.0] * len(work)
+    return {
+        "step": step,
+        "time_unix": 10.0 * step,
+        "work_seconds": work,
+        "data_wait_seconds": waits,
+        "memory_bytes": memory,
+    }
+
+
+def log_of(path: Path, records: list[dict[str, Any]]) -> HealthLog:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records) + '{"torn')
+    log = HealthLog(LocalFiles(), str(path))
+    while log.look(LocalFiles().signs([str(path)])[1][0]):
+        pass
+    return log
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    usual = record(1, [1.0, 1.0, 1.3, 1.0], [0.0, 0.5, 0.0, 0.0])
+    once = record(5, [9.0, 1.0, 1.3, 1.0], [0.0, 0.5, 0.0, 0.0])  # one slow step is no slow rank
+    log = log_of(tmp_path / "health.jsonl", [record(0, [5.0, 5.0])] + [usual] * 4 + [once])
+    shown = log.shown(["a", "a", "b", "b"], 60.0)
+    assert [rank["verdict"] for rank in shown["ranks"]] == ["ok", "waits for data", "slow", "ok"]
+    assert [(node["host"], node["ranks"], node["verdict"]) for node in shown["nodes"]] == [
+        ("a", [0, 1], "waits for data"),
+        ("b", [2, 3], "slow"),
+    ]
+    assert (shown["step"], shown["age_seconds"]) == (5, 10.0)
+    assert shown["ranks"][0]["work_seconds"] == 9.0
+    assert shown["nodes"][1]["work_seconds"] == pytest.approx(1.15)
+    assert shown["history"]["step"] == [0, 1, 1, 1, 1, 5]
+    assert len(shown["history"]["work_seconds"][-1]) == 4
+
+
+def test_nothing_known(tmp_path: Path) -> None:
+    shown = HealthLog(LocalFiles(), str(tmp_path / "health.jsonl")).shown([], 0.0)
+    assert (shown["step"], shown["age_seconds"], shown["ranks"], shown["nodes"]) == (None, None, [], [])
+
+
+def test_only_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "FILE_TAIL_BYTES", 1000)
+    path = tmp_path / "health.jsonl"
+    log = log_of(path, [record(step, [1.0, None]) for step in range(500)])  # type: ignore[list-item]
+    assert log.count < 20
+    assert log.records[-1]["step"] == 499
+    assert log.shown([], 0.0)["ranks"][1]["verdict"] == "ok"
+    path.write_text(json.dumps(record(1, [1.0])) + "\n")
+    log.look(LocalFiles().signs([str(path)])[1][0])
+    assert [one["step"] for one in log.records] == [1]

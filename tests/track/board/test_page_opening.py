@@ -1,0 +1,60 @@
+"""Opening the board's page: with a token and without, and while a long file is still being read."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from tests.helpers.board_page import TRACE
+from tests.helpers.board_runs import write_run
+from tests.helpers.browser import browser, until
+from z2all_ds.track.board.curves import SAMPLE_FROM_BYTES, one_at_a_time
+from z2all_ds.track.board.serve import bind
+from z2all_ds.track.board.server import make_app
+from z2all_ds.track.board.watch import Watch
+
+
+@contextmanager
+def served(place: Path, token: str) -> Iterator[str]:
+    """The board's own server in this process, where a test can hold up its reading."""
+    watch = Watch([str(place)])
+    with bind("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        listening.listen()
+        server = uvicorn.Server(uvicorn.Config(make_app(watch, token, port), log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        watch.start()
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = server.force_exit = True
+            watch.stop()
+            thread.join()
+
+
+def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "long", 5500)
+    assert (tmp_path / "long" / "metrics.jsonl").stat().st_size > SAMPLE_FROM_BYTES
+    with ExitStack() as stack:
+        chromium = stack.enter_context(browser())
+        held_up = stack.enter_context(ExitStack())
+        held_up.enter_context(one_at_a_time)
+        address = stack.enter_context(served(tmp_path / "long", "geheim"))
+        page = stack.enter_context(closing(chromium.new_page()))
+        refused = page.goto(address)
+        assert refused is not None and refused.status == 403
+        assert page.inner_text("body").startswith("token missing or wrong")
+        assert page.evaluate("async () => (await fetch('/api/runs')).status") == 403
+        page.goto(f"{address}/?every=0.1&token=geheim")
+        assert page.url == f"{address}/?every=0.1"
+        assert page.evaluate("() => document.cookie") == ""  # scripts cannot read it
+        until(page, "() => !(document.querySelector('.reading')?.hidden ?? true)")
+        assert page.inner_text(".reading") == "reading 0 %, curves are a sample until then"
+        sample = until(page, TRACE, ["loss", "0", "loss", "raw"])
+        assert sample["x"][0] < 20 and sample["x"][-1] > 5480
+        held_up.close()
+        until(page, "() => document.querySelector('.reading').hidden")
+        until(page, f"() => ({TRACE})(['loss', '0', 'loss', 'raw']).x.at(-1) > 5490")

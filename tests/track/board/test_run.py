@@ -1,0 +1,171 @@
+"""How a run stands: running, silent, ended; its ETA and goodput; folders that appear later."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from z2all_ds.track.board.files import LocalFiles
+from z2all_ds.track.board.run import WatchedRun
+from z2all_ds.track.board.watch import Watch
+from z2all_ds.track.goodput import goodput
+from z2all_ds.track.writer import read_records
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def run_in(folder: Path) -> WatchedRun:
+    run = WatchedRun(0, LocalFiles(), str(folder), str(folder))
+    while run.look():
+        pass
+    return run
+
+
+def steps(count: int, last_unix: float, seconds: float = 2.0) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": n,
+            "tokens_seen": 8 * n,
+            "loss": 1.0,
+            "step_seconds": seconds,
+            "time_unix": last_unix - (count - n) * seconds,
+        }
+        for n in range(1, count + 1)
+    ]
+
+
+def age(folder: Path, seconds: float) -> None:
+    import os
+
+    for file in folder.iterdir():
+        os.utime(file, (time.time() - seconds,) * 2)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    summary = run_in(tmp_path / "later").summary("later")
+    assert (summary["status"], summary["step"], summary["records"], summary["read_share"]) == ("empty", None, 0, 1.0)
+
+
+def test_running_with_eta_then_silent(tmp_path: Path) -> None:
+    now = time.time()
+    write(tmp_path / "metrics.jsonl", *steps(10, now))
+    write(
+        tmp_path / "events.jsonl", {"time_unix": now - 30, "event": "started", "step": 0, "steps": 110, "world_size": 4}
+    )
+    run = run_in(tmp_path)
+    summary = run.summary("x")
+    assert (summary["status"], summary["step"], summary["steps"], summary["world_size"]) == ("running", 10, 110, 4)
+    assert summary["eta_seconds"] == pytest.approx(200.0, rel=1e-3)
+    assert 30 <= summary["elapsed_seconds"] < 40
+    write(tmp_path / "metrics.jsonl", *steps(10, now - 3000))
+    write(tmp_path / "events.jsonl", {"time_unix": now - 3030, "event": "started", "step": 0, "steps": 110})
+    age(tmp_path, 3000)
+    silent = run_in(tmp_path).summary("x")
+    assert (silent["status"], silent["eta_seconds"]) == ("silent", None)
+    assert "nothing written for 50m" in silent["note"]
+    write(tmp_path / "metrics.jsonl", *steps(10, now - 3000, seconds=400.0))  # steps that take that long
+    age(tmp_path, 3000)
+    assert run_in(tmp_path).summary("x")["status"] == "running"
+
+
+def test_eta_counts_from_the_last_start(tmp_path: Path) -> None:
+    now = time.time()
+    records = steps(5, now - 5000) + [{**record, "step": record["step"] + 5} for record in steps(5, now)]
+    write(tmp_path / "metrics.jsonl", *records)
+    write(
+        tmp_path / "events.jsonl",
+        {"time_unix": now - 5100, "event": "started", "step": 0, "steps": 20},
+        {"time_unix": now - 20, "event": "started", "step": 5, "steps": 20},
+    )
+    assert run_in(tmp_path).summary("x")["eta_seconds"] == pytest.approx(20.0, rel=1e-2)
+
+
+def test_points_do_not_stand_where_the_run_stood_still(tmp_path: Path) -> None:
+    """Of steps 4 to 6, merged into a point, one came before a pause and two after it."""
+    records = steps(4, 1000.0) + [{**record, "step": record["step"] + 4} for record in steps(4, 9000.0)]
+    write(tmp_path / "metrics.jsonl", *records)
+    starts = [{"time_unix": moment, "event": "started", "step": 0} for moment in (990.0, 8990.0)]
+    write(tmp_path / "events.jsonl", *starts)
+    run = run_in(tmp_path)
+    assert run.points(["loss"], "time", None, None, 3)["x"].tolist() == [996 - 990, 1000 - 990, 8999 - 990]
+    assert run.points(["loss"], "step", None, None, 3)["x"].tolist() == [2, 5, 7.5]
+
+
+def test_total_steps_of_an_older_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("train:\n  steps: 77\n")
+    assert run_in(tmp_path).summary("x")["steps"] == 77
+
+
+@pytest.mark.parametrize("name", ["training", "stopped_training"])
+def test_a_real_run(name: str, tmp_path: Path) -> None:
+    for kind in ("metrics", "events"):
+        (tmp_path / f"{kind}.jsonl").write_bytes((RESULTS / f"2026-11-16_h200_{name}_{kind}.jsonl").read_bytes())
+    run = run_in(tmp_path)
+    summary = run.summary("x")
+    events, metrics = (list(read_records(tmp_path / f"{kind}.jsonl")) for kind in ("events", "metrics"))
+    assert (summary["status"], summary["step"], summary["records"]) == ("done", metrics[-1]["step"], len(metrics))
+    assert summary["domains"] == ["code", "en", "zh"]
+    assert summary["goodput"] == events[-1]["goodput"]
+    without_its_end = tmp_path / "events.jsonl"
+    without_its_end.write_text("".join(json.dumps(event) + "\n" for event in events[:-1]))
+    age(tmp_path, 9000)
+    silent = run_in(tmp_path).summary("x")
+    assert silent["goodput"] == pytest.approx(goodput(events[:-1], metrics).share, abs=1e-6)
+    tokens = {event["event"]: event["tokens_seen"] for event in run.shown_events()}
+    assert tokens["checkpoint"] == metrics[-1]["tokens_seen"]
+    points = run.points(["loss"], "time", 100.0, 200.0, 5000)
+    start = events[0]["time_unix"]
+    assert points["x"].tolist() == pytest.approx(
+        [r["time_unix"] - start for r in metrics if 100.0 <= r["time_unix"] - start <= 200.0]
+    )
+
+
+def test_odd_lines_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "events.jsonl", {"time_unix": 1.0, "event": "done", "step": 1})
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_unix": 1.0}\nodd\n\n')
+    assert run_in(tmp_path).summary("x")["note"] == "2 lines could not be read and were passed over"
+
+
+def test_runs_that_appear_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("z2all_ds.track.board.watch.SEEK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("z2all_ds.track.board.run.LOOK_EVERY_SECONDS", 0.05)
+    runs = tmp_path / "runs"
+    watch = Watch([f"{runs}/", str(tmp_path / "other" / "first")])
+    watch.start()
+    try:
+        assert [run.place for run in watch.shown_runs()] == [str(runs), str(tmp_path / "other" / "first")]
+        write(runs / "first" / "metrics.jsonl", *steps(3, time.time()))
+        until(lambda: [run.id for run in watch.shown_runs()] == ["1", "2"])
+        assert watch.names() | {"0": ""} == {"0": "", "1": str(tmp_path / "other" / "first"), "2": f"{runs}/first"}
+        write(runs / "second" / "metrics.jsonl", *steps(3, time.time()))
+        until(lambda: len(watch.shown_runs()) == 3)
+        assert watch.names()["3"] == "second"
+        until(lambda: watch.runs()[3].curves.records == 3)
+    finally:
+        watch.stop()
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    watch = Watch([str(tmp_path)])
+    watch.start()
+    try:
+        until(lambda: "directory" in watch.runs()[0].summary("x")["note"])
+        assert watch.runs()[0].summary("x")["records"] == 0
+    finally:
+        watch.stop()

@@ -1,0 +1,51 @@
+"""Flat settings and where runs differ."""
+
+from pathlib import Path
+
+from z2all_ds.track.board.files import LocalFiles
+from z2all_ds.track.board.settings import Settings, differences, flattened, parse
+
+
+def test_flat_keys() -> None:
+    value = {
+        "train": {"steps": 5, "betas": [0.9, 0.95], "empty": {}},
+        "stages": [{"name": "a"}, {"name": "b"}],
+        3: None,
+    }
+    assert flattened(value) == {
+        "train.steps": 5,
+        "train.betas": [0.9, 0.95],
+        "train.empty": {},
+        "stages.0.name": "a",
+        "stages.1.name": "b",
+        "3": None,
+    }
+    assert flattened({}) == flattened([]) == flattened(None, "ds_config.") == {}
+
+
+def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
+    config, ds_config = tmp_path / "run.yaml", tmp_path / "ds_config.json"
+    settings = Settings(LocalFiles(), str(config), str(ds_config))
+
+    def look() -> None:
+        settings.look(LocalFiles().signs([str(config), str(ds_config)])[1])
+
+    look()
+    assert settings.flat == {}
+    config.write_text("train:\n  steps: 5\n")
+    ds_config.write_text('{"zero_optimization": {"stage":')
+    look()
+    assert settings.flat == {"train.steps": 5}
+    ds_config.write_text('{"zero_optimization": {"stage": 2}}')
+    look()
+    assert settings.flat == {"train.steps": 5, "ds_config.zero_optimization.stage": 2}
+    assert parse(b"\xff\xfe: [") == {}
+
+
+def test_differences_come_first() -> None:
+    rows = differences([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": None}, {"a": 1}])
+    assert rows == [
+        {"key": "b", "values": [2, 3, None], "differs": True},
+        {"key": "a", "values": [1, 1, 1], "differs": False},
+        {"key": "c", "values": [None, None, None], "differs": False},
+    ]

@@ -1,0 +1,165 @@
+"""Sinks that are killed, hang, lack a login, a package or room: one warning, no delay, and every record in the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fed_runs import FedRun, hurt, sink_processes
+from tests.helpers.processes import ended
+from tests.helpers.small_disk import small_disk
+from tests.helpers.wandb_files import offline_rows
+from tests.track.sinks.test_tensorboard_sink import points
+from z2all_ds.machine import process_is_alive
+from z2all_ds.track.writer import read_records
+
+MOST_POLL_SECONDS = 0.05
+"""What a step may be delayed by; measured 0.0001 s."""
+OWNER = """
+import sys, time
+from pathlib import Path
+from tests.helpers.fed_runs import FedRun
+
+run = FedRun(Path(sys.argv[1]), wandb="offline", tensorboard=True, finish_seconds=20)
+run.steps(1, 20)
+print("written", flush=True)
+time.sleep(120)
+"""
+
+
+def warnings(run: FedRun) -> list[str]:
+    return [line for line in run.said if "fails" in line or "still to be sent" in line]
+
+
+def is_sending(run: FedRun) -> bool:
+    """Both sinks have begun: they have said where to look."""
+    return sum(line.startswith(("W&B: ", "TensorBoard: ")) for line in run.said) == 2
+
+
+def sessions_opened(run: FedRun) -> int:
+    """Of W&B, so far."""
+    log = (run.folder.root / "logs" / "sinks.log").read_text(encoding="utf-8")
+    return sum(line.startswith("W&B: ") and line.endswith("(offline)") for line in log.splitlines())
+
+
+def test_a_wandb_service_that_is_killed_and_then_hangs_loses_no_record(tmp_path: Path) -> None:
+    run = FedRun(tmp_path / "run 一", hang_seconds=3.0, wandb="offline", tensorboard=True)
+    run.event("started", 0)
+    run.steps(1, 10)
+    run.wait_for(lambda: is_sending(run))
+    services = []
+    for number, first_step in ((signal.SIGKILL, 11), (signal.SIGSTOP, 21)):
+        services.append(sink_processes(os.getpid())["wandb-core"])
+        hurt(services[-1], number)
+        run.event("spike", first_step)
+        run.steps(first_step, first_step + 9, pause_seconds=0.02)
+        run.wait_for(lambda: sessions_opened(run) == len(services) + 1)
+    run.go_back_to(25)
+    run.steps(26, 35)
+    run.close()
+
+    (warning,) = warnings(run)
+    assert warning.startswith("W&B fails (") and warning.endswith("training goes on")
+    rows = offline_rows(run.folder.root)
+    written = {record["step"]: record["time_unix"] for record in read_records(run.folder.metrics)}
+    assert {row["step"]: row["time_unix"] for row in rows} == written  # of steps taken again the last
+    assert list(written) == list(range(1, 36))
+    assert rows[-1]["loss_of_中文"] == 2.0
+    assert any("events/spike" in row for row in rows)
+    assert [step for step, _ in points(run.folder.sinks / "tensorboard", "loss")] == list(range(1, 36))
+    assert sorted(run.poll_seconds)[-2] < MOST_POLL_SECONDS  # a busy machine may hold up any one
+    assert not any(process_is_alive(*process) for process in services)
+    assert not sink_processes(os.getpid())
+
+
+def test_a_keeper_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    run = FedRun(tmp_path, tensorboard=True)
+    run.steps(1, 5)
+    first = run.wait_for(lambda: sink_processes(os.getpid()).get("tensorboard") and sink_processes(os.getpid()))
+    hurt(first["keeper"], signal.SIGKILL)
+    run.wait_for(lambda: warnings(run))
+    run.steps(6, 9)
+    run.wait_for(lambda: sink_processes(os.getpid()).get("tensorboard"))
+    run.close()
+    assert len(warnings(run)) == 1
+    assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 10))
+    assert not process_is_alive(*first["tensorboard"])
+
+
+def test_everything_ends_after_its_run_was_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as owner:
+        assert owner.stdout and owner.stdout.readline() == "written\n"
+        deadline = time.monotonic() + 40
+        while "wandb-core" not in (found := sink_processes(owner.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(os.getpgid(found["wandb"][0]), signal.SIGINT)  # which is for the run to decide about
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        while any(process_is_alive(*process) for process in found.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert [row["step"] for row in offline_rows(tmp_path)] == list(range(1, 21))
+    assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 21))
+
+
+def test_without_sinks_there_is_no_process(tmp_path: Path) -> None:
+    run = FedRun(tmp_path)
+    run.steps(1, 3)
+    assert not sink_processes(os.getpid())
+    run.close()
+    assert run.said == []
+    assert not run.folder.sinks.exists()
+
+
+def test_what_rank_0_loads_knows_neither_wandb_nor_torch() -> None:
+    code = "import sys, z2all_ds.track.sinks.feed; print({'wandb', 'torch', 'tensorboard'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> None:
+    run = FedRun(tmp_path, wandb="online", finish_seconds=1.0)
+    run.steps(1, 3)
+    run.wait_for(lambda: warnings(run))
+    run.close()
+    first, last = warnings(run)
+    assert first.startswith("W&B fails (no API key is set: `wandb login` sets one): it is tried again")
+    assert last == f"W&B has 3 records still to be sent: `z2all track sync {tmp_path}`"
+
+
+def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "wandb.py").write_text("raise OSError('half of it is missing')\n")
+    (packages / "tensorboard.py").write_text("raise ModuleNotFoundError(\"No module named 'tensorboard'\")\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]))
+    run = FedRun(tmp_path / "run", wandb="offline", tensorboard=True, finish_seconds=1.0)
+    run.steps(1, 3)
+    run.wait_for(lambda: len(warnings(run)) == 2)
+    run.close()
+    of_wandb, of_tensorboard = sorted(warnings(run)[:2], reverse=True)
+    assert "OSError: half of it is missing" in of_wandb and "it is tried again" in of_wandb
+    assert "pip install 'z2all_ds[tensorboard]'" in of_tensorboard and "switched off" in of_tensorboard
+
+
+def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run" / "sinks", 256 << 10) as disk:
+        filling = disk / "filling"
+        with suppress(OSError), filling.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        run = FedRun(tmp_path / "run", tensorboard=True, wandb="offline")
+        run.steps(1, 5)
+        run.wait_for(lambda: len(warnings(run)) == 2)
+        filling.unlink()
+        run.steps(6, 9)
+        run.close()
+        assert len(warnings(run)) == 2, run.said
+        assert [step for step, _ in points(disk / "tensorboard", "loss")] == list(range(1, 10))
+        assert {row["step"] for row in offline_rows(tmp_path / "run")} == set(range(1, 10))

@@ -1,0 +1,58 @@
+"""A real run of two ranks whose W&B is killed in its middle: it ends well, with the losses of a run without sinks."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.helpers.fed_runs import hurt, sink_processes
+from tests.helpers.training import losses, metrics, run_arguments, train_many
+from tests.helpers.wandb_files import offline_rows
+from tests.track.sinks.test_tensorboard_sink import points
+from z2all_ds.errors import EXIT_REQUEUE
+from z2all_ds.run_folder import RunFolder
+
+COMPARED_STEPS = 12
+PATIENCE_SECONDS = 120.0
+STEPS = "train.steps=1000000"
+"""Far more than it takes: the run is asked to stop when the test has seen enough."""
+
+
+def wait_for_service(other_than: tuple[int, int] | None = None) -> tuple[int, int]:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (found := sink_processes(os.getpid()).get("wandb-core")) in (None, other_than):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert found
+    return found
+
+
+def test_a_run_does_not_notice_that_wandb_is_killed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    watched, alone = tmp_path / "watched", tmp_path / "alone"
+    folder = RunFolder(watched)
+    sinks = ("track.wandb=auto", "track.tensorboard=true", "track.finish_seconds=60")
+    plan = [
+        run_arguments(watched, small_corpus, small_tokenizer, STEPS, *sinks),
+        run_arguments(alone, small_corpus, small_tokenizer, STEPS, f"train.stop_at_step={COMPARED_STEPS}"),
+    ]
+    with ThreadPoolExecutor() as pool:
+        codes = pool.submit(train_many, tmp_path, plan)
+        try:
+            first = wait_for_service()
+            while len(offline_rows(watched)) == 0 and len(metrics(watched)) < COMPARED_STEPS:
+                time.sleep(0.1)
+            hurt(first, signal.SIGKILL)
+            wait_for_service(other_than=first)
+        finally:
+            folder.root.mkdir(exist_ok=True)
+            folder.stop_request.touch()
+        assert codes.result() == [EXIT_REQUEUE, 0]
+    assert losses(watched)[:COMPARED_STEPS] == losses(alone)
+    steps = list(range(1, len(metrics(watched)) + 1))
+    assert sorted({row["step"] for row in offline_rows(watched)}) == steps
+    assert [step for step, _ in points(folder.sinks / "tensorboard", "loss")] == steps
+    said = folder.rank_log(0).read_text(encoding="utf-8").splitlines()
+    assert sum("W&B fails (" in line for line in said) == 1
+    assert sum("W&B: offline, as no API key is set" in line for line in said) == 1
+    assert not any("still to be sent" in line for line in said)

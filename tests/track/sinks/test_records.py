@@ -1,0 +1,68 @@
+"""What a sink has not had yet: each record once, whatever happens to the file and to the one who reads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.track.sinks.records import Mark, Progress, RecordFollower, records_left
+
+
+def line(step: int, moment: float) -> bytes:
+    return json.dumps({"step": step, "time_unix": moment}).encode() + b"\n"
+
+
+@settings(max_examples=80, deadline=None)
+@given(acts=st.lists(st.tuples(st.sampled_from(["add", "cut", "look", "restart"]), st.integers(0, 9)), max_size=30))
+def test_each_record_is_handed_out_once(acts: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
+    follower, history, seen, moment = RecordFollower(path, Mark()), [], [], 0.0
+    for act, number in [*acts, ("look", 0)]:
+        if act == "cut":
+            history = history[:number]
+        for _ in range(number if act == "add" else 0):
+            moment += 1
+            history.append((len(history) + 1, moment))
+        path.write_bytes(b"".join(line(*one) for one in history))
+        if act == "restart":
+            follower = RecordFollower(path, follower.mark)
+        while act == "look" and (found := follower.read()):
+            seen += [(record["step"], record["time_unix"]) for record, _ in found]
+    assert len(set(seen)) == len(seen)
+    assert set(history) <= set(seen)
+
+
+def test_a_clock_that_was_set_back_loses_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line(1, 100.0) + line(2, 101.0))
+    follower = RecordFollower(path, Mark())
+    follower.read()
+    with path.open("ab") as file:
+        file.write(line(3, 50.0))
+    again = RecordFollower(path, follower.mark)
+    for one in (follower, again):
+        assert [record["step"] for record, _ in one.read()] == [3]
+
+
+def test_what_is_left_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(line(step, float(step)) for step in range(1, 8)))
+    (_, mark), *_ = RecordFollower(path, Mark()).read()
+    assert (records_left(path, Mark()), records_left(path, mark)) == (7, 6)
+    assert records_left(tmp_path / "none.jsonl", mark) == 0
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"facts": {}, "marks": 3}', b'{"facts": {}}', b"\xff"])
+def test_progress_that_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "sinks" / "wandb.json"
+    if content is not None:
+        path.parent.mkdir()
+        path.write_bytes(content)
+    progress = Progress.load(path)
+    assert progress.mark("online", "metrics") == Mark()
+    progress.facts["id"] = "一"
+    progress.marks["online"] = {"metrics": Mark(5, 2, 1.5)}
+    progress.save()
+    assert Progress.load(path) == progress

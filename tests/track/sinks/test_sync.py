@@ -1,0 +1,86 @@
+"""`z2all track sync` and online runs, by the real W&B against a stand-in for its server."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fed_runs import FedRun, hurt, sink_processes
+from tests.helpers.wandb_files import offline_rows
+from tests.helpers.wandb_server import WandbServer, wandb_server
+from tests.track.sinks.test_tensorboard_sink import points
+from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.track.sinks.sync import sync_runs
+
+
+def sync(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "z2all_ds", "track", "sync", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def log_in(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+
+
+def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a killed service, a server that refuses everything, and a sync after it has come round."""
+    with wandb_server() as server:
+        log_in(server, monkeypatch)
+
+        def rows() -> list[tuple[int, int]]:
+            return [(row["step"], row["_step"]) for row in server.rows.get(run_id, [])]
+
+        run = FedRun(tmp_path / "名字", wandb="auto", finish_seconds=4.0)
+        run.steps(1, 5)
+        run.wait_for(lambda: server.rows)
+        ((run_id, name),) = server.names.items()
+        assert name == "名字"
+        run.wait_for(lambda: len(rows()) == 5)
+        hurt(sink_processes(os.getpid())["wandb-core"], signal.SIGKILL)
+        run.steps(6, 12)
+        run.wait_for(lambda: len(rows()) == 12)
+        server.refuses_rows = True
+        run.go_back_to(10)
+        run.steps(11, 14)
+        run.close()
+        assert [line.partition(" (")[0] for line in run.said if "fails" in line] == ["W&B fails"]
+        assert f"`z2all track sync {tmp_path / '名字'}`" in run.said[-1]
+
+        server.refuses_rows = False
+        answer = sync(str(tmp_path / "名字"))
+        assert answer.returncode == 0, answer.stderr
+        steps = [*range(1, 13), *range(11, 15)]
+        assert rows() == [(step, row) for row, step in enumerate(steps, start=1)]
+        again = sync(str(tmp_path / "名字"))
+        assert "W&B has everything" in again.stderr
+        assert len(rows()) == len(steps)
+
+
+def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> None:
+    run = FedRun(tmp_path)
+    run.steps(1, 7)
+    run.close()
+    for words in (["--offline", "--project", "p"], ["--to", "tensorboard"]):
+        answer = sync(str(tmp_path), *words)
+        assert answer.returncode == 0, answer.stderr
+        assert "7 records" in answer.stderr
+    assert [row["step"] for row in offline_rows(tmp_path)] == list(range(1, 8))
+    assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 8))
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(DataError, match=r"no metrics\.jsonl in it"):
+        sync_runs([tmp_path / "x"], "wandb", None, offline=False)
+    with pytest.raises(ConfigError, match="--to paper: must be one of wandb, tensorboard"):
+        sync_runs([tmp_path], "paper", None, offline=False)
+    with pytest.raises(ConfigError, match="--offline: is for W&B alone"):
+        sync_runs([tmp_path], "tensorboard", None, offline=True)
+    answer = sync(str(tmp_path))
+    assert answer.returncode == ConfigError.exit_code
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("ConfigError: W&B: no API key is set. Run `wandb login`")

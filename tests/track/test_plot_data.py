@@ -1,0 +1,93 @@
+"""Curves for pictures, read from files as runs write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from z2all_ds.errors import DataError
+from z2all_ds.track import plot_data
+from z2all_ds.track.plot_data import RunCurves, read_run
+from z2all_ds.track.thinned import MOST_POINTS
+
+
+def written(folder: Path, records: list[dict[str, Any]], events: list[dict[str, Any]] | None = None) -> Path:
+    folder.mkdir()
+    for name, lines in (("metrics", records), ("events", events or [])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def read(folder: Path, kind: str = "loss", x: str = "step", smooth: float = 0.0) -> RunCurves:
+    return read_run(folder, "run", [kind], x, smooth)
+
+
+def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
+    records = [{"step": i, "loss": 1.0 * i, "loss_of_a": 2.0, "lr": 0.1, "mfu": None} for i in range(1, 4)]
+    run = read(written(tmp_path / "run", records))
+    assert run.keys_of("loss") == ["loss", "loss_of_a"]
+    assert run.curves["loss"].points().y == [1.0, 2.0, 3.0]
+    assert run.kinds_there == ["loss", "lr"]
+    assert "lr" not in run.curves
+
+
+def test_a_long_run_in_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(plot_data, "PROGRESS_FROM_BYTES", 1)
+    run = read(written(tmp_path / "run", [{"step": i, "loss": 1.0} for i in range(1, 20_001)]), smooth=0.5)
+    for curve in (run.curves["loss"], run.smoothed["loss"]):
+        assert len(curve.points().x) <= MOST_POINTS
+        assert curve.points().y == pytest.approx([1.0] * len(curve.points().y))
+    assert capfd.readouterr().err.startswith("reading run: ")
+
+
+def test_smoothing_begins_at_the_first_value(tmp_path: Path) -> None:
+    run = read(written(tmp_path / "run", [{"step": i, "loss": v} for i, v in enumerate((8.0, 4.0, 4.0))]), smooth=0.5)
+    # weights 1; 1/3, 2/3; 1/7, 2/7, 4/7
+    assert run.smoothed["loss"].points().y == pytest.approx([8.0, 16 / 3, 32 / 7])
+
+
+def test_events_stand_where_they_happened(tmp_path: Path) -> None:
+    records = [{"step": i, "loss": 1.0, "tokens_seen": 10 * i, "time_unix": 100.0 + i} for i in range(1, 101)]
+    events = [
+        {"event": "started", "step": 0, "time_unix": 90.0},
+        {"event": "checkpoint", "step": 50, "time_unix": 150.5},
+        {"event": "started", "step": 50, "time_unix": 150.7},
+        {"event": "spike", "step": 60, "time_unix": 160.0},
+        {"event": "rolled_back", "step": 50, "time_unix": 160.1},
+        {"event": "stage", "step": 0, "time_unix": 101.0},
+        {"event": "stage", "step": 70, "time_unix": 170.0},
+    ]
+    folder = written(tmp_path / "run", records, events)
+    expected = {"checkpoint": 50, "restart": 50, "spike": 60, "rollback": 50, "stage": 70}
+    assert read(folder).marks == {kind: [step] for kind, step in expected.items()}
+    assert read(folder, x="tokens").marks == {kind: [10 * step] for kind, step in expected.items()}
+    assert read(folder, x="time").marks["checkpoint"] == pytest.approx([49.5])
+
+
+def test_many_events_are_few_marks(tmp_path: Path) -> None:
+    events = [{"event": "checkpoint", "step": i, "time_unix": float(i)} for i in range(1, 5001)]
+    run = read(written(tmp_path / "run", [{"step": i, "loss": 1.0} for i in range(1, 5001)], events))
+    assert 200 <= len(run.marks["checkpoint"]) <= 302
+
+
+def test_the_mixture_is_the_share_since_the_stage_began(tmp_path: Path) -> None:
+    tokens = [(10, 30), (10, None), (None, 40), (5, 5)]
+    records = [
+        {"step": i, **{f"tokens_of_{name}": n for name, n in zip("ab", pair, strict=True) if n is not None}}
+        for i, pair in enumerate(tokens, 1)
+    ]
+    mixture = [{"name": "x", "first_step": 0, "shares": {"a": 1.0}}, {"name": "y", "first_step": 3, "shares": {"b": 1}}]
+    folder = written(tmp_path / "run", records, [{"event": "started", "step": 0, "time_unix": 0.0, "mixture": mixture}])
+    run = read(folder, "mixture")
+    assert run.curves["tokens_of_a"].points().y == pytest.approx([10 / 40, 20 / 50, 20 / 90, 0.5])
+    assert run.curves["tokens_of_b"].points().y == pytest.approx([30 / 40, 30 / 50, 70 / 90, 0.5])
+    assert [stage.first_step for stage in run.asked] == [0, 3]
+
+
+def test_a_line_that_is_no_record(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", [{"step": 1, "loss": 1.0}])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl: a record is not JSON"):
+        read(folder)

@@ -1,0 +1,205 @@
+"""`z2all bench board`: how soon the board shows a long run, how long it reads, what memory it takes.
+
+A run's folder is made with as many records as asked for, as wide as real ones, and the real command is started on it.
+Seconds count from the start of the process, so Python's own start is among them. Files just written lie in memory: a
+cold disk adds what it takes to read some 2,000 places of it.
+"""
+
+import json
+import math
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.bench.memory import peak_memory_bytes
+from z2all_ds.console import heartbeat, human_bytes, progress
+from z2all_ds.errors import ConfigError, MachineError
+
+DEFAULT_RECORDS = 1_000_000
+TEMPLATES = 997
+"""Kinds of lines; a prime, so that no power of two of buckets sees the same one again and again."""
+BLOCK_RECORDS = 10_000
+VALIDATED_EVERY = 500
+NAMES = ("loss", "loss_of_zh", "loss_of_en", "loss_of_code", "grad_norm", "lr", "tokens_per_second")
+START_SECONDS, READ_SECONDS = 60.0, 500.0
+
+
+@dataclass(frozen=True)
+class BoardCosts:
+    """Of one run's folder."""
+
+    records: int
+    file_bytes: int
+    seconds_to_listening: float
+    seconds_to_first_curves: float
+    """From the start of the process to the answer of /api/curves with points over the whole run."""
+    first_read_share: float
+    """Of the file, read in full by then; the curves stood on a sample."""
+    slowest_answer_while_reading_seconds: float
+    seconds_to_all: float
+    """Until every record was read."""
+    seconds_of_curves: float
+    """The same request, after everything was read."""
+    seconds_of_zoom: float
+    """Into a twentieth of the run or 20,000 steps, whichever is less, in the middle."""
+    peak_memory_bytes: int
+
+
+def bench_board(records: int = DEFAULT_RECORDS, folder: Path | None = None) -> BoardCosts:
+    """Writes, starts, asks, measures; the folder is removed again."""
+    if records < 1000:
+        raise ConfigError(f"--records {records}", "too few to measure anything", "Give 1000 or more.")
+    with tempfile.TemporaryDirectory(prefix="z2all_bench_board_", dir=folder) as made:
+        run = Path(made) / "long_run"
+        run.mkdir()
+        file_bytes = write_run(run, records)
+        with heartbeat("board"), started_board(run) as board:
+            return _measured(board, records, file_bytes)
+
+
+@dataclass
+class StartedBoard:
+    """The process and where it answers."""
+
+    process: "subprocess.Popen[bytes]"
+    address: str
+    began: float
+    seconds_to_listening: float
+
+    def get(self, path: str) -> tuple[Any, float]:
+        """An answer, and the seconds that it took."""
+        began = time.perf_counter()
+        with urllib.request.urlopen(f"{self.address}{path}", timeout=60) as answer:
+            content = json.load(answer)
+        return content, time.perf_counter() - began
+
+
+@contextmanager
+def started_board(*places: str | Path) -> Iterator[StartedBoard]:
+    """The real command on a free port, ended with Ctrl-C."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "z2all_ds", "board", *map(str, places), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr
+        is_there, _, _ = select.select([process.stderr], [], [], START_SECONDS)
+        line = process.stderr.readline().decode(errors="replace") if is_there else ""
+        found = re.search(r"http://\S+", line)
+        if found is None:
+            raise MachineError("z2all board", f"did not start: {line.strip()}", "Start it by hand to see why.")
+        yield StartedBoard(process, found[0], began, time.perf_counter() - began)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stderr:
+            process.stderr.close()
+
+
+def _measured(board: StartedBoard, records: int, file_bytes: int) -> BoardCosts:
+    curves = f"/api/curves?run=0&names={','.join(NAMES)}&points=800"
+    while True:
+        answer, _ = board.get(curves)
+        if answer["x"] and answer["x"][-1] > 0.9 * records:
+            break
+        time.sleep(0.02)
+    first = time.perf_counter() - board.began
+    first_share = board.get("/api/runs")[0]["runs"][0]["read_share"]
+    slowest = 0.0
+    while True:
+        state, _ = board.get("/api/runs")
+        if state["runs"][0]["read_share"] >= 1.0 and state["runs"][0]["records"] == records:
+            break
+        if time.perf_counter() - board.began > READ_SECONDS:
+            raise MachineError("z2all board", f"has not read all in {READ_SECONDS:.0f} s", "Give fewer --records.")
+        slowest = max(slowest, board.get(curves)[1])
+        time.sleep(0.2)
+    read_all = time.perf_counter() - board.began
+    width = min(20_000, records // 20)
+    zoom = f"{curves}&from={records // 2}&to={records // 2 + width}"
+    return BoardCosts(
+        records,
+        file_bytes,
+        round(board.seconds_to_listening, 3),
+        round(first, 3),
+        round(first_share, 4),
+        round(slowest, 3),
+        round(read_all, 2),
+        round(board.get(curves)[1], 3),
+        round(board.get(zoom)[1], 3),
+        peak_memory_bytes(board.process.pid),
+    )
+
+
+def write_run(run: Path, records: int) -> int:
+    """metrics.jsonl and events.jsonl of a run that is over. Returns the bytes of its metrics."""
+    start = 1_790_000_000.0
+    templates, validated = ([_rest(number, bool(extra)) for number in range(TEMPLATES)] for extra in (0, 1))
+    path = run / "metrics.jsonl"
+    with path.open("wb") as file, progress("writing records", records, "records") as advance:
+        for first in range(1, records + 1, BLOCK_RECORDS):
+            block = range(first, min(first + BLOCK_RECORDS, records + 1))
+            file.writelines(
+                b'{"step": %d, "tokens_seen": %d, %s, "time_unix": %.3f}\n'
+                % (
+                    step,
+                    step * 65536,
+                    (validated if step % VALIDATED_EVERY == 0 else templates)[step % TEMPLATES],
+                    start + 0.9 * step,
+                )
+                for step in block
+            )
+            advance(len(block))
+    events = [
+        {"time_unix": start, "event": "started", "step": 0, "world_size": 8, "deepspeed": "zero1", "steps": records},
+        {"time_unix": start + 0.9 * records + 1, "event": "done", "step": records, "goodput": 0.95},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path.stat().st_size
+
+
+def _rest(number: int, is_validated: bool) -> bytes:
+    """A record's fields but those that grow, with figures as long as real ones."""
+    wave = math.sin(number) / 7
+    losses = {"": 2.4, "_of_code": 1.9, "_of_en": 2.6, "_of_zh": 2.8}
+    record: dict[str, Any] = {"loss": 2.4 + wave, "grad_norm": 0.7 + wave}
+    record |= {f"loss{of}": loss + wave for of, loss in losses.items()}
+    record |= {f"perplexity{of}": math.exp(loss + wave) for of, loss in losses.items()}
+    if is_validated:
+        record |= {f"validation_loss{of}": loss + wave for of, loss in losses.items()}
+        record |= {f"validation_perplexity{of}": math.exp(loss + wave) for of, loss in losses.items()}
+    record |= {f"tokens_of_{domain}": 20000 + number for domain in ("code", "en", "zh")}
+    record |= {"data_position": 32 * number, "lr": 3e-4 * (1 + wave), "step_taken": True, "step_seconds": 0.9 + wave}
+    parts = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint", "validation", "other")
+    record |= {f"{part}_seconds": round(abs(wave), 6) for part in parts}
+    record |= {"tokens_per_second": 68519.1 + number, "mfu": 0.59861, "mfu_exact": 0.52343, "hfu": 0.52343}
+    record |= {f"{kind}memory_bytes": 43097746944 + number for kind in ("", "peak_", "reserved_", "host_")}
+    return json.dumps(record)[1:-1].encode()
+
+
+def to_json(costs: BoardCosts) -> str:
+    return json.dumps(asdict(costs))
+
+
+def to_lines(costs: BoardCosts) -> list[str]:
+    return [
+        f"{costs.records:,} records, {human_bytes(costs.file_bytes)}",
+        f"listening after {costs.seconds_to_listening:.2f} s, first curves after {costs.seconds_to_first_curves:.2f} s",
+        f"read whole after {costs.seconds_to_all:.1f} s; meanwhile the slowest answer took "
+        f"{costs.slowest_answer_while_reading_seconds:.2f} s",
+        f"curves {costs.seconds_of_curves:.3f} s, zoom {costs.seconds_of_zoom:.3f} s",
+        f"peak memory {human_bytes(costs.peak_memory_bytes)}",
+    ]

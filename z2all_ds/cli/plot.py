@@ -1,0 +1,41 @@
+"""The verb `z2all plot`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[
+        str | None,
+        typer.Option(help="A .png or .svg, or a folder for a file of each kind (default: plots/ of the first run)."),
+    ] = None,
+    what: Annotated[
+        str,
+        typer.Option(
+            help="Some of loss, validation, lr, grad_norm, speed, mfu, time, memory, mixture, probes with commas "
+            "between them; or all there is."
+        ),
+    ] = "loss",
+    x: Annotated[str, typer.Option(help="step, tokens or time.")] = "step",
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic y-axis.")] = False,
+    smooth: Annotated[float, typer.Option(help="Moving average: 0 (none) to 0.999; raw curves stay, faint.")] = 0.0,
+    events: Annotated[bool, typer.Option(help="Marks of spikes, rollbacks, checkpoints, restarts and stages.")] = True,
+    title: Annotated[str, typer.Option(help="Above the picture.")] = "",
+    width: Annotated[float | None, typer.Option(help="Inches.")] = None,
+    height: Annotated[float | None, typer.Option(help="Inches.")] = None,
+    dpi: Annotated[int, typer.Option(help="Dots per inch of a PNG.")] = 120,
+    file_format: Annotated[str, typer.Option("--format", help="png or svg: of the files in a folder.")] = "png",
+) -> None:
+    """Draw the curves of one run, or of several side by side, for papers and issues."""
+    from z2all_ds.run_folder import RunFolder
+    from z2all_ds.track.plots import PlotOptions
+    from z2all_ds.track.plots import plot as draw
+
+    options = PlotOptions(what, x, log, smooth, events, title, width, height, dpi, file_format)
+    name = "_".join(part.strip() for part in what.split(","))
+    place = Path(out) if out else RunFolder(runs[0]).plots / f"{name}.{file_format}"
+    for file in draw(runs, place, options, is_folder=(out or "").endswith("/")):
+        print(file)

@@ -1,0 +1,197 @@
+"""What a person at the terminal sees of a run while it trains: a panel made from its records and events.
+
+Only what is shown, and nothing about terminals (`live.py`): state in, lines for any width and height out.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from z2all_ds.console import human_bytes, human_seconds
+from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.track.thinned import ThinnedCurve
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE_POINTS = 256
+WINDOW_STEPS = 50
+"""Whose pace the end is reckoned from."""
+LAST_EVENTS = 3
+LEAST_WIDTH, LEAST_HEIGHT = 20, 5
+FRAME_ROWS = 2
+NAME_CELLS = 16
+UNSEEN_EVENTS = ("saved", "metrics_dropped", "first_step")
+"""They are a part of others that are shown."""
+
+
+class PanelState:
+    """All that the panel shows; fed with the records as they are written."""
+
+    def __init__(self, title: str, steps: int, first_step: int = 0, now_unix: float | None = None) -> None:
+        self.title, self.steps, self.step = _printable(title), steps, first_step
+        self.last: dict[str, Any] = {}
+        self.validation: tuple[int, float] | None = None
+        self.curves: dict[str, ThinnedCurve] = {}
+        self.events: deque[str] = deque(maxlen=LAST_EVENTS)
+        self._began_unix = time.time() if now_unix is None else now_unix
+        self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS + 1)
+
+    def metric(self, record: Mapping[str, Any]) -> None:
+        step = int(record["step"])
+        if step <= self.step:  # the run went back, and its curves begin anew
+            self.curves.clear()
+            self._times.clear()
+        self.step = step
+        self._times.append((step, record["time_unix"]))
+        for key, value in record.items():
+            if value is not None and (key == "loss" or key.startswith(LOSS_PREFIX)):
+                self.curves.setdefault(key, ThinnedCurve(CURVE_POINTS)).add(step, value)
+        self.last.update(record)
+        if record.get("validation_loss") is not None:
+            self.validation = (step, record["validation_loss"])
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] not in UNSEEN_EVENTS:
+            moment = time.strftime("%H:%M:%S", time.localtime(event["time_unix"]))
+            self.events.append(_printable(f"{moment} {_event_words(event)}"))
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return max(0.0, self._times[-1][1] - self._began_unix) if self._times else 0.0
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        if len(self._times) < 2:
+            return None
+        (first_step, first_time), (last_step, last_time) = self._times[0], self._times[-1]
+        return (self.steps - self.step) * (last_time - first_time) / max(1, last_step - first_step)
+
+
+def render(state: PanelState, width: int, height: int) -> "RenderableType | None":
+    """At most `width` cells and `height` rows; None where that is too little for anything."""
+    from rich.box import ROUNDED
+    from rich.console import Group
+    from rich.panel import Panel
+
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        return None
+    inside = width - 4
+    most = height - FRAME_ROWS
+    head = [_progress(state, inside)]
+    losses = _losses(state, inside)
+    figures = _figures(state, inside)
+    events = [_line(words, inside, style="dim") for words in state.events]
+    events = events[len(events) - max(0, min(len(events), most - len(head) - 1 - len(figures))) :]
+    room = max(0, most - len(head) - len(figures) - len(events))
+    if len(losses) > room:
+        hidden = len(losses) - room + 1
+        losses = [*losses[: room - 1], _line(f"{hidden} more domains", inside, style="dim")] if room > 1 else losses[:1]
+    rows = [*head, *losses, *figures, *events][:most]
+    return Panel(Group(*rows), box=ROUNDED, title=_line(state.title, inside - 2), title_align="left", width=width)
+
+
+def _progress(state: PanelState, width: int) -> "Text":
+    from rich.text import Text
+
+    share = min(1.0, state.step / state.steps) if state.steps else 0.0
+    left = state.remaining_seconds
+    words = f"step {state.step:,}/{state.steps:,} {100 * share:.0f}%"
+    times = f"ETA {human_seconds(left) if left is not None else '-'}"
+    past = f"elapsed {human_seconds(state.elapsed_seconds)}"
+    after = next((text for text in (f"{times} · {past}", times, "") if len(words) + len(text) + 2 <= width), "")
+    bar = width - len(words) - len(after) - 2
+    text = Text(words, no_wrap=True, overflow="ellipsis")
+    if bar >= 8:
+        filled = round(share * bar)
+        text.append(" ").append("━" * filled, style="green").append("─" * (bar - filled), style="bright_black")
+    text.append(f" {after}")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _losses(state: PanelState, width: int) -> list["Text"]:
+    from rich.cells import cell_len, set_cell_size
+    from rich.text import Text
+
+    names = {key: _printable(key.removeprefix(LOSS_PREFIX)) for key in sorted(state.curves)}
+    widest = min(NAME_CELLS, max(4, width // 4), max((cell_len(name) for name in names.values()), default=4))
+    rows = []
+    for key in sorted(names, key=lambda key: (key != "loss", key)):
+        points = state.curves[key].points().y
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(set_cell_size(names[key], widest), style="bold" if key == "loss" else "")
+        text.append(f" {state.last[key]:8.4f} " if state.last.get(key) is not None else f" {'-':>8} ")
+        text.append(sparkline(points, max(0, width - text.cell_len)), style="cyan" if key == "loss" else "blue")
+        text.truncate(width, overflow="ellipsis")
+        rows.append(text)
+    return rows
+
+
+def _figures(state: PanelState, width: int) -> list["Text"]:
+    """Short facts, as many on a row as fit."""
+    last, parts = state.last, list[str]()
+    if not last:
+        return [_line("waiting for the first step", width, style="dim")]
+    parts.append(f"{last['tokens_per_second']:,.0f} tok/s")
+    if last.get("mfu") is not None:
+        parts.append(f"MFU {100 * last['mfu']:.1f}%")
+    parts.append(f"mem {human_bytes(last['memory_bytes'])} (most {human_bytes(last['peak_memory_bytes'])})")
+    parts.append(f"lr {last['lr']:.2e}")
+    parts.append(f"grad {last['grad_norm']:.3f}" if last.get("grad_norm") is not None else "grad -")
+    if state.validation:
+        parts.append(f"validation {state.validation[1]:.4f} (step {state.validation[0]:,})")
+    rows, row = list[str](), ""
+    for part in parts:
+        if row and len(row) + 3 + len(part) > width:
+            rows.append(row)
+            row = part
+        else:
+            row = f"{row} · {part}" if row else part
+    return [_line(words, width) for words in [*rows, row]]
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """One character a value, or a mean of several. The first fall would flatten the rest: the highest tenth is cut."""
+    if not values or width <= 0:
+        return ""
+    if len(values) > width:
+        borders = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(borders)]
+    low, high = min(values), sorted(values)[int(0.9 * (len(values) - 1))]
+    if high <= low:
+        return BLOCKS[0] * len(values)
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[min(top, round((value - low) / (high - low) * top))] for value in values)
+
+
+def _event_words(event: Mapping[str, Any]) -> str:
+    kind, step = event["event"], event.get("step")
+    at = f" at step {step:,}" if isinstance(step, int) else ""
+    details = {
+        "checkpoint": lambda: f"saved {event['path']} in {event['write_seconds']:.1f} s",
+        "spike": lambda: f"spike{at}: {event['policy']}",
+        "rolled_back": lambda: f"rolled back from step {event['from_step']:,} to {step:,}",
+        "stage": lambda: f"stage {event['name']}{at}",
+    }
+    try:
+        return details[kind]()
+    except KeyError:
+        return f"{kind.replace('_', ' ')}{at}"
+
+
+def _line(words: str, width: int, style: str = "") -> "Text":
+    from rich.text import Text
+
+    text = Text(words, style=style, no_wrap=True, overflow="ellipsis")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _printable(text: str) -> str:
+    """Names come from data: what would move the cursor or change colours is not let through."""
+    return "".join(character if character.isprintable() else "?" for character in text)
