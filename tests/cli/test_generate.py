@@ -1,5 +1,6 @@
 """`z2all generate`: a pipe, files, mistakes, and a conversation at a real terminal."""
 
+import contextlib
 import json
 import os
 import pty
@@ -46,6 +47,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def ends_by_ctrl_d(self, seconds: float = 30) -> int | None:
+        """Its exit code. Typed between two prompts, when the terminal is not readline's, the character is lost."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type("\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+        return self.process.returncode
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -69,8 +79,8 @@ def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
         terminal.process.send_signal(signal.SIGINT)
         terminal.type("\n")  # readline may have looked for signals just before this one came
         terminal.read_until("\n> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.poll() is None
+        assert terminal.ends_by_ctrl_d() == 0
     finally:
         terminal.close()
 

@@ -16,25 +16,32 @@ def converse(generator: Generator) -> None:
 
     way = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
     say(f"{generator.loaded.label}: {way}; {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
-    messages: list[Message] = []
-    while True:
+    messages: list[Message] | None = []
+    while messages is not None:
+        # Around the whole turn: a Ctrl-C that comes while a line is typed may be seen only after the line was read.
         try:
-            line = input("> ").strip()
-        except EOFError:
-            print()
-            return
+            messages = _turn(generator, messages)
         except KeyboardInterrupt:
             print()
-            continue
-        if line == EXIT:
-            return
-        if line == NEW:
-            messages = []
-        elif line:
-            try:
-                messages = _answer(generator, messages, line)
-            except Z2allError as error:
-                say(f"{error}" + (f" Or start over with {NEW}." if messages else ""))
+
+
+def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None:
+    """The conversation after one more line; None at its end."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        print()
+        return None
+    if line == EXIT:
+        return None
+    if line == NEW:
+        return []
+    if line:
+        try:
+            return _answer(generator, messages, line)
+        except Z2allError as error:
+            say(f"{error}" + (f" Or start over with {NEW}." if messages else ""))
+    return messages
 
 
 def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
