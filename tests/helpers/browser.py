@@ -1,6 +1,5 @@
 """A real browser for tests: the machine's own Chromium, driven by playwright."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,27 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from z2all_ds.bench import board_page
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# As root Chromium refuses its sandbox, and in a container /dev/shm may be too small for its pictures.
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
 
 
 @contextmanager
 def browser() -> "Iterator[Browser]":
     """Skips the test, with the reason, where none can be had."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    executable = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if executable is None:
-        pytest.skip(f"no browser on PATH (looked for {', '.join(NAMES)})")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        try:
-            yield started
-        finally:
-            started.close()
+    if reason := board_page.why_no_browser():
+        pytest.skip(reason)
+    with board_page.browser() as started:
+        yield started
 
 
 def until(page: "Page", expression: str, argument: Any = None, seconds: float = 20) -> Any:

@@ -17,10 +17,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.bench.board_page import PageCosts, browser, opened, why_no_browser
 from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.console import heartbeat, human_bytes, progress
 from z2all_ds.errors import ConfigError, MachineError
@@ -53,6 +54,8 @@ class BoardCosts:
     seconds_of_zoom: float
     """Into a twentieth of the run or 20,000 steps, whichever is less, in the middle."""
     peak_memory_bytes: int
+    pages: list[PageCosts] | None
+    """Opened in a browser just started, while the board reads, and once more; None where there is no browser."""
 
 
 def bench_board(records: int = DEFAULT_RECORDS, folder: Path | None = None) -> BoardCosts:
@@ -63,8 +66,18 @@ def bench_board(records: int = DEFAULT_RECORDS, folder: Path | None = None) -> B
         run = Path(made) / "long_run"
         run.mkdir()
         file_bytes = write_run(run, records)
-        with heartbeat("board"), started_board(run) as board:
-            return _measured(board, records, file_bytes)
+        with heartbeat("board"):
+            with started_board(run) as board:
+                costs = _measured(board, records, file_bytes)
+            return replace(costs, pages=_pages(run))
+
+
+def _pages(run: Path) -> list[PageCosts] | None:
+    if why_no_browser():
+        return None
+    with browser() as chromium, started_board(run) as board:
+        context = chromium.new_context()
+        return [opened(context, board.address) for _ in range(2)]
 
 
 @dataclass
@@ -141,6 +154,7 @@ def _measured(board: StartedBoard, records: int, file_bytes: int) -> BoardCosts:
         round(board.get(curves)[1], 3),
         round(board.get(zoom)[1], 3),
         peak_memory_bytes(board.process.pid),
+        None,
     )
 
 
@@ -202,4 +216,14 @@ def to_lines(costs: BoardCosts) -> list[str]:
         f"{costs.slowest_answer_while_reading_seconds:.2f} s",
         f"curves {costs.seconds_of_curves:.3f} s, zoom {costs.seconds_of_zoom:.3f} s",
         f"peak memory {human_bytes(costs.peak_memory_bytes)}",
+        f"in a browser: {_words(costs.pages)}",
     ]
+
+
+def _words(pages: list[PageCosts] | None) -> str:
+    if pages is None:
+        return f"not measured, {why_no_browser()}"
+    times = [
+        f"curves after {page.seconds_to_curves:.2f} s, charts after {page.seconds_to_charts:.2f} s" for page in pages
+    ]
+    return f"{times[0]}; once more: {times[1]}"

@@ -14,6 +14,7 @@ from z2all_ds.track.board.events import EventLog
 from z2all_ds.track.board.files import Files, Unreachable
 from z2all_ds.track.board.health import HealthLog
 from z2all_ds.track.board.mixture import domains_in, mixture_of
+from z2all_ds.track.board.pace import Pace
 from z2all_ds.track.board.probes import EvaluationFiles, probes_of
 from z2all_ds.track.board.settings import Settings
 from z2all_ds.track.fields import PROBE_PREFIX
@@ -27,9 +28,9 @@ FILE_NAMES = ("metrics.jsonl", "events.jsonl", "health.jsonl", "run.yaml", "ds_c
 class WatchedRun:
     """Between `start` and `stop` it follows its folder, which may not be there yet."""
 
-    def __init__(self, number: int, files: Files, folder: str, place: str) -> None:
+    def __init__(self, number: int, files: Files, folder: str, place: str, pace: Pace | None = None) -> None:
         self.id, self.folder, self.place = str(number), folder, place
-        self._files = files
+        self._files, self._pace = files, pace or Pace()
         self._paths = [posixpath.join(folder, name) for name in FILE_NAMES]
         self.curves = Curves(files, self._paths[0])
         self.events = EventLog(files, self._paths[1])
@@ -58,7 +59,7 @@ class WatchedRun:
                 self._trouble, has_more = f"{error.strerror or error} ({error.filename or self.place})", False
             except Exception as error:  # a record nobody thought of: the other runs, and this one's next look, go on
                 self._trouble, has_more = f"could not be read: {type(error).__name__}: {error}", False
-            self._over.wait(0.001 if has_more else LOOK_EVERY_SECONDS)
+            self._over.wait(self._pace.seconds_to_wait() if has_more else LOOK_EVERY_SECONDS)
 
     def look(self) -> bool:
         """One look at every file. True: there is more to read at once."""

@@ -140,6 +140,7 @@ def make_app(watch: Watch, token: str | None = None, port: int = 0) -> Starlette
         return answer_of({"keys": differences([run.settings.flat for run in chosen])})
 
     def index(request: Request) -> Response:
+        watch.pace.give_way()
         return _page_file("index.html")
 
     def page(request: Request) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from z2all_ds.track.board.files import Files, LocalFiles
+from z2all_ds.track.board.pace import Pace
 from z2all_ds.track.board.remote import RemoteFiles, parse_place
 from z2all_ds.track.board.run import WatchedRun
 
@@ -32,6 +33,7 @@ class Watch:
     def __init__(self, places: Sequence[str]) -> None:
         self._places = [self._place(given) for given in dict.fromkeys(places)]
         self._runs: list[WatchedRun] = []
+        self.pace = Pace()
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def _place(self, given: str) -> Place:
@@ -89,7 +91,7 @@ class Watch:
         with self._lock:
             if self._over.is_set() or any(run.place == place.name_of(folder) for run in self._runs):
                 return
-            run = WatchedRun(len(self._runs), place.files, folder, place.name_of(folder))
+            run = WatchedRun(len(self._runs), place.files, folder, place.name_of(folder), self.pace)
             self._runs.append(run)
         run.start()
 

@@ -1,9 +1,12 @@
 // The charts on the page: one card each, all with the same x range.
 
+import { showTrouble } from "./api.js";
 import { keyed, make, makeSvg, setText } from "./dom.js";
 import { oneLine } from "./format.js";
+import { isLoaded, load } from "./library.js";
 import { kindOf, signOf } from "./marks.js";
 import { css, dash, lineSymbol } from "./palette.js";
+import { MARGIN, sketch } from "./sketch.js";
 
 /** Of a line 22 long, as Plotly draws the same names. */
 const DASH_ARRAYS = {
@@ -20,6 +23,9 @@ const DRAG_MODE = matchMedia("(pointer: coarse)").matches ? false : "zoom";
 const MANY_LABELS = 8;
 /** How far from its middle a click is still on a mark. */
 const MARK_PIXELS = 12;
+/** Time enough for the browser to show a picture; an animation frame never comes where the page is not seen. */
+const SHOW_MILLISECONDS = 40;
+const AGAIN_MILLISECONDS = 2000;
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false, scrollZoom: false };
 
 export class Charts {
@@ -48,18 +54,38 @@ export class Charts {
     }
     const leaving = new Set([...this.#holder.children].map((card) => card.dataset.key));
     for (const chart of charts) leaving.delete(chart.id);
-    for (const id of leaving) Plotly.purge(this.#plotOf(id));
+    if (isLoaded()) for (const id of leaving) Plotly.purge(this.#plotOf(id));
     keyed(this.#holder, charts, (chart) => chart.id, createCard, (card, chart) => fillCard(card, chart, this.#on));
+    if (!isLoaded()) {
+      for (const chart of charts) sketch(this.#plotOf(chart.id), chart, axis.range);
+      if (!charts.length) return;
+      await this.#loadLibrary();
+      if (number !== this.#number) return;
+    }
     for (const chart of charts) {
       const plot = this.#plotOf(chart.id);
       const isNew = !plot.on;
+      if (isNew) plot.replaceChildren();
       Plotly.react(plot, chart.traces, layoutOf(chart, axis), CONFIG);
       if (isNew) this.#listenTo(plot);
-      await new Promise((resolve) => setTimeout(resolve));
+      await pause();
       if (number !== this.#number) return;
       if (this.#isHeld) {
         this.#waiting = [charts, axis];
         return;
+      }
+    }
+  }
+
+  /** The library takes the page's only thread for a while: what was sketched is shown before. */
+  async #loadLibrary() {
+    await pause(SHOW_MILLISECONDS);
+    while (!isLoaded()) {
+      try {
+        await load();
+      } catch (error) {
+        showTrouble(error);
+        await pause(AGAIN_MILLISECONDS);
       }
     }
   }
@@ -94,6 +120,10 @@ export class Charts {
       if (mark) this.#on.mark(...mark);
     });
   }
+}
+
+function pause(milliseconds = 0) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
 /** By the distance on the screen: Plotly's own click is on what is hovered, which may be the curve below a mark. */
@@ -167,7 +197,7 @@ function layoutOf(chart, axis) {
   const line = { color: ink, gridcolor: css("--grid"), zeroline: false, linecolor: css("--grid"), automargin: true };
   return {
     autosize: true,
-    margin: { l: 54, r: 14, t: 8, b: 34, pad: 2 },
+    margin: MARGIN,
     paper_bgcolor: css("--panel"),
     plot_bgcolor: css("--panel"),
     font: { family: css("--font"), size: 12, color: ink },

@@ -1,0 +1,25 @@
+// Plotly, fetched when there is something to draw: the page and its first picture come before it.
+
+const SOURCE = "/plotly.js";
+
+let loading = null;
+
+export function isLoaded() {
+  return "Plotly" in window;
+}
+
+/** Settled when `Plotly` can be used; after a failure the next call tries again. */
+export function load() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = SOURCE;
+    script.onload = resolve;
+    script.onerror = () => {
+      loading = null;
+      script.remove();
+      reject(new Error("The board's charts could not be loaded. Is its command still running?"));
+    };
+    document.head.append(script);
+  });
+  return loading;
+}

@@ -1,0 +1,74 @@
+// A first picture of a chart, drawn here: the charts' library is megabytes, which take their time over a slow line and
+// a second or two to start. Curves, and figures at the ends of both axes; the library draws over it when it is there.
+
+import { makeSvg } from "./dom.js";
+import { count, figure, isNumber } from "./format.js";
+
+/** Around what is drawn, in pixels, as the library leaves it. */
+export const MARGIN = { l: 54, r: 14, t: 8, b: 34, pad: 2 };
+/** Of the inner picture, which is stretched to the room there is. */
+const SIZE = 1000;
+
+/** `chart`: what buildChart made; `xRange`: [from, to] in drawn units. */
+export function sketch(plot, chart, xRange) {
+  const [width, height] = [plot.clientWidth - MARGIN.l - MARGIN.r, plot.clientHeight - MARGIN.t - MARGIN.b];
+  if (!chart.yRange || width <= 0 || height <= 0) return;
+  const place = {
+    x: (value) => SIZE * share(value, xRange),
+    y: (value) => SIZE * (1 - share(chart.isLog ? Math.log10(value) : value, chart.yRange)),
+  };
+  const frame = { x: MARGIN.l, y: MARGIN.t, width, height, viewBox: `0 0 ${SIZE} ${SIZE}`, preserveAspectRatio: "none" };
+  const curves = chart.traces.filter(({ meta }) => meta.part !== "marks" && meta.part !== "stack");
+  const paths = [...stackPaths(chart, place), ...curves.map((trace) => pathOf(trace, place))];
+  const picture = makeSvg("svg", { class: "sketch", "aria-hidden": "true" }, makeSvg("svg", frame, ...paths));
+  const [low, high] = chart.isLog ? chart.yRange.map((end) => 10 ** end) : chart.yRange;
+  picture.append(
+    words(MARGIN.l - 4, MARGIN.t + 10, "end", figure(high)),
+    words(MARGIN.l - 4, MARGIN.t + height, "end", figure(low)),
+    words(MARGIN.l, MARGIN.t + height + 16, "start", count(Math.max(0, xRange[0]))),
+    words(MARGIN.l + width, MARGIN.t + height + 16, "end", count(xRange[1])),
+  );
+  plot.replaceChildren(picture);
+}
+
+function share(value, [from, to]) {
+  return (value - from) / (to - from);
+}
+
+function pathOf({ x, y, line, fill, fillcolor, opacity }, place) {
+  const looks = fill
+    ? { fill: fillcolor, stroke: "none" }
+    : { fill: "none", stroke: line.color, "stroke-width": line.width, opacity: opacity ?? 1 };
+  return makeSvg("path", { d: outline(x, y, place), "vector-effect": "non-scaling-stroke", ...looks });
+}
+
+/** Each from the sum of those before it to the sum with it. */
+function stackPaths(chart, place) {
+  const sums = new Map();
+  const stacked = chart.traces.filter(({ meta }) => meta.part === "stack");
+  return stacked.map(({ x, y, fillcolor }) => {
+    const below = x.map((at) => sums.get(at) || 0);
+    for (const [number, at] of x.entries()) sums.set(at, below[number] + y[number]);
+    const around = outline([...x, ...[...x].reverse()], [...below, ...x.map((at) => sums.get(at)).reverse()], place);
+    return makeSvg("path", { d: around, fill: fillcolor, stroke: "none" });
+  });
+}
+
+/** A path through these points, broken where a figure is missing. */
+function outline(xs, ys, place) {
+  let isDown = false;
+  let path = "";
+  for (const [number, x] of xs.entries()) {
+    const [left, top] = isNumber(x) && isNumber(ys[number]) ? [place.x(x), place.y(ys[number])] : [NaN, NaN];
+    const isSeen = isNumber(left) && isNumber(top);
+    if (isSeen) path += `${isDown ? "L" : "M"}${left.toFixed(1)} ${top.toFixed(1)}`;
+    isDown = isSeen;
+  }
+  return path;
+}
+
+function words(x, y, anchor, text) {
+  const element = makeSvg("text", { x, y, "text-anchor": anchor });
+  element.textContent = text;
+  return element;
+}
