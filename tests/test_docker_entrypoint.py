@@ -14,11 +14,11 @@ from tests.helpers.docker_nodes import (
     DockerNode,
     both_nodes,
     docker_node,
-    make_key,
     settings,
     why_no_nodes,
     z2all,
 )
+from tests.helpers.ssh_server import make_key
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.errors import MachineError
 from z2all_ds.machine import free_port

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.docker_nodes import both_nodes, make_key, why_no_nodes, z2all, z2all_beside
+from tests.helpers.docker_nodes import both_nodes, why_no_nodes, z2all, z2all_beside
+from tests.helpers.ssh_server import make_key
 from tests.helpers.training import losses, metrics, run_arguments, train
 from z2all_ds.cluster import flight
 from z2all_ds.machine import gpu_count

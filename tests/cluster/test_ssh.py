@@ -1,6 +1,5 @@
 """Ways into nodes with a real sshd, and each way of not getting in, told apart."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from tests.helpers import node_lab
 from tests.helpers.command import ROOT
+from tests.helpers.ssh_server import make_key
 from z2all_ds.cluster.nodes import Node, SshAccess
 from z2all_ds.cluster.ssh import config_text
 
@@ -58,7 +58,7 @@ def test_not_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
 
 
 def test_a_wrong_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    make_key(tmp_path / "other")
     kind, said, fix = asked(nodes, tmp_path, "n1", key=str(tmp_path / "other")).split("|")
     assert kind == "key"
     assert "Permission denied" in said

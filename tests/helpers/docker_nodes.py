@@ -45,11 +45,6 @@ def why_no_nodes() -> str:
     return f"namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
 
 
-def make_key(path: Path) -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
-    return path
-
-
 @dataclass(frozen=True)
 class DockerNode:
     """One that answers."""

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from tests.helpers import node_lab
-from tests.helpers.node_lab import SSH_PORT, Node, ip, tool_path
+from tests.helpers.node_lab import SSH_PORT, Node, ip
+from tests.helpers.ssh_server import tool_path
 from z2all_ds.machine import private_temp_dir
 
 WAN = "10.88.0"

@@ -22,25 +22,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from tests.helpers.ssh_server import make_key, sshd_config, tool_path
+
 LOGIN_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
 """Where ssh looks for keys, whatever $HOME says."""
 NETWORK = "10.77.0"
 SSH_PORT = 2222
 START_PATIENCE_SECONDS = 20.0
 TOOLS = {"sshd": "openssh-server", "ssh": "openssh-client", "pdsh": "pdsh", "ip": "iproute2", "tini": "tini"}
-SSHD_CONFIG = """\
-Port {port}
-HostKey {host_key}
-AuthorizedKeysFile {authorized}
-PidFile none
-UsePAM no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin prohibit-password
-StrictModes no
-PermitTunnel yes
-MaxStartups 100
-"""
 SET_UP = """\
 set -e
 mount --make-rprivate /
@@ -84,10 +73,6 @@ def why_no_lab() -> str:
         text=True,
     )
     return f"namespaces or bridges are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
-
-
-def tool_path(name: str) -> str | None:
-    return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
 def ip(*words: str, namespace: str = "") -> None:
@@ -247,7 +232,7 @@ def place_for_keys(folder: Path) -> Iterator[Path]:
     (LOGIN_HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "key"
-    _make_key(key)
+    make_key(key)
     try:
         yield key
     finally:
@@ -266,18 +251,14 @@ def forget(namespace: str) -> None:
     subprocess.run([tool_path("ip") or "ip", "netns", "del", namespace], capture_output=True)
 
 
-def _make_key(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
-
-
 def prepare(node: Node, nodes: list[Node], key: Path) -> None:
     ssh = node.folder / "ssh"
     ssh.mkdir(parents=True, mode=0o700)
     host_key = node.folder / "host_key"
-    _make_key(host_key)
+    make_key(host_key)
     shutil.copy(key, ssh / "id_ed25519")
     shutil.copy(f"{key}.pub", ssh / "authorized_keys")
-    config = SSHD_CONFIG.format(port=SSH_PORT, host_key=host_key, authorized=ssh / "authorized_keys")
+    config = sshd_config(SSH_PORT, host_key, ssh / "authorized_keys", "PermitTunnel yes", "MaxStartups 100")
     (node.folder / "sshd_config").write_text(config)
     lines = ["127.0.0.1 localhost", *(f"{other.address} {other.name}" for other in nodes)]
     (node.folder / "hosts").write_text("\n".join(lines) + "\n")

@@ -16,19 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.helpers.ssh_server import make_key, sshd_config, tool_path
+
 START_PATIENCE_SECONDS = 20.0
-SSHD_CONFIG = """\
-ListenAddress 127.0.0.1
-Port {port}
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/authorized_keys
-PidFile none
-UsePAM no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin prohibit-password
-StrictModes no
-"""
 SSH_CONFIG = """\
 Host far
     HostName 127.0.0.1
@@ -41,15 +31,10 @@ Host *
 """
 
 
-def sshd_path() -> str | None:
-    return shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
-
-
 def why_no_sshd() -> str:
     """Empty where one can be started."""
-    missing = [
-        name for name, found in (("openssh-server", sshd_path()), ("openssh-client", shutil.which("ssh"))) if not found
-    ]
+    needed = {"sshd": "openssh-server", "ssh": "openssh-client"}
+    missing = [package for tool, package in needed.items() if not tool_path(tool)]
     return f"needs Debian's {', '.join(missing)}" if missing else ""
 
 
@@ -66,7 +51,7 @@ class OwnSshd:
         return f"{self.folder / 'bin'}:{os.environ['PATH']}"
 
     def start(self) -> None:
-        command = [sshd_path() or "sshd", "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        command = [tool_path("sshd") or "sshd", "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with (self.folder / "sshd.log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
         deadline = time.monotonic() + START_PATIENCE_SECONDS
@@ -109,14 +94,15 @@ class OwnSshd:
 def own_sshd(folder: Path) -> Iterator[OwnSshd]:
     """Started, with keys that fit; ended with all its connections."""
     for name in ("host_key", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        make_key(folder / name)
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     host_key = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
-    (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=port, folder=folder))
+    listen = "ListenAddress 127.0.0.1"
+    (folder / "sshd_config").write_text(sshd_config(port, folder / "host_key", folder / "authorized_keys", listen))
     (folder / "ssh_config").write_text(SSH_CONFIG.format(port=port, folder=folder))
     (folder / "bin").mkdir()
     wrapper = folder / "bin" / "ssh"

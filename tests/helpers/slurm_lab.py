@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.node_lab import START_PATIENCE_SECONDS, Node, tool_path
+from tests.helpers.node_lab import START_PATIENCE_SECONDS, Node
+from tests.helpers.ssh_server import tool_path
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CPUS_OF_A_NODE = 4
