@@ -11,7 +11,7 @@ from z2all_ds.config_sections import TrackSection
 from z2all_ds.machine import child_processes, process_is_alive
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.sinks.feed import SinkFeed
-from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.track.writer import RunWriter
 
 Processes = dict[str, tuple[int, int]]
 
@@ -39,9 +39,7 @@ class FedRun:
         self._writer.event(kind, step=step)
 
     def go_back_to(self, step: int) -> None:
-        self._writer.close()
-        drop_metrics_after(self.folder.metrics, step)
-        self._writer = RunWriter(self.folder)
+        self._writer.drop_metrics_after(step)
 
     def wait_for(self, what: Callable[[], Any], seconds: float = 40.0) -> Any:
         """Goes on polling meanwhile, as a run that trains does."""
@@ -52,9 +50,9 @@ class FedRun:
             time.sleep(0.05)
         return found
 
-    def close(self) -> None:
+    def close(self, waits: bool = True) -> None:
         self._writer.close()
-        self.feed.close()
+        self.feed.close(waits)
 
 
 def sink_processes(owner: int) -> Processes:

@@ -105,8 +105,10 @@ def test_too_small_for_anything(width: int, height: int) -> None:
 
 def test_a_run_that_goes_back_begins_its_curves_anew() -> None:
     state = state_after(30)
+    state.metric(record(31, validation_loss=9.0, of_later_steps=1.0))
     state.metric(record(11))
     assert state.step == 11
+    assert state.validation is None and "of_later_steps" not in state.last
     assert state.curves["loss"].points().x == [11.0]
     assert state.remaining_seconds is None
 

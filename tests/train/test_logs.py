@@ -17,6 +17,20 @@ from tests.helpers.training import run_arguments
 ENDLESS = ("train.steps=1000000", "checkpoint.every_steps=1000000")
 
 
+ON_A_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.train.logs import RankOutput
+from z2all_ds.world import World
+
+output = RankOutput(RunFolder(Path(sys.argv[1])), World.take_from_environment())
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+output.say("the run goes on")
+output.fail("and says why it ends", show=True)
+"""
+
+
 @contextmanager
 def training(terminal: Terminal, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     environment = {key: value for key, value in os.environ.items() if key not in ("CI", "NO_COLOR", "COLUMNS")}
@@ -83,3 +97,9 @@ def test_a_rank_that_is_killed(tmp_path: Path, small_corpus: Path, small_tokeniz
     foot = max(i for i, line in enumerate(lines) if line.startswith("╰─"))
     assert [line for line in lines[foot:] if line.startswith("RanksFailed: training in ")]
     terminal.close()
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-c", ON_A_FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "the run goes on\nand says why it ends\n")

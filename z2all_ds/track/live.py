@@ -43,6 +43,8 @@ class LivePanel:
         self._waiting: deque[str] = deque(maxlen=MOST_WAITING_LINES)
         self._next_at = 0.0
         self._is_open, self._has_failed = True, False
+        self.is_shown = True
+        """Else, in a window that is too small or after a failure, there are lines alone."""
         self._turn = threading.RLock()
         """Lines also come from threads that save and export."""
         _drawn(state, 80, 24)  # loads what draws, so that it is not taken for the cost of the first panel
@@ -80,7 +82,7 @@ class LivePanel:
         except Exception as error:
             if not self._has_failed:
                 self._waiting.append(f"no panel from here on: {type(error).__name__}: {error}")
-            self._has_failed, self._frame = True, []
+            self._has_failed, self.is_shown, self._frame = True, False, []
             with suppress(OSError):
                 os.write(self._terminal, "".join(f"{line}\r\n" for line in self._waiting).encode(errors="replace"))
             self._waiting.clear()
@@ -102,6 +104,7 @@ class LivePanel:
     def _put(self, width: int, height: int) -> None:
         self._notice_others()
         frame, cells = _drawn(self._state, width, height) if not self._has_failed else ("", [])
+        self.is_shown = bool(cells)
         lines = "".join(f"{line}\r\n" for line in self._waiting)
         content = f"{self._way_up(width)}{lines}{frame}".encode(errors="replace")
         try:

@@ -46,6 +46,9 @@ class PanelState:
         if step <= self.step:  # the run went back, and its curves begin anew
             self.curves.clear()
             self._times.clear()
+            self.last.clear()
+            if self.validation and self.validation[0] >= step:
+                self.validation = None
         self.step = step
         self._times.append((step, record["time_unix"]))
         for key, value in record.items():

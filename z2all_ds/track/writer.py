@@ -21,6 +21,7 @@ class RunWriter:
     """Writes all files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
 
     def __init__(self, folder: RunFolder, warn: Callable[[str], None] = say) -> None:
+        self._warn = warn
         self._metrics = _LineFile(folder.metrics, warn)
         self._events = _LineFile(folder.events, warn)
         self._health = _LineFile(folder.health, warn)
@@ -34,6 +35,13 @@ class RunWriter:
     def health(self, step: int, **figures_by_rank: list[float]) -> None:
         self._health.append({"step": step, "time_unix": round(time.time(), 3), **figures_by_rank})
 
+    def drop_metrics_after(self, step: int) -> int:
+        """Forgets steps that will be taken again. Returns how many were dropped."""
+        self._metrics.close()
+        dropped = drop_metrics_after(self._metrics.path, step)
+        self._metrics = _LineFile(self._metrics.path, self._warn)
+        return dropped
+
     def close(self) -> None:
         for file in (self._metrics, self._events, self._health):
             file.close()
@@ -44,34 +52,42 @@ class _LineFile:
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         _drop_torn_line(path)
-        self._path, self._warn = path, warn
+        self.path, self._warn = path, warn
         self._handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
         self._waiting = b""
 
     def append(self, record: dict[str, Any]) -> None:
         was_waiting = bool(self._waiting)
         self._waiting += json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        error = self._write()
+        if error and not was_waiting:
+            self._warn(f"{self.path} cannot be written ({error.strerror}); its records wait in memory")
+
+    def close(self) -> None:
+        if error := self._write():
+            lines = self._waiting.count(b"\n")
+            self._warn(f"{self.path} cannot be written ({error.strerror}); {lines} records are lost")
+        os.close(self._handle)
+
+    def _write(self) -> OSError | None:
         try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._handle, self._waiting) :]
         except OSError as error:
-            if not was_waiting:
-                self._warn(f"{self._path} cannot be written ({error.strerror}); its records wait in memory")
-
-    def close(self) -> None:
-        os.close(self._handle)
+            return error
+        return None
 
 
 def _drop_torn_line(path: Path) -> None:
     """A line cut off by a crash would run together with the next record."""
     if path.exists():
         size = path.stat().st_size
-        end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
+        end = next((start + len(line) for start, line in lines_from_the_end(path) if line.endswith(b"\n")), 0)
         if end != size:
             os.truncate(path, end)
 
 
-def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
+def lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
     """Each with its place; the last line, which may be cut off, comes first."""
     with path.open("rb") as file:
         begin = file.seek(0, os.SEEK_END)
@@ -101,7 +117,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_record(path: Path) -> dict[str, Any] | None:
     """Found from the file's end."""
-    lines = _lines_from_the_end(path) if path.exists() else iter(())
+    lines = lines_from_the_end(path) if path.exists() else iter(())
     return next((parse_record(line) for _, line in lines if line.endswith(b"\n")), None)
 
 
@@ -120,7 +136,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
         return 0
     dropped, size = 0, path.stat().st_size
     end = size
-    for start, line in _lines_from_the_end(path):  # steps only grow
+    for start, line in lines_from_the_end(path):  # steps only grow
         if line.endswith(b"\n") and parse_record(line)["step"] <= step:
             break
         dropped, end = dropped + 1, start

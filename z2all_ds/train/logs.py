@@ -50,7 +50,7 @@ class RankOutput:
 
     def say_step(self, line: str) -> None:
         """What a panel shows all the time."""
-        if self._panel:
+        if self._panel and self._panel.is_shown:
             self._to_log(line)
         else:
             self.say(line)
@@ -63,7 +63,8 @@ class RankOutput:
 
     def fail(self, text: str, show: bool) -> None:
         """The reason this rank ends: whole in the log; one line on the terminal."""
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # the disk may be full
+            print(text, file=sys.stderr, flush=True)
         self.close_panel()
         if show:
             last_line = text.strip().splitlines()[-1]
@@ -71,7 +72,8 @@ class RankOutput:
             self._to_terminal(last_line + where)
 
     def _to_log(self, line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk costs lines of the log, not the run
+            print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
     def _others_spoke(self) -> tuple[int, int]:
         """How often who started us has said that it stops us, and how many ranks have said why they fail."""

@@ -23,7 +23,7 @@ from z2all_ds.train.graphed import GraphedForward
 from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
 from z2all_ds.train.logs import RankOutput
 from z2all_ds.train.meters import Meters, step_line
-from z2all_ds.train.peers import others_speak_first
+from z2all_ds.train.peers import leave_together, others_speak_first
 from z2all_ds.train.probing import Probing
 from z2all_ds.train.profiling import ProfileWindow
 from z2all_ds.train.recorder import Recorder
@@ -76,6 +76,7 @@ class Trainer:
         """Of both, held-out text and probes."""
         self.has_ended = False
         """As it should: nothing is left to be gone on from in memory."""
+        self.outcome = ""
 
     @others_speak_first()
     def restore(self, resume: str) -> None:
@@ -238,7 +239,7 @@ class Trainer:
     def _end(self, outcome: str) -> str:
         # Whoever asks a run to stop will not wait for an export, which can be made later.
         self.state.finish(waits_for_exports=outcome != "requeue")
-        self.has_ended = True
+        self.has_ended, self.outcome = True, outcome
         self.recorder.end(outcome, self.state.step, WORDS[outcome])
         return outcome
 
@@ -251,4 +252,6 @@ class Trainer:
         self.loader.close()
         if self.validation:
             self.validation.close()
-        self.recorder.close()
+        self.recorder.close(waits_for_sinks=self.has_ended, beat=self.progress.beat)
+        if self.outcome == "requeue":
+            leave_together(self.world, self.progress.beat)

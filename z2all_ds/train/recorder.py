@@ -5,7 +5,7 @@ Every rank has one and calls it alike; rank 0's writes, the others' only speak i
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from z2all_ds.config import RunConfig
@@ -56,12 +56,12 @@ class Recorder:
         """Returns how many records of later steps were dropped."""
         if not self._writes:
             return 0
-        if self._writer:
-            self._writer.close()  # the file is written anew
-        dropped = drop_metrics_after(self._folder.metrics, step)
         drop_states_after(self._folder, step)
-        self._writer = RunWriter(self._folder, warn=self.say)
-        return dropped
+        if self._writer is None:
+            dropped = drop_metrics_after(self._folder.metrics, step)
+            self._writer = RunWriter(self._folder, warn=self.say)
+            return dropped
+        return self._writer.drop_metrics_after(step)
 
     def _tell_dropped(self, records: int, step: int) -> None:
         if records:
@@ -123,10 +123,10 @@ class Recorder:
             self.event(outcome, step=step)
         self.say(f"{words} at step {step}")
 
-    def close(self) -> None:
-        """Also after an error."""
+    def close(self, waits_for_sinks: bool, beat: Callable[[], None]) -> None:
+        """After an error nobody waits for sinks: others have yet to be told of it."""
         self._output.close_panel()
         if self._writer:
             self._writer.close()
         if self._sinks:
-            self._sinks.close()
+            self._sinks.close(waits_for_sinks, beat)

@@ -1,11 +1,13 @@
 """Sinks that are killed, hang, lack a login, a package or room: one warning, no delay, and every record in the end."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,10 @@ from tests.helpers.processes import ended
 from tests.helpers.small_disk import small_disk
 from tests.helpers.wandb_files import offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
+from z2all_ds.config_sections import TrackSection
 from z2all_ds.machine import process_is_alive
+from z2all_ds.run_folder import RunFolder
+from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import read_records
 
 MOST_POLL_SECONDS = 0.05
@@ -33,7 +38,7 @@ time.sleep(120)
 
 
 def warnings(run: FedRun) -> list[str]:
-    return [line for line in run.said if "fails" in line or "still to be sent" in line]
+    return [line for line in run.said if "fails" in line or "has not confirmed" in line]
 
 
 def is_sending(run: FedRun) -> bool:
@@ -123,6 +128,83 @@ def test_what_rank_0_loads_knows_neither_wandb_nor_torch() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
+HANGING_WANDB = """
+import time
+class Settings:
+    def __init__(self, **_): pass
+def init(**_):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hanging_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "wandb.py").write_text(HANGING_WANDB)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.mark.usefixtures("hanging_wandb")
+def test_waiting_for_a_sink_is_told_and_is_no_hang(tmp_path: Path) -> None:
+    run, beats = FedRun(tmp_path / "run 1", wandb="offline", finish_seconds=3.0), []
+    run.steps(1, 3)
+    run.feed.close(beat=lambda: beats.append(time.monotonic()))
+    assert len(beats) > 10 and max(after - before for before, after in pairwise(beats)) < 2
+    waiting, left = run.said[-2:]
+    assert waiting == "waiting for W&B, up to 3 s (track.finish_seconds)"
+    command = f"z2all track sync '{tmp_path / 'run 1'}'"
+    assert left == f"W&B has not confirmed 3 records: `{command}` sends what it lacks"
+    assert not sink_processes(os.getpid())
+
+
+@pytest.mark.usefixtures("hanging_wandb")
+def test_nobody_waits_after_an_error_and_sinks_end_by_themselves(tmp_path: Path) -> None:
+    run = FedRun(tmp_path / "run", wandb="offline", tensorboard=True, finish_seconds=60.0)
+    run.steps(1, 3)
+    run.wait_for(lambda: any(line.startswith("TensorBoard: ") for line in run.said))
+    found = sink_processes(os.getpid())
+    began = time.monotonic()
+    run.close(waits=False)
+    assert time.monotonic() - began < 20  # of sixty
+    deadline = time.monotonic() + 40
+    while process_is_alive(*found["tensorboard"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [step for step, _ in points(run.folder.sinks / "tensorboard", "loss")] == [1, 2, 3]
+    hurt(found["keeper"], signal.SIGTERM)  # it would give W&B a minute; the fixture ends what it has started
+
+
+def test_a_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
+    """As after a kill and a new start at once; it is no failure."""
+    (tmp_path / "sinks").mkdir()
+    with (tmp_path / "sinks" / ".tensorboard.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = FedRun(tmp_path, tensorboard=True)
+        run.steps(1, 3)
+        run.wait_for(lambda: sink_processes(os.getpid()).get("tensorboard"))
+        time.sleep(1.5)
+        assert run.said == []
+    run.wait_for(lambda: run.said)
+    run.close()
+    assert run.said == [f"TensorBoard: tensorboard --load_fast=false --logdir {tmp_path / 'sinks' / 'tensorboard'}"]
+    assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == [1, 2, 3]
+
+
+def test_why_it_is_offline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed for these words
+    for key in ("", "k"):
+        monkeypatch.setenv("WANDB_API_KEY", key)
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        SinkFeed(TrackSection(wandb="auto"), RunFolder(tmp_path), said.append)
+    sync = f"`z2all track sync {tmp_path}` sends it"
+    assert said == [
+        f"W&B: offline, as no API key is set; `wandb login`, then {sync}",
+        f"W&B: offline, as WANDB_MODE says so; {sync}",
+    ]
+
+
 def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> None:
     run = FedRun(tmp_path, wandb="online", finish_seconds=1.0)
     run.steps(1, 3)
@@ -130,7 +212,7 @@ def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> No
     run.close()
     first, last = warnings(run)
     assert first.startswith("W&B fails (no API key is set: `wandb login` sets one): it is tried again")
-    assert last == f"W&B has 3 records still to be sent: `z2all track sync {tmp_path}`"
+    assert last == f"W&B has not confirmed 3 records: `z2all track sync {tmp_path}` sends what it lacks"
 
 
 def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.helpers.fed_runs import hurt, sink_processes
+from tests.helpers.processes import ended
 from tests.helpers.training import losses, metrics, run_arguments, train_many
 from tests.helpers.wandb_files import offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
@@ -26,6 +29,26 @@ def wait_for_service(other_than: tuple[int, int] | None = None) -> tuple[int, in
         time.sleep(0.1)
     assert found
     return found
+
+
+def test_a_run_asked_to_stop_sends_all_before_any_rank_ends(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    arguments = run_arguments(folder.root, small_corpus, small_tokenizer, STEPS, "track.wandb=offline")
+    command = [sys.executable, "-m", "z2all_ds", "train", "--ranks", "2", *arguments]
+    with ended(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not folder.metrics.exists() or len(metrics(folder.root)) < 3:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_REQUEUE, said
+    assert not sink_processes(os.getpid())
+    assert not folder.faults.is_dir() or not list(folder.faults.iterdir())
+    steps = [record["step"] for record in metrics(folder.root)]
+    assert [row["step"] for row in offline_rows(folder.root) if "loss" in row] == steps
 
 
 def test_a_run_does_not_notice_that_wandb_is_killed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
@@ -55,4 +78,4 @@ def test_a_run_does_not_notice_that_wandb_is_killed(tmp_path: Path, small_corpus
     said = folder.rank_log(0).read_text(encoding="utf-8").splitlines()
     assert sum("W&B fails (" in line for line in said) == 1
     assert sum("W&B: offline, as no API key is set" in line for line in said) == 1
-    assert not any("still to be sent" in line for line in said)
+    assert not any("has not confirmed" in line for line in said)

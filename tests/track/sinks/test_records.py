@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.track.sinks.records import Mark, Progress, RecordFollower, records_left
+from z2all_ds.track.sinks.session import in_order_of_time
 
 
 def line(step: int, moment: float) -> bytes:
@@ -29,7 +30,7 @@ def test_each_record_is_handed_out_once(acts: list[tuple[str, int]], tmp_path_fa
         if act == "restart":
             follower = RecordFollower(path, follower.mark)
         while act == "look" and (found := follower.read()):
-            seen += [(record["step"], record["time_unix"]) for record, _ in found]
+            seen += [(record["step"], record["time_unix"]) for record in found]
     assert len(set(seen)) == len(seen)
     assert set(history) <= set(seen)
 
@@ -43,15 +44,28 @@ def test_a_clock_that_was_set_back_loses_no_record(tmp_path: Path) -> None:
         file.write(line(3, 50.0))
     again = RecordFollower(path, follower.mark)
     for one in (follower, again):
-        assert [record["step"] for record, _ in one.read()] == [3]
+        assert [record["step"] for record in one.read()] == [3]
 
 
 def test_what_is_left_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step, float(step)) for step in range(1, 8)))
-    (_, mark), *_ = RecordFollower(path, Mark()).read()
+    size = len(line(1, 1.0))
+    mark = Mark(size, 1, 1.0)
     assert (records_left(path, Mark()), records_left(path, mark)) == (7, 6)
-    assert records_left(tmp_path / "none.jsonl", mark) == 0
+    assert records_left(path, Mark(size, 1, 0.5)) == 7  # of another history: by their times
+    assert records_left(path, Mark(9 * size, 5, 5.5)) == 2
+    assert records_left(tmp_path / "none.jsonl", mark) == records_left(tmp_path / "none.jsonl", Mark()) == 0
+
+
+def test_events_stand_before_the_record_that_came_after_them() -> None:
+    records = [{"step": step, "time_unix": float(step)} for step in (1, 2, 3)]
+    events = [{"event": kind, "time_unix": moment} for kind, moment in (("a", 0.5), ("b", 2.0), ("c", 2.5), ("d", 9.0))]
+    a, b, c, d = events
+    one, two, three = records
+    assert in_order_of_time(records, events, has_more=True) == ([a, one, b, two, c, three], [d])
+    assert in_order_of_time(records, events, has_more=False) == ([a, one, b, two, c, three, d], [])
+    assert in_order_of_time([], [d], has_more=True) == ([], [d])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"facts": {}, "marks": 3}', b'{"facts": {}}', b"\xff"])

@@ -14,6 +14,15 @@ def test_settings_travel_on_a_command_line() -> None:
     assert SinkSettings().sinks == []
 
 
+def test_each_place_has_its_own_records() -> None:
+    online = SinkSettings("online", project="a")
+    entity = {"WANDB_BASE_URL": "https://wandb.example.org", "WANDB_ENTITY": "team"}
+    assert online.place("wandb", entity) == "https://wandb.example.org/team/a"
+    other = SinkSettings("online", project="b")
+    assert len({online.place("wandb"), online.place("wandb", entity), other.place("wandb")}) == 3
+    assert SinkSettings("offline", project="a").place("wandb") == SinkSettings("offline", project="b").place("wandb")
+
+
 @pytest.mark.parametrize("asked", ["disabled", "offline", "online"])
 def test_what_is_asked_for_is_done(asked: str) -> None:
     assert resolve_wandb_mode(asked, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}) == asked

@@ -1,19 +1,25 @@
 """`z2all track sync` and online runs, by the real W&B against a stand-in for its server."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.fed_runs import FedRun, hurt, sink_processes
+from tests.helpers.processes import ended
 from tests.helpers.wandb_files import offline_rows
 from tests.helpers.wandb_server import WandbServer, wandb_server
 from tests.track.sinks.test_tensorboard_sink import points
 from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.track.sinks.sync import sync_runs
+
+RECORDS = 8000
+"""More than W&B sends at once."""
 
 
 def sync(*words: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +54,7 @@ def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest
         run.steps(11, 14)
         run.close()
         assert [line.partition(" (")[0] for line in run.said if "fails" in line] == ["W&B fails"]
-        assert f"`z2all track sync {tmp_path / '名字'}`" in run.said[-1]
+        assert f"`z2all track sync {shlex.quote(str(tmp_path / '名字'))}` sends what it lacks" in run.said[-1]
 
         server.refuses_rows = False
         answer = sync(str(tmp_path / "名字"))
@@ -60,15 +66,47 @@ def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest
         assert len(rows()) == len(steps)
 
 
+def test_a_sync_that_is_killed_sends_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FedRun(tmp_path)
+    run.steps(1, RECORDS)
+    run.close()
+    with wandb_server() as server:
+        log_in(server, monkeypatch)
+        command = [sys.executable, "-m", "z2all_ds", "track", "sync", str(tmp_path)]
+        with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as first:
+            deadline = time.monotonic() + 60
+            while not any(server.rows.values()):
+                assert time.monotonic() < deadline and first.poll() is None
+                time.sleep(0.01)
+            found = sink_processes(first.pid)
+            for name in ("wandb-core", "wandb"):
+                hurt(found[name], signal.SIGKILL)
+        ((run_id, rows),) = server.rows.items()
+        assert 0 < len(rows) < RECORDS
+        answer = sync(str(tmp_path))
+        assert answer.returncode == 0, answer.stderr
+        assert [row["step"] for row in server.rows[run_id]] == list(range(1, RECORDS + 1))
+
+
 def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> None:
     run = FedRun(tmp_path)
-    run.steps(1, 7)
+    run.event("started", 0)
+    run.steps(1, 4)
+    time.sleep(0.002)  # times of events have three digits
+    run.event("spike", 4)
+    time.sleep(0.002)
+    run.steps(5, 7)
+    time.sleep(0.002)
+    run.event("checkpoint", 7)
     run.close()
     for words in (["--offline", "--project", "p"], ["--to", "tensorboard"]):
         answer = sync(str(tmp_path), *words)
         assert answer.returncode == 0, answer.stderr
         assert "7 records" in answer.stderr
-    assert [row["step"] for row in offline_rows(tmp_path)] == list(range(1, 8))
+    rows = offline_rows(tmp_path)
+    assert [row["step"] for row in rows] == [*range(1, 8), 7]
+    marks = {place: key for place, row in enumerate(rows) for key in row if key.startswith("events/")}
+    assert marks == {0: "events/started", 4: "events/spike", 7: "events/checkpoint"}
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 8))
 
 

@@ -23,16 +23,16 @@ def points(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def send(sink: TensorBoardSink, step: int, loss: float | None, moment: float) -> None:
-    sink.send({"step": step, "loss": loss, "loss_of_中文/a b": 2.0, "step_taken": True, "time_unix": moment})
+    sink.send([{"step": step, "loss": loss, "loss_of_中文/a b": 2.0, "step_taken": True, "time_unix": moment}])
 
 
 def test_steps_that_are_taken_again_are_shown_once(tmp_path: Path) -> None:
     sink = TensorBoardSink(RunFolder(tmp_path))
     sink.open()
-    sink.event({"event": "started", "step": 0, "time_unix": 0.5, "hosts": ["甲"]})
+    sink.send([{"event": "started", "step": 0, "time_unix": 0.5, "hosts": ["甲"]}])
     for step in (1, 2, 3, 4):
         send(sink, step, 1 / step, float(step))
-    sink.event({"event": "spike", "step": 4, "time_unix": 4.5})
+    sink.send([{"event": "spike", "step": 4, "time_unix": 4.5}])
     for step in (3, 4, 5):  # back behind step 3
         send(sink, step, 10.0 + step, 10.0 + step)
     assert sink.settle()

@@ -1,6 +1,7 @@
 """Rank 0's end of the sinks: starts their keeper, hands on what it says, never waits for it while the run trains."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from z2all_ds.config_sections import TrackSection
 from z2all_ds.lifeline import owner_mark
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.sinks.keeper import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, open_log, read_now
-from z2all_ds.track.sinks.settings import HANG_SECONDS, SinkSettings, resolve_wandb_mode
+from z2all_ds.track.sinks.settings import HANG_SECONDS, LABELS, SinkSettings, has_wandb_key, resolve_wandb_mode
 
 NICENESS = 10
 """Below training's own processes, which then take every processor they ask for."""
 SPARE_SECONDS = 5.0
 """For the keeper's own end after `finish_seconds`."""
+TELL_AFTER_SECONDS = 2.0
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of a rank, which the keeper is not."""
 
@@ -37,7 +39,10 @@ class SinkFeed:
         self._warned = False
         self._start_at, self._pause_seconds = 0.0, FIRST_PAUSE_SECONDS
         if track.wandb == "auto" and mode == "offline":
-            say(f"W&B: offline, as no API key is set; `wandb login`, then `z2all track sync {folder.root}` sends it")
+            reason, way = "no API key is set", "`wandb login`, then "
+            if has_wandb_key():
+                reason, way = "WANDB_MODE says so", ""
+            say(f"W&B: offline, as {reason}; {way}`z2all track sync {shlex.quote(str(folder.root))}` sends it")
         self.poll()
 
     def poll(self) -> None:
@@ -54,9 +59,10 @@ class SinkFeed:
             self._forget_keeper()
             self._failed(f"its process ended with code {ended}")
 
-    def close(self) -> None:
-        """Gives sinks their time to deliver what is left."""
-        if self._keeper is None and self._settings.sinks:
+    def close(self, waits: bool = True, beat: Callable[[], None] = lambda: None) -> None:
+        """Gives sinks their time to deliver what is left; a `beat` now and then shows that this is no hang. They have
+        their time also where nobody waits, and end by themselves."""
+        if self._keeper is None and self._settings.sinks and waits:
             self._start()  # it was killed, and has not been started again yet
         if self._keeper is None:
             return
@@ -64,16 +70,28 @@ class SinkFeed:
         with suppress(OSError):
             self._keeper.stdin.write(b"\n")
             self._keeper.stdin.close()
-        deadline = time.monotonic() + self._settings.finish_seconds + SPARE_SECONDS
-        while self._keeper.poll() is None and time.monotonic() < deadline:
-            self._hand_on()
-            time.sleep(0.05)
-        if self._keeper.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._keeper.pid, signal.SIGKILL)
-            self._keeper.wait()
+        if waits:
+            self._wait_for_keeper(beat)
         self._hand_on()
         self._forget_keeper()
+
+    def _wait_for_keeper(self, beat: Callable[[], None]) -> None:
+        assert self._keeper
+        began, is_told = time.monotonic(), False
+        while self._keeper.poll() is None:
+            waited = time.monotonic() - began
+            if waited > self._settings.finish_seconds + SPARE_SECONDS:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._keeper.pid, signal.SIGKILL)
+                self._keeper.wait()
+                return
+            if waited > TELL_AFTER_SECONDS and not is_told:
+                is_told = True
+                names = " and ".join(LABELS[sink] for sink in self._settings.sinks)
+                self._say(f"waiting for {names}, up to {self._settings.finish_seconds:.0f} s (track.finish_seconds)")
+            beat()
+            self._hand_on()
+            time.sleep(0.05)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "z2all_ds.track.sinks.keeper", str(self._folder.root.absolute())]

@@ -8,6 +8,7 @@ line each; a sink that fails is worth one.
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,7 +62,8 @@ class Session:
         told = [json.loads(line) for line in lines]
         for report in told:
             self._heard_at = time.monotonic()
-            self._patience_seconds = self._settings.hang_seconds
+            is_waiting = report["state"] == "waiting"
+            self._patience_seconds = START_SECONDS if is_waiting else self._settings.hang_seconds
             if report["state"] == "open":
                 self._processes = [(pid, start) for pid, start in report["processes"]]
             elif report["state"] == "closing":
@@ -117,7 +119,7 @@ class KeptSink:
     def __init__(self, folder: RunFolder, sink: str, settings: SinkSettings) -> None:
         self._folder, self._sink, self._settings = folder, sink, settings
         self._session: Session | None = None
-        self._start_at = time.monotonic()
+        self._start_at = self._began_at = time.monotonic()
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._shown = self._warned = self._finishing = False
         self.is_over = False
@@ -133,8 +135,8 @@ class KeptSink:
             return None
         line = None
         for report in self._session.reports():
-            if report["state"] == "sent" and report["records"]:
-                self._pause_seconds = FIRST_PAUSE_SECONDS
+            if report["state"] == "sent" and time.monotonic() - self._began_at > LONGEST_PAUSE_SECONDS:
+                self._pause_seconds = FIRST_PAUSE_SECONDS  # not at once: it may take some each time before it fails
             elif report["state"] == "open":
                 begins = f"{LABELS[self._sink]}: {report['seen_at']}"
                 sys.stderr.write(f"{begins}\n")
@@ -164,10 +166,11 @@ class KeptSink:
         if not left:
             return None
         way = "" if self._sink == "wandb" else f" --to {self._sink}"
-        label = LABELS[self._sink]
-        return f"{label} has {left:,} records still to be sent: `z2all track sync {self._folder.root}{way}`"
+        command = f"z2all track sync {shlex.quote(str(self._folder.root))}{way}"
+        return f"{LABELS[self._sink]} has not confirmed {left:,} records: `{command}` sends what it lacks"
 
     def _start(self) -> str | None:
+        self._began_at = time.monotonic()
         try:
             self._session = Session(self._folder, self._sink, self._settings)
         except OSError as error:  # no process, no memory

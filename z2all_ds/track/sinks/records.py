@@ -7,14 +7,17 @@ the file was cut back before it, and what is new there was written later than it
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.atomic import write_whole
 from z2all_ds.track.tail import LineTail, LocalFile
+from z2all_ds.track.writer import lines_from_the_end, parse_record
 
 LONGEST_LINE_BYTES = 1 << 20
 """Looked at before a mark's place to find its line."""
+COUNTED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class RecordFollower:
     def __init__(self, path: Path, mark: Mark) -> None:
         self.mark = mark
         """Of the last record handed out."""
+        self.has_more = False
+        """There is something behind what was read last."""
         self._tail = LineTail(LocalFile(path))
         if mark.offset and _is_in_place(path, mark):
             self._tail.skip_to(mark.offset)
@@ -40,11 +45,13 @@ class RecordFollower:
         else:
             self._known_until = mark.time_unix
 
-    def read(self) -> list[tuple[dict[str, Any], Mark]]:
-        """One look's, each with the mark to keep once it is delivered; empty where there is nothing new."""
-        found: list[tuple[dict[str, Any], Mark]] = []
-        while not found:
+    def read(self) -> list[dict[str, Any]]:
+        """One look's; empty where there is nothing new."""
+        found: list[dict[str, Any]] = []
+        self.has_more = True
+        while not found and self.has_more:
             look = self._tail.read()
+            self.has_more = not look.is_all
             if look.begins_anew:
                 self._known_until = self.mark.time_unix
             offset = self._tail.offset - sum(len(line) + 1 for line in look.lines)
@@ -53,9 +60,7 @@ class RecordFollower:
                 record = json.loads(line)
                 if record["time_unix"] > self._known_until:
                     self.mark = Mark(offset, record.get("step") or 0, record["time_unix"])
-                    found.append((record, self.mark))
-            if look.is_all:
-                break
+                    found.append(record)
         return found
 
 
@@ -79,7 +84,7 @@ class Progress:
     facts: dict[str, Any]
     """What the sink itself wants to know next time."""
     marks: dict[str, dict[str, Mark]]
-    """Place (`online`, `offline`, `files`) -> file (`metrics`, `events`) -> mark."""
+    """Place (`SinkSettings.place`) -> file (`metrics`, `events`) -> mark."""
 
     @classmethod
     def load(cls, path: Path) -> "Progress":
@@ -103,8 +108,12 @@ class Progress:
 
 
 def records_left(metrics: Path, mark: Mark) -> int:
-    """Of metrics.jsonl, after the mark."""
-    follower, count = RecordFollower(metrics, mark), 0
-    while found := follower.read():
-        count += len(found)
-    return count
+    """Of metrics.jsonl, after the mark. Of a run of days it takes no longer than to read what is counted."""
+    if not metrics.exists():
+        return 0
+    if mark.offset and not _is_in_place(metrics, mark):  # what is new was written later, so stands at the end
+        times = (parse_record(line)["time_unix"] for _, line in lines_from_the_end(metrics) if line.endswith(b"\n"))
+        return sum(1 for _ in takewhile(lambda moment: moment > mark.time_unix, times))
+    with metrics.open("rb") as file:
+        file.seek(mark.offset)
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(COUNTED_BYTES), b""))

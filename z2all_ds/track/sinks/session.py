@@ -2,8 +2,8 @@
 
 `python -m z2all_ds.track.sinks.session RUN SINK SETTINGS`. A byte on stdin asks for the end, and so does its end: then
 nobody is left who would end a session that cannot finish, and it does so itself. Tells its keeper on stdout, a JSON
-object a line: `open` (processes to end with it, where to look), `sent` (how many records; with none a sign of life),
-`closing`, `failed`, `finished`. What others print goes to stderr.
+object a line: `waiting` (for another session's end), `open` (processes to end with it, where to look), `sent` (how many
+records; with none a sign of life), `closing`, `failed`, `finished`. What others print goes to stderr.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,17 +27,17 @@ from z2all_ds.track.sinks.tensorboard_sink import TensorBoardSink
 from z2all_ds.track.sinks.wandb_sink import WandbSink
 
 LOOK_EVERY_SECONDS = 1.0
-KEEP_PROGRESS_EVERY_SECONDS = 10.0
-RECORDS_A_TURN = 500
+LINES_A_TURN = 500
 """Sent before the sink is asked whether it has them; one that needs longer than `hang_seconds` for them hangs."""
 ORPHAN_SECONDS = 30.0
 Tell = Callable[..., None]
+Line = dict[str, Any]
 
 
 def run_session(folder: RunFolder, name: str, settings: SinkSettings, tell: Tell) -> None:
     """Returns when it was asked to end and everything is delivered."""
     folder.sinks.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder.sinks / f".{name}.lock")
+    lock = _lock(folder.sinks / f".{name}.lock", tell)
     try:
         progress = Progress.load(folder.sinks / f"{name}.json")
         sink: Sink = WandbSink(folder, settings, progress) if name == WANDB else TensorBoardSink(folder)
@@ -56,48 +56,59 @@ def run_session(folder: RunFolder, name: str, settings: SinkSettings, tell: Tell
 def _follow(folder: RunFolder, sink: Sink, progress: Progress, place: str, tell: Tell) -> None:
     metrics = RecordFollower(folder.metrics, progress.mark(place, "metrics"))
     events = RecordFollower(folder.events, progress.mark(place, "events"))
-    kept_at, ends = time.monotonic(), False
-    while not ends:
-        ends = _is_asked_to_end(LOOK_EVERY_SECONDS)
-        while True:
-            happened = events.read()
-            for event, _ in happened:
-                sink.event(event)
-            found = metrics.read()
-            for begin in range(0, len(found), RECORDS_A_TURN):
-                turn = found[begin : begin + RECORDS_A_TURN]
-                for record, _ in turn:
-                    sink.send(record)
-                sink.settle()
-                tell("sent", records=len(turn))
-            if not found:
-                break
+    happened: list[Line] = []
+    """Events of which records before them may be unread."""
+    ends = False
+    while not ends or metrics.has_more:
+        ends = _is_asked_to_end(0.0 if metrics.has_more else LOOK_EVERY_SECONDS) or ends
+        happened += events.read()
+        lines, happened = in_order_of_time(metrics.read(), happened, has_more=metrics.has_more)
+        for begin in range(0, len(lines), LINES_A_TURN):
+            turn = lines[begin : begin + LINES_A_TURN]
+            sink.send(turn)
+            sink.settle()
+            tell("sent", records=sum("event" not in line for line in turn))
         delivered = sink.settle()
         tell("sent", records=0)
-        if delivered:
+        if delivered and not happened and lines:
             progress.marks[place] = {"metrics": metrics.mark, "events": events.mark}
-        if time.monotonic() - kept_at > KEEP_PROGRESS_EVERY_SECONDS:
             progress.save()
-            kept_at = time.monotonic()
     tell("closing")
     sink.close()
     progress.marks[place] = {"metrics": metrics.mark, "events": events.mark}
     progress.save()
 
 
+def in_order_of_time(records: Sequence[Line], events: Sequence[Line], has_more: bool) -> tuple[list[Line], list[Line]]:
+    """Both in one list, an event before the first record that was written after it; and the events that still have to
+    wait for such a record, where there are more."""
+    lines: list[Line] = []
+    place = 0
+    for record in records:
+        while place < len(events) and events[place]["time_unix"] <= record["time_unix"]:
+            lines.append(events[place])
+            place += 1
+        lines.append(record)
+    rest = list(events[place:])
+    return (lines, rest) if has_more else ([*lines, *rest], [])
+
+
 def _is_asked_to_end(timeout_seconds: float) -> bool:
     return bool(select.select([0], [], [], timeout_seconds)[0])
 
 
-def _lock(path: Path) -> int:
-    """Two sessions of one sink would send everything twice."""
+def _lock(path: Path, tell: Tell) -> int:
+    """Two sessions of one sink would send everything twice: that of a run just killed may still be at it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise SinkFailure("another process is sending this run's records") from None
-    return descriptor
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            tell("waiting")
+            if _is_asked_to_end(LOOK_EVERY_SECONDS):
+                os.close(descriptor)
+                raise SinkFailure("another process is sending this run's records") from None
 
 
 def _end_after(seconds: float) -> None:

@@ -4,7 +4,7 @@ import configparser
 import json
 import netrc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,9 +32,13 @@ class SinkSettings:
     def sinks(self) -> list[str]:
         return [*([WANDB] if self.wandb != "disabled" else []), *([TENSORBOARD] if self.tensorboard else [])]
 
-    def place(self, sink: str) -> str:
-        """Name of the marks of a sink: W&B's server and its offline folder may have come to different records."""
-        return self.wandb if sink == WANDB else "files"
+    def place(self, sink: str, environment: Mapping[str, str] = os.environ) -> str:
+        """Name of the marks of a sink: W&B's offline folder and each project of a server have their own records."""
+        if sink == TENSORBOARD:
+            return "files"
+        if self.wandb != "online":
+            return self.wandb
+        return "/".join([_server(environment), environment.get("WANDB_ENTITY", ""), self.project])
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -58,11 +62,8 @@ class Sink(Protocol):
     def open(self) -> str:
         """Returns where its curves can be seen."""
 
-    def send(self, record: dict[str, Any]) -> None:
-        """A line of metrics.jsonl."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """A line of events.jsonl."""
+    def send(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Of metrics.jsonl and events.jsonl, in the order of their times; those of the latter have `event`."""
 
     def settle(self) -> bool:
         """Returns when everything so far was taken; True where it is surely delivered, too."""
@@ -85,8 +86,8 @@ def has_wandb_key(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether W&B will find a login, looked for where it looks, without importing it."""
     if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    home = Path(environment.get("HOME") or os.path.expanduser("~"))
-    host = urlsplit(_server(environment, home)).hostname or ""
+    home = _home(environment)
+    host = urlsplit(_server(environment)).hostname or ""
     named = environment.get("NETRC")
     for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
@@ -97,12 +98,18 @@ def has_wandb_key(environment: Mapping[str, str] = os.environ) -> bool:
     return False
 
 
-def _server(environment: Mapping[str, str], home: Path) -> str:
+def _home(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HOME") or os.path.expanduser("~"))
+
+
+def _server(environment: Mapping[str, str]) -> str:
     if url := environment.get("WANDB_BASE_URL"):
         return url
     settings = configparser.ConfigParser(interpolation=None)
     try:
-        settings.read(Path(environment.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb") / "settings")
+        settings.read(
+            Path(environment.get("WANDB_CONFIG_DIR") or _home(environment) / ".config" / "wandb") / "settings"
+        )
     except (configparser.Error, UnicodeDecodeError):
         return PUBLIC_SERVER
     return settings.get("default", "base_url", fallback=PUBLIC_SERVER)

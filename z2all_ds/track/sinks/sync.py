@@ -42,10 +42,12 @@ def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -
             finish_seconds=PATIENCE_SECONDS,
             hang_seconds=PATIENCE_SECONDS,
         )
-        _sync_one(RunFolder(run), sink, settings)
+        options = [*(["--to", sink] if sink != WANDB else []), *(["--project", project] if project else [])]
+        again = shlex.join(["z2all", "track", "sync", str(run), *options, *(["--offline"] if offline else [])])
+        _sync_one(RunFolder(run), sink, settings, again)
 
 
-def _sync_one(folder: RunFolder, sink: str, settings: SinkSettings) -> None:
+def _sync_one(folder: RunFolder, sink: str, settings: SinkSettings, again: str) -> None:
     known = Progress.load(folder.sinks / f"{sink}.json")
     left = records_left(folder.metrics, known.mark(settings.place(sink), "metrics"))
     if not left:
@@ -66,8 +68,7 @@ def _sync_one(folder: RunFolder, sink: str, settings: SinkSettings) -> None:
                     elif report["state"] == "finished":
                         return
                     elif report["state"] == "failed":
-                        fix = f"Put that right, then run `z2all track sync {shlex.quote(str(folder.root))}` again."
-                        raise MachineError(f"{LABELS[sink]}", report["why"], fix)
+                        raise MachineError(LABELS[sink], report["why"], f"Put that right, then run `{again}` again.")
                 time.sleep(LOOK_EVERY_SECONDS)
     finally:
         session.end()

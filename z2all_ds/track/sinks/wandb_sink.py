@@ -14,12 +14,13 @@ import os
 import secrets
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress
-from z2all_ds.track.sinks.settings import SinkFailure, SinkSettings, has_wandb_key
+from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_wandb_key
 
 MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered")
 LOSS_WORDS = "will not be synced"
@@ -36,13 +37,13 @@ class WandbSink:
         self._run: Any = None
         self._overheard = _Overheard(sys.stderr)
         self._row = -1
-        """W&B's own number of the last row."""
+        """W&B's own number of the last row, sent or about to be."""
         self._server_has_until = -1
         self._events: Counter[str] = Counter()
         self._last_step = 0
         facts = progress.facts
         facts.setdefault("id", secrets.token_hex(4))
-        place = facts.setdefault(settings.wandb, {"row": -1, "logged_until_unix": 0.0, "shifts": []})
+        place = facts.setdefault(settings.place(WANDB), {"row": -1, "logged_until_unix": 0.0, "shifts": []})
         self._place: dict[str, Any] = place
         """`shifts`: [from this moment on, row minus step], so that the row of every record sent before is known."""
 
@@ -81,23 +82,34 @@ class WandbSink:
             self._row = max(self._row, self._server_has_until)
         return str(self._run.url) if online else f"{self._folder.sinks / 'wandb'} (offline)"
 
-    def send(self, record: dict[str, Any]) -> None:
+    def send(self, lines: Sequence[dict[str, Any]]) -> None:
+        """What is about to be sent is written down first: after a kill it is known which rows the server may have."""
+        planned = [None if "event" in line else self._plan(line) for line in lines]
+        self._progress.save()
+        for line, row in zip(lines, planned, strict=True):
+            if "event" in line:
+                if line["event"] in MARKED_EVENTS:
+                    self._events[line["event"]] += 1
+            elif row is None:
+                self._events.clear()  # they are there, too
+            else:
+                self._log(line, row)
+                self._last_step = line["step"]
+
+    def _plan(self, record: dict[str, Any]) -> int | None:
+        """The row of W&B's that the record gets; None where the server has it."""
         step, moment = record["step"], record["time_unix"]
-        self._last_step = step
         sent_before = moment <= self._place["logged_until_unix"]
         row = step + self._shift_at(moment) if sent_before else step
         if sent_before and row <= self._server_has_until:
-            self._events.clear()
-            return
-        row = self._log(record, row)
+            return None
+        row = max(row, self._row + 1)
+        self._row = row
         if not sent_before:
             if row - step != self._shift_at(moment):
                 self._place["shifts"].append([moment, row - step])
             self._place["logged_until_unix"] = moment
-
-    def event(self, event: dict[str, Any]) -> None:
-        if event["event"] in MARKED_EVENTS:
-            self._events[event["event"]] += 1
+        return row
 
     def settle(self) -> bool:
         """By asking for something that W&B's service must answer after it has taken everything before."""
@@ -107,7 +119,8 @@ class WandbSink:
 
     def close(self) -> None:
         if self._events:
-            self._log({"step": self._last_step}, self._last_step)
+            self._row += 1
+            self._log({"step": self._last_step}, self._row)
         self._run.finish()
         self._refuse_losses()
         self._place["row"] = self._row
@@ -120,15 +133,11 @@ class WandbSink:
     def _shift_at(self, moment: float) -> int:
         return next((int(shift) for begin, shift in reversed(self._place["shifts"]) if begin <= moment), 0)
 
-    def _log(self, fields: dict[str, Any], row: int) -> int:
-        """Returns the row it got: the one asked for, or the next."""
-        row = max(row, self._row + 1)
+    def _log(self, fields: dict[str, Any], row: int) -> None:
         marks = {f"events/{kind}": count for kind, count in self._events.items()}
         self._events.clear()
         known = {name: value for name, value in fields.items() if value is not None}
         self._run.log({**known, **marks}, step=row, commit=True)
-        self._row = row
-        return row
 
 
 class _Overheard:
