@@ -1,6 +1,16 @@
-"""The board's page as tests look at it: its charts, and a mouse on them."""
+"""The board's page as tests look at it: its server, its charts, and a mouse on them."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import uvicorn
+
+from z2all_ds.track.board.serve import bind
+from z2all_ds.track.board.server import make_app
+from z2all_ds.track.board.watch import Watch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -12,6 +22,25 @@ TRACE = """([chart, run, series, part]) => {
     ({ meta }) => meta.run === run && meta.series === series && meta.part === part);
   return trace ? { x: [...trace.x], y: [...trace.y], name: trace.name, type: trace.type } : null;
 }"""
+
+
+@contextmanager
+def served(place: Path, token: str | None = None) -> Iterator[str]:
+    """The board's own server in this process, where a test can hold up its reading."""
+    watch = Watch([str(place)])
+    with bind("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        listening.listen()
+        server = uvicorn.Server(uvicorn.Config(make_app(watch, token, port), log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        watch.start()
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = server.force_exit = True
+            watch.stop()
+            thread.join()
 
 
 def drag(page: "Page", chart: str, from_share: float, to_share: float) -> None:

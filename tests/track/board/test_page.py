@@ -1,7 +1,6 @@
 """The board's page in a real browser, on a real board process that reads real files."""
 
 import json
-import math
 import subprocess
 import time
 from collections.abc import Iterator
@@ -132,19 +131,6 @@ def test_many_records_are_merged_into_points_with_a_band(page: "Page") -> None:
     raw = loss_of(page, FIRST, "raw")
     assert 400 <= len(raw["x"]) <= 800
     assert max(loss_of(page, FIRST, "band")["y"]) > max(raw["y"])
-
-
-def test_smoothing_hardly_depends_on_the_number_of_points(page: "Page") -> None:
-    """A mean over 30 records, of 1,200 points and of the same merged by four; and the first is not pulled anywhere."""
-    values = [3 + math.sin(number / 90) for number in range(1200)]
-    merged = [sum(values[start : start + 4]) / 4 for start in range(0, 1200, 4)]
-    smooth = """async ([values, weight]) =>
-      (await import('/page/smooth.js')).smooth(values, values.map(() => weight), 30)"""
-    fine, coarse = page.evaluate(smooth, [values, 1]), page.evaluate(smooth, [merged, 4])
-    assert fine[0] == pytest.approx(values[0])
-    assert fine[3::4] == pytest.approx(coarse, abs=0.03)
-    assert max(abs(one - other) for one, other in zip(fine, values, strict=True)) > 0.2
-    assert page.evaluate(smooth, [[1.0, None, 1.0], 1]) == pytest.approx([1.0, None, 1.0])
 
 
 def test_runs_are_switched_on_and_off(page: "Page") -> None:

@@ -1,43 +1,19 @@
 """Opening the board's page: with a token and without, and while a long file is still being read."""
 
 import json
-import threading
+import re
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-import uvicorn
 
-from tests.helpers.board_page import GRAPHS, TRACE
+from tests.helpers.board_page import GRAPHS, TRACE, served
 from tests.helpers.board_runs import write_run
 from tests.helpers.browser import browser, until
 from z2all_ds.track.board import pace
 from z2all_ds.track.board.curves import SAMPLE_FROM_BYTES, one_at_a_time
-from z2all_ds.track.board.serve import bind
-from z2all_ds.track.board.server import make_app
-from z2all_ds.track.board.watch import Watch
-
-
-@contextmanager
-def served(place: Path, token: str | None = None) -> Iterator[str]:
-    """The board's own server in this process, where a test can hold up its reading."""
-    watch = Watch([str(place)])
-    with bind("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        listening.listen()
-        server = uvicorn.Server(uvicorn.Config(make_app(watch, token, port), log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        watch.start()
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = server.force_exit = True
-            watch.stop()
-            thread.join()
 
 
 def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
@@ -66,25 +42,34 @@ def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
 
 
 def test_curves_are_seen_before_the_library_is_there(tmp_path: Path) -> None:
-    """And while it cannot be had; every chart is Plotly's as soon as it can."""
+    """And while it cannot be had; every chart is Plotly's as soon as it can. One record is seen as a dot."""
     write_run(tmp_path / "run", 300)
+    write_run(tmp_path / "short", 1)
     sketched = "[...document.querySelectorAll('.plot .sketch')]"
-    with browser() as chromium, served(tmp_path / "run") as address, closing(chromium.new_page()) as page:
+    with browser() as chromium, served(tmp_path) as address, closing(chromium.new_page()) as page:
         page.route("**/plotly.js", lambda route: route.abort())
         page.goto(address)
-        until(page, f"() => {GRAPHS}.length > 8 && {sketched}.length === {GRAPHS}.length")
+        both = "['0', '1'].every(run => document.querySelector(`.card[data-key='time_split ${run}'] .sketch`))"
+        until(page, f"() => {both} && {sketched}.length === {GRAPHS}.length")
         (loss,) = page.locator(".card[data-key=loss] .sketch").all()
         paths = loss.evaluate("sketch => [...sketch.querySelectorAll('path')].map(path => path.getAttribute('d'))")
         assert max(path.count("L") for path in paths) == 299
         assert not any("NaN" in path for path in paths)
+        assert sum(re.fullmatch(r"M[0-9.]+ [0-9.]+h0", path) is not None for path in paths) == 1
+        assert page.locator(".card[data-key='time_split 1'] path[d$=h0]").count() == 8
         low, first, last = loss.evaluate(
             "sketch => [...sketch.querySelectorAll('text')].slice(1).map(text => text.textContent)"
         )
         assert 2 < float(low) < 2.6 and (first, float(last)) == ("0", pytest.approx(300, abs=20))
         until(page, "() => document.querySelector('#banner').textContent.includes('charts could not be loaded')")
+        page.route("**/plotly.js", lambda route: route.fulfill(content_type="text/javascript", body="// cut short"))
+        loaded = "async () => (await import('/page/library.js')).load().then(() => 'loaded', error => error.message)"
+        assert "charts could not be loaded" in page.evaluate(loaded)
         page.unroute("**/plotly.js")
         until(page, f"() => {GRAPHS}.every(graph => graph.data) && !{sketched}.length")
         assert len(until(page, TRACE, ["loss", "0", "loss", "raw"])["x"]) == 300
+        assert page.locator(".card[data-key=lr] .scatterlayer .point").count() == 1
+        assert page.locator(".card[data-key='time_split 1'] .scatterlayer .point").count() == 8
 
 
 def test_a_page_that_opens_holds_up_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,13 @@ export class Charts {
   #holder;
   #on;
   #isHeld = false;
-  #waiting = null;
-  /** Of the last drawing asked for: an older one gives up. */
-  #number = 0;
+  #isDrawing = false;
+  /** {charts, axis, isLaidOut} of the last drawing asked for. */
+  #newest = { charts: [], isLaidOut: true };
+  /** Ids of those of its charts that are not drawn yet. */
+  #left = new Set();
+  /** Where on the page the drawing is. */
+  #reached = 0;
 
   /** `on`: {zoom([from, to]), reset(), mark(runId, number), toggle(chartId, label), only(chartId, label, labels)}. */
   constructor(holder, on) {
@@ -45,36 +49,61 @@ export class Charts {
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.#letGo());
   }
 
-  /** `charts`: what buildChart made; `axis`: {range, title}. One after the other, so that keys are heard in between. */
-  async draw(charts, axis) {
-    const number = ++this.#number;
-    if (this.#isHeld) {
-      this.#waiting = [charts, axis];
-      return;
+  /**
+   * `charts`: what buildChart made; `axis`: {range, title}. `isWish`: a person asked for another look, which is drawn
+   * from the first chart on. Newer figures alone are taken up where the drawing is: those of many live runs come faster
+   * than all charts are drawn, and the last charts would never be reached.
+   */
+  draw(charts, axis, isWish) {
+    this.#newest = { charts, axis, isLaidOut: false };
+    this.#left = new Set(charts.map(({ id }) => id));
+    if (isWish) this.#reached = 0;
+    return this.#goOn();
+  }
+
+  /** One after the other, so that keys are heard in between. */
+  async #goOn() {
+    if (this.#isHeld) return;
+    this.#layOut();
+    if (this.#isDrawing || !this.#left.size) return;
+    this.#isDrawing = true;
+    try {
+      if (!isLoaded()) await this.#loadLibrary();
+      while (this.#left.size && !this.#isHeld) {
+        this.#layOut();
+        this.#drawNext();
+        await pause();
+      }
+    } finally {
+      this.#isDrawing = false;
     }
+    if (!this.#left.size) this.#reached = 0;
+  }
+
+  /** A card for each chart, with a sketch as long as the library is not there. */
+  #layOut() {
+    if (this.#newest.isLaidOut) return;
+    const { charts, axis } = this.#newest;
+    this.#newest.isLaidOut = true;
     const leaving = new Set([...this.#holder.children].map((card) => card.dataset.key));
     for (const chart of charts) leaving.delete(chart.id);
     if (isLoaded()) for (const id of leaving) Plotly.purge(this.#plotOf(id));
     keyed(this.#holder, charts, (chart) => chart.id, createCard, (card, chart) => fillCard(card, chart, this.#on));
-    if (!isLoaded()) {
-      for (const chart of charts) sketch(this.#plotOf(chart.id), chart, axis.range);
-      if (!charts.length) return;
-      await this.#loadLibrary();
-      if (number !== this.#number) return;
-    }
-    for (const chart of charts) {
-      const plot = this.#plotOf(chart.id);
-      const isNew = !plot.on;
-      if (isNew) plot.replaceChildren();
-      Plotly.react(plot, chart.traces, layoutOf(chart, axis), CONFIG);
-      if (isNew) this.#listenTo(plot);
-      await pause();
-      if (number !== this.#number) return;
-      if (this.#isHeld) {
-        this.#waiting = [charts, axis];
-        return;
-      }
-    }
+    if (!isLoaded()) for (const chart of charts) sketch(this.#plotOf(chart.id), chart, axis.range);
+  }
+
+  /** Of those left the next on the page, after the last the first. */
+  #drawNext() {
+    const { charts, axis } = this.#newest;
+    const isLeft = ({ id }) => this.#left.has(id);
+    const chart = charts.slice(this.#reached).find(isLeft) || charts.find(isLeft);
+    this.#reached = charts.indexOf(chart) + 1;
+    this.#left.delete(chart.id);
+    const plot = this.#plotOf(chart.id);
+    const isNew = !plot.on;
+    if (isNew) plot.replaceChildren();
+    Plotly.react(plot, chart.traces, layoutOf(chart, axis), CONFIG);
+    if (isNew) this.#listenTo(plot);
   }
 
   /** The library takes the page's only thread for a while: what was sketched is shown before. */
@@ -98,11 +127,7 @@ export class Charts {
     if (!this.#isHeld) return;
     this.#isHeld = false;
     // After Plotly's own end of the drag, which may ask for another range.
-    setTimeout(() => {
-      const waiting = this.#waiting;
-      this.#waiting = null;
-      if (waiting && !this.#isHeld) this.draw(...waiting);
-    });
+    setTimeout(() => this.#goOn());
   }
 
   /** After the first drawing, with which Plotly gives an element its `on`. */
@@ -110,7 +135,7 @@ export class Charts {
     plot.on("plotly_relayout", (change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (from !== undefined && to !== undefined) {
-        this.#waiting = null;
+        this.#left.clear();
         this.#on.zoom([Number(from), Number(to)]);
       }
     });

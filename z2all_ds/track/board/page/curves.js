@@ -48,11 +48,13 @@ export class Curves {
     return this.#runs.get(runId)?.seen.has(name) ?? false;
   }
 
-  /** [first, last] of the whole run as last seen. */
+  /** [first, last] of the whole run: it goes on while curves are of a part of it. */
   extent(run, xKind) {
     const seen = this.#runs.get(run.id)?.extents[xKind];
-    const last = { step: run.step, tokens: run.tokens_seen, time: run.elapsed_seconds }[xKind];
-    return seen || [0, last || 1];
+    const [first, lastSeen] = seen?.history === run.history ? seen.ends : [0, 0];
+    const seconds = run.last_record_unix - run.started_unix;
+    const last = { step: run.step, tokens: run.tokens_seen, time: seconds }[xKind];
+    return [first, Math.max(lastSeen, last || 0) || 1];
   }
 
   #kept(runId) {
@@ -72,8 +74,10 @@ export class Curves {
     const began = performance.now();
     try {
       const lines = new Map();
+      let history = null;
       for (let start = 0; start < names.length; start += NAMES_AT_ONCE) {
         const answer = await ask(question(runId, names.slice(start, start + NAMES_AT_ONCE), xKind, zoom), signal);
+        history = answer.history;
         for (const [name, line] of Object.entries(answer.series)) {
           lines.set(name, { x: answer.x, weight: answer.weight, ...line });
         }
@@ -81,7 +85,7 @@ export class Curves {
       kept.have = { x: xKind, lines };
       for (const [name, line] of lines) if (line.mean.some(isNumber)) kept.seen.add(name);
       const xs = [...lines.values()][0]?.x;
-      if (!zoom && xs?.length) kept.extents[xKind] = [xs[0], xs[xs.length - 1]];
+      if (!zoom && xs?.length) kept.extents[xKind] = { history, ends: [xs[0], xs[xs.length - 1]] };
       kept.isBusy = false;
       const spent = performance.now() - began;
       kept.notBefore = performance.now() + spent / BUSY_SHARE - spent;

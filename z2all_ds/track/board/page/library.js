@@ -13,12 +13,14 @@ export function load() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = SOURCE;
-    script.onload = resolve;
-    script.onerror = () => {
+    const fail = () => {
       loading = null;
       script.remove();
       reject(new Error("The board's charts could not be loaded. Is its command still running?"));
     };
+    // A proxy's page of words, or a file cut short, is loaded too.
+    script.onload = () => (isLoaded() ? resolve() : fail());
+    script.onerror = fail;
     document.head.append(script);
   });
   return loading;

@@ -27,6 +27,8 @@ let runs = [];
 let drawnUnit = { factor: 1 };
 /** Charts are drawn anew only where this changes: a hover label stays, and an idle board costs nothing. */
 let drawnKey = "";
+/** What the person had chosen at the last drawing. */
+let drawnWish = "";
 let isDrawWanted = false;
 let timer = null;
 
@@ -38,7 +40,10 @@ const mixture = new Tables("mixture", "data", (run) => [run.records, run.history
 const probes = new Tables("probes", "probes", probesKey, probesOf);
 const hiddenLines = new HiddenLines();
 const charts = new Charts(find("charts"), {
-  zoom: (ends) => setZoom(within(ends.map((end) => end * drawnUnit.factor), allOfX())),
+  zoom: (ends) => {
+    drawnKey = ""; // the chart has moved already: all are drawn anew, even where the view stays what it was
+    setZoom(within(ends.map((end) => end * drawnUnit.factor), allOfX()));
+  },
   reset: () => setZoom(null),
   mark: (runId, number) => {
     const run = runs.find(({ id }) => id === runId);
@@ -131,11 +136,13 @@ function drawCharts(shown) {
   // Curves over another x axis than the one chosen: the picture before is kept until the new ones have come.
   if (withRecords.some((run) => curves.of(run.id) && curves.of(run.id).x !== view.x)) return;
   const { x, log, window, zoom } = view;
-  const versions = [curves.version, events.version, probes.version, hiddenLines.version];
-  const sight = [[...events.hiddenKinds], x, log, window, zoom, isDark()];
-  const key = JSON.stringify([versions, sight, withRecords.map((run) => [run.id, run.name])]);
+  const versions = [curves.version, events.version, probes.version];
+  const chosen = [[...events.hiddenKinds], [...view.hidden], hiddenLines.version, x, log, window, zoom, isDark()];
+  const wish = JSON.stringify(chosen);
+  const key = JSON.stringify([versions, wish, withRecords.map((run) => [run.id, run.name])]);
   if (key === drawnKey) return;
-  drawnKey = key;
+  const isWish = wish !== drawnWish || !drawnKey;
+  [drawnKey, drawnWish] = [key, wish];
   const all = allOfX();
   drawnUnit = unitOf(view.x, all);
   const range = (view.zoom || padded(all)).map((end) => end / drawnUnit.factor);
@@ -151,7 +158,7 @@ function drawCharts(shown) {
     chart.traces.push(...marks);
     chart.legend.push(...marks.map(({ meta }) => ({ kind: meta.kind, text: kindOf({ event: meta.kind }).word })));
   }
-  charts.draw(built, { range, ...drawnUnit });
+  charts.draw(built, { range, ...drawnUnit }, isWish);
 }
 
 function drawControls() {

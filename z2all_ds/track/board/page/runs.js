@@ -71,8 +71,11 @@ function fillRun(item, run, hidden) {
   setText(note, run.note || "");
   note.hidden = !run.note;
   const reading = item.querySelector(".reading");
-  reading.hidden = !(run.read_share < 1);
-  reading.querySelector("progress").value = run.read_share ?? 1;
-  const howFar = `reading ${Math.floor(100 * run.read_share)} %`;
-  setText(reading.querySelector("span"), `${howFar}, curves are a sample until then`);
+  const isReading = run.read_share < 1;
+  reading.hidden = !isReading && !run.is_sample;
+  const howFar = reading.querySelector("progress");
+  howFar.hidden = !isReading;
+  howFar.value = run.read_share ?? 1;
+  const untilThen = `reading ${Math.floor(100 * run.read_share)} %, curves are a sample until then`;
+  setText(reading.querySelector("span"), isReading ? untilThen : "curves are a sample: zoom in for every step");
 }

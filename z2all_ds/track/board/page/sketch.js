@@ -3,6 +3,7 @@
 
 import { makeSvg } from "./dom.js";
 import { count, figure, isNumber } from "./format.js";
+import { isDot } from "./traces.js";
 
 /** Around what is drawn, in pixels, as the library leaves it. */
 export const MARGIN = { l: 54, r: 14, t: 8, b: 34, pad: 2 };
@@ -35,20 +36,29 @@ function share(value, [from, to]) {
   return (value - from) / (to - from);
 }
 
-function pathOf({ x, y, line, fill, fillcolor, opacity }, place) {
+function pathOf({ x, y, line, marker, fill, fillcolor, opacity }, place) {
+  if (marker && isDot(y)) return dotOf(x, y, marker, place);
   const looks = fill
     ? { fill: fillcolor, stroke: "none" }
     : { fill: "none", stroke: line.color, "stroke-width": line.width, opacity: opacity ?? 1 };
   return makeSvg("path", { d: outline(x, y, place), "vector-effect": "non-scaling-stroke", ...looks });
 }
 
+/** A line of no length with round ends: a circle would be stretched with the picture. */
+function dotOf(x, y, { color, size }, place) {
+  const looks = { stroke: color, "stroke-width": size, "stroke-linecap": "round" };
+  const path = outline(x, y, place);
+  return makeSvg("path", { d: path && `${path}h0`, "vector-effect": "non-scaling-stroke", ...looks });
+}
+
 /** Each from the sum of those before it to the sum with it. */
 function stackPaths(chart, place) {
   const sums = new Map();
   const stacked = chart.traces.filter(({ meta }) => meta.part === "stack");
-  return stacked.map(({ x, y, fillcolor }) => {
+  return stacked.map(({ x, y, marker, fillcolor }) => {
     const below = x.map((at) => sums.get(at) || 0);
     for (const [number, at] of x.entries()) sums.set(at, below[number] + y[number]);
+    if (x.length < 2) return dotOf(x, x.map((at) => sums.get(at)), marker, place);
     const around = outline([...x, ...[...x].reverse()], [...below, ...x.map((at) => sums.get(at)).reverse()], place);
     return makeSvg("path", { d: around, fill: fillcolor, stroke: "none" });
   });

@@ -102,7 +102,8 @@ function tracesOf(chart, line, numLines, runs, unit) {
   if (chart.isStack && !line.isOver) {
     const y = line.y.map((value) => value ?? 0);
     const fill = { stackgroup: "time", fillcolor: faint(line.colour, 0.65) };
-    return [{ ...base, y, mode: "lines", line: { color: line.colour, width: 0.5 }, ...fill, meta: meta("stack") }];
+    const looks = { mode: y.length < 2 ? "lines+markers" : "lines", line: { color: line.colour, width: 0.5 } };
+    return [{ ...base, y, ...looks, ...fill, marker: { color: line.colour, size: 5 }, meta: meta("stack") }];
   }
   const traces = [];
   if (chart.hasBand && line.weight.some((weight) => weight > 1)) {
@@ -118,7 +119,7 @@ function tracesOf(chart, line, numLines, runs, unit) {
     });
   }
   const symbol = lineSymbol(line.dash);
-  const isDotted = chart.isSparse || symbol;
+  const isDotted = chart.isSparse || symbol || isDot(line.y);
   const floored = (value) => (isNumber(value) ? Math.max(value, chart.floor) : value);
   const value = `%{customdata:${chart.tickFormat || ".4~g"}}`;
   traces.push({
@@ -129,6 +130,11 @@ function tracesOf(chart, line, numLines, runs, unit) {
     hovertemplate: `${chart.isCrowded ? `${unit.hover}: ` : ""}${value}<extra>%{fullData.name}</extra>`,
   });
   return traces;
+}
+
+/** Whether a line through these would not be seen. */
+export function isDot(values) {
+  return values.filter(isNumber).length < 2;
 }
 
 /** One closed shape for each part without a gap. */
