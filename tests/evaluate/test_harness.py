@@ -3,18 +3,20 @@
 import copy
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import z2all
-from tests.helpers.memorised import TASKS, load, memorised, untrained
+from tests.helpers.memorised import TASKS, en_school_with_an_odd_question, load, memorised, untrained
 from z2all_ds.cli.evaluate import harness as harness_verb
 from z2all_ds.errors import ConfigError
+from z2all_ds.evaluate import harness as room
 from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
 from z2all_ds.evaluate.harness_report import Row, sentences
-from z2all_ds.evaluate.harness_tasks import task_manager
+from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, task_manager
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.reshaping import RESHAPINGS
 
@@ -107,6 +109,58 @@ def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
     assert set(first["reshaped"]) == set(RESHAPINGS)
 
 
+def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) -> None:
+    settings = HarnessSettings(tasks=("en_school",), reshape=("letters",))
+    report = judge(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
+    assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked as they stand"]
+
+
+@pytest.fixture(scope="module")
+def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks with one that is generated and has a metric `acc` of its own, and a date for a version."""
+    load("sums")  # offline, and the cache is the tests' own
+    folder = tmp_path_factory.mktemp("tasks")
+    shutil.copytree(TASKS / "data", folder / "data")
+    (folder / "own.py").write_text("def score(document, results):\n    return {'acc': 1.0}\n", encoding="utf-8")
+    yaml = (TASKS / "sums.yaml").read_text(encoding="utf-8")
+    for old, new in (
+        ("sums\n", "sums\nprocess_results: !function own.score\n"),
+        ("exact_match", "acc"),
+        ("1.0", "2026-01-31"),
+    ):
+        assert old in yaml
+        yaml = yaml.replace(old, new, 1)
+    (folder / "sums.yaml").write_text(yaml.replace(", ignore_case: true", ""), encoding="utf-8")
+    return folder
+
+
+def test_generated_answers_have_no_score_of_guessing(small_tokenizer: Path, scored_by_a_function: Path) -> None:
+    with quiet():
+        loaded = load_tasks(["sums"], scored_by_a_function)
+    report = judge(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
+    found = row(report, "sums", "acc (stripped)")
+    assert (found.score, found.chance) == (1.0, None)
+
+
+def test_scores_are_written_before_what_may_fail(
+    small_tokenizer: Path, scored_by_a_function: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, out = untrained(small_tokenizer), tmp_path / "results" / "harness.json"
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+
+    def ask() -> None:
+        harness_verb(tmp_path / "model", tasks="sums", include=scored_by_a_function, limit=2, out=out)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(room, "_rows", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ask()
+    assert json.loads(out.read_text(encoding="utf-8"))["scores"]["sums"]["acc,stripped"] == 1.0
+    ask()
+    assert json.loads(out.read_text(encoding="utf-8"))["task_versions"] == {"sums": "2026-01-31"}
+
+
 @pytest.mark.parametrize(
     "changes", [{"shots": -1}, {"limit": 0}, {"batch": 0}, {"shuffles": 0}, {"fields": "question"}], ids=str
 )
@@ -161,3 +215,5 @@ def test_what_the_command_needs() -> None:
         harness_verb(list_tasks=True)
     with pytest.raises(ConfigError, match="MODEL: is missing"):
         harness_verb(tasks="sums")
+    with pytest.raises(ConfigError, match="is a folder"):
+        harness_verb(TASKS, tasks="sums", out=TASKS)

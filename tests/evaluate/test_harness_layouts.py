@@ -57,8 +57,8 @@ def test_an_answer_that_says_something_else_is_not_understood(answer: Any) -> No
     assert not Layout("q", ("o",), "a").understands({"q": "?", "o": ["x", "y", "z"], "a": answer}, 1)
 
 
-@pytest.mark.parametrize("options", ["xyz", {"label": ["A"]}, 3])
-def test_options_that_are_no_list(options: Any) -> None:
+@pytest.mark.parametrize("options", ["xyz", {"label": ["A"]}, 3, {"text": ["x", "y"], "label": ["A"]}])
+def test_options_that_are_no_list_or_lack_labels(options: Any) -> None:
     assert not Layout("q", ("o",), "a").understands({"q": "?", "o": options, "a": 1}, 1)
 
 

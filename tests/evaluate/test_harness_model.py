@@ -1,16 +1,19 @@
 """Our model for the harness: likelihoods and texts equal those of a plain loop and of the harness's own model."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from transformers import BloomConfig, BloomForCausalLM
 
 from tests.helpers.memorised import CPU, load, tiny_llama, untrained
-from z2all_ds.errors import ConfigError
-from z2all_ds.evaluate.harness_model import HarnessModel
+from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.evaluate.harness_model import HarnessModel, _StopStrings
 
 SHORT_WINDOW = 40
 TEXTS = ["水在标准大气压下的沸点是多少摄氏度？" * 6, "short", "Which animal barks? " * 20]
@@ -41,6 +44,21 @@ def plain_likelihood(model: Any, context: list[int], continuation: list[int]) ->
         total += float(logits[place - 1, token])
         greedy = greedy and int(logits[place - 1].argmax()) == token
     return total, greedy
+
+
+@contextmanager
+def memory_for(rows: int, model: Any) -> Iterator[None]:
+    """As on a GPU: reading more rows than that at a time is out of memory."""
+
+    def look(_module: Any, _arguments: Any, named: dict[str, Any]) -> None:
+        if len(named["input_ids"]) > rows:
+            raise torch.OutOfMemoryError(f"{len(named['input_ids'])} rows")
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +134,55 @@ def test_requests_with_other_settings_are_not_mixed(small_tokenizer: Path) -> No
 def test_an_answer_longer_than_the_window_is_one_line(harness_own: Any) -> None:
     with pytest.raises(ConfigError, match=f"window of {SHORT_WINDOW}"):
         harness_own[1].loglikelihood(instances("loglikelihood", ("a", TEXTS[0])))
+
+
+def test_batches_are_halved_where_memory_does_not_suffice(
+    small_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = untrained(small_tokenizer)
+
+    def ours() -> HarnessModel:
+        return HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=8)
+
+    prompts = [f"{number} + {'1' * number} =" for number in range(19)]
+    scored = instances("loglikelihood", *((prompt, f" {number}") for number, prompt in enumerate(prompts)))
+    free = {"until": [], "max_gen_toks": 3, "do_sample": False}
+    written = instances("generate_until", *((prompt, free) for prompt in prompts))
+    likelihoods, texts = ours().loglikelihood(scored), ours().generate_until(written)
+    with memory_for(3, loaded.model):
+        tight = ours().loglikelihood(scored)
+        assert [nats for nats, _ in tight] == pytest.approx([nats for nats, _ in likelihoods], abs=2e-4)
+        assert ours().generate_until(written) == texts
+    assert "8 prompts at a time do not fit into memory: 4 from here on" in capsys.readouterr().err
+    with memory_for(0, loaded.model), pytest.raises(MachineError, match="does not fit"):
+        ours().generate_until(written)
+
+
+def test_beams_and_penalties_of_a_task_hold(harness_own: Any) -> None:
+    theirs, ours = harness_own
+    free = {"until": ["不会出现的"], "max_gen_toks": 12, "do_sample": False}
+    told = []
+    for more in ({}, {"num_beams": 3}, {"repetition_penalty": 0.3}):
+        requests = instances("generate_until", *((prompt, {**free, **more}) for prompt in ("1 + 2 =", "水的沸点")))
+        told.append(tuple(ours.generate_until(requests)))
+        assert list(told[-1]) == theirs.generate_until(requests, disable_tqdm=True)
+    assert len(set(told)) == 3
+    with pytest.raises(ConfigError, match="num_beems"):
+        ours.generate_until(instances("generate_until", ("a", {**free, "num_beems": 2})))
+
+
+def test_a_row_that_another_beam_has_taken_goes_on(small_tokenizer: Path) -> None:
+    tokenizer = untrained(small_tokenizer).tokenizer
+    looks = _StopStrings(tokenizer, ["7"], prompt_tokens=0)
+    ended, open_ended = (tokenizer.encode(text, add_special_tokens=False) for text in ("7", "8"))
+    assert looks(torch.tensor([ended, open_ended]), None).tolist() == [True, False]
+    assert looks(torch.tensor([open_ended, ended]), None).tolist() == [False, True]
+
+
+def test_a_config_that_names_no_window(small_tokenizer: Path) -> None:
+    tokenizer = untrained(small_tokenizer).tokenizer
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2)).eval()
+    ours = HarnessModel(bloom, tokenizer, CPU, batch_size=2)
+    ((nats, _),) = ours.loglikelihood(instances("loglikelihood", ("1 + 2 =", " 3")))
+    context, whole = tokenizer.encode("1 + 2 ="), tokenizer.encode("1 + 2 = 3")
+    assert nats == pytest.approx(plain_likelihood(bloom, context, whole[len(context) :])[0], abs=2e-4)

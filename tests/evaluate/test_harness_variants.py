@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.memorised import load
+from tests.helpers.memorised import en_school_with_an_odd_question, load
 from z2all_ds.evaluate.harness_variants import Variants, gold_of, make_variants
 from z2all_ds.evaluate.reshaping import RESHAPINGS
 
@@ -49,14 +49,36 @@ def test_a_description_that_lists_the_letters() -> None:
     )
 
 
-def test_the_right_option_says_the_others_are_wrong_in_examples_too() -> None:
+def test_a_question_whose_letters_cannot_be_renamed_is_asked_as_it_stands() -> None:
+    task = en_school_with_an_odd_question()["tasks"]["en_school"]
+    variants = variants_of(task, shuffles=1)
+    assert variants.left == {"letters": 1, "others_wrong": 0, "shuffled": 0}
+    *before, (odd_prompt, odd_answers), (prompt, answers) = built(variants.tasks["letters"][0], shots=2)
+    *_, odd_plain, (plain, _) = built(task, shots=2)
+    assert (odd_prompt, odd_answers) == odd_plain, "description and examples, too"
+    assert odd_answers == [" A", " B", " C"] and "A) two words" in odd_prompt
+    assert all(answers == [" 一", " 二", " 三"] for _, answers in (*before, (prompt, answers)))
+    questions = [line for line in prompt.splitlines() if line.endswith("?")]
+    assert questions == [line for line in plain.splitlines() if line.endswith("?")], "the examples that it has plainly"
+
+
+def test_the_right_option_says_the_others_are_wrong_and_examples_stay() -> None:
     (reshaped,) = variants_of(load("zh_school")["tasks"]["zh_school"]).tasks["others_wrong"]
     prompt, answers = built(reshaped, shots=1)[0]
     assert prompt == (
-        "地球绕着什么转？\nA. 月亮\nB. 其他答案全错\nC. 火星\nD. 北极星\n答案： B\n\n"
+        "地球绕着什么转？\nA. 月亮\nB. 太阳\nC. 火星\nD. 北极星\n答案： B\n\n"
         "水在标准大气压下的沸点是多少摄氏度？\nA. 九十\nB. 其他答案全错\nC. 一百一十\nD. 一百二十\n答案："
     )
     assert answers == [" A", " B", " C", " D"]
+
+
+def test_a_question_is_never_its_own_example() -> None:
+    task = en_school_with_an_odd_question()["tasks"]["en_school"]
+    (reshaped,) = variants_of(task).tasks["others_wrong"]
+    others = len(task.eval_docs) - 1
+    for (prompt, _), document in zip(built(reshaped, others), task.eval_docs, strict=True):
+        assert prompt.count("?\n") == others + 1 and prompt.count(document["question"]) == 1
+        assert prompt.count("all other answers are wrong") == 1
 
 
 @pytest.mark.parametrize(("name", "fields"), [("zh_school", {}), ("en_school", {}), ("odd_fields", FIELDS)])

@@ -79,6 +79,11 @@ def test_options_that_stand_in_the_question_too() -> None:
     assert relabel_prompt("A: 3 or B: 4?\nA: 3\nB: 4\n", question, "一二") == "A: 3 or B: 4?\n一: 3\n二: 4\n"
 
 
+def test_a_question_without_words() -> None:
+    question = Question(" ", ("3", "4"), 0, ("A", "B"))
+    assert relabel_prompt(" \nA: 3\nB: 4\nA or B:", question, "一二") == " \n一: 3\n二: 4\n一 or 二:"
+
+
 def test_a_prompt_without_labels_is_not_renamed() -> None:
     assert relabel_prompt("中国的首都是哪座城市？上海、北京、广州、成都", CAPITAL, "一二三四") is None
 

@@ -32,6 +32,20 @@ def load(*names: str) -> dict[str, Any]:
         return load_tasks(list(names), TASKS)
 
 
+def en_school_with_an_odd_question() -> dict[str, Any]:
+    """The last but one, beyond those that are tried out, is shown otherwise than its document has it."""
+    loaded = load("en_school")
+    task = loaded["tasks"]["en_school"]
+    task._config.doc_to_text = (
+        "{{question}}\nA) {{choices[0].split() | join(' ')}}\nB) {{choices[1]}}\nC) {{choices[2]}}\nAnswer:"
+    )
+    task.fewshot_cfg.doc_to_text, task.fewshot_cfg.split = task._config.doc_to_text, "test"
+    documents = list(task.eval_docs)
+    documents[-2] = {**documents[-2], "choices": ["two  words", *documents[-2]["choices"][1:]]}
+    task.dataset, task.sampler.df = {"test": documents}, documents
+    return loaded
+
+
 def tiny_llama(tokenizer: Any, seed: int = 0, window_tokens: int = WINDOW_TOKENS) -> Any:
     torch.manual_seed(seed)
     config = LlamaConfig(

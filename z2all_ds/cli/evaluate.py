@@ -114,8 +114,9 @@ def harness(
 ) -> None:
     """Benchmarks by lm-evaluation-harness, without network; --reshape shows memorised answers."""
     import json
+    from contextlib import suppress
 
-    from z2all_ds.atomic import make_folder, write_whole
+    from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
     from z2all_ds.evaluate.harness_tasks import list_tasks as found_under
     from z2all_ds.evaluate.harness_tasks import require_harness
 
@@ -145,15 +146,29 @@ def harness(
         fields=fields,
         others_wrong_text=others_wrong_text,
     )
-    if out is not None:
-        make_folder(out.parent)  # now: not after an hour
-    report = room.run_harness(model, settings, dtype)
-    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
-    if out is not None:
-        write_whole(out, text + "\n")
-    if as_json:
-        print(text)
-        return
-    render(report.rows, settings.reshape)
-    for line in [*report.notes, *sentences(report.rows)]:
-        print(line)
+    if out is not None:  # now: not after an hour
+        if out.is_dir():
+            raise ConfigError(f"--out {out}", "is a folder", "Give the name of a file in it.")
+        make_folder(out.parent)
+
+    def to_json(told: object) -> str:
+        return json.dumps(told, indent=2, ensure_ascii=False, default=str)  # a version in a YAML may be a date
+
+    def keep(scores: dict[str, object]) -> None:
+        if out is not None:
+            with suppress(OSError):  # it is written once more, and then told
+                write_whole(out, to_json(scores) + "\n")
+
+    report = room.run_harness(model, settings, dtype, keep)
+    text = to_json(report.to_dict())
+    try:
+        if out is not None:
+            with machine_limits_named(out.parent):
+                write_whole(out, text + "\n")
+    finally:  # a full disk does not take the results away
+        if as_json:
+            print(text)
+        else:
+            render(report.rows, settings.reshape)
+            for line in [*report.notes, *sentences(report.rows)]:
+                print(line)

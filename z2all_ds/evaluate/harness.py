@@ -5,7 +5,7 @@ tasks and their reshaped copies together, and the scores of each question are co
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,6 +24,11 @@ from z2all_ds.evaluate.reshaping import RESHAPINGS
 
 BOOTSTRAPS = 1000
 """For standard errors of metrics that have no formula; the harness's 100,000 take minutes on some."""
+Keep = Callable[[dict[str, Any]], None]
+"""Is handed the bare scores as soon as they are there, so that a fault in what follows does not cost the run."""
+
+
+def _keep_nothing(scores: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ def parse_reshapings(text: str) -> tuple[str, ...]:
     return names
 
 
-def run_harness(model: str | Path, settings: HarnessSettings, dtype: str = "auto") -> HarnessReport:
+def run_harness(
+    model: str | Path, settings: HarnessSettings, dtype: str = "auto", keep: Keep = _keep_nothing
+) -> HarnessReport:
     """Loads tasks and model, and judges."""
     with heartbeat("loading lm-evaluation-harness"):
         require_harness()
@@ -85,10 +92,12 @@ def run_harness(model: str | Path, settings: HarnessSettings, dtype: str = "auto
             loaded = load_tasks(list(settings.tasks), Path(settings.include) if settings.include else None)
     with quiet():
         ready = load_model(model, dtype)
-    return judge(ready, loaded, settings)
+    return judge(ready, loaded, settings, keep)
 
 
-def judge(model: LoadedModel, loaded: Mapping[str, Any], settings: HarnessSettings) -> HarnessReport:
+def judge(
+    model: LoadedModel, loaded: Mapping[str, Any], settings: HarnessSettings, keep: Keep = _keep_nothing
+) -> HarnessReport:
     """Scores of a model on tasks that `load_tasks` has loaded, and of their reshaped copies."""
     if settings.chat and not model.tokenizer.chat_template:
         raise ConfigError("--chat", f"the tokenizer of {model.label} has no chat template", "Leave out --chat.")
@@ -98,8 +107,15 @@ def judge(model: LoadedModel, loaded: Mapping[str, Any], settings: HarnessSettin
             notes += _set_shots(name, task, settings.shots)
         variants = {name: _variants(task, settings) for name, task in loaded["tasks"].items()}
         results = _run(model, loaded, variants, settings)
+    keep({"model": model.label, "settings": asdict(settings), "scores": results["results"]})
     for name, made in variants.items():
         notes += [f"{name}: no {kinds} ({reason})" for reason, kinds in _by_reason(made.reasons).items()]
+        notes += [
+            f"{name}: {left} of {len(made.tasks[kind][0].eval_docs)} questions cannot be reshaped by {kind}: "
+            "they are asked as they stand"
+            for kind, left in made.left.items()
+            if left
+        ]
     rows = _rows(results, loaded, variants)
     versions = {name: version(name) for name in ("lm_eval", "datasets", "transformers", "torch")}
     about = {
@@ -201,7 +217,8 @@ def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: An
             }
         shown = metric if filtered == "none" else f"{metric} ({filtered})"
         count = len(plain) or scores.get("sample_len", 0)
-        chance = _chance(results["samples"][name]) if task and metric.startswith("acc") else None
+        is_choice = task and task.OUTPUT_TYPE == "multiple_choice" and metric.startswith("acc")
+        chance = _chance(results["samples"][name]) if is_choice else None
         rows.append(Row(name, shown, count, score, error if isinstance(error, float) else None, chance, drops))
     return rows
 

@@ -53,9 +53,9 @@ class Layout:
         try:
             question = self.read(document, gold)
             _encoded(document[self.answer], question, question)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             return False
-        return 0 <= gold < len(question.options) <= len(LETTERS)
+        return 0 <= gold < len(question.options) == len(question.labels) <= len(LETTERS)
 
     def _options(self, document: Document) -> list[str]:
         if len(self.options) > 1:

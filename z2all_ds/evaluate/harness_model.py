@@ -6,23 +6,34 @@ Only `evaluate harness` loads this file.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+    resolve_max_length,
+)
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch.nn import functional
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from z2all_ds.console import Advance, progress, say
+from z2all_ds.console import progress, say
 from z2all_ds.errors import ConfigError, MachineError
 
 MAX_NEW_TOKENS = 256
 """Where a task does not say: as the harness has it."""
+SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+"""Of a task's generation_kwargs, what transformers would warn about where nothing is sampled."""
 Request = tuple[Any, list[int], list[int]]
 """(what it is remembered by, tokens of the context, tokens of the continuation)."""
+Tokens = tuple[int, ...]
+Answer = TypeVar("Answer")
 
 
 class HarnessModel(TemplateLM):
@@ -38,7 +49,7 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         self.model, self.tokenizer, self._device, self.batch_size = model, tokenizer, device, batch_size
-        self.max_length = int(model.config.max_position_embeddings)
+        self.max_length = resolve_max_length(model.config, tokenizer)  # Bloom's config, for one, says nothing
         self.before_first = before_first
         self.prompts_cut = 0
         pad = tokenizer.pad_token_id
@@ -103,7 +114,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
         """(log-likelihood, whether greedy decoding would give it) of every continuation."""
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        readers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # options of one token share one reading
+        readers: dict[Tokens, list[int]] = defaultdict(list)  # options of one token share one reading
         for number, (_, context, continuation) in enumerate(requests):
             if len(continuation) > self.max_length:
                 raise ConfigError(
@@ -114,94 +125,105 @@ class HarnessModel(TemplateLM):
             self.prompts_cut += len(context) + len(continuation) > self.max_length + 1
             readers[tuple((context + continuation)[-(self.max_length + 1) : -1])].append(number)
         inputs = sorted(readers, key=len, reverse=True)  # the longest first: what does not fit shows at once
+
+        def score(batch: list[Tokens]) -> list[list[tuple[float, bool]]]:
+            return self._score(batch, [[requests[number][2] for number in readers[ids]] for ids in batch])
+
         with progress("likelihoods", len(requests), "requests") as advance:
-            for start in range(0, len(inputs), self.batch_size):
-                self._score(inputs[start : start + self.batch_size], readers, requests, answers, advance)
+            for ids, scores in self._in_batches(inputs, score):
+                for number, answer in zip(readers[ids], scores, strict=True):
+                    answers[number] = answer
+                advance(len(scores))
         return answers
 
-    def _score(
-        self,
-        inputs: list[tuple[int, ...]],
-        readers: dict[tuple[int, ...], list[int]],
-        requests: list[Request],
-        answers: list[tuple[float, bool]],
-        advance: Advance,
-    ) -> None:
-        for batch, logits in self._logits_of(inputs):
-            for row, ids in enumerate(batch):
-                for number in readers[ids]:
-                    wanted = torch.tensor(requests[number][2], device=self._device)
-                    scored = logits[row, len(ids) - len(wanted) : len(ids)]
-                    log_probabilities = functional.log_softmax(scored.float(), -1)
-                    nats = log_probabilities.gather(-1, wanted[:, None]).sum()
-                    greedy = (log_probabilities.argmax(-1) == wanted).all()
-                    answers[number] = (float(nats), bool(greedy))
-                advance(len(readers[ids]))
+    @torch.inference_mode()
+    def _score(self, batch: list[Tokens], wanted: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
+        """For each of the inputs, (log-likelihood, whether greedy) of each continuation that is wanted at its end."""
+        longest = max(map(len, batch))
+        padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in batch]
+        logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits  # [batch, length, vocabulary]
+        scores: list[list[tuple[float, bool]]] = []
+        for row, ids in enumerate(batch):
+            scores.append([])
+            for continuation in wanted[row]:
+                tokens = torch.tensor(continuation, device=self._device)
+                scored = logits[row, len(ids) - len(tokens) : len(ids)]
+                log_probabilities = functional.log_softmax(scored.float(), -1)
+                nats = log_probabilities.gather(-1, tokens[:, None]).sum()
+                greedy = (log_probabilities.argmax(-1) == tokens).all()
+                scores[row].append((float(nats), bool(greedy)))
+        return scores
 
-    def _logits_of(self, inputs: list[tuple[int, ...]]) -> Iterator[tuple[list[tuple[int, ...]], torch.Tensor]]:
-        """(inputs, logits [batch, length, vocabulary]): in one batch, or in halves where memory does not suffice."""
-        longest = max(map(len, inputs))
-        padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in inputs]
-        try:
-            with torch.inference_mode():
-                logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits
-        except torch.OutOfMemoryError as error:
-            if len(inputs) == 1:
-                raise MachineError(f"a prompt of {longest} tokens", "does not fit", "Free GPU memory.") from error
-            logits = None
-        if logits is not None:
-            yield inputs, logits
-            return
-        torch.cuda.empty_cache()
-        half = len(inputs) // 2
-        self.batch_size = min(self.batch_size, half)
-        yield from self._logits_of(inputs[:half])
-        yield from self._logits_of(inputs[half:])
+    def _in_batches(
+        self, inputs: list[Tokens], run: Callable[[list[Tokens]], list[Answer]]
+    ) -> Iterator[tuple[Tokens, Answer]]:
+        """(input, what `run` answers to it), in order. Where memory does not suffice, batches are halved for good."""
+        done = 0
+        while done < len(inputs):
+            batch = inputs[done : done + self.batch_size]
+            answers: list[Answer] | None = None
+            try:
+                answers = run(batch)
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    raise MachineError(
+                        f"a prompt of {len(batch[0])} tokens", "does not fit", "Free GPU memory."
+                    ) from error
+            if answers is None:  # behind the except: the error holds the tensors of the failed attempt
+                torch.cuda.empty_cache()
+                self.batch_size = len(batch) // 2
+                say(f"{len(batch)} prompts at a time do not fit into memory: {self.batch_size} from here on")
+                continue
+            yield from zip(batch, answers, strict=True)
+            done += len(batch)
 
     # Generation
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         self.before_first()
         groups: dict[str, list[int]] = defaultdict(list)
-        prompts = [self.tok_encode(request.args[0]) for request in requests]
+        prompts = [tuple(self.tok_encode(request.args[0])) for request in requests]
         for number, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items()))].append(number)
         answers = [""] * len(requests)
         with progress("generation", len(requests), "requests") as advance:
             for numbers in groups.values():
                 numbers.sort(key=lambda number: -len(prompts[number]))
-                options = requests[numbers[0]].args[1]
-                for start in range(0, len(numbers), self.batch_size):
-                    batch = numbers[start : start + self.batch_size]
-                    texts = self._generate([prompts[number] for number in batch], options)
-                    for number, text in zip(batch, texts, strict=True):
-                        answers[number] = text
-                    advance(len(batch))
+                how = dict(normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_NEW_TOKENS))
+                new_tokens = how.pop("max_gen_toks")
+                if new_tokens >= self.max_length:
+                    new_tokens = self.max_length // 2  # a prompt needs room, too
+                room = self.max_length - new_tokens
+                self.prompts_cut += sum(len(prompts[number]) > room for number in numbers)
+                inputs = [prompts[number][-room:] for number in numbers]
+                texts = self._in_batches(inputs, partial(self._generate, new_tokens=new_tokens, how=how))
+                for number, (_, text) in zip(numbers, texts, strict=True):
+                    answers[number] = text
+                    advance(1)
         return answers
 
-    def _generate(self, prompts: list[list[int]], options: dict[str, Any]) -> list[str]:
-        how = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
+    def _generate(self, prompts: list[Tokens], new_tokens: int, how: Mapping[str, Any]) -> list[str]:
+        """What follows each of the prompts. `how`: a task's generation_kwargs without the number of tokens."""
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
-        stops = handle_stop_sequences(how.pop("until", None), eos=eos)
-        new_tokens = how.pop("max_gen_toks")
-        if new_tokens >= self.max_length:
-            new_tokens = self.max_length // 2  # a prompt needs room, too
-        room = self.max_length - new_tokens
-        self.prompts_cut += sum(len(ids) > room for ids in prompts)
-        prompts = [ids[-room:] for ids in prompts]
+        stops = handle_stop_sequences(list(how["until"]), eos=eos)
+        unused = {"until"} if how["do_sample"] else {"until", *SAMPLING_ONLY}
         longest = max(map(len, prompts))
-        padded = [[self.pad_token_id] * (longest - len(ids)) + ids for ids in prompts]
+        padded = [[*[self.pad_token_id] * (longest - len(ids)), *ids] for ids in prompts]
         mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
-        if not how.get("do_sample"):
-            how = {"do_sample": False}
-        made = self.model.generate(
-            input_ids=torch.tensor(padded, device=self._device),
-            attention_mask=torch.tensor(mask, device=self._device),
-            max_new_tokens=new_tokens,
-            pad_token_id=self.pad_token_id,
-            stopping_criteria=StoppingCriteriaList([_StopStrings(self.tokenizer, stops, longest)]),
-            **how,
-        )
+        try:
+            made = self.model.generate(
+                input_ids=torch.tensor(padded, device=self._device),
+                attention_mask=torch.tensor(mask, device=self._device),
+                max_new_tokens=new_tokens,
+                pad_token_id=self.pad_token_id,
+                stopping_criteria=StoppingCriteriaList([_StopStrings(self.tokenizer, stops, longest)]),
+                **{name: value for name, value in how.items() if name not in unused},
+            )
+        except (TypeError, ValueError) as error:
+            line = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"generation_kwargs {dict(how)}", f"do not work ({line})", "Put them right in the task's YAML."
+            ) from error
         texts = self.tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
@@ -211,20 +233,19 @@ class HarnessModel(TemplateLM):
 
 
 class _StopStrings(StoppingCriteria):
-    """Ends a row when one of the strings is in what it has generated; only the tail is decoded at each token."""
+    """Ends a row when one of the strings is in what it has generated; only the tail is decoded at each token.
+
+    Which rows have ended is remembered by transformers: under beam search a row is another beam at every token.
+    """
 
     def __init__(self, tokenizer: Any, stops: list[str], prompt_tokens: int) -> None:
         self.tokenizer, self.prompt_tokens = tokenizer, prompt_tokens
         self.stops = [stop for stop in stops if stop]
         lengths = [len(tokenizer.encode(stop, add_special_tokens=False)) for stop in self.stops]
         self.tail_tokens = max(lengths, default=0) + 4  # the same string may come in more tokens, or inside others
-        self.ended: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if self.ended is None:
-            self.ended = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         tail_start = max(self.prompt_tokens, input_ids.shape[1] - self.tail_tokens)
         tails = self.tokenizer.batch_decode(input_ids[:, tail_start:])
         hits = [any(stop in tail for stop in self.stops) for tail in tails]
-        self.ended |= torch.tensor(hits, device=input_ids.device)
-        return self.ended
+        return torch.tensor(hits, device=input_ids.device)

@@ -1,8 +1,9 @@
 """A harness task with its questions reshaped: the same prompt's form, metrics and few-shot draws, other documents.
 
-A variant is a shallow copy of the loaded task that holds reshaped documents (few-shot examples too); for renamed
-letters the rendered prompt and the scored answers are changed instead. What a variant promises is looked at on the
-first documents: that the prompt shows the options, and that the harness sees the answer where we have put it.
+A variant is a shallow copy of the loaded task that holds reshaped documents (few-shot examples too, except under
+`others_wrong`); for renamed letters the rendered prompt and the scored answers are changed instead. What a variant
+promises is looked at on the first documents: that the prompt shows the options, and that the harness sees the answer
+where we have put it. A later document that cannot be reshaped is asked as it stands, and counted.
 """
 
 import copy
@@ -26,6 +27,8 @@ class Variants:
 
     tasks: dict[str, list[Any]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    """Of a reshaping that is there, the number of questions that it could not change: they are asked as they stand."""
 
 
 def make_variants(
@@ -56,15 +59,20 @@ def make_variants(
     for name in wanted:
         if labels_reason and name in (LETTERS, OTHERS_WRONG):
             variants.reasons[name] = labels_reason
-        elif name != LETTERS:
-            variants.tasks[name] = [
-                _with_documents(task, documents, layout, change, f"{task.config.task}@{name}{number or ''}")
-                for number, change in enumerate(changes[name])
-            ]
-        elif any(_relabelled(task, layout, one) is None for one in looked_at):
-            variants.reasons[name] = "the prompt does not put the letters before the options"
+            continue
+        if name == LETTERS:
+            if not all(isinstance(_with_renamed_letters(task, layout, one), _Renamed) for one in looked_at):
+                variants.reasons[name] = "the prompt does not put the letters before the options"
+                continue
+            variants.tasks[name] = [_with_letters(task, documents, layout)]
         else:
-            variants.tasks[name] = [_with_letters(task, layout)]
+            names = [f"{task.config.task}@{name}{number or ''}" for number in range(len(changes[name]))]
+            variants.tasks[name] = [
+                _with_documents(task, documents, layout, change, own_name, plain_examples=name == OTHERS_WRONG)
+                for own_name, change in zip(names, changes[name], strict=True)
+            ]
+        asked = variants.tasks[name][0].eval_docs
+        variants.left[name] = sum(new is old for new, old in zip(asked, documents, strict=True))
     return variants
 
 
@@ -103,19 +111,33 @@ def _read(task: Any, layout: Layout, document: Document) -> Question:
     return layout.read(document, gold_of(task, document))
 
 
-def _copy(task: Any, name: str) -> Any:
+def _copy(task: Any, name: str, documents: Sequence[Document], examples: Sequence[Document]) -> Any:
+    """The task under another name, with documents and few-shot examples of its own."""
     made = copy.copy(task)
     made._config = copy.copy(task.config)
     made._config.task = name
     made._config.task_alias = None
+    made._config.process_docs = None
     made._instances = None
+    made.dataset = {task.config.test_split if task.has_test_docs() else task.config.validation_split: documents}
     if hasattr(task, "sampler"):
         made.sampler = copy.copy(task.sampler)  # of its own: each draws the same examples from the same seed
+        made.sampler.df = examples
     return made
 
 
+def _examples(task: Any) -> Sequence[Document]:
+    examples: Sequence[Document] = task.sampler.df if hasattr(task, "sampler") else []
+    return examples
+
+
 def _with_documents(
-    task: Any, documents: Sequence[Document], layout: Layout, change: Callable[[Question], Question], name: str
+    task: Any,
+    documents: Sequence[Document],
+    layout: Layout,
+    change: Callable[[Question], Question],
+    name: str,
+    plain_examples: bool,
 ) -> Any:
     """A copy of the task that holds changed documents; those that cannot be read stay as they are."""
 
@@ -126,13 +148,22 @@ def _with_documents(
         old = layout.read(document, gold)
         return layout.write(document, old, change(old))
 
-    made = _copy(task, name)
-    split = task.config.test_split if task.has_test_docs() else task.config.validation_split
-    made.dataset = {split: [changed(one) for one in documents]}
-    made._config.process_docs = None
-    if hasattr(task, "sampler"):
-        made.sampler.df = [changed(one) for one in task.sampler.df]
+    examples = [changed(one) for one in _examples(task)]
+    made = _copy(task, name, [changed(one) for one in documents], examples)
+    if plain_examples:
+        _show_plain_examples(made, dict(zip(map(id, examples), _examples(task), strict=True)))
     return made
+
+
+def _show_plain_examples(made: Any, plain: Mapping[int, Document]) -> None:
+    """Examples whose right option says that the others are wrong would teach the model to pick that phrase.
+
+    They are drawn among the changed ones all the same: so the harness knows a question again that is in its own pool
+    of examples, and leaves it out.
+    """
+    if hasattr(made, "sampler"):
+        draw = made.sampler.sample
+        made.sampler.sample = lambda *arguments, **named: [plain.get(id(one), one) for one in draw(*arguments, **named)]
 
 
 # Renamed letters: the documents stay, what is rendered from them changes
@@ -146,45 +177,79 @@ def _why_not_by_labels(task: Any, layout: Layout, documents: Sequence[Document])
     return ""
 
 
-def _relabelled(task: Any, layout: Layout, document: Document) -> str | None:
-    question = _read(task, layout, document)
-    labels = reshaping.with_chinese_labels(question).labels
-    return reshaping.relabel_prompt(str(task.doc_to_text(document)), question, labels)
-
-
 def _bare(choices: Sequence[str]) -> tuple[str, ...]:
     return tuple(choice.strip(" ().、（）") for choice in choices)
 
 
-def _with_letters(task: Any, layout: Layout) -> Any:
-    """A copy of the task that renames the letters in what the loaded one renders."""
-    made = _copy(task, f"{task.config.task}@{LETTERS}")
+class _Renamed(dict[str, Any]):
+    """A document together with what the harness is to render from it."""
 
-    def names_of(document: Document) -> tuple[Question, dict[str, str]]:
-        question = _read(task, layout, document)
-        return question, dict(zip(question.labels, reshaping.with_chinese_labels(question).labels, strict=True))
+    prompt: str
+    choices: list[str]
+    target: Any
 
-    def renamed(choice: str, names: Mapping[str, str]) -> str:
+
+def _with_renamed_letters(
+    task: Any, layout: Layout, document: Document, text: Any = None, choice: Any = None, target: Any = None
+) -> Document:
+    """The document with its letters renamed; the document itself where that cannot be done all through.
+
+    `text`, `choice` and `target` are templates where few-shot examples have other ones than the task.
+    """
+    gold = gold_of(task, document)
+    if not layout.understands(document, gold):
+        return document
+    question = layout.read(document, gold)
+    choices = task.doc_to_choice(document, choice)
+    labels = reshaping.with_chinese_labels(question).labels
+    prompt = reshaping.relabel_prompt(str(task.doc_to_text(document, text)), question, labels)
+    if prompt is None or _bare(choices) != question.labels:
+        return document
+    names = dict(zip(question.labels, labels, strict=True))
+
+    def renamed(choice: str) -> str:
         (bare,) = _bare([choice])
         return choice.replace(bare, names[bare]) if bare in names else choice
 
-    def doc_to_text(document: Document, doc_to_text: Any = None) -> str:
-        text = str(task.doc_to_text(document, doc_to_text))
-        question, names = names_of(document)
-        return reshaping.relabel_prompt(text, question, tuple(names.values())) or text
+    made = _Renamed(document)
+    made.prompt, made.choices, made.target = (
+        prompt,
+        [renamed(one) for one in choices],
+        task.doc_to_target(document, target),
+    )
+    if isinstance(made.target, str):
+        made.target = renamed(made.target)
+    return made
 
-    def doc_to_choice(document: Document, doc_to_choice: Any = None) -> list[str]:
-        _, names = names_of(document)
-        return [renamed(choice, names) for choice in task.doc_to_choice(document, doc_to_choice)]
 
-    def doc_to_target(document: Document, doc_to_target: Any = None) -> Any:
-        target = task.doc_to_target(document, doc_to_target)
-        return renamed(target, names_of(document)[1]) if isinstance(target, str) else target
+def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> Any:
+    """A copy of the task that renames the letters in what the loaded one renders."""
+    name, shown = f"{task.config.task}@{LETTERS}", task.fewshot_cfg
+    templates = (shown.doc_to_text, shown.doc_to_choice, shown.doc_to_target)
+    examples = [_with_renamed_letters(task, layout, one, *templates) for one in _examples(task)]
+    made = _copy(task, name, [_with_renamed_letters(task, layout, one) for one in documents], examples)
+    plain = _copy(task, name, documents, _examples(task))
+
+    def doc_to_text(document: Document, template: Any = None) -> Any:
+        return document.prompt if isinstance(document, _Renamed) else task.doc_to_text(document, template)
+
+    def doc_to_choice(document: Document, template: Any = None) -> Any:
+        return document.choices if isinstance(document, _Renamed) else task.doc_to_choice(document, template)
+
+    def doc_to_target(document: Document, template: Any = None) -> Any:
+        return document.target if isinstance(document, _Renamed) else task.doc_to_target(document, template)
+
+    def fewshot_context(document: Document, *arguments: Any, **named: Any) -> Any:
+        if isinstance(document, _Renamed):
+            return type(task).fewshot_context(made, document, *arguments, **named)
+        if hasattr(made, "sampler"):
+            plain.sampler.rnd = made.sampler.rnd  # this draw counts: the next question has its own examples again
+        return plain.fewshot_context(document, *arguments, **named)  # description and examples as they are, too
 
     made.doc_to_text, made.doc_to_choice, made.doc_to_target = doc_to_text, doc_to_choice, doc_to_target
+    made.fewshot_context = fewshot_context
     if isinstance(task.config.description, str) and "{{" not in task.config.description:
-        question, names = names_of(task.eval_docs[0])
-        made._config.description = reshaping.relabel_lists(
-            task.config.description, question.labels, tuple(names.values())
-        )
+        question = _read(task, layout, documents[0])
+        labels = reshaping.with_chinese_labels(question).labels
+        made._config.description = reshaping.relabel_lists(task.config.description, question.labels, labels)
     return made

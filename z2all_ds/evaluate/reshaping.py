@@ -97,9 +97,9 @@ def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -
     for marker in sorted(markers, key=lambda found: found.start()):
         renamed += [prompt[done : marker.start()], names[marker.group()]]
         done = marker.end()
-    before, own_words, after = ("".join(renamed) + prompt[done:]).partition(question.text.strip())
-    around = [relabel_lists(part, question.labels, new_labels) for part in (before, after)]
-    return own_words.join(around)
+    whole, own_words = "".join(renamed) + prompt[done:], question.text.strip()
+    around = whole.split(own_words, maxsplit=1) if own_words else [whole]
+    return own_words.join(relabel_lists(part, question.labels, new_labels) for part in around)
 
 
 def relabel_lists(text: str, labels: Sequence[str], new_labels: Sequence[str]) -> str:
