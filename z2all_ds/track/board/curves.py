@@ -47,7 +47,7 @@ class Curves:
         self._shown = History(is_sample=False)
         self._reading = self._shown
         self._tail = LineTail(OneFile(files, path))
-        self._size = 0
+        self._size, self._done_bytes = 0, 0
         self._seen: list[float] | None = None
         self._is_begun = False
         self.is_behind = False
@@ -89,7 +89,7 @@ class Curves:
         first = self._files.lines_at(self._path, [0])
         record = parse_line(first[0][1]) if first else None
         self.first = record or {}
-        self._reading = History(is_sample=False)
+        self._reading, self._done_bytes = History(is_sample=False), 0
         if self._size < SAMPLE_FROM_BYTES:
             return
         found: dict[int, bytes] = {}
@@ -139,6 +139,7 @@ class Curves:
             batch = Batch(found.lines, self._reading)
             with self._lock:
                 self._reading.add(offset, batch)
+        self._done_bytes = self._tail.offset
         self.is_behind = not found.is_all
         if found.is_all:
             if self._shown is not self._reading:
@@ -157,7 +158,7 @@ class Curves:
     @property
     def read_share(self) -> float:
         """1 where nothing more will be read, also where that is a sample for good."""
-        return min(1.0, self._tail.offset / self._size) if self._size and self.is_behind else 1.0
+        return min(1.0, self._done_bytes / self._size) if self._size and self.is_behind else 1.0
 
     @property
     def is_sample(self) -> bool:
