@@ -65,6 +65,20 @@ def test_events_stand_where_they_happened(tmp_path: Path) -> None:
     assert read(folder, x="time").marks["checkpoint"] == pytest.approx([49.5])
 
 
+def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    records = [{"step": i, "loss": 1.0, "time_unix": 100.0 + i} for i in range(1, 11)]
+    folder = written(tmp_path / "run", records)
+    told = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
+    start = {"event": "started", "step": 0, **told}
+    odd = ['{"event": "checkp', "[1]", "{}", '{"event": "spike"}']
+    checkpoints = [f'{{"event": "checkpoint", "step": {step}}}' for step in (5, 7)]
+    (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))  # the last one has no end
+    run = read(folder)
+    assert run.marks == {"checkpoint": [5]}
+    assert [stage.shares for stage in run.asked] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
+    assert read(folder, x="time").marks == {}
+
+
 def test_many_events_are_few_marks(tmp_path: Path) -> None:
     events = [{"event": "checkpoint", "step": i, "time_unix": float(i)} for i in range(1, 5001)]
     run = read(written(tmp_path / "run", [{"step": i, "loss": 1.0} for i in range(1, 5001)], events))

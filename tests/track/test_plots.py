@@ -198,6 +198,13 @@ def test_the_size_that_is_asked_for(tmp_path: Path) -> None:
         assert picture.size == (300, 200)
 
 
+def test_a_grid_of_panels_has_a_size_too(real_run: Path, tmp_path: Path) -> None:
+    """One panel of 2,000 dots an inch could be drawn, two beside each other have too many pixels."""
+    with pytest.raises(ConfigError, match=r"--dpi 2000: must be 10 to 1785 for a picture of 11 x 3 inches"):
+        plot([real_run], tmp_path / "both.svg", PlotOptions(what="loss,lr", dpi=2000))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

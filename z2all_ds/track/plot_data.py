@@ -5,7 +5,7 @@ Smoothing is done on the records themselves, before they are thinned out, so tha
 
 import bisect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tail import LineTail, LocalFile
 from z2all_ds.track.thinned import ThinnedCurve
-from z2all_ds.track.writer import parse_record, read_records
+from z2all_ds.track.writer import parse_record
 
 X_FIELDS = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
 PROGRESS_FROM_BYTES = 32 << 20
@@ -203,17 +203,31 @@ class _MovingAverage:
         self.curve.add(x, self._sum / self._weight)
 
 
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines that say what happened; others are passed over, as on the board."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                event: Any = parse_record(line) if line.endswith(b"\n") else None
+            except ValueError:
+                continue
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                yield event
+
+
 def _asked_mixture(events: Path) -> list[Asked]:
     """As the last start has said it, for all stages."""
     found: list[Asked] = []
-    for event in read_records(events):
+    for event in _events(events):
         if event["event"] == "started" and event.get("mixture"):
             found = [Asked(stage["first_step"], stage["shares"]) for stage in event["mixture"]]
     return found
 
 
 def _probe_labels(events: Path) -> dict[str, str]:
-    asked = [probe for event in read_records(events) for probe in event.get("probes") or ()]
+    asked = [probe for event in _events(events) for probe in event.get("probes") or ()]
     return {f"{PROBE_PREFIX}{one['name']}": PROBE_LABELS[one["kind"]] for one in asked if one["kind"] in PROBE_LABELS}
 
 
@@ -223,13 +237,14 @@ def _marks(events: Path, run: RunCurves, x_axis: str, first_x: float) -> dict[st
     width = (last_x - run.steps_and_x[1][0]) / MOST_MARKS_OF_A_KIND
     marks: dict[str, dict[int, float]] = {}
     has_started = False
-    for event in read_records(events):
+    for event in _events(events):
         kind = MARKS.get(event["event"])
         if event["event"] == "started":
             kind, has_started = ("restart" if has_started else None), True
-        if kind is None or (kind == "stage" and not event["step"]):
+        place = event.get("time_unix" if x_axis == "time" else "step")
+        if kind is None or (kind == "stage" and not event.get("step")) or not isinstance(place, int | float):
             continue
-        x = event["time_unix"] - first_x if x_axis == "time" else run.x_of_step(event["step"])
+        x = place - first_x if x_axis == "time" else run.x_of_step(place)
         if x <= last_x or x_axis != "time":
             marks.setdefault(kind, {}).setdefault(int(x / width) if width else 0, x)
     return {kind: list(places.values()) for kind, places in marks.items()}

@@ -74,9 +74,13 @@ def plot(run_dirs: list[Path], out: Path, options: PlotOptions, is_folder: bool 
     if lettering.note:
         say(lettering.note)
     plans = {kind: _panels(kind, runs) for kind in kinds}
-    if not is_folder:
-        return [_write(out, [panel for plan in plans.values() for panel in plan], options, lettering)]
-    return [_write(out / f"{kind}.{options.file_format}", plan, options, lettering) for kind, plan in plans.items()]
+    if is_folder:
+        pictures = {out / f"{kind}.{options.file_format}": plan for kind, plan in plans.items()}
+    else:
+        pictures = {out: [panel for plan in plans.values() for panel in plan]}
+    for plan in pictures.values():
+        _check_pixels(options.dpi, _size(len(plan), options))
+    return [_write(path, plan, options, lettering) for path, plan in pictures.items()]
 
 
 def _check(out: Path, options: PlotOptions, is_folder: bool) -> None:
@@ -88,10 +92,28 @@ def _check(out: Path, options: PlotOptions, is_folder: bool) -> None:
     for name, inches in (("width", options.width), ("height", options.height)):
         if inches is not None and not 1.0 <= inches <= MOST_INCHES:
             raise ConfigError(f"--{name} {inches:g}", f"must be 1 to {MOST_INCHES:g} inches", "6 is a page's width.")
-    longest = max(options.width or 0.0, options.height or 0.0, ONE_PANEL_INCHES[0])
-    if not 10 <= options.dpi <= MOST_PIXELS / longest:
-        rule = f"must be 10 to {MOST_PIXELS / longest:.0f}, so that no side has more than {MOST_PIXELS} pixels"
-        raise ConfigError(f"--dpi {options.dpi}", rule, "300 is good for print.")
+    _check_pixels(options.dpi, _size(1, options))  # the least there will be, before anything is read
+
+
+def _check_pixels(dpi: int, inches: tuple[float, float]) -> None:
+    most = int(MOST_PIXELS / max(inches))
+    if not 10 <= dpi <= most:
+        picture = f"a picture of {inches[0]:.0f} x {inches[1]:.0f} inches"
+        rule = f"must be 10 to {most} for {picture}, so that no side has more than {MOST_PIXELS} pixels"
+        raise ConfigError(f"--dpi {dpi}", rule, "300 is good for print; a folder as --out gets a file of each kind.")
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """Rows and columns."""
+    columns = 1 if panels == 1 else 2 if panels <= 4 else 3
+    return math.ceil(panels / columns), columns
+
+
+def _size(panels: int, options: PlotOptions) -> tuple[float, float]:
+    """Width and height in inches."""
+    rows, columns = _grid(panels)
+    width, height = (GRID_PANEL_INCHES[0] * columns, GRID_PANEL_INCHES[1] * rows) if columns > 1 else ONE_PANEL_INCHES
+    return options.width or width, options.height or height
 
 
 def _names(run_dirs: list[Path]) -> dict[Path, str]:
@@ -156,10 +178,7 @@ def _figure(panels: list[PanelPlan], options: PlotOptions, lettering: Lettering)
 
     from z2all_ds.track.plot_axes import draw_panel, mark_legend
 
-    columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
-    rows = math.ceil(len(panels) / columns)
-    width, height = (GRID_PANEL_INCHES[0] * columns, GRID_PANEL_INCHES[1] * rows) if columns > 1 else ONE_PANEL_INCHES
-    size = (options.width or width, options.height or height)
+    (rows, columns), size = _grid(len(panels)), _size(len(panels), options)
     figure = Figure(figsize=size, dpi=options.dpi, layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     every_run = list({run.name: run for panel in panels for run in panel.runs}.values())

@@ -141,6 +141,20 @@ def test_deleted_and_written_anew(tmp_path: Path) -> None:
     assert curves.points(["loss"], "step", None, None, 100)["x"].tolist() == [1, 2, 3]
 
 
+def test_cut_back_to_nothing(tmp_path: Path) -> None:
+    """A run that begins again in its folder has no curves until its first step is done."""
+    path = tmp_path / "metrics.jsonl"
+    write(path, 5)
+    curves = read_all(curves_of(path), path)
+    path.write_bytes(b"")
+    read_all(curves, path)
+    assert (curves.history, curves.records, list(curves.recent), curves.first) == (1, 0, [], {})
+    assert curves.points(["loss"], "step", None, None, 100)["x"].tolist() == []
+    write(path, 2)
+    read_all(curves, path)
+    assert curves.points(["loss"], "step", None, None, 100)["x"].tolist() == [1, 2]
+
+
 @pytest.fixture(scope="module")
 def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30,000 records, some of them with a validation."""
@@ -158,15 +172,19 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_long_file_is_seen_before_it_is_read(long_file: Path) -> None:
     curves = curves_of(long_file)
     assert look(curves, long_file)
-    assert curves.read_share < 0.5
+    assert curves.is_sample and curves.read_share < 0.5
     assert 2000 < curves.records < 10_000
     sample = curves.points(["loss"], "step", None, None, 800)
     assert sample["x"][0] < 60 and sample["x"][-1] > 29_940
     assert len(sample["x"]) > 500
+    assert sample["weight"].sum() == 30_000  # each of the sample weighs as many as it stands for
+    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]
     assert curves.counted_seconds() is None
     assert curves.recent[-1]["step"] == 30_000
     read_all(curves, long_file)
-    assert (curves.read_share, curves.records) == (1.0, 30_000)
+    assert (curves.is_sample, curves.read_share, curves.records) == (False, 1.0, 30_000)
+    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]  # though buckets hold several records
+    assert curves.times_at([29_999], START) == [START + 29_999]
     whole = curves.points(["loss"], "step", None, None, 800)
     assert whole["weight"].sum() == 30_000
     total = float((whole["series"]["loss"]["mean"] * whole["weight"]).sum())
@@ -190,7 +208,7 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
     path.write_bytes(long_file.read_bytes())
     files = FarFiles()
     curves = read_all(curves_of(path, files), path)
-    assert curves.read_share < 0.5
+    assert curves.is_sample and curves.read_share == 1.0  # no more of it will be read
     assert files.bytes_read < path.stat().st_size / 10
     seen = curves.points(["loss", "validation_loss"], "step", None, None, 20_000)
     known = ~np.isnan(seen["series"]["validation_loss"]["mean"])
@@ -203,6 +221,30 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
     read_all(curves, path)
     assert curves.records == before + 2
     assert curves.points(["loss"], "step", None, None, 20_000)["x"][-1] == 30_002
+
+
+def test_a_long_file_elsewhere_is_followed_sparsely(
+    long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "FAR_WHOLE_BYTES", 1 << 20)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(long_file.read_bytes())
+    curves = read_all(curves_of(path, FarFiles()), path)
+    kept = len(curves.points(["loss"], "step", None, None, 20_000)["x"])
+    rare = {30_003: {"validation_loss": 1.0}, 30_777: {"validation_loss_of_a": 1.0}, 31_111: {"probe_首都": 0.5}}
+    for first in range(30_001, 32_001, 40):
+        with path.open("ab") as file:
+            for step in range(first, first + 40):
+                file.write(line(step, filler="x" * 150, validation_seconds=0.0, **rare.get(step, {})))
+        read_all(curves, path)
+    names = [name for fields in rare.values() for name in fields]
+    assert (curves.is_sample, curves.read_share) == (True, 1.0)
+    whole = curves.points(names, "step", None, None, 20_000)
+    found = {name: whole["x"][np.isfinite(series["mean"])].tolist()[-1:] for name, series in whole["series"].items()}
+    assert found == {next(iter(fields)): [step] for step, fields in rare.items()}
+    assert len(whole["x"]) < kept + 1000  # the rest goes on as sparse as the sample is
+    assert whole["weight"].sum() == 32_000
+    assert curves.tokens_at([32_000, 32_001]) == [1024 * 32_000, None]
 
 
 def test_steps_left_out_do_not_count(tmp_path: Path) -> None:

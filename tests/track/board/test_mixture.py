@@ -34,6 +34,14 @@ def test_shares() -> None:
     ]
 
 
+def test_a_sample_tells_shares_alone() -> None:
+    shown = mixture_of([], ["en", "zh"], [], lambda name: {"tokens_of_zh": 30.0, "tokens_of_en": 10.0}[name], True)
+    assert [(one["name"], one["realised"], one["tokens"]) for one in shown["domains"]] == [
+        ("en", 0.25, None),
+        ("zh", 0.75, None),
+    ]
+
+
 def test_an_older_run_has_no_counts() -> None:
     shown = mixture_of([], ["zh"], [], lambda name: 0.0)
     assert shown["domains"] == [{"name": "zh", "asked": None, "realised": None, "recent": None, "tokens": None}]

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -163,20 +164,43 @@ def test_not_in(far: OwnSshd) -> None:
         known.write_text(right)
 
 
-@pytest.mark.usefixtures("_with_its_ssh")
-def test_no_python_there(far: OwnSshd, tmp_path: Path) -> None:
+@contextmanager
+def instead(far: OwnSshd, command: str) -> Iterator[None]:
+    """Every login runs this, whatever it asks for."""
     config = far.folder / "sshd_config"
     right = config.read_text()
-    (tmp_path / "sh").symlink_to("/bin/sh")
-    config.write_text(f'{right}ForceCommand exec /usr/bin/env -i PATH={tmp_path} sh -c "$SSH_ORIGINAL_COMMAND"\n')
+    config.write_text(f"{right}ForceCommand {command}\n")
     far.stop()
     far.start()
     try:
-        assert "no python3" in trouble(FarPlace("far", None, "run"))
+        yield
     finally:
         config.write_text(right)
         far.stop()
         far.start()
+
+
+@pytest.mark.usefixtures("_with_its_ssh")
+def test_no_python_there(far: OwnSshd, tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    with instead(far, f'exec /usr/bin/env -i PATH={tmp_path} sh -c "$SSH_ORIGINAL_COMMAND"'):
+        assert "no python3" in trouble(FarPlace("far", None, "run"))
+
+
+@pytest.mark.usefixtures("_with_its_ssh")
+def test_a_login_that_never_gets_to_python(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "GREETING_SECONDS", 1.0)
+    with instead(far, "echo Welcome; sleep 600"):
+        watch = Watch([f"far:{tmp_path}"])
+        watch.start()
+        try:
+            (run,) = watch.shown_runs()  # before there is any answer
+            assert run.summary("x")["note"] == "no answer from there yet"
+            until(lambda: run.summary("x")["status"] == "unreachable")
+            note = run.summary("x")["note"]
+            assert note.startswith("far: the login did not get to python3 within 1 s. `ssh far ")
+        finally:
+            watch.stop()
 
 
 @pytest.mark.usefixtures("_with_its_ssh")

@@ -61,6 +61,46 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert (summary["status"], summary["step"], summary["records"], summary["read_share"]) == ("empty", None, 0, 1.0)
 
 
+class WatchedFiles(LocalFiles):
+    """Looks at the run whenever a file of that name is read."""
+
+    def __init__(self, name: str, look: Callable[[], None]) -> None:
+        self._name, self._look = name, look
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        if path.endswith(self._name):
+            self._look()
+        return super().read(path, offset, length)
+
+
+def test_settings_are_known_before_the_first_event(tmp_path: Path) -> None:
+    write(tmp_path / "events.jsonl", {"time_unix": 1.0, "event": "started", "step": 0})
+    (tmp_path / "run.yaml").write_text("train: {steps: 77}\n")
+    found: list[dict[str, Any]] = []
+    files = WatchedFiles("events.jsonl", lambda: found.append(run.settings.flat))
+    run = WatchedRun(0, files, str(tmp_path), str(tmp_path))
+    run.look()
+    assert found[0] == {"train.steps": 77}
+
+
+def test_a_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("z2all_ds.track.board.curves.SAMPLE_FROM_BYTES", 1)
+    write(tmp_path / "metrics.jsonl", *({**record, "tokens_of_a": 8} for record in steps(10, 1000.0)))
+    seen: list[tuple[Any, ...]] = []
+
+    def look() -> None:
+        if run.curves.is_sample:
+            (domain,) = run.mixture()["domains"]
+            seen.append((run.summary("x")["is_sample"], domain["realised"], domain["tokens"]))
+
+    run = WatchedRun(0, WatchedFiles("metrics.jsonl", look), str(tmp_path), str(tmp_path))
+    while run.look():
+        pass
+    assert seen and set(seen) == {(True, 1.0, None)}
+    assert run.summary("x")["is_sample"] is False
+    assert run.mixture()["domains"][0]["tokens"] == 80
+
+
 def test_running_with_eta_then_silent(tmp_path: Path) -> None:
     now = time.time()
     write(tmp_path / "metrics.jsonl", *steps(10, now))

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
-from z2all_ds.errors import MachineError
-from z2all_ds.track.board.serve import bind, is_loopback, said_at
+from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.track.board.serve import bind, is_loopback, said_at, serve
 from z2all_ds.track.board.server import host_of, make_app
 from z2all_ds.track.board.watch import Watch
 
@@ -168,6 +168,21 @@ def test_a_token(watch: Watch) -> None:
     assert client.get("/api/runs").status_code == 200
 
 
+@pytest.mark.parametrize("token", ["a+b", "a&b=c", "a#b", "a%41", '密码 ;"x'])
+def test_the_address_that_is_printed_opens_with_any_token(watch: Watch, token: str) -> None:
+    address = said_at("box.example", 8765, token).removeprefix("board: ")
+    client = TestClient(make_app(watch, token, 8765), base_url="http://box.example:8765")
+    assert client.get(address).status_code == 200
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_a_token_that_is_no_text(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        for token in ("a\nb", b"\xff".decode(errors="surrogateescape")):
+            with pytest.raises(ConfigError, match="--token: must be text"):
+                serve([str(tmp_path)], "127.0.0.1", taken.getsockname()[1], token)
+
+
 def test_words_about_hosts() -> None:
     assert [host_of(header) for header in ("LocalHost:1", "[::1]:8765", "a.b")] == ["localhost", "::1", "a.b"]
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "box")] == [True] * 3 + [
@@ -181,14 +196,11 @@ def test_words_about_hosts() -> None:
 
 def test_ports() -> None:
     with bind("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=f"--port {port} on 127.0.0.1: Address already in use"):
             bind("127.0.0.1", port)
-    with bind("127.0.0.1", None) as first:
-        first.listen()
-        with bind("127.0.0.1", None) as second:
-            assert second.getsockname()[1] > first.getsockname()[1] >= 8765
+    with bind("127.0.0.1", None) as first, bind("127.0.0.1", None) as second:
+        assert second.getsockname()[1] > first.getsockname()[1] >= 8765
 
 
 def test_the_command(runs: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
     look()
     assert settings.flat == {"train.steps": 5, "ds_config.zero_optimization.stage": 2}
     assert parse(b"\xff\xfe: [") == {}
+    assert parse(b"note: 2026-13-45") == {}
 
 
 def test_differences_come_first() -> None:

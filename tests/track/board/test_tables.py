@@ -51,6 +51,13 @@ def test_a_name_that_appears_late() -> None:
     assert np.isnan(mean_of(buckets.table("late"))[:-1]).all()
 
 
+def test_records_that_stand_for_many() -> None:
+    buckets = Buckets(4)
+    for number in range(5):
+        buckets.add(columns_of([{"loss": 1.0}]), 1, np.array([10.0 + number]))
+    assert buckets.weights().tolist() == [10 + 11, 12 + 13, 14]
+
+
 def test_what_is_no_number_is_left_out() -> None:
     records = [{"a": 1, "text": "x", "list": [1, 2]}, {"a": 2, "text": "y", "list": [1, 2], "huge": 10**400}]
     columns = columns_of(records)

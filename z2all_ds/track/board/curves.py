@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from z2all_ds.track.board.files import Files, OneFile
-from z2all_ds.track.board.history import STEP_BYTES, Batch, History, last_probes, sample_of
+from z2all_ds.track.board.history import RARE_FIELDS, STEP_BYTES, Batch, History, last_probes, sample_of
 from z2all_ds.track.board.tables import COUNT, LEAST, MOST, Numbers, columns_of, mean_of, merged, parse_line
 from z2all_ds.track.board.tables import table_of as table_of_values
 from z2all_ds.track.tail import LineTail
@@ -30,7 +30,7 @@ RAW_BYTES, FAR_RAW_BYTES = 32 << 20, 2 << 20
 END_BYTES = 1 << 16
 RECENT_RECORDS = 256
 AXES = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
-RARE_WORDS = ['"validation_loss"', '"probe_']
+RARE_WORDS = [f'"{field}' for field in RARE_FIELDS]
 """In records that a sample would miss: they are looked for by name."""
 RARE_STEP_BYTES = 64 << 20
 RARE_RECORDS = 2048
@@ -47,7 +47,7 @@ class Curves:
         self._shown = History(is_sample=False)
         self._reading = self._shown
         self._tail = LineTail(OneFile(files, path))
-        self._size = 0
+        self._size, self._done_bytes = 0, 0
         self._seen: list[float] | None = None
         self._is_begun = False
         self.is_behind = False
@@ -67,6 +67,8 @@ class Curves:
         self._seen, self._size = sign, int(sign[0])
         self.is_behind = self._is_begun or self._size > 0  # until it is read: the connection may break meanwhile
         if not self.is_behind:
+            if any(sign):
+                self._forget()
             return False
         if not self._is_begun:
             self._begin()
@@ -75,13 +77,19 @@ class Curves:
             self._read_end()
         return self._step()
 
+    def _forget(self) -> None:
+        """The file was cut back to nothing. One that is missing may be on its way: what it held is still shown."""
+        with self._lock:
+            self._shown = self._reading = History(is_sample=False)
+        self.first, self.recent = {}, deque(maxlen=RECENT_RECORDS)
+
     def _begin(self) -> None:
         """The first sight of a history."""
         self._read_end()
         first = self._files.lines_at(self._path, [0])
         record = parse_line(first[0][1]) if first else None
         self.first = record or {}
-        self._reading = History(is_sample=False)
+        self._reading, self._done_bytes = History(is_sample=False), 0
         if self._size < SAMPLE_FROM_BYTES:
             return
         found: dict[int, bytes] = {}
@@ -131,6 +139,7 @@ class Curves:
             batch = Batch(found.lines, self._reading)
             with self._lock:
                 self._reading.add(offset, batch)
+        self._done_bytes = self._tail.offset
         self.is_behind = not found.is_all
         if found.is_all:
             if self._shown is not self._reading:
@@ -148,9 +157,13 @@ class Curves:
 
     @property
     def read_share(self) -> float:
-        if not self._size or not (self.is_behind or self._reading.is_sample):
-            return 1.0
-        return min(1.0, self._reading.bytes_read / self._size)
+        """1 where nothing more will be read, also where that is a sample for good."""
+        return min(1.0, self._done_bytes / self._size) if self._size and self.is_behind else 1.0
+
+    @property
+    def is_sample(self) -> bool:
+        """Curves are drawn from a sample of the file, for now or for good."""
+        return self._shown.is_sample
 
     @property
     def unparsable(self) -> int:
@@ -164,6 +177,7 @@ class Curves:
         return sorted(names)
 
     def total(self, name: str) -> float:
+        """Over the records that were kept."""
         with self._lock:
             return self._shown.buckets.total(name)
 
@@ -192,12 +206,15 @@ class Curves:
 
     def _at(self, name: str, steps: Sequence[float], at_first: float) -> list[float | None]:
         with self._lock:
-            known_steps, known = (mean_of(self._shown.buckets.table(column)) for column in ("step", name))
-        usable = np.isfinite(known_steps) & np.isfinite(known)
-        known_steps, known = np.append(0.0, known_steps[usable]), np.append(at_first, known[usable])
-        last = known_steps[-1]
-        found = np.interp(np.asarray(steps, dtype=float), known_steps, known)
-        return [float(value) if step <= last else None for step, value in zip(steps, found, strict=True)]
+            tables = np.stack([self._shown.buckets.table(column) for column in ("step", name)])
+        tables = tables[:, :, (tables[:, COUNT] > 0).all(axis=0)]
+        known = np.stack([np.append(0.0, mean_of(tables[0])), np.append(at_first, mean_of(tables[1]))])
+        # The last bucket's mean comes before its last record, and a sample's last record before the file's.
+        for end in (tables[:, MOST, -1:], _last_of(list(self.recent), name)):
+            if end.size and end[0, 0] > known[0, -1]:
+                known = np.append(known, end, axis=1)
+        found = np.interp(np.asarray(steps, dtype=float), *known)
+        return [float(value) if step <= known[0, -1] else None for step, value in zip(steps, found, strict=True)]
 
     def points(
         self, names: Sequence[str], axis: str, low: float | None, high: float | None, most: int
@@ -258,6 +275,12 @@ class Curves:
             return None
         starts = np.arange(length)
         return {name: table_of_values(column, starts) for name, column in columns.items()}, np.ones(length)
+
+
+def _last_of(recent: Sequence[dict[str, Any]], name: str) -> Numbers:
+    """Step and value of the last record, as a column; none where it does not say both."""
+    columns = columns_of(recent[-1:])
+    return np.stack([columns["step"], columns[name]]) if {"step", name} <= columns.keys() else np.empty((2, 0))
 
 
 def _newer(records: Sequence[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from z2all_ds.track.fields import PROBE_PREFIX
 STEP_BYTES = 1 << 20
 """Read and parsed at a time: some 20 ms of a processor."""
 INDEXED = ("step", "tokens_seen", "time_unix")
+RARE_FIELDS = ("validation_loss", PROBE_PREFIX)
+"""How fields begin that few records have: a sample would miss them, so it takes all of those records."""
 
 
 class Index:
@@ -42,8 +44,9 @@ class History:
     def __init__(self, is_sample: bool) -> None:
         self.is_sample = is_sample
         self.buckets, self.index = Buckets(), Index()
-        self.records, self.bytes_read = 0, 0
-        self.unparsable = 0
+        self.records, self.unparsable = 0, 0
+        self.last_step = np.nan
+        """Of the records that were kept."""
         self.untaken_seconds = 0.0
         """Of steps that the guard left out."""
         self.probes: dict[str, tuple[float, float]] = {}
@@ -56,11 +59,21 @@ class History:
             return
         if not self.index.offsets or offset - self.index.offsets[-1] >= STEP_BYTES // 2:
             self.index.add(offset, batch.records[0])
-        self.buckets.add(batch.columns, batch.rows)
+        self.keep(batch.columns, batch.rows)
         self.records += len(batch.records)
         self.probes |= batch.probes
-        self.bytes_read += batch.bytes_read
         self.untaken_seconds += sum(_counted(record) for record in batch.records if record.get("step_taken") is False)
+
+    def keep(self, columns: Mapping[str, Numbers], rows: int) -> None:
+        """The next records that curves are drawn from. One of a sample stands for those since the one before it, of
+        which there is one a step."""
+        if not self.is_sample:
+            self.buckets.add(columns, rows)
+            return
+        steps = columns.get("step", np.full(rows, np.nan))
+        gaps = np.diff(steps, prepend=self.last_step)
+        self.buckets.add(columns, rows, np.where(gaps > 1, gaps, 1.0))
+        self.last_step = steps[np.isfinite(steps)][-1] if np.isfinite(steps).any() else self.last_step
 
     def stride(self, record_bytes: float) -> int:
         """Records from one that is kept to the next: a sample goes on as sparse as it is, or its end would crowd out
@@ -77,12 +90,16 @@ class Batch:
         parsed = [parse_line(line) for line in lines]
         self.records = [record for record in parsed if record is not None]
         self.unparsable = len(parsed) - len(self.records)
-        self.bytes_read = sum(map(len, lines)) + len(lines)
-        stride = history.stride(self.bytes_read / max(1, len(lines)))
-        columns, first = columns_of(self.records), -history.records % stride
+        stride = history.stride((sum(map(len, lines)) + len(lines)) / max(1, len(lines)))
+        columns = columns_of(self.records)
+        is_kept = np.zeros(len(self.records), dtype=bool)
+        is_kept[-history.records % stride :: stride] = True
+        for name, column in columns.items() if stride > 1 else ():
+            if name.startswith(RARE_FIELDS):
+                is_kept |= np.isfinite(column)
         self.probes = last_probes(columns)
-        self.columns = {name: column[first::stride] for name, column in columns.items()}
-        self.rows = len(self.records[first::stride])
+        self.columns = {name: column[is_kept] for name, column in columns.items()}
+        self.rows = int(is_kept.sum())
 
 
 def sample_of(found: Mapping[int, bytes]) -> History:
@@ -94,10 +111,9 @@ def sample_of(found: Mapping[int, bytes]) -> History:
         sample.index.add(offset, record)
     if records:
         columns = columns_of([record for _, record in records])
-        sample.buckets.add(columns, len(records))
+        sample.keep(columns, len(records))
         sample.probes = last_probes(columns)
     sample.records = len(records)
-    sample.bytes_read = sum(len(line) + 1 for line in found.values())
     return sample
 
 

@@ -28,8 +28,10 @@ def mixture_of(
     domains: Sequence[str],
     recent: Sequence[dict[str, Any]],
     total: Callable[[str], float],
+    is_sample: bool = False,
 ) -> dict[str, Any]:
-    """`total` sums a series over the run; `recent` are the last records."""
+    """`total` sums a series over the run, or over a sample of it, which tells shares alone; `recent` are the last
+    records."""
     last = recent[-1] if recent else {}
     asked = stage_in_force(stages, last.get("step") or 0).get("shares") or {}
     names = [*dict.fromkeys([*asked, *domains])]
@@ -45,7 +47,7 @@ def mixture_of(
                 "asked": asked.get(name),
                 "realised": tokens[name] / all_tokens if all_tokens else None,
                 "recent": lately[name] / all_lately if all_lately else None,
-                "tokens": tokens[name] or None,
+                "tokens": None if is_sample else tokens[name] or None,
             }
             for name in names
         ],

@@ -8,9 +8,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from z2all_ds.track.board import far_side
 from z2all_ds.track.board.files import Unreachable
 
 GREETING = b"z2all board\n"
+GREETING_SECONDS = 20.0
+"""From ssh's start to our side's first word; ssh itself gives up a machine that does not answer after 10."""
 LAST_WORDS_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 OPTIONS = {
@@ -100,7 +104,7 @@ class RemoteFiles:
         self._listener: threading.Thread | None = None
         self._trouble = ""
         self._pause_seconds, self._not_before = FIRST_PAUSE_SECONDS, 0.0
-        self._is_closed = False
+        self._is_closed, self._gave_up = False, False
 
     def signs(self, paths: list[str]) -> tuple[float, list[list[float]]]:
         answer = json.loads(self._ask({"ask": "signs", "paths": paths})[0])
@@ -167,10 +171,13 @@ class RemoteFiles:
             )
         except FileNotFoundError:
             raise Unreachable("ssh is not installed here: install openssh-client") from None
-        self._ssh, self._said = ssh, []
+        self._ssh, self._said, self._gave_up = ssh, [], False
         self._listener = threading.Thread(target=_listen, args=[ssh, self._said], daemon=True)
         self._listener.start()
         assert ssh.stdin and ssh.stdout
+        limit = threading.Timer(GREETING_SECONDS, self._give_up, args=[ssh])
+        limit.daemon = True
+        limit.start()
         try:
             ssh.stdin.write(_source())
             ssh.stdin.flush()
@@ -178,10 +185,17 @@ class RemoteFiles:
             greeted = any(line.endswith(GREETING) for line in iter(ssh.stdout.readline, b""))
         except BrokenPipeError:
             greeted = False
+        finally:
+            limit.cancel()
         if not greeted:
             raise self._lost(ssh)
         self._pause_seconds = FIRST_PAUSE_SECONDS
         return ssh
+
+    def _give_up(self, ssh: "subprocess.Popen[bytes]") -> None:
+        self._gave_up = True
+        with suppress(ProcessLookupError):
+            os.killpg(ssh.pid, signal.SIGKILL)  # with what it has started: that would hold our pipe open
 
     def _lost(self, ssh: "subprocess.Popen[bytes]") -> Unreachable:
         """Why there is no connection, after ssh's end."""
@@ -193,7 +207,8 @@ class RemoteFiles:
         self._ssh = None
         if self._listener is not None:
             self._listener.join(LAST_WORDS_SECONDS)
-        self._trouble = trouble_of(self._place, code, b"".join(self._said).decode(errors="replace"))
+        said = b"".join(self._said).decode(errors="replace")
+        self._trouble = no_greeting(self._place) if self._gave_up else trouble_of(self._place, code, said)
         self._not_before = time.monotonic() + self._pause_seconds
         self._pause_seconds = min(LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
         return Unreachable(self._trouble)
@@ -209,6 +224,12 @@ def _listen(ssh: "subprocess.Popen[bytes]", said: list[bytes]) -> None:
 
 def _lines(pieces: list[bytes]) -> list[tuple[int, bytes]]:
     return list(zip(json.loads(pieces[0]), pieces[1:], strict=True))
+
+
+def no_greeting(place: FarPlace) -> str:
+    """Of a login that takes us in and then gets no further."""
+    fix = f"`ssh {place.target} python3 -V` by hand shows where it stops"
+    return f"{place.target}: the login did not get to python3 within {GREETING_SECONDS:.0f} s. {fix}"
 
 
 def trouble_of(place: FarPlace, code: int, stderr: str) -> str:

@@ -65,8 +65,9 @@ class WatchedRun:
         """One look at every file. True: there is more to read at once."""
         self._now_there, signs = self._files.signs(self._paths)
         self._written_there = max(sign[1] for sign in signs[:3])
-        more_events = self.events.look(signs[1])
+        # Before events: a page that sees a run's first event asks for its settings, once.
         self.settings.look(signs[3:5])
+        more_events = self.events.look(signs[1])
         more_health = self.health.look(signs[2])
         has_more = self.curves.look(signs[0]) or more_events or more_health
         self.evaluations.look(signs[5], self._now_there)
@@ -121,6 +122,7 @@ class WatchedRun:
             "health_records": self.health.count,
             "evaluations": self.evaluations.version,
             "read_share": self.curves.read_share,
+            "is_sample": self.curves.is_sample,
             "names": names,
             "domains": domains_in(names),
             "probes": [found.removeprefix(PROBE_PREFIX) for found in names if found.startswith(PROBE_PREFIX)],
@@ -153,7 +155,8 @@ class WatchedRun:
         stages = self.events.started.get("mixture")
         usable = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
         domains = domains_in(self.curves.names())
-        return mixture_of(usable, domains, list(self.curves.recent), self.curves.total)
+        recent, is_sample = list(self.curves.recent), self.curves.is_sample
+        return mixture_of(usable, domains, recent, self.curves.total, is_sample)
 
     def probes(self) -> list[dict[str, Any]]:
         start = self.start_unix
@@ -190,7 +193,7 @@ class WatchedRun:
             return self._trouble
         notes = []
         if status == "empty":
-            notes.append("nothing written yet")
+            notes.append("no answer from there yet" if self.is_far and not self._now_there else "nothing written yet")
         if status == "silent":
             silence = human_seconds(self._silent_seconds(list(self.curves.recent)))
             notes.append(f"nothing written for {silence}, and no word that it has ended")

@@ -5,6 +5,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
+from urllib.parse import quote
 
 from z2all_ds.console import say
 from z2all_ds.errors import ConfigError, MachineError
@@ -20,6 +21,8 @@ def serve(places: Sequence[str], host: str, port: int | None, token: str | None)
         raise MachineError(f"{', '.join(missing)}", "not installed here", "Run: pip install 'z2all_ds[board]'")
     if token is not None and not token:
         raise ConfigError("--token", "must not be empty", "Leave it out to have one made.")
+    if token is not None and not token.isprintable():  # also bytes that are no text
+        raise ConfigError("--token", "must be text without control characters", "Leave it out to have one made.")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
     listening = bind(host, port)
@@ -52,7 +55,6 @@ def _run(watch: object, listening: socket.socket, token: str | None, port: int, 
         timeout_graceful_shutdown=1,
         server_header=False,
     )
-    listening.listen()
     say(address)
     uvicorn.Server(config).run(sockets=[listening])
 
@@ -68,14 +70,14 @@ def said_at(host: str, port: int, token: str | None) -> str:
     """One line for people."""
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if token is not None:
-        address += f"/?token={token}"
+        address += f"/?token={quote(token, safe='')}"
     if is_loopback(host):
         return f"board: {address} (ssh -L {port}:127.0.0.1:{port} HOST from elsewhere)"
     return f"board: {address}"
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A socket on that port; without one, on the first free from the default on."""
+    """A socket that listens on that port; without one, on the first free from the default on."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -86,6 +88,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((address[0], candidate))
+            listening.listen()  # two may be bound to a port, one can listen there
         except OSError as error:
             listening.close()
             problem = error

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import orjson
 from starlette.applications import Starlette
@@ -81,9 +82,10 @@ class Guard:
         if self._is_right(request.query_params.get("token")):
             rest = request.url.remove_query_params("token").query
             answer = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""))
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            words = quote(self._token or "", safe="")  # a cookie holds few characters as they are
+            answer.set_cookie(self._cookie, words, httponly=True, samesite="strict")
             return answer
-        if self._is_right(request.cookies.get(self._cookie)):
+        if self._is_right(unquote(request.cookies.get(self._cookie, ""))):
             return None
         words = "token missing or wrong: open the address that `z2all board` has printed"
         return PlainTextResponse(words, 403) if request.url.path == "/" else answer_of({"error": words}, 403)

@@ -40,7 +40,7 @@ def parse(content: bytes) -> Any:
     try:
         # The C loader reads a run's YAML in a tenth of the time, where PyYAML was built with it.
         return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):  # also what is not UTF-8, and a date that is none
         return {}
 
 

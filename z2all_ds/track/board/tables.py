@@ -104,6 +104,7 @@ class Buckets:
         """Records in a bucket that is full."""
         self.records = 0
         self._tables: dict[str, Numbers] = {}
+        self._weights = np.zeros(most_buckets)
 
     @property
     def names(self) -> list[str]:
@@ -114,8 +115,8 @@ class Buckets:
         """Buckets with a record in them."""
         return -(-self.records // self.width)
 
-    def add(self, columns: Mapping[str, Numbers], records: int) -> None:
-        """The next records, as columns of that length."""
+    def add(self, columns: Mapping[str, Numbers], records: int, weights: Numbers | None = None) -> None:
+        """The next records, as columns of that length. `weights`: how many each stands for, if not for itself alone."""
         if records == 0:
             return
         while (self.records + records - 1) // self.width >= self.most_buckets:
@@ -129,6 +130,7 @@ class Buckets:
             np.minimum(part[LEAST], new[LEAST], out=part[LEAST])
             np.maximum(part[MOST], new[MOST], out=part[MOST])
             part[COUNT] += new[COUNT]
+        self._weights[first:end] += np.add.reduceat(np.ones(records) if weights is None else weights, starts)
         self.records += records
 
     def table(self, name: str) -> Numbers:
@@ -141,11 +143,8 @@ class Buckets:
         return table
 
     def weights(self) -> Numbers:
-        """Records in each bucket."""
-        weights = np.full(self.used, float(self.width))
-        if self.used:
-            weights[-1] = self.records - (self.used - 1) * self.width
-        return weights
+        """Records that each bucket stands for."""
+        return self._weights[: self.used].copy()
 
     def total(self, name: str) -> float:
         kept = self._tables.get(name)
@@ -166,4 +165,6 @@ class Buckets:
             halved = merged(table, np.arange(0, table.shape[1], 2))
             table[:] = empty_table(table.shape[1])
             table[:, : halved.shape[1]] = halved
+        weights = np.add.reduceat(self._weights, np.arange(0, self.most_buckets, 2))
+        self._weights = np.append(weights, np.zeros(self.most_buckets - len(weights)))
         self.width *= 2

@@ -24,7 +24,8 @@ class Place:
 
     def name_of(self, folder: str) -> str:
         """As a person would write it."""
-        return self.given.rstrip("/") + folder.removeprefix(self.folder)
+        inside = folder.removeprefix(self.folder).lstrip("/")
+        return self.given.rstrip("/") + (f"/{inside}" if inside else "")
 
 
 class Watch:
@@ -46,6 +47,8 @@ class Watch:
         for place in self._places:
             if not place.files.is_far:
                 self._seek(place)  # so that the first answer knows them
+            else:
+                self._add(place, place.folder)  # seen while ssh is on its way, and if it never gets there
             threading.Thread(target=self._keep_seeking, args=[place], daemon=True).start()
 
     def stop(self) -> None:
