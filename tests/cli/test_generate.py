@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.evaluate.conftest import model_folder
 from tests.helpers.command import COMMAND, environment
 from z2all_ds.cli import app
-from z2all_ds.errors import ConfigError
+from z2all_ds.errors import ConfigError, DataError
 
 __all__ = ["model_folder"]  # the fixture of another room's tests
 
@@ -85,7 +85,7 @@ def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
         terminal.close()
 
 
-def here(*arguments: str | Path, stdin: str | None = None) -> str:
+def here(*arguments: str | Path, stdin: str | bytes | None = None) -> str:
     """What the command prints, in this process: to start another takes longer than all it does."""
     answer = CliRunner().invoke(app, ["generate", *map(str, arguments)], input=stdin, catch_exceptions=False)
     assert answer.exit_code == 0
@@ -93,12 +93,32 @@ def here(*arguments: str | Path, stdin: str | None = None) -> str:
 
 
 def test_a_file_in_and_a_file_out(model_folder: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file, out = tmp_path / "in.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
     file.write_text('{"id": 1, "prompt": "今天"}\n{"id": 2, "prompt": "def"}\n', encoding="utf-8")
     printed = here(model_folder, "--file", file, "--out", out, "--max-new-tokens", "4", "--num", "2", "--json")
     found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert json.loads(printed) == found
     assert [one["id"] for one in found] == [1, 1, 2, 2]
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_place_for_answers_is_wanted_before_the_model(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, words in ((tmp_path, "--out .*: is a folder"), (tmp_path / "file/x.jsonl", "folder .* cannot be made")):
+        with pytest.raises(ConfigError, match=words):
+            here(tmp_path / "no model", "-p", "x", "--out", out)
+
+
+@pytest.mark.parametrize(("options", "stdin"), [(("-p", "\udcff"), None), ((), b"\xff"), (("--file", "-"), b"\xff\n")])
+def test_what_is_no_utf_8_is_one_line(tmp_path: Path, options: tuple[str, ...], stdin: bytes | None) -> None:
+    with pytest.raises(DataError, match=r"^(a prompt|stdin): not .*UTF-8"):
+        here(tmp_path / "no model", *options, stdin=stdin)
+
+
+@pytest.mark.parametrize("option", ["--num", "--batch"])
+def test_none_is_no_number_of_answers(tmp_path: Path, option: str) -> None:
+    answer = CliRunner().invoke(app, ["generate", str(tmp_path), "-p", "x", option, "0"])
+    assert answer.exit_code == ConfigError.exit_code and "equal to 1" in answer.output
 
 
 def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,57 @@ def test_stop_strings(loaded: LoadedModel) -> None:
     assert "".join(pieces) == answers[1].text
 
 
+def without_padding_token(loaded: LoadedModel) -> LoadedModel:
+    tokenizer = deepcopy(loaded.tokenizer)
+    tokenizer.pad_token = None
+    return replace(loaded, tokenizer=tokenizer)
+
+
+def saying(loaded: LoadedModel, prompt: str, token: int) -> LoadedModel:
+    """The same model, but that it says this token behind the prompt."""
+    model = deepcopy(loaded.model)
+    ids = loaded.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"].to(loaded.device)
+    with torch.no_grad():
+        last = model.model(input_ids=ids).last_hidden_state[0, -1]
+        head = model.lm_head.weight
+        head[token] = last * (1.3 * (head @ last).max() / (last @ last))
+    return replace(loaded, model=model)
+
+
+def test_a_control_token_is_a_stop_string_too(loaded: LoadedModel) -> None:
+    """It has no text that could be looked for."""
+    stop = "<|im_end|>"
+    ends_so = saying(loaded, "今天", loaded.tokenizer.convert_tokens_to_ids(stop))
+    (plain,) = Generator(ends_so, GREEDY).answer_all(["今天"])
+    assert plain.new_tokens == 12
+    (answer,) = Generator(ends_so, replace(GREEDY, stop=(stop,))).answer_all(["今天"])
+    assert (answer.text, answer.finish, answer.new_tokens) == ("", STOPPED, 1)
+
+
+def test_padding_does_no_harm_without_a_token_for_it(loaded: LoadedModel) -> None:
+    """The end of text in its place would be penalised as a repetition, and taken for a token behind a stop string."""
+    ends_soon = saying(without_padding_token(loaded), "今天", loaded.tokenizer.eos_token_id)
+    stop = texts(loaded, ["import os"], GREEDY)[0][2:5]
+    how = replace(GREEDY, repetition_penalty=1.5, stop=(stop,))
+    alone = [next(iter(Generator(ends_soon, how).answer_all([prompt]))) for prompt in PROMPTS]
+    assert (alone[1].finish, alone[1].new_tokens) == (ENDED, 1)
+    assert list(Generator(ends_soon, how).answer_all(PROMPTS)) == alone
+    stopped = [next(iter(Generator(loaded, replace(GREEDY, stop=(stop,))).answer_all([one]))) for one in PROMPTS]
+    assert {STOPPED, CUT} <= {answer.finish for answer in stopped}
+    assert list(Generator(ends_soon, replace(GREEDY, stop=(stop,))).answer_all(PROMPTS))[2] == stopped[2]
+
+
+def test_tokens_that_the_model_does_not_have(loaded: LoadedModel) -> None:
+    tokenizer = deepcopy(loaded.tokenizer)
+    tokenizer.add_tokens([f"<new {number}>" for number in range(30)])
+    tokenizer.add_special_tokens({"pad_token": "<new 29>"})
+    assert tokenizer.pad_token_id > loaded.model.config.vocab_size
+    extended = replace(loaded, tokenizer=tokenizer)
+    assert texts(extended, PROMPTS, GREEDY) == texts(loaded, PROMPTS, GREEDY)
+    with pytest.raises(DataError, match=r"^token 10\d\d: .* has 1024 only\. Is the tokenizer of another model\?$"):
+        texts(extended, ["fine", "<new 28>"], GREEDY)
+
+
 def test_the_end_of_text_ends_it(loaded: LoadedModel) -> None:
     (usual,) = Generator(loaded, GREEDY).answer_all(["今天"])
     assert (usual.finish, usual.new_tokens) == (CUT, 12)
@@ -131,7 +183,12 @@ def test_answers_end_where_the_model_does(loaded: LoadedModel, capfd: pytest.Cap
     tight = loaded.tokenizer.decode(loaded.tokenizer("def add(a, b):\n    return a + b\n" * 9)["input_ids"][:43])
     answers = list(Generator(loaded, GREEDY).answer_all(["今天", tight, "import os"]))
     assert [answer.new_tokens for answer in answers] == [12, 5, 12]
-    assert "only 5 new tokens: the model is made for 48, the prompt has 43" in capfd.readouterr().err
+    said = "only 5 new tokens: the model is made for 48, the prompt has 43"
+    assert capfd.readouterr().err.count(said) == 1
+    list(Generator(loaded, GREEDY).answer_all([tight], num=2))
+    assert capfd.readouterr().err.count(said) == 1
+    Generator(loaded, GREEDY).stream(tight, lambda _: None)
+    assert capfd.readouterr().err.count(said) == 1
 
 
 # Chats
@@ -188,6 +245,10 @@ def test_numbers_that_cannot_be_meant(setting: str, value: Any) -> None:
 def test_nothing_to_continue(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="must hold at least one character"):
         texts(loaded, ["fine", ""], GREEDY)
+    with pytest.raises(DataError, match="a prompt: not UTF-8"):
+        texts(loaded, ["fine", "\udcff"], GREEDY)
+    with pytest.raises(DataError, match="a stop string: not UTF-8"):
+        Sampling(stop=("\udcff",))
     with pytest.raises(ConfigError, match="batch=0, num=1: must be at least 1"):
         texts(loaded, PROMPTS, GREEDY, batch=0)
 
@@ -213,6 +274,9 @@ def test_files_of_prompts(tmp_path: Path) -> None:
         (b"{\n", r"a\.jsonl:1: not JSON"),
         (b'{"prompt": "x"}\n{"text": "x"}', r":2: each line is an object with a text under prompt"),
         (b"\xff", r"not readable \(no UTF-8\)"),
+        (b'{"prompt": "\\ud800 x"}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
+        (b'{"prompt": "x", "id": ["\\ud800"]}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
+        (b'{"prompt": "x", "text": "mine"}', r"a\.jsonl:1, field text: the answer's own field is called so"),
         (None, r"not readable \(No such file"),
     ],
 )

@@ -1,15 +1,34 @@
 """Opening a model: what comes out of folders, runs and checkpoints, and one line for what is broken."""
 
+import json
 import shutil
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    MptConfig,
+)
 
 from tests.helpers.checkpoints import checkpoint_of
 from z2all_ds.checkpoint.retention import remove
 from z2all_ds.errors import CheckpointError, ConfigError, DataError
+from z2all_ds.evaluate.generate import Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
+from z2all_ds.evaluate.perplexity import Question, measure_share
+from z2all_ds.evaluate.probe_runs import ask_model
+from z2all_ds.evaluate.probes import FormatProbe
+from z2all_ds.evaluate.texts import open_texts
 from z2all_ds.run_folder import RunFolder
 
 ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the default is bf16")
@@ -104,6 +123,68 @@ def test_broken_folder_is_one_line(model_folder: Path, tmp_path: Path, name: str
     assert message.startswith(f"model {folder}: does not load (")
     assert message.endswith("Export it again.")
     assert "\n" not in message
+
+
+def test_weights_that_are_missing_or_of_another_shape_are_not_made_up(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    part = weights.pop(name)
+    for shape, words in ((None, "is missing"), ((32, 64), r"has the shape \[32, 64\], not \[64, 32\]")):
+        content = weights if shape is None else {**weights, name: part.reshape(shape)}
+        save_file(content, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(DataError, match=rf"^model .*: weight {name} {words}\. Export it again\.$"):
+            load_model(tmp_path)
+
+
+def test_tied_weights_are_not_missing(loaded: LoadedModel, tmp_path: Path) -> None:
+    config = deepcopy(loaded.model.config)
+    config.tie_word_embeddings = True
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    model = load_model(tmp_path).model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_ways_of_generating_are_ours_and_not_the_folders(
+    loaded: LoadedModel, model_folder: Path, tmp_path: Path
+) -> None:
+    """Of its generation_config.json only the ids are taken."""
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    end = loaded.tokenizer.eos_token_id
+    settings = {"do_sample": True, "temperature": 0.1, "min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.05}
+    settings |= {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 1, "min_new_tokens": 12}
+    settings |= {"stop_strings": ["a"], "return_dict_in_generate": True, "eos_token_id": [end, 7]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    other = load_model(tmp_path)
+    assert other.model.generation_config.eos_token_id == [end, 7]
+    other.model.generation_config.eos_token_id = end
+    probe = FormatProbe(name="a", prompt="今天", starts_with="x", matches="x")
+    for how in (Sampling(max_new_tokens=12), Sampling(max_new_tokens=12, temperature=1.0, seed=3)):
+        texts = [[a.text for a in Generator(one, how).answer_all(["今天", "def"])] for one in (loaded, other)]
+        assert texts[0] == texts[1]
+    answers = [ask_model(one, [probe], 8).answers["a"].details["answer"] for one in (loaded, other)]
+    assert answers[0] == answers[1]
+
+
+def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 1024, "hidden_size": 32, "n_layer": 1, "n_head": 2}
+    for config, longest in (
+        (GPT2Config(n_positions=40), 40),
+        (MptConfig(max_seq_len=41), 41),
+        (BloomConfig(seq_length=42), 42),
+        (LlavaConfig(text_config=LlamaConfig(max_position_embeddings=43)), 43),
+    ):
+        assert replace(loaded, model=SimpleNamespace(config=config)).max_tokens == longest
+    bloom = replace(loaded, model=BloomForCausalLM(BloomConfig(**sizes)).to(loaded.device).eval())
+    assert bloom.known_max_tokens is None
+    with pytest.raises(ConfigError, match=r"config\.json does not say .* made for\. Add max_position_embeddings to it"):
+        list(Generator(bloom, Sampling()).answer_all(["今天"]))
+    (tmp_path / "a.txt").write_text("今天天气很好。" * 20, encoding="utf-8")
+    domains = open_texts(tmp_path / "a.txt", None)
+    answer = measure_share(bloom, domains, Question("", window=16), 0, 1, lambda _: None)
+    assert answer.way.window == 16 and answer.sums["a"].nats > 0
 
 
 def test_what_is_no_model(model_folder: Path, tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from z2all_ds.errors import DataError
 from z2all_ds.evaluate.probe_rows import as_expected, ask, read, verdict_line
+from z2all_ds.evaluate.probe_runs import _PlainTokenizer
 from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, Probe, SentenceProbe
 
 BEGIN = 1
@@ -48,6 +52,25 @@ def test_a_border_inside_a_token_is_kept_by_tokenizing_apart() -> None:
     (row,) = asked(CompletionProbe(name="a", prompt="thi", completion="s")).rows
     assert row.ids == ids("thi") + ids("s") != ids("this")
     assert row.first_scored == 3
+
+
+@pytest.mark.parametrize(("prompt", "text"), [("France is", "Paris"), ("France ret", "urns"), ("中国的首都", "是北京")])
+def test_apart_no_space_comes_in(prompt: str, text: str) -> None:
+    """Tokenizers of SentencePiece's kind put one before whatever begins."""
+    backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    sentences = ["The capital of France is Paris. 中国的首都是北京。 return returns {} "] * 50 + ["isPa isPa"] * 30
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+    backend.train_from_iterator(sentences, trainer)
+    tokenizer = _PlainTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    (one,) = ask([CompletionProbe(name="a", prompt=prompt, completion=text)], tokenizer, (), 100)
+    (row,) = one.rows
+    words = [backend.id_to_token(number) for number in row.ids]
+    assert ("".join(words[: row.first_scored]), "".join(words[row.first_scored :])) == (
+        "▁" + prompt.replace(" ", "▁"),
+        text,
+    )
 
 
 def test_what_goes_on_from_another_is_not_counted_twice() -> None:

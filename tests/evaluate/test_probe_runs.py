@@ -10,7 +10,8 @@ from tests.evaluate.conftest import MODEL as TINY_MODEL
 from tests.helpers.checkpoints import checkpoint_of, write_run
 from tests.helpers.command import z2all
 from tests.helpers.probe_files import write_probes
-from z2all_ds.errors import CheckpointError, DataError, TrainingError
+from z2all_ds.checkpoint.retention import remove
+from z2all_ds.errors import CheckpointError, ConfigError, DataError, TrainingError
 from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, failures_at_last, render
 from z2all_ds.evaluate.probe_runs import ask_models, form_is_kept
 from z2all_ds.evaluate.probes import CompletionProbe, FormatProbe
@@ -68,6 +69,35 @@ def test_the_newest_alone_leaves_the_kept_file_as_it_is(run: RunFolder, tmp_path
     asked = ask_models([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
     assert [one.step for one in asked.lines[0]] == [9]
     assert not (copy / "evaluations").exists()
+
+
+def test_what_was_found_outlives_its_checkpoint(
+    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy, file = RunFolder(tmp_path / "copy"), tmp_path / "few.yaml"
+    shutil.copytree(run.root, copy.root, ignore=shutil.ignore_patterns("evaluations"))
+    file.write_text("- {name: a, prompt: 中国的首都是, completion: 北京}\n", encoding="utf-8")
+
+    def kept(file: Path) -> dict[int, float]:
+        ask_models([copy.root], str(file), True, "fp32", 8)
+        rows = json.loads((copy.evaluations / "probes_few.json").read_text(encoding="utf-8"))["rows"]
+        return {row["step"]: row["values"]["a"] for row in rows}
+
+    both = kept(file)
+    assert list(both) == [2, 9]
+    assert remove(checkpoint_of(copy, 2))
+    assert kept(file) == both
+    other = tmp_path / "other" / "few.yaml"
+    other.parent.mkdir()
+    shutil.copy2(file, other)
+    assert kept(other) == both  # the same questions
+    file.write_text("- {name: a, prompt: 中国的首都是, completion: 上海}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"probes_few\.json: holds what was found with .*/other/few\.yaml\. Give one"):
+        kept(file)
+    shutil.copy2(file, other)
+    changed = kept(other)
+    assert list(changed) == [9] and changed[9] != both[9]
+    assert "probes_few.json begins anew" in capfd.readouterr().err
 
 
 def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:

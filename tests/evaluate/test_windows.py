@@ -52,6 +52,14 @@ def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
     assert loaded.tokenizer.eos_token_id not in read_document(loaded.tokenizer, "<|endoftext|>", True).ids
 
 
+@pytest.mark.parametrize("text", ["中国", "魑魅 abc", "𝄞 music", "\ufffd中", " hello", "a"])
+def test_a_first_token_may_end_inside_a_character(loaded: LoadedModel, text: str) -> None:
+    """Only its own bytes do not count. In this tokenizer's words a letter stands for a byte."""
+    found = read_document(loaded.tokenizer, text, first_counts=False)
+    (first,) = loaded.tokenizer.convert_ids_to_tokens(found.ids[:1])
+    assert found.bytes == len(text.encode()) - len(first)
+
+
 def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
     class Adding:
         """The same tokenizer, set to put a begin-of-text token before every text."""
@@ -85,3 +93,11 @@ def test_what_cannot_be_meant(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         choose_way(loaded.tokenizer, 48, window, stride, packed, bos)
+
+
+def test_a_model_that_does_not_say_how_long_it_may_be(loaded: LoadedModel) -> None:
+    assert choose_way(loaded.tokenizer, None, 16, None, False, "auto").window == 16
+    with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not say .*\. Give --window\.$"):
+        choose_way(loaded.tokenizer, None, None, None, False, "auto")
+    with pytest.raises(ConfigError, match=r"^window=1: must be at least 2"):
+        choose_way(loaded.tokenizer, None, 1, None, False, "auto")

@@ -32,8 +32,8 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: what has come becomes less likely.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="An answer ends before this; several times.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
-    num: Annotated[int, typer.Option(help="Answers per prompt.")] = 1,
-    batch: Annotated[int, typer.Option(help="Answers at a time.")] = 8,
+    num: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 8,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -59,6 +59,10 @@ def generate(
     records = _records(prompt, file)
     if records is None and (as_json or out or num > 1):
         raise ConfigError("--json, --out or --num", "want prompts, and there is none", "Give -p or --file.")
+    if out:
+        from z2all_ds.evaluate.prompts import require_place
+
+        require_place(out)
     generator = Generator(load_model(model, dtype), sampling, chat, system)
     if records is None:
         from z2all_ds.evaluate.converse import converse
@@ -100,7 +104,8 @@ def _sampling(
 
 def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]] | None:
     """None: a person is to type them."""
-    from z2all_ds.evaluate.prompts import read_prompts
+    from z2all_ds.evaluate.chat import require_characters
+    from z2all_ds.evaluate.prompts import read_prompts, read_stdin
 
     if prompts and file:
         raise ConfigError("-p and --file", "are two places of prompts", "Give one of them.")
@@ -108,9 +113,11 @@ def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]
         return read_prompts(file)
     if not prompts and sys.stdin.isatty():
         return None
-    prompts = prompts or [sys.stdin.read().removesuffix("\n")]
+    prompts = prompts or [read_stdin().removesuffix("\n")]
     if not all(prompts):
         raise ConfigError("an empty prompt", "must hold at least one character", "Give -p, --file or text by a pipe.")
+    for one in prompts:
+        require_characters(one, "a prompt")
     return [{"prompt": one} for one in prompts]
 
 

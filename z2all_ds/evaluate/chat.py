@@ -6,7 +6,8 @@ template is used when asked for; one that came with a model from elsewhere is us
 
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.corpus.schema import has_lone_surrogate
+from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.evaluate.windows import AUTO, bos_id_of
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE
 
@@ -22,10 +23,18 @@ def is_chat(tokenizer: Any, asked: bool | None) -> bool:
     return bool(template) and template != CHAT_TEMPLATE if asked is None else asked
 
 
+def require_characters(text: str, where: str) -> None:
+    """Bytes that are no UTF-8 come from a command line or a terminal as halves of surrogate pairs; JSON can spell them
+    out. No tokenizer takes one, and no file could be written with one."""
+    if has_lone_surrogate(text):
+        raise DataError(where, "not UTF-8, or half a surrogate pair", "Give valid Unicode.")
+
+
 def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
     """With a begin-of-text token where the tokenizer adds one by itself; never with one for the end."""
     if not prompt:
         raise ConfigError("an empty prompt", "must hold at least one character", "Give something to continue.")
+    require_characters(prompt, "a prompt")
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
     bos_id = bos_id_of(tokenizer, AUTO)
     return ids if bos_id is None else [bos_id, *ids]
@@ -34,6 +43,7 @@ def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
 def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
     """The conversation so far, and the beginning of the answer."""
     text = _rendered(tokenizer, messages, add_generation_prompt=True)
+    require_characters(text, "a message")
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)
     ids: list[int] = encoded["input_ids"]
     return ids

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from z2all_ds.console import say
 from z2all_ds.errors import ConfigError
-from z2all_ds.evaluate.chat import Message, chat_ids, end_of_turn, is_chat, plain_ids
+from z2all_ds.evaluate.chat import Message, chat_ids, end_of_turn, is_chat, plain_ids, require_characters
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.streaming import TextStream, cut_at_stop
 
@@ -19,6 +19,8 @@ ENDED, STOPPED, CUT = "end", "stop", "length"
 """Why an answer is over: the model ended it, a stop string came, or there was no more room."""
 FURTHER_TOKENS = 8
 """Looked at for a stop string beyond one token per byte of it: control tokens have no text."""
+FILLER_ID = 0
+"""Fed to a model for rows that are over before others of their batch, and cut off again: any token it has will do."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Sampling:
         for name, holds, rule in rules:
             if not holds:
                 raise ConfigError(f"{name}={getattr(self, name)}", rule, "Change it.")
+        for one in self.stop:
+            require_characters(one, "a stop string")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ class Generator:
         ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
         if self.is_chat:
             ends.add(end_of_turn(tokenizer))
-        self._ends = sorted(end for end in ends if end is not None)
+        # A control token has no text to look for: as a stop string it is an end.
+        added = tokenizer.get_added_vocab()
+        self._stop_ids = {added[stop] for stop in self.sampling.stop if stop in added}
+        self._ends = sorted({end for end in ends if end is not None} | self._stop_ids)
         self._seeded = False
 
     def conversation(self, prompt: str) -> list[Message]:
@@ -100,7 +107,8 @@ class Generator:
         """`num` answers to each prompt, in order, `batch` at a time; every prompt is looked at before the first."""
         if batch < 1 or num < 1:
             raise ConfigError(f"batch={batch}, num={num}", "must be at least 1", "Give larger numbers.")
-        asked = [(prompt, self._fitting(self.ids_of(prompt)), sample) for prompt in prompts for sample in range(num)]
+        looked_at = [(prompt, self._fitting(self.ids_of(prompt))) for prompt in prompts]
+        asked = [(prompt, ids, sample) for prompt, ids in looked_at for sample in range(num)]
         for group in self._batches(asked, batch):
             made = self._generate([ids for _, ids, _ in group])
             for (prompt, ids, sample), new in zip(group, made, strict=True):
@@ -109,8 +117,7 @@ class Generator:
 
     def stream(self, prompt: str, write: Write, sample: int = 0) -> Answer:
         """One answer, written as it comes."""
-        ids = self._fitting(self.ids_of(prompt))
-        text, finish, new_tokens = self.stream_ids(ids, write)
+        text, finish, new_tokens = self.stream_ids(self.ids_of(prompt), write)
         return Answer(prompt, text, finish, new_tokens, sample)
 
     def stream_ids(self, ids: list[int], write: Write) -> tuple[str, str, int]:
@@ -140,6 +147,9 @@ class Generator:
             yield group
 
     def _fitting(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise ConfigError("a prompt", "the tokenizer makes no token of it", "Write something else.")
+        self.loaded.require_token(max(ids))
         room = self._room(ids)
         if room < 1:
             rule = f"{self.loaded.label} is made for at most {self.loaded.max_tokens} with the answer"
@@ -159,29 +169,24 @@ class Generator:
             torch.manual_seed(self.sampling.seed)
             self._seeded = True
         longest = max(map(len, rows))
-        pad = self._pad_id()
-        ids_BT = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=self.loaded.device)
+        # Padded with a token that the row has anyway: one it has not would be penalised as a repetition.
+        ids_BT = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows], device=self.loaded.device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=ids_BT.device)
-        stops = StoppingCriteriaList([self._stop_strings(longest)] if self.sampling.stop else [])
+        stopped_at = [self.sampling.max_new_tokens] * len(rows)
+        stops = [self._stop_strings(longest, stopped_at)] if self.sampling.stop else []
         with torch.no_grad():
             made = self.loaded.model.generate(
                 input_ids=ids_BT,
                 attention_mask=mask_BT,
                 generation_config=self._config(min(self.sampling.max_new_tokens, self.loaded.max_tokens - longest)),
-                stopping_criteria=stops,
+                stopping_criteria=StoppingCriteriaList(stops),
                 streamer=stream,
             )
-        return [self._without_padding(row, pad) for row in made[:, longest:].tolist()]
-
-    def _without_padding(self, new: list[int], pad: int) -> list[int]:
-        """What rows were filled up with that were over before others."""
-        new = self._before_end(new, keep_end=True)
-        while new and new[-1] == pad and pad not in self._ends:
-            new.pop()
-        return new
+        new = zip(made[:, longest:].tolist(), stopped_at, strict=True)
+        return [self._before_end(row[:most], keep_end=True) for row, most in new]
 
     def _config(self, max_new_tokens: int) -> Any:
-        """Everything is said: what is left open, transformers takes from the model's folder."""
+        """What is left open is off: the model's own config holds nothing but ids (see loading)."""
         from transformers import GenerationConfig
 
         how, choice = self.sampling, {}
@@ -193,24 +198,24 @@ class Generator:
             do_sample=bool(how.temperature),
             repetition_penalty=how.repetition_penalty,
             eos_token_id=self._ends or None,
-            pad_token_id=self._pad_id(),
+            pad_token_id=FILLER_ID,
             **choice,
         )
 
-    def _stop_strings(self, prompt_tokens: int) -> Callable[..., Tensor]:
-        """Whether each row's new text has one at its end."""
+    def _stop_strings(self, prompt_tokens: int, stopped_at: list[int]) -> Callable[..., Tensor]:
+        """Whether each row's new text has one at its end; `stopped_at` gets the number of tokens it first had."""
         tail = max(len(stop.encode()) for stop in self.sampling.stop) + FURTHER_TOKENS
 
         def is_over(ids_BT: Tensor, _scores: Any, **_unused: Any) -> Tensor:
-            new = ids_BT[:, prompt_tokens:][:, -tail:].tolist()
-            texts = self.loaded.tokenizer.batch_decode(new, skip_special_tokens=True)
-            return torch.tensor([cut_at_stop(text, self.sampling.stop)[1] for text in texts], device=ids_BT.device)
+            new_BT = ids_BT[:, prompt_tokens:]
+            texts = self.loaded.tokenizer.batch_decode(new_BT[:, -tail:].tolist(), skip_special_tokens=True)
+            are_over = [cut_at_stop(text, self.sampling.stop)[1] for text in texts]
+            for row, over in enumerate(are_over):
+                if over:
+                    stopped_at[row] = min(stopped_at[row], new_BT.shape[1])
+            return torch.tensor(are_over, device=ids_BT.device)
 
         return is_over
-
-    def _pad_id(self) -> int:
-        pad: int | None = self.loaded.tokenizer.pad_token_id
-        return (self._ends[0] if self._ends else 0) if pad is None else pad
 
     def _before_end(self, new: list[int], keep_end: bool = False) -> list[int]:
         for place, token in enumerate(new):
@@ -220,8 +225,9 @@ class Generator:
 
     def _read(self, prompt_ids: list[int], new: list[int]) -> tuple[str, str]:
         text, is_stopped = cut_at_stop(self._text(prompt_ids, self._before_end(new)), self.sampling.stop)
-        is_ended = bool(new) and new[-1] in self._ends
-        return text, STOPPED if is_stopped else ENDED if is_ended else CUT
+        last = new[-1] if new else None
+        is_stopped = is_stopped or last in self._stop_ids
+        return text, STOPPED if is_stopped else ENDED if last in self._ends else CUT
 
     def _text(self, prompt_ids: list[int], new: list[int]) -> str:
         """Read with the prompt before it, or a leading space would be lost with some tokenizers."""

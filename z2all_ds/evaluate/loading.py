@@ -20,6 +20,9 @@ from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 
 AUTO = "auto"
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""Under which configs keep the longest sequence a model is made for."""
+ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,19 @@ class LoadedModel:
     """Of a checkpoint."""
 
     @property
+    def known_max_tokens(self) -> int | None:
+        """The longest sequence the model is made for; None where its config does not say (Bloom's need not)."""
+        config = self.model.config
+        found = (getattr(part, name, None) for part in (config, config.get_text_config()) for name in LENGTH_NAMES)
+        return next((longest for longest in found if isinstance(longest, int) and longest > 0), None)
+
+    @property
     def max_tokens(self) -> int:
-        """The longest sequence the model is made for."""
-        longest: int = self.model.config.max_position_embeddings
+        """The longest sequence the model is made for, where there is no doing without."""
+        longest = self.known_max_tokens
+        if longest is None:
+            rule = "its config.json does not say how many tokens it is made for"
+            raise ConfigError(f"model {self.label}", rule, f"Add {LENGTH_NAMES[0]} to it.")
         return longest
 
     def require_token(self, largest: int) -> None:
@@ -88,11 +101,36 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
     try:
         with _watched(str(folder), quiet), _without_bars():
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except (OSError, ValueError, SafetensorError) as error:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below by name
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise DataError(f"model {folder}", f"does not load ({first_line})", "Export it again.") from error
+    _require_weights(folder, report)
+    model.generation_config = _bare_generation_config(model.generation_config)
     return LoadedModel(model.to(device).eval(), tokenizer, device, str(folder), None)
+
+
+def _require_weights(folder: Path, report: dict[str, Any]) -> None:
+    """transformers fills with random numbers what is missing or of another shape. Tied weights are not missing."""
+    wrong = dict.fromkeys(report["missing_keys"], "is missing")
+    wrong |= {key: f"has the shape {list(is_)}, not {list(wanted)}" for key, is_, wanted in report["mismatched_keys"]}
+    if wrong:
+        first = min(wrong)
+        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise DataError(f"model {folder}", f"weight {first} {wrong[first]}{others}", "Export it again.")
+
+
+def _bare_generation_config(found: Any) -> Any:
+    """Its token ids only: whatever else the folder's says (beams, penalties, stop strings) would be taken by
+    transformers wherever we say nothing, and greedy would not be greedy."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(**{name: getattr(found, name) for name in ID_NAMES})
 
 
 def _watched(what: str, quiet: bool) -> AbstractContextManager[None]:
@@ -132,7 +170,7 @@ def _load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, quiet
 
 def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """Some megabytes at a time: there is never a second copy of the weights."""
-    from transformers import GenerationConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     from z2all_ds.export.shards import exported_parts
@@ -153,6 +191,5 @@ def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: tor
                 flat[done : done + len(chunk)].copy_(chunk)
                 done += len(chunk)
     assert not parameters, sorted(parameters)
-    ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model.generation_config = GenerationConfig(**ids)
+    model.generation_config = _bare_generation_config(config)
     return model.eval()

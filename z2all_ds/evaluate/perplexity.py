@@ -168,7 +168,7 @@ def measure_share(
 ) -> RankAnswer:
     """What belongs to one rank: its documents, or, where they are packed, its windows of the whole row."""
     way = choose_way(
-        loaded.tokenizer, loaded.max_tokens, question.window, question.stride, question.packed, question.bos
+        loaded.tokenizer, loaded.known_max_tokens, question.window, question.stride, question.packed, question.bos
     )
     answer = RankAnswer(loaded.label, loaded.step, way)
     for domain in domains:

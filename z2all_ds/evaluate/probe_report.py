@@ -58,6 +58,7 @@ def as_file(file: str, probes: Sequence[Probe], line: Sequence[ModelAnswers]) ->
     return {
         "file": file,
         "probes": [probe.definition for probe in probes],
+        "questions": [probe.question for probe in probes],
         "rows": [
             {
                 "step": one.step,

@@ -5,8 +5,9 @@ As in a training document, nothing stands before the first token (a document of 
 Models from elsewhere whose tokenizer puts a begin-of-text before every text get it here too, and then it is.
 
 A prompt and what follows are tokenized together, as the model has seen such text, unless the border between them falls
-into a token: then apart. The probability of a text is that of its tokens in this order, the other ways to cut the same
-text are left out; `{` and `{"` are different answers where the latter is a token of its own, and both can be listed.
+into a token: then apart, the second still as text in the middle of a document. The probability of a text is that of its
+tokens in this order, the other ways to cut the same text are left out; `{` and `{"` are different answers where the
+latter is a token of its own, and both can be listed.
 
 Plain numbers: no torch.
 """
@@ -18,9 +19,13 @@ from typing import Protocol
 
 from z2all_ds.errors import DataError
 from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, FormatProbe, Probe, SentenceProbe
+from z2all_ds.evaluate.windows import bytes_after_first
 
 LARGEST_EXPONENT = 700.0
 """Beyond exp(700) a float has no room."""
+MARKS = ("\n", "|", "。")
+"""One of them is put before a text that is to be tokenized as in the middle of another: one that makes no token with
+its first character."""
 
 
 class Tokenizer(Protocol):
@@ -120,15 +125,19 @@ def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) 
     prompt_ids = tuple(tokenizer.encode(prompt)) if prompt else ()
     ids = tuple(tokenizer.encode(prompt + text))
     if ids[: len(prompt_ids)] != prompt_ids or len(ids) == len(prompt_ids):
-        ids = prompt_ids + tuple(tokenizer.encode(text))
+        ids = prompt_ids + _apart(text, tokenizer)
     first, num_bytes = len(before) + len(prompt_ids), len(text.encode())
     if first == 0:
-        first, num_bytes = 1, _bytes_after_first(text, ids, tokenizer)
+        # The first token's bytes do not count where it does not, or the figures per byte would flatter.
+        first, num_bytes = 1, max(1, bytes_after_first(text, ids, tokenizer.decode))
     return Row(before + ids, first, num_bytes)
 
 
-def _bytes_after_first(text: str, ids: tuple[int, ...], tokenizer: Tokenizer) -> int:
-    """The first token's bytes do not count where it does not, or the figures per byte would flatter."""
-    rest = tokenizer.decode(ids[1:])
-    whole = rest.lstrip("\ufffd")  # each stands for a byte of a character that the first token has begun
-    return max(1, min(len(whole.encode()) + len(rest) - len(whole), len(text.encode())))
+def _apart(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Tokens of a text in the middle of another: at a beginning, tokenizers of SentencePiece's kind put a space."""
+    for mark in MARKS:
+        mark_ids, ids = tokenizer.encode(mark), tokenizer.encode(mark + text)
+        is_kept = mark in tokenizer.decode(mark_ids)  # some make a space of a line break, or nothing
+        if is_kept and ids[: len(mark_ids)] == mark_ids and len(ids) > len(mark_ids):
+            return tuple(ids[len(mark_ids) :])
+    return tuple(tokenizer.encode(text))

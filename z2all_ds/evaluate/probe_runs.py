@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import make_folder, write_whole
 from z2all_ds.checkpoint.layout import all_of, find_latest, is_step_name
 from z2all_ds.config import load_run_config
 from z2all_ds.console import progress, say
 from z2all_ds.errors import CheckpointError, DataError
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, as_file
+from z2all_ds.evaluate.probe_kept import KeptAnswers
+from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers
 from z2all_ds.evaluate.probe_rows import ask, read
-from z2all_ds.evaluate.probes import DEFAULT_FILE, FormatProbe, Probe, file_stem, load_probes
+from z2all_ds.evaluate.probes import DEFAULT_FILE, FormatProbe, Probe, load_probes
 from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
 from z2all_ds.run_folder import RunFolder
+
+PADDING_ID = 0
+"""Stands where nothing sees it: any token will do that the model has, and its tokenizer's own it may not have."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,11 @@ def ask_models(
     """Every model in turn, one in memory at a time. What is found of a run is written into its folder."""
     lines = [_line(path, all_checkpoints) for path in paths]
     file = file or next((own for own in (_own_file(line.path) for line in lines) if own), DEFAULT_FILE)
+    file = str(Path(file).expanduser().resolve()) if Path(file).expanduser().is_file() else file
     probes = load_probes(file)
+    kept = [KeptAnswers(one.path, file, probes) if one.checkpoints and all_checkpoints else None for one in lines]
     found: list[list[ModelAnswers]] = []
-    for line in lines:
+    for line, kept_of_line in zip(lines, kept, strict=True):
         of_line = []
         for path in line.models:
             try:
@@ -78,11 +83,8 @@ def ask_models(
         if not of_line:
             raise CheckpointError(f"run folder {line.path}", "none of its checkpoints can be read", "Look at them.")
         found.append(of_line)
-        if line.checkpoints and all_checkpoints:
-            folder = RunFolder(line.path).evaluations
-            make_folder(folder)
-            content = as_file(file, probes, of_line)
-            write_whole(folder / f"probes_{file_stem(file)}.json", json.dumps(content, indent=1, ensure_ascii=False))
+        if kept_of_line:
+            kept_of_line.write(of_line)
     return AskedModels(file, probes, found)
 
 
@@ -91,10 +93,9 @@ def ask_model(loaded: LoadedModel, probes: Sequence[Probe], rows_per_batch: int)
     asked = ask(probes, tokenizer, tokenizer.begin_ids, loaded.max_tokens)
     rows = [row for one in asked for row in one.rows]
     loaded.require_token(max(max(row.ids) for row in rows))
-    padding = loaded.tokenizer.pad_token_id or 0
     answers: dict[str, Answer] = {}
     with progress(f"probes of {loaded.label}", len(probes), "probes") as advance:
-        scored = log_probabilities(rows, losses_of(loaded.model, loaded.device), rows_per_batch, padding)
+        scored = log_probabilities(rows, losses_of(loaded.model, loaded.device), rows_per_batch, PADDING_ID)
         for one in asked:
             reading = read(one, [next(scored) for _ in one.rows])
             details: dict[str, Any] = dict(reading.details)

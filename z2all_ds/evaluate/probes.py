@@ -73,6 +73,11 @@ class Probe(Section):
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "from_step": self.from_step}
         return {"name": self.name, "kind": self.kind, **bounds}
 
+    @property
+    def question(self) -> dict[str, Any]:
+        """All of it: values found with equal ones can be compared."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
     def is_judged(self, step: int | None) -> bool:
         """A model of no known step is a finished one."""
         is_asked = self.at_least is not None or self.at_most is not None

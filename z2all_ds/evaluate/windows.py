@@ -10,13 +10,15 @@ without one the first token of a document (packed: of the row) does not count, a
 counted, they would make bits per byte look better than they are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from z2all_ds.errors import ConfigError
 
 AUTO, YES, NO = "auto", "yes", "no"
+BROKEN = "\ufffd"
+"""What bytes decode to that are no whole character."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,19 @@ class Document:
     characters: int
 
 
-def choose_way(tokenizer: Any, max_tokens: int, window: int | None, stride: int | None, packed: bool, bos: str) -> Way:
-    """Checks what was asked for and fills in the rest."""
-    if window is not None and not 2 <= window <= max_tokens:
+def choose_way(
+    tokenizer: Any, max_tokens: int | None, window: int | None, stride: int | None, packed: bool, bos: str
+) -> Way:
+    """Checks what was asked for and fills in the rest. `max_tokens`: None where the model's config does not say."""
+    if window is not None and max_tokens is not None and not 2 <= window <= max_tokens:
         rule = f"must be from 2 to what the model is made for, {max_tokens}"
         raise ConfigError(f"window={window}", rule, "Change it, or leave it out.")
+    if window is not None and window < 2:
+        raise ConfigError(f"window={window}", "must be at least 2", "Change it.")
     window = window or max_tokens
+    if window is None:
+        rule = "the model's config.json does not say how many tokens it is made for"
+        raise ConfigError("window", rule, "Give --window.")
     if packed and stride is not None:
         raise ConfigError(f"stride={stride}", "packed windows do not overlap", "Leave out --stride or --packed.")
     if stride is not None and not 1 <= stride < window:
@@ -90,10 +99,22 @@ def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
         verbose=False,  # transformers would warn of texts longer than the model
     )
     ids: list[int] = encoded["input_ids"]
-    uncounted = 0
-    if ids and not first_counts:
-        uncounted = encoded["offset_mapping"][0][1] if tokenizer.is_fast else len(tokenizer.decode(ids[:1]))
-    return Document(ids, len(text[uncounted:].encode()), len(text) - uncounted)
+    if not ids or first_counts:
+        return Document(ids, len(text.encode()), len(text))
+    # A character that the first token has only begun does not count as one, but its bytes that follow do.
+    characters = encoded["offset_mapping"][0][1] if tokenizer.is_fast else len(tokenizer.decode(ids[:1]))
+    return Document(ids, bytes_after_first(text, ids, tokenizer.decode), len(text) - characters)
+
+
+def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]], str]) -> int:
+    """Bytes of the text behind its first token, which may end inside a character."""
+    num_bytes = len(text.encode())
+    first = decode(list(ids[:1]))
+    if BROKEN not in first and text.startswith(first):
+        return num_bytes - len(first.encode())
+    rest = decode(list(ids[1:]))
+    whole = rest.lstrip(BROKEN)  # each stands for a byte of a character that the first token has begun
+    return min(len(whole.encode()) + len(rest) - len(whole), num_bytes)
 
 
 def document_windows(ids: list[int], way: Way) -> Iterator[Window]:
