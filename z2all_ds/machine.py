@@ -90,8 +90,12 @@ def private_temp_dir() -> Path:
 
 
 def _torch_folder() -> Path | None:
-    """Where torch is installed, without importing it."""
-    spec = importlib.util.find_spec("torch")
+    return _package_folder("torch")
+
+
+def _package_folder(name: str) -> Path | None:
+    """Where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(name)
     places = list(spec.submodule_search_locations or []) if spec else []
     return Path(places[0]) if places else None
 
@@ -161,8 +165,18 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def op_is_built(extensions: Path, op: str) -> bool:
-    """Whether a compiled op lies in the cache; torch still compares sources and rebuilds what is out of date."""
-    return (extensions / op / f"{op}.so").is_file()
+    """Whether an op of this environment's DeepSpeed lies in the cache. One of another environment's, or of a build that
+    was killed, torch would build anew: in silence, while all ranks wait."""
+    library, plan = extensions / op / f"{op}.so", extensions / op / "build.ninja"
+    deepspeed = _package_folder("deepspeed")
+    if deepspeed is None:
+        return False
+    packages = blank_free_packages(_torch_folder()) or deepspeed.parent
+    try:
+        is_finished = library.stat().st_mtime >= plan.stat().st_mtime
+        return is_finished and f"{packages / 'deepspeed'}{os.sep}" in plan.read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def usable_cores() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.built_ops import pretend_built
 from tests.helpers.training import run_arguments
 from z2all_ds.train import op_builds
 
@@ -73,8 +74,7 @@ def test_prebuild_tells_which_and_how_many(
 
     def build(command: list[str], environment: dict[str, str], log: Path, stderr_to_log: bool) -> int:
         log.touch()
-        (tmp_path / command[-1]).mkdir()
-        (tmp_path / command[-1] / f"{command[-1]}.so").touch()
+        pretend_built(tmp_path, command[-1])
         return 0
 
     monkeypatch.setattr(op_builds, "run_group", build)

@@ -5,10 +5,12 @@ import json
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.built_ops import pretend_built
 from z2all_ds import machine
 from z2all_ds.doctor import (
     Finding,
@@ -241,8 +243,12 @@ def test_another_ninja_first_on_the_path(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_ops_and_locks(tmp_path: Path, own_extension_folder: Path) -> None:
     assert found("op cpu_adam", tmp_path).value.startswith("not built")
-    (own_extension_folder / "cpu_adam").mkdir()
-    (own_extension_folder / "cpu_adam" / "cpu_adam.so").touch()
+    pretend_built(own_extension_folder, "cpu_adam", Path("/other/venv/deepspeed"))
+    assert found("op cpu_adam", tmp_path).value.startswith("not built")
+    plan = pretend_built(own_extension_folder, "cpu_adam") / "build.ninja"
+    os.utime(plan, (time.time() + 60,) * 2)  # later than the op: that build was killed
+    assert found("op cpu_adam", tmp_path).value.startswith("not built")
+    pretend_built(own_extension_folder, "cpu_adam")
     lock = own_extension_folder / "cpu_adam" / "lock"
     lock.touch()
     assert found("op cpu_adam", tmp_path).value == "built"
