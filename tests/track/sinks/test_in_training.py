@@ -42,7 +42,7 @@ def test_a_run_asked_to_stop_sends_all_before_any_rank_ends(
         while not folder.metrics.exists() or len(metrics(folder.root)) < 3:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_REQUEUE, said
     assert not sink_processes(os.getpid())

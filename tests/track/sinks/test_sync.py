@@ -91,8 +91,9 @@ def test_a_sync_that_is_killed_sends_nothing_twice(tmp_path: Path, monkeypatch: 
 def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> None:
     run = FedRun(tmp_path)
     run.event("started", 0)
-    run.steps(1, 4)
     time.sleep(0.002)  # times of events have three digits
+    run.steps(1, 4)
+    time.sleep(0.002)
     run.event("spike", 4)
     time.sleep(0.002)
     run.steps(5, 7)
