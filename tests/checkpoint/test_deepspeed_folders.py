@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.checkpoint.states import assert_same_state
+from tests.helpers import fp16
 from tests.train.engines import tiny_engine, train
 from z2all_ds.checkpoint.deepspeed_folders import DeepSpeedFolder
 from z2all_ds.checkpoint.importing import import_folder
@@ -118,6 +119,8 @@ def test_an_optimizer_of_one_group_of_somebody_else(stage: int, named: bool, tmp
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -> None:
     """The masters as DeepSpeed's own ways to them give them, and the scale of fp16's losses."""
+    if dtype == "fp16" and not fp16.is_known_here():
+        pytest.skip(fp16.WHY_NOT)
 
     def adam(model: Z2allForCausalLM) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -7,13 +7,13 @@ spread of bf16 and fp16, and of changes between precisions, goes with them.
 
 import itertools
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoint.states import assert_same_state
+from tests.helpers import fp16
 from tests.helpers.training import launch_script
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.train.op_builds import prebuild
@@ -117,18 +117,10 @@ def run_all(folder: Path, pairs: list[Pair], chains: list[list[Shape]]) -> dict[
     return outcomes
 
 
-@cache
-def fp16_is_known_here() -> bool:
-    """DeepSpeed refuses fp16 on processors that have no instructions for it."""
-    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-
-    return bool(CPU_Accelerator().is_fp16_supported())
-
-
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("shapes")
-    return folder, run_all(folder, [*SPREAD, *SIXTEEN_BITS, *(WITH_FP16 if fp16_is_known_here() else [])], CHAINS)
+    return folder, run_all(folder, [*SPREAD, *SIXTEEN_BITS, *(WITH_FP16 if fp16.is_known_here() else [])], CHAINS)
 
 
 def assert_goes_on(pair: Pair, folder: Path, outcomes: dict[str, Any]) -> None:
@@ -163,8 +155,8 @@ def loss_scale(checkpoint: Path) -> dict[str, float]:
 def test_16_bits_go_on(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
     """Masters, moments and counts to the bit; the weights are the masters rounded, and so is the first loss."""
     folder, outcomes = spread
-    if pair in WITH_FP16 and not fp16_is_known_here():
-        pytest.skip("DeepSpeed has no fp16 on this processor")
+    if pair in WITH_FP16 and not fp16.is_known_here():
+        pytest.skip(fp16.WHY_NOT)
     before, after = outcomes[label(pair[0])], outcomes[pair_name(pair)]
     saved = folder / before["saved"]
     again = folder / pair_name(pair) / "again" / saved.name
@@ -181,8 +173,8 @@ def test_16_bits_go_on(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_the_scale_of_fp16_is_that_of_the_run_or_a_new_one(spread: tuple[Path, dict[str, Any]]) -> None:
-    if not fp16_is_known_here():
-        pytest.skip("DeepSpeed has no fp16 on this processor")
+    if not fp16.is_known_here():
+        pytest.skip(fp16.WHY_NOT)
     folder, outcomes = spread
     before = outcomes["zero1_fp16_on_2"]
     # A step was skipped, and the scale is one overflow nearer to its half: not what a new run begins with.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import fp16
 from tests.helpers.training import launch_script
 from tests.train.engines import TINY_SHAPE
 
@@ -46,16 +47,19 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("dtypes")
     for name, content in OWN.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    jsons = [folder / f"{name}.json" if name in OWN else name for name in EXPECTED]
+    names = [name for name in EXPECTED if fp16.is_known_here() or not name.endswith("fp16")]
+    jsons = [folder / f"{name}.json" if name in OWN else name for name in names]
     plan = folder / "plan"
     plan.write_text(json.dumps([[*TINY_SHAPE, f"deepspeed={name}"] for name in jsons]))
     result = launch_script(Path(__file__).with_name("dtype_ranks.py"), str(plan))
     assert result.returncode == 0, result.stderr
-    return dict(zip(EXPECTED, json.loads((folder / "dtypes.json").read_text()), strict=True))
+    return dict(zip(names, json.loads((folder / "dtypes.json").read_text()), strict=True))
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_is_said_is_what_is_found(name: str, answers: dict[str, Any]) -> None:
+    if name not in answers:
+        pytest.skip(fp16.WHY_NOT)
     expected = dict(zip(("compute", "accumulation", "communication", "master"), EXPECTED[name], strict=True))
     assert answers[name]["said"] == expected
     assert answers[name]["found"] == expected

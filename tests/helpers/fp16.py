@@ -1,0 +1,12 @@
+"""DeepSpeed refuses fp16 on processors that have no instructions for it."""
+
+from functools import cache
+
+WHY_NOT = "DeepSpeed has no fp16 on this processor"
+
+
+@cache
+def is_known_here() -> bool:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    return bool(CPU_Accelerator().is_fp16_supported())
