@@ -5,6 +5,7 @@ python -m z2all_ds.train.op_builds deepspeed_shm_comm
 
 import os
 import re
+import socket
 import sys
 import time
 from pathlib import Path
@@ -64,7 +65,8 @@ def prebuild(ops: list[str]) -> None:
     # All cores may compile: the ranks, which share them, have not started.
     environment.pop("OMP_NUM_THREADS", None)
     for number, op in enumerate(missing, 1):
-        log, began = folder / f"{op}.build.log", time.monotonic()
+        # Of this process: nodes that share a home build at once, and torch lets one of them go first.
+        log, began = folder / f"{op}.{socket.gethostname()}-{os.getpid()}.build.log", time.monotonic()
         with heartbeat(f"building DeepSpeed op {op}, {number} of {len(missing)} (once, a minute or more)"):
             command = [sys.executable, "-m", "z2all_ds.train.op_builds", op]
             code = run_group(command, environment, log, stderr_to_log=True)
