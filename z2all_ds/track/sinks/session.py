@@ -62,14 +62,15 @@ def _follow(folder: RunFolder, sink: Sink, progress: Progress, place: str, tell:
     while not ends or metrics.has_more:
         ends = _is_asked_to_end(0.0 if metrics.has_more else LOOK_EVERY_SECONDS) or ends
         happened += events.read()
-        lines, happened = in_order_of_time(metrics.read(), happened, has_more=metrics.has_more)
-        for begin in range(0, len(lines), LINES_A_TURN):
+        found = metrics.read()
+        lines, happened = in_order_of_time(found, happened, metrics.has_more)
+        delivered = True
+        for begin in range(0, max(1, len(lines)), LINES_A_TURN):  # once without any: is it there?
             turn = lines[begin : begin + LINES_A_TURN]
-            sink.send(turn)
-            sink.settle()
+            if turn:
+                sink.send(turn)
+            delivered = sink.settle()
             tell("sent", records=sum("event" not in line for line in turn))
-        delivered = sink.settle()
-        tell("sent", records=0)
         if delivered and not happened and lines:
             progress.marks[place] = {"metrics": metrics.mark, "events": events.mark}
             progress.save()
