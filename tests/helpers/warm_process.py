@@ -1,0 +1,232 @@
+"""A process that has loaded torch, DeepSpeed and the package, and forks Python processes for the tests.
+
+A fresh interpreter spends 5 to 14 s on those imports; a fork spends none. The warm process itself never computes and
+has one thread, so a fork of it is as clean as a new interpreter. `warm_python.py` describes what is started this way.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import random
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+STDIO = (0, 1, 2)
+PADDING = "Z2ALL_TEST_PADDING"
+PADDING_BYTES = 16_000
+"""Room for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
+
+NOT_PRELOADED = ("z2all_ds.__main__", "z2all_ds.ops.kernels", "z2all_ds.bench", "z2all_ds.cli.__main__")
+PRELOADED = ("deepspeed.launcher.runner", "deepspeed.launcher.launch", "transformers.models.llama.modeling_llama")
+
+
+def preload() -> None:
+    """Import the package with everything that it loads late."""
+    import z2all_ds
+
+    for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):
+        if not found.name.startswith(NOT_PRELOADED):
+            importlib.import_module(found.name)
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+def has_one_thread() -> bool:
+    """Whether a fork of this process is safe: thread pools, which a fork does not copy, have not been started."""
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+class ShownMemory:
+    """The memory behind /proc/PID/cmdline and /proc/PID/environ, where tests and tools look for processes."""
+
+    def __init__(self) -> None:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        self._arguments = int(fields[45]), int(fields[46])
+        self._environment = int(fields[47]), int(fields[48])
+
+    def show(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self._write(*self._arguments, arguments)
+        self._write(*self._environment, [f"{key}={value}" for key, value in environment.items()])
+
+    @staticmethod
+    def _write(start: int, end: int, words: list[str]) -> None:
+        """The words, then zeros to the end: moving the end needs a capability that containers lack."""
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, text, len(text))
+
+
+shown_memory: ShownMemory | None = None
+
+
+class Request:
+    """One process to start: the words of its command line after the interpreter, and its surroundings."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], cwd: str, new_session: bool) -> None:
+        self.words, self.environment, self.cwd, self.new_session = words, environment, cwd, new_session
+
+    def to_json(self) -> bytes:
+        return json.dumps(vars(self)).encode("utf-8", "surrogateescape")
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Request":
+        return cls(**json.loads(text.decode("utf-8", "surrogateescape")))
+
+
+def run_in_fork(request: Request, stdio: tuple[int, int, int], keep: tuple[int, ...] = ()) -> NoReturn:
+    """In a new fork: become the process that was asked for, and end as it would."""
+    code: int = 1
+    try:
+        _take_over(request, stdio, keep)
+        code = _run(request.words)
+    except BaseException:  # of this file itself, not of the process that was asked for
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _take_over(request: Request, stdio: tuple[int, int, int], keep: tuple[int, ...]) -> None:
+    if request.new_session:
+        os.setsid()
+    for number in range(1, signal.NSIG):
+        # As exec does: what is ignored stays so, all else is the default.
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python itself does when it starts
+    high = [os.dup(descriptor) for descriptor in stdio]
+    for target, descriptor in zip(STDIO, high, strict=True):
+        os.dup2(descriptor, target)
+    _close_others(keep)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty() or "-u" in request.words)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    os.chdir(request.cwd)
+    _set_environment(request.environment)
+    if shown_memory is not None:
+        shown_memory.show([sys.executable, *request.words], request.environment)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _close_others(keep: tuple[int, ...]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (*STDIO, *keep):
+            try:
+                os.close(int(name))
+            except OSError:  # the listing's own
+                continue
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    importlib.import_module("tempfile").tempdir = None
+    if "OMP_NUM_THREADS" in environment and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+
+
+def _run(words: list[str]) -> int:
+    """Run `[-u] -m module ...` or `[-u] script ...` as the interpreter does, and return the exit code."""
+    words = [word for index, word in enumerate(words) if word != "-u" or index]
+    first = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
+    sys.path[0] = first
+    extra = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[1:1] = extra
+    importlib.invalidate_caches()
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        if words[0] == "-m":
+            sys.argv = ["-m", *words[2:]]
+            sys.modules.pop(words[1], None)
+            runpy._run_module_as_main(words[1])
+        else:
+            sys.argv = words
+            vars(sys.modules["__main__"]).update(runpy.run_path(words[0], run_name="__main__"))
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        _finish()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        code = 130
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    _finish()
+    return code & 0xFF
+
+
+def _finish() -> None:
+    """What the interpreter does at its end."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def _requests(connection: socket.socket) -> Iterator[tuple[Request, tuple[int, int, int]]]:
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 3)
+        if not message:
+            return
+        yield Request.from_json(message), tuple(descriptors)  # type: ignore[misc]
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork a process for each request. It becomes a child of whoever asks: its parent here ends at once, and the one
+    who asks has declared itself the heir of orphans (PR_SET_CHILD_SUBREAPER)."""
+    for request, stdio in _requests(connection):
+        between = os.fork()
+        if between == 0:
+            own = os.getpid()
+            if os.fork() == 0:
+                while os.getppid() == own:
+                    time.sleep(0.0005)
+                connection.send(str(os.getpid()).encode())
+                connection.detach()
+                run_in_fork(request, stdio)
+            os._exit(0)
+        os.waitpid(between, 0)
+        for descriptor in stdio:
+            os.close(descriptor)
+
+
+def main(argv: list[str]) -> None:
+    global shown_memory
+    os.environ.pop(PADDING, None)
+    shown_memory = ShownMemory()
+    preload()
+    from tests.helpers import warm_python
+
+    warm_python.use_forks_of_this_process()
+    assert has_one_thread(), os.listdir("/proc/self/task")
+    gc.collect()
+    gc.freeze()
+    serve(socket.socket(fileno=int(argv[1])))
+
+
+if __name__ == "__main__":
+    # As the module that forks import, not as a second copy called __main__.
+    from tests.helpers import warm_process
+
+    warm_process.main(sys.argv)

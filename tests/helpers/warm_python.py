@@ -1,0 +1,143 @@
+"""Start the Python processes of the tests as forks of a warm process, which has everything loaded, where that is safe.
+
+`use_warm_process` puts a class of ours in the place of `subprocess.Popen`. A command `[sys.executable, "-m", module]` or
+`[sys.executable, script]` is then forked (`warm_process.py`) instead of executed; all else, and each command below, is
+started as ever. The process is real: a child of its caller with its own number, session, signals, files, environment
+and exit code, and it runs the same module as `__main__`. It differs in that the modules are there already. What such a
+process starts in the same way is forked from it in turn, so the ranks of a training start within a tenth of a second.
+
+Not forked: `python -c`, which tests use to look at a fresh interpreter; commands whose environment sets what is read
+when an interpreter or a library starts (`STARTUP_VARIABLES`); what a process with several threads starts; and
+everything where Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...` tests with fresh interpreters throughout.
+"""
+
+import ctypes
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import warm_process
+from z2all_ds.machine import default_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+FRESH = "Z2ALL_TEST_FRESH"
+PR_SET_CHILD_SUBREAPER = 36
+STARTUP_VARIABLES = re.compile(
+    r"PYTHON(?!PATH|UNBUFFERED)|LD_|HF_|HUGGINGFACE|TRANSFORMERS|TORCH(?!_EXTENSIONS_DIR)|MKL|KMP|GOMP|OMP_(?!NUM_THREADS)"
+    r"|DS_|DEEPSPEED|MALLOC|MPL|HOME$|XDG|LANG|LC_"
+)
+
+_start_environment: dict[str, str] = {}
+_in_pytest = False
+_connection: socket.socket | None = None
+_lock = threading.Lock()
+
+
+class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen` that forks where it can. The signature of `_execute_child` is that of Python 3.10 to 3.13."""
+
+    def _execute_child(  # type: ignore[override]
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any, cwd: Any, env: Any,
+        startupinfo: Any, creationflags: Any, shell: bool, *streams_and_rest: Any,
+    ) -> None:  # fmt: skip
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest = streams_and_rest
+        _, gid, gids, uid, umask, new_session, *group = rest
+        is_plain = not (executable or preexec_fn or shell or gids) and (gid, uid, umask) == (None, None, -1)
+        environment = dict(os.environ if env is None else env)
+        words = forkable_words(args)
+        pass_fds = tuple(pass_fds)
+        if (
+            not (is_plain and close_fds and words and can_fork(environment))
+            or (group and group[0] != -1)
+            or (_in_pytest and pass_fds)
+            or (cwd is not None and not os.path.isdir(cwd))
+        ):
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+                *streams_and_rest,
+            )  # fmt: skip
+            return
+        request = warm_process.Request(words, environment, os.path.abspath(cwd or os.curdir), bool(new_session))
+        given = (p2cread, c2pwrite, errwrite)
+        stdio = tuple(own if number == -1 else number for own, number in zip(warm_process.STDIO, given, strict=True))
+        self.pid = _ask(request, stdio) if _in_pytest else _fork(request, stdio, pass_fds)  # type: ignore[arg-type]
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+def forkable_words(args: Any) -> list[str]:
+    """The words after the interpreter of a command that can be forked, else an empty list."""
+    if isinstance(args, str | bytes | os.PathLike):
+        return []
+    command = [os.fspath(word) for word in args]
+    if len(command) < 2 or command[0] != sys.executable or not all(isinstance(word, str) for word in command):
+        return []
+    words = command[1:]
+    rest = words[1:] if words[0] == "-u" else words
+    is_module = len(rest) > 1 and rest[0] == "-m"
+    is_script = bool(rest) and rest[0].endswith(".py") and Path(rest[0]).is_file()
+    return words if is_module or is_script else []
+
+
+def can_fork(environment: dict[str, str]) -> bool:
+    if FRESH in environment or not (_in_pytest or warm_process.has_one_thread()):
+        return False
+    return all(
+        _start_environment.get(name) == value
+        for name, value in environment.items()
+        if STARTUP_VARIABLES.match(name)
+    )
+
+
+def _ask(request: warm_process.Request, stdio: tuple[int, int, int]) -> int:
+    """Let the warm process fork one; it becomes our child."""
+    global _connection
+    prctl = ctypes.CDLL(None).prctl
+    with _lock:
+        _connection = _connection or _start_warm_process()
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(_connection, [request.to_json()], list(stdio))
+            answer = _connection.recv(100)
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    assert answer, "the warm process has ended"
+    return int(answer)
+
+
+def _fork(request: warm_process.Request, stdio: tuple[int, int, int], keep: tuple[int, ...]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    number = os.fork()
+    if number == 0:
+        warm_process.run_in_fork(request, stdio, keep)
+    return number
+
+
+def use_forks_of_this_process() -> None:
+    """In the warm process: what its forks start are forks again."""
+    _start_environment.update(os.environ)
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+
+
+def use_warm_process() -> None:
+    """In pytest: fork from a warm process, which is started when the first fork is asked for."""
+    global _in_pytest
+    _start_environment.update({**os.environ, **default_environment(2)})
+    _in_pytest = True
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+
+
+def _start_warm_process() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    padding = "x" * warm_process.PADDING_BYTES
+    command = [sys.executable, "-m", "tests.helpers.warm_process", str(theirs.fileno()), padding]
+    environment = {**_start_environment, warm_process.PADDING: padding}
+    subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=(theirs.fileno(),))
+    theirs.close()
+    return ours
