@@ -1,5 +1,10 @@
 #!/usr/bin/env bash
-# All checks: ruff, mypy, pytest. Makes .venv and installs what they need. Arguments go to pytest.
+# The checks: ruff, mypy, pytest. Makes .venv and installs what they need.
+#
+#   launch/test.sh          the everyday tier: all subpackages, and one training from raw text to a proven export
+#   launch/test.sh --all    everything; continuous integration runs this
+#
+# Further arguments go to pytest. Z2ALL_TEST_WORKERS sets the number of tests that run at once (default: cores + 1).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -19,13 +24,27 @@ install_debian_packages() {
     fi
 }
 
+# Ops take minutes to build, in one thread: ruff and mypy use the other cores meanwhile.
+build_ops() {
+    "$venv/bin/python" -c 'import sys; from z2all_ds.train.op_builds import prebuild; prebuild(sys.argv[1:])' "$@"
+}
+
+ops=(deepspeed_shm_comm cpu_adam) tier=(-m "not extended and not slow")
+if [ "${1:-}" = --all ]; then
+    shift
+    ops+=(async_io) tier=(-m "not slow")
+fi
 install_debian_packages
 require_compiler
 prepare_environment dev
 cd "$root"
-# Before ruff and mypy, so that a machine that cannot build ops says so first; a no-op when they are built.
-"$venv/bin/python" -m z2all_ds doctor --prebuild --fix
+build_ops "${ops[@]}" &
+builds=$!
+trap 'kill "$builds" 2>/dev/null || true' EXIT
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/python" -m mypy
-exec "$venv/bin/python" -m pytest "$@"
+wait "$builds"
+trap - EXIT
+workers=${Z2ALL_TEST_WORKERS:-$(($(nproc) + 1))}
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile "${tier[@]}" "$@"

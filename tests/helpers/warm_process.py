@@ -29,7 +29,15 @@ PADDING_BYTES = 16_000
 """Room for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
 
 NOT_PRELOADED = ("z2all_ds.__main__", "z2all_ds.ops.kernels", "z2all_ds.bench", "z2all_ds.cli.__main__")
-PRELOADED = ("deepspeed.launcher.runner", "deepspeed.launcher.launch", "transformers.models.llama.modeling_llama")
+PRELOADED = (
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch.utils.cpp_extension",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 def preload() -> None:
@@ -41,6 +49,10 @@ def preload() -> None:
             importlib.import_module(found.name)
     for name in PRELOADED:
         importlib.import_module(name)
+    # DeepSpeed asks for it whenever it loads an op; each answer takes a process of its own and more than a second.
+    cpuinfo = importlib.import_module("cpuinfo")
+    known = cpuinfo.get_cpu_info()
+    cpuinfo.get_cpu_info = lambda: known
 
 
 def has_one_thread() -> bool:
@@ -111,7 +123,7 @@ def _take_over(request: Request, stdio: tuple[int, int, int], keep: tuple[int, .
     _close_others(keep)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty() or "-u" in request.words)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     os.chdir(request.cwd)
     _set_environment(request.environment)
     if shown_memory is not None:

@@ -1,14 +1,18 @@
 """Start the Python processes of the tests as forks of a warm process, which has everything loaded, where that is safe.
 
-`use_warm_process` puts a class of ours in the place of `subprocess.Popen`. A command `[sys.executable, "-m", module]` or
-`[sys.executable, script]` is then forked (`warm_process.py`) instead of executed; all else, and each command below, is
-started as ever. The process is real: a child of its caller with its own number, session, signals, files, environment
-and exit code, and it runs the same module as `__main__`. It differs in that the modules are there already. What such a
-process starts in the same way is forked from it in turn, so the ranks of a training start within a tenth of a second.
+`use_warm_process` replaces `subprocess.Popen` by a subclass. A command `[sys.executable, "-m", module, ...]` with a
+module of ours, DeepSpeed or torch, or one that runs a script of `tests/` or `launch/`, is then forked
+(`warm_process.py`) instead of executed. The result is a real process: a child of its caller with its own pid, session,
+signals, files, environment and exit code, and it runs the same module as `__main__`. It differs from a fresh one only
+in that the imports are done. What it starts in the same way is forked from it in turn, so that the ranks of a training
+start within a tenth of a second instead of ten.
 
-Not forked: `python -c`, which tests use to look at a fresh interpreter; commands whose environment sets what is read
-when an interpreter or a library starts (`STARTUP_VARIABLES`); what a process with several threads starts; and
-everything where Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...` tests with fresh interpreters throughout.
+These are executed as usual:
+- `python -c`, which tests use to look at a fresh interpreter, and scripts inside the package, which must not find it
+  loaded (the proof of an export);
+- commands whose environment changes what is read when an interpreter or a library starts (`STARTUP_VARIABLES`);
+- what a process with several threads starts, since a fork copies only one of them;
+- everything, if Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...`.
 """
 
 import ctypes
@@ -26,9 +30,10 @@ from z2all_ds.machine import default_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = "Z2ALL_TEST_FRESH"
+FORKED_PACKAGES = ("z2all_ds", "tests", "deepspeed", "torch")
 PR_SET_CHILD_SUBREAPER = 36
 STARTUP_VARIABLES = re.compile(
-    r"PYTHON(?!PATH|UNBUFFERED)|LD_|HF_|HUGGINGFACE|TRANSFORMERS|TORCH(?!_EXTENSIONS_DIR)|MKL|KMP|GOMP|OMP_(?!NUM_THREADS)"
+    r"PYTHON(?!PATH|UNBUFFERED)|LD_|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS|TORCH(?!_EXTENSIONS_DIR|INDUCTOR_CACHE_DIR)|MKL|KMP|GOMP|OMP_(?!NUM_THREADS)"
     r"|DS_|DEEPSPEED|MALLOC|MPL|HOME$|XDG|LANG|LC_"
 )
 
@@ -39,7 +44,7 @@ _lock = threading.Lock()
 
 
 class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """`subprocess.Popen` that forks where it can. The signature of `_execute_child` is that of Python 3.10 to 3.13."""
+    """`subprocess.Popen` that forks where it can."""
 
     def _execute_child(  # type: ignore[override]
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any, cwd: Any, env: Any,
@@ -79,8 +84,8 @@ def forkable_words(args: Any) -> list[str]:
         return []
     words = command[1:]
     rest = words[1:] if words[0] == "-u" else words
-    is_module = len(rest) > 1 and rest[0] == "-m"
-    is_script = bool(rest) and rest[0].endswith(".py") and Path(rest[0]).is_file()
+    is_module = len(rest) > 1 and rest[0] == "-m" and rest[1].partition(".")[0] in FORKED_PACKAGES
+    is_script = bool(rest) and any(Path(rest[0]).resolve().is_relative_to(ROOT / own) for own in ("tests", "launch"))
     return words if is_module or is_script else []
 
 
@@ -88,9 +93,7 @@ def can_fork(environment: dict[str, str]) -> bool:
     if FRESH in environment or not (_in_pytest or warm_process.has_one_thread()):
         return False
     return all(
-        _start_environment.get(name) == value
-        for name, value in environment.items()
-        if STARTUP_VARIABLES.match(name)
+        _start_environment.get(name) == value for name, value in environment.items() if STARTUP_VARIABLES.match(name)
     )
 
 

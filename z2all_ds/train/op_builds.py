@@ -36,9 +36,10 @@ def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
 
 
 def buildable_ops() -> list[str]:
-    """All that this machine can have: messages in shared memory are for ranks on a CPU, and async_io, which few runs
-    need, is left out where its library is missing."""
-    ops = [op for op in BUILDERS if op != "deepspeed_shm_comm" or not machine.gpu_count()]
+    """Return the ops that runs on this machine can use: messages in shared memory are for ranks on a CPU, fused_adam is
+    for GPUs, and async_io, which few runs need, is left out where its library is missing."""
+    of_the_other_device = "deepspeed_shm_comm" if machine.gpu_count() else "fused_adam"
+    ops = [op for op in BUILDERS if op != of_the_other_device]
     try:
         require_libaio()
     except MachineError as error:

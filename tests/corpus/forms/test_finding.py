@@ -14,10 +14,10 @@ from z2all_ds.errors import ConfigError, DataError
     ("name", "data", "form"),
     [
         ("a.jsonl", b"", "jsonl"),
-        ("a.ndjson.gz", gzip.compress(b"{}"), "jsonl"),
+        ("a.ndjson.gz", gzip.compress(b"{}", mtime=0), "jsonl"),
         ("a.json", b'\xef\xbb\xbf \n[{"a": 1}]', "json_array"),
         ("a.json", b'{"a": 1}', "jsonl"),
-        ("a.json.gz", gzip.compress(b" [{}]"), "json_array"),
+        ("a.json.gz", gzip.compress(b" [{}]", mtime=0), "json_array"),
         ("a.PARQUET", b"PAR1", "parquet"),
         ("a.pq", b"", "parquet"),
         ("a.md", b"x", "txt"),
