@@ -51,6 +51,7 @@ EXTRAS = {
     "dev": [
         "z2all_ds[corpus,tokenizer,ray,eval,board,tensorboard]",
         "pytest>=8",
+        "pytest-xdist>=3.7",
         "hypothesis>=6.100",
         "ruff>=0.9",
         "mypy>=1.14",

@@ -47,4 +47,4 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 wait "$builds"
 trap - EXIT
 workers=${Z2ALL_TEST_WORKERS:-$(($(nproc) + 1))}
-exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile "${tier[@]}" "$@"
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "${tier[@]}" "$@"

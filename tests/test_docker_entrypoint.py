@@ -201,6 +201,7 @@ def test_the_doctor_finds_both_nodes_and_every_way_between_them(key: Path, tmp_p
     assert {"node2 -> master", "run_dir"} <= set(values)
 
 
+@pytest.mark.extended
 @needs_nodes
 def test_a_launch_trains_on_both(key: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, "train.steps=4")

@@ -83,6 +83,7 @@ def test_lines_for_people() -> None:
     assert (second["failed"], second["costs"], second["overrides"]) == (failed.failed, None, ["ops.rope=torch"])
 
 
+@pytest.mark.extended
 def test_two_rows_through_the_command(small_corpus: Path, small_tokenizer: Path) -> None:
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     options = ["--ablate", "--rows", "naive,use_all", "--ranks", "1", "--steps", str(MIN_STEPS), "--json"]
@@ -105,6 +106,7 @@ def test_two_rows_through_the_command(small_corpus: Path, small_tokenizer: Path)
     assert lines == ["row", "naive", "use_all"]
 
 
+@pytest.mark.extended
 def test_a_row_that_fails_says_why_in_one_line(small_corpus: Path, small_tokenizer: Path) -> None:
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     row = AblationRow("liger", ("ops.rope=liger",))

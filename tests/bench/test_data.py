@@ -47,6 +47,7 @@ def sha256(tokens: "np.ndarray[Any, Any]") -> str:
     return hashlib.sha256(tokens.astype(np.int64).tobytes()).hexdigest()
 
 
+@pytest.mark.extended
 def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     folders = ("--corpus", small_corpus, "--tokenizer", small_tokenizer)
     size = ("--megabytes", "1", "--repeats", "1", "--shards", "16", "--shard-megabytes", "1")
@@ -83,6 +84,7 @@ def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path
     assert costs["packages"]["ours"].keys() == {"tokenizers", "torch", "numpy", "pyarrow", "orjson"}
 
 
+@pytest.mark.extended
 def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
     lines = texts_of(inputs, inputs.jsonl)
     assert len(lines) == inputs.documents > 50
@@ -168,6 +170,7 @@ def test_the_last_words_are_those_of_the_error() -> None:
     assert environments.last_words("") == "it said nothing"
 
 
+@pytest.mark.extended
 def test_a_process_that_fails_is_named(inputs: Inputs, tmp_path: Path) -> None:
     case = next(case for case in Cases(inputs, tmp_path).speed() if case.name == "raw jsonl")
     broken = Case(case.name, case.by, {**case.job, "corpus": str(tmp_path / "none")})

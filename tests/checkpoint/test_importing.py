@@ -16,6 +16,8 @@ from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.resources import find_named_file
 from z2all_ds.train.op_builds import prebuild
 
+pytestmark = pytest.mark.extended
+
 RANKS = [2, 3]
 """One rank alone: test_deepspeed_folders.py."""
 BF16 = {"overrides": ["train.precision=bf16"]}

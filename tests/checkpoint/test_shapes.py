@@ -18,6 +18,8 @@ from tests.helpers.training import launch_script
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.train.op_builds import prebuild
 
+pytestmark = pytest.mark.extended
+
 SCRIPT = Path(__file__).with_name("shape_ranks.py")
 JSONS = ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 RANKS = [1, 2, 3]

@@ -185,11 +185,13 @@ def test_nodes_that_are_well(nodes: list[node_lab.Node], tmp_path: Path) -> None
     assert health["reduce_ms"] > 0
 
 
+@pytest.mark.extended
 def test_it_can_be_left_out(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     code, found = looked_at(nodes, tmp_path, "--no-health")
     assert code == 0 and found["health"] is None
 
 
+@pytest.mark.extended
 def test_a_slow_network_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     # 30 Mbit/s, where the others have some gigabits: far beyond the noise of a busy machine.
     limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "30mbit", "burst", "32k", "latency", "400ms")
@@ -204,6 +206,7 @@ def test_a_slow_network_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> 
     assert code == ClusterError.exit_code
 
 
+@pytest.mark.extended
 def test_a_node_without_torch_is_named_and_the_others_go_on(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     path = f"{tmp_path}:{ROOT}"
@@ -233,6 +236,7 @@ print(json.dumps(asdict(found)))
 """
 
 
+@pytest.mark.extended
 def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     # The health test alone: the preflight's own connections would find this before.
     rule = ("INPUT", "-i", "eth0", "-p", "tcp", "!", "--dport", str(node_lab.SSH_PORT), "-j", "DROP")
@@ -265,6 +269,7 @@ def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tup
     return process, pid
 
 
+@pytest.mark.extended
 def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[1])
     while process.poll() is None:  # it has a fifth of the time
@@ -278,6 +283,7 @@ def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -
     assert not [finding for finding in found["findings"] if finding["status"] == FAIL]
 
 
+@pytest.mark.extended
 def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[2])
     os.kill(pid, signal.SIGKILL)

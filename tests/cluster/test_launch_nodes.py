@@ -74,7 +74,13 @@ def events(run_dir: Path, kind: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(
     ("number", "json", "launcher"),
-    [(2, "zero1", "pdsh"), (3, "zero3", "pdsh"), (2, "zero3", "ssh"), (3, "zero1", "ssh"), (2, "zero2", "openmpi")],
+    [
+        (2, "zero1", "pdsh"),
+        *(
+            pytest.param(*case, marks=pytest.mark.extended)
+            for case in [(3, "zero3", "pdsh"), (2, "zero3", "ssh"), (3, "zero1", "ssh"), (2, "zero2", "openmpi")]
+        ),
+    ],
 )
 def test_the_losses_of_one_node(
     launches: Launches, undisturbed: list[float], number: int, json: str, launcher: str
@@ -89,6 +95,7 @@ def test_the_losses_of_one_node(
     assert events(launches.place / "run", "stopped")
 
 
+@pytest.mark.extended
 def test_the_line_for_those_who_prefer_it(launches: Launches, undisturbed: list[float]) -> None:
     overrides = ["deepspeed=zero1", f"train.steps={STEPS}", "train.stop_at_step=3"]
     shown = launches.start("run", ["--dry-run"], overrides, launches.nodes[:2])
@@ -99,6 +106,7 @@ def test_the_line_for_those_who_prefer_it(launches: Launches, undisturbed: list[
     assert losses(launches.place / "run") == pytest.approx(undisturbed[:3], abs=TOLERANCE)
 
 
+@pytest.mark.extended
 def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float]) -> None:
     """Three nodes; a rank is killed, another one stopped, a node dies, two go on, it comes back, three go on."""
     run_dir, (_, second, third) = launches.place / "run", launches.nodes
@@ -129,6 +137,7 @@ def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float])
     assert [line.split()[0] for line in ranks] == ["3", "3", "3", "2", "3"]
 
 
+@pytest.mark.extended
 def test_a_cut_link(launches: Launches, undisturbed: list[float]) -> None:
     run_dir, third = launches.place / "run", launches.nodes[2]
     overrides = [f"train.steps={STEPS}", "train.stop_at_step=12", "deepspeed=zero1"]
@@ -148,6 +157,7 @@ def test_a_cut_link(launches: Launches, undisturbed: list[float]) -> None:
     assert fault["seconds"] < 30
 
 
+@pytest.mark.extended
 def test_a_full_disk_on_one_node(launches: Launches, undisturbed: list[float]) -> None:
     """Its view of the run's folder becomes a small full disk: saves fail there, and it is left out."""
     run_dir, second = launches.place / "run", launches.nodes[1]
@@ -165,6 +175,7 @@ def test_a_full_disk_on_one_node(launches: Launches, undisturbed: list[float]) -
     assert events(run_dir, "fault")[0]["host"] == "n1"
 
 
+@pytest.mark.extended
 def test_an_unfit_node_is_named_and_can_be_left_out(launches: Launches, tmp_path: Path) -> None:
     keys = launches.nodes[2].folder / "ssh" / "authorized_keys"
     right = keys.read_text()
@@ -181,6 +192,7 @@ def test_an_unfit_node_is_named_and_can_be_left_out(launches: Launches, tmp_path
         keys.write_text(right)
 
 
+@pytest.mark.extended
 def test_an_old_package_on_one_node(launches: Launches, tmp_path: Path) -> None:
     import z2all_ds
 
@@ -195,6 +207,7 @@ def test_an_old_package_on_one_node(launches: Launches, tmp_path: Path) -> None:
         third.run("umount", str(file))
 
 
+@pytest.mark.extended
 def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
     run_dir = launches.place / "run"
     launch = launches.start("run", [], ["train.steps=100000", "deepspeed=zero3"], launches.nodes[:2])
@@ -210,6 +223,7 @@ def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
     assert saved["step"] == len(metrics(run_dir))
 
 
+@pytest.mark.extended
 def test_two_ctrl_c_end_it_at_once_and_leave_nothing(launches: Launches) -> None:
     run_dir, used = launches.place / "run", launches.nodes[:2]
     overrides = ["train.steps=100000", "checkpoint.snapshot_every=1", "checkpoint.every_steps=100000"]
@@ -231,6 +245,7 @@ def snapshots_in(node: Node) -> list[str]:
     return [name for name in node.run("ls", "/dev/shm").stdout.split() if name.startswith("z2all_")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
 def test_a_killed_launcher_leaves_nothing(launches: Launches, launcher: str) -> None:
     if launcher == "openmpi" and not shutil.which("ompi_info"):
@@ -246,6 +261,7 @@ def test_a_killed_launcher_leaves_nothing(launches: Launches, launcher: str) -> 
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.extended
 def test_nothing_secret_is_shown_or_on_a_command_line(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-secret-0123")
     run_dir = launches.place / "run"

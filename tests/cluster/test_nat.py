@@ -16,7 +16,7 @@ from tests.helpers import nat_lab
 from tests.helpers.command import ROOT
 from tests.helpers.node_lab import SSH_PORT, Node
 from tests.helpers.training import losses, run_arguments, train
-from z2all_ds.machine import private_temp_dir, usable_cores
+from z2all_ds.machine import private_temp_dir
 
 TUNNEL = "ssh -F none -N"
 
@@ -96,8 +96,9 @@ def test_the_doctor_names_the_pairs_that_cannot_talk(boxes: list[Node], tmp_path
     assert [name for name, finding in found.items() if finding["status"] == "fail"] == ["box1 -> box2", "box2 -> box1"]
 
 
+@pytest.mark.extended
 def test_training_through_an_overlay(
-    boxes: list[Node], tmp_path: Path, small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    boxes: list[Node], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     hostfile, inside, pair = write_hostfile(tmp_path / "hosts.yaml", 2), tmp_path / "inside.yaml", boxes[:2]
     settings = ("train.steps=6", "deepspeed=zero1")
@@ -115,14 +116,13 @@ def test_training_through_an_overlay(
         down = overlay(boxes[0], "down", hostfile)
     assert down.returncode == 0, down.stderr
     assert_nothing_left(pair, keys_before)
-    # A rank that is alone on its node has all cores, and some processors sum in another order with more threads.
-    monkeypatch.setenv("OMP_NUM_THREADS", str(usable_cores()))
     near = train(tmp_path / "near", small_corpus, small_tokenizer, *settings)
     assert near.returncode == 0, near.stderr
     assert len(losses(tmp_path / "far")) == 6
     assert losses(tmp_path / "far") == losses(tmp_path / "near")
 
 
+@pytest.mark.extended
 def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
     """box2's tunnel is killed, box3's network is cut: both are told, and the next `up` restores them and no other."""
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
@@ -164,6 +164,7 @@ def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
     assert states(boxes[0], hostfile) == ["none", "none", "none"]
 
 
+@pytest.mark.extended
 def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
     try:
@@ -183,6 +184,7 @@ def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
     assert_nothing_left(boxes, keys_before)
 
 
+@pytest.mark.extended
 def test_by_vxlan(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
     keys_before = keys(boxes[0])
@@ -198,6 +200,7 @@ def test_by_vxlan(boxes: list[Node], tmp_path: Path) -> None:
     assert_nothing_left(boxes, keys_before)
 
 
+@pytest.mark.extended
 def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 3), keys(boxes[0])
     assert overlay(boxes[0], "up", hostfile).returncode == 0
@@ -218,6 +221,7 @@ def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> 
     assert_nothing_left(boxes, keys_before)
 
 
+@pytest.mark.extended
 def test_two_nodes_on_one_network_stack(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
     content = yaml.safe_load(hostfile.read_text())
@@ -229,6 +233,7 @@ def test_two_nodes_on_one_network_stack(boxes: list[Node], tmp_path: Path) -> No
     assert_nothing_left(boxes, keys_before)
 
 
+@pytest.mark.extended
 def test_a_hub_that_is_not_reached(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     hostfile.write_text(hostfile.read_text().replace("ssh_port: 30022", "ssh_port: 30099"))
@@ -241,6 +246,7 @@ def test_a_hub_that_is_not_reached(boxes: list[Node], tmp_path: Path) -> None:
     assert_nothing_left(boxes, keys_before)
 
 
+@pytest.mark.extended
 def test_a_hub_that_permits_no_tunnel(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     config = boxes[0].folder / "sshd_config"

@@ -80,6 +80,7 @@ def ranks_on(node: Node) -> list[int]:
     return [pid for pid, command in found.items() if "srun" not in command and "launcher" not in command]
 
 
+@pytest.mark.extended
 def test_the_losses_of_one_rank_on_all_of_the_allocation_without_ssh(
     lab: Lab, undisturbed: list[float], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_the_losses_of_one_rank_on_all_of_the_allocation_without_ssh(
     assert_nothing_is_left(lab.nodes)
 
 
+@pytest.mark.extended
 def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
     assert "very-secret" not in commands + launch.output
 
 
+@pytest.mark.extended
 def test_where_ssh_is_closed_the_way_without_it_is_named(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_where_ssh_is_closed_the_way_without_it_is_named(
     assert line.endswith("Where ssh to nodes is closed, launch with --no-preflight.")
 
 
+@pytest.mark.extended
 def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
     launch = lab.start([], ["--no-preflight"], arguments)
@@ -150,6 +154,7 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
     assert_nothing_is_left(lab.nodes, within_seconds=3.0)
 
 
+@pytest.mark.extended
 def test_a_killed_launcher_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
     launch = lab.start([], ["--no-preflight"], arguments)

@@ -136,6 +136,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 def test_an_error_on_ray_ends_the_other_tasks(tmp_path: Path) -> None:
     script = tmp_path / "tasks.py"
     script.write_text(FAILS_BESIDE_A_SLEEPER)

@@ -156,6 +156,7 @@ def test_workers_give_the_same_batches_and_go(corpus: Path) -> None:
         wait_until(lambda: not children())
 
 
+@pytest.mark.extended
 def test_error_of_a_worker_comes_as_its_one_line(corpus: Path) -> None:
     (corpus / "web-00010.jsonl").unlink()
     with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=2) as loader:
@@ -165,6 +166,7 @@ def test_error_of_a_worker_comes_as_its_one_line(corpus: Path) -> None:
     wait_until(lambda: not children())
 
 
+@pytest.mark.extended
 def test_a_worker_that_dies_is_named(corpus: Path) -> None:
     with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=1, prefetch_batches=1) as loader:
         next(loader)
@@ -174,6 +176,7 @@ def test_a_worker_that_dies_is_named(corpus: Path) -> None:
             list(itertools.islice(loader, 100_000))
 
 
+@pytest.mark.extended
 def test_two_ranks_with_two_workers_each(corpus: Path, tmp_path: Path) -> None:
     """Real gloo ranks, real DataLoader workers, a stop, and a resume as one rank without any: one unbroken sequence."""
     script = Path(loader_ranks.__file__)

@@ -2,6 +2,7 @@
 
 A fresh interpreter spends 5 to 14 s on those imports; a fork spends none. The warm process itself never computes and
 has one thread, so a fork of it is as clean as a new interpreter. `warm_python.py` describes what is started this way.
+A second one has loaded torch and transformers only, for the proof that an export works without the package.
 """
 
 import atexit
@@ -29,6 +30,8 @@ PADDING_BYTES = 16_000
 """Room for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
 
 NOT_PRELOADED = ("z2all_ds.__main__", "z2all_ds.ops.kernels", "z2all_ds.bench", "z2all_ds.cli.__main__")
+PACKAGE, BARE = "package", "bare"
+"""What a warm process has loaded."""
 PRELOADED = (
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launch",
@@ -40,8 +43,17 @@ PRELOADED = (
 )
 
 
-def preload() -> None:
-    """Import the package with everything that it loads late."""
+def preload_bare() -> None:
+    """Import what the user of an exported folder has."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    for name in ("safetensors.torch", "transformers.models.llama.modeling_llama", "transformers.generation.utils"):
+        importlib.import_module(name)
+    assert "z2all_ds" not in sys.modules
+
+
+def preload_package() -> None:
+    """Import the package with everything that it loads late; what these forks start are forks again."""
     import z2all_ds
 
     for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):
@@ -53,6 +65,9 @@ def preload() -> None:
     cpuinfo = importlib.import_module("cpuinfo")
     known = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: known
+    from tests.helpers import warm_python
+
+    warm_python.use_forks_of_this_process()
 
 
 def has_one_thread() -> bool:
@@ -227,10 +242,7 @@ def main(argv: list[str]) -> None:
     global shown_memory
     os.environ.pop(PADDING, None)
     shown_memory = ShownMemory()
-    preload()
-    from tests.helpers import warm_python
-
-    warm_python.use_forks_of_this_process()
+    (preload_bare if argv[2] == BARE else preload_package)()
     assert has_one_thread(), os.listdir("/proc/self/task")
     gc.collect()
     gc.freeze()

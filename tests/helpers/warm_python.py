@@ -5,11 +5,11 @@ module of ours, DeepSpeed or torch, or one that runs a script of `tests/` or `la
 (`warm_process.py`) instead of executed. The result is a real process: a child of its caller with its own pid, session,
 signals, files, environment and exit code, and it runs the same module as `__main__`. It differs from a fresh one only
 in that the imports are done. What it starts in the same way is forked from it in turn, so that the ranks of a training
-start within a tenth of a second instead of ten.
+start within a tenth of a second instead of ten. The proof of an export, which must not find the package loaded, has a
+warm process of its own.
 
 These are executed as usual:
-- `python -c`, which tests use to look at a fresh interpreter, and scripts inside the package, which must not find it
-  loaded (the proof of an export);
+- `python -c`, which tests use to look at a fresh interpreter;
 - commands whose environment changes what is read when an interpreter or a library starts (`STARTUP_VARIABLES`);
 - what a process with several threads starts, since a fork copies only one of them;
 - everything, if Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...`.
@@ -30,6 +30,7 @@ from z2all_ds.machine import default_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = "Z2ALL_TEST_FRESH"
+EXPORT_PROOF = ROOT / "z2all_ds" / "export" / "standalone_check.py"
 FORKED_PACKAGES = ("z2all_ds", "tests", "deepspeed", "torch")
 PR_SET_CHILD_SUBREAPER = 36
 STARTUP_VARIABLES = re.compile(
@@ -39,7 +40,7 @@ STARTUP_VARIABLES = re.compile(
 
 _start_environment: dict[str, str] = {}
 _in_pytest = False
-_connection: socket.socket | None = None
+_connections: dict[str, socket.socket] = {}
 _lock = threading.Lock()
 
 
@@ -60,6 +61,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             not (is_plain and close_fds and words and can_fork(environment))
             or (group and group[0] != -1)
             or (_in_pytest and pass_fds)
+            or (not _in_pytest and words[0] == str(EXPORT_PROOF))
             or (cwd is not None and not os.path.isdir(cwd))
         ):
             super()._execute_child(  # type: ignore[misc]
@@ -85,7 +87,9 @@ def forkable_words(args: Any) -> list[str]:
     words = command[1:]
     rest = words[1:] if words[0] == "-u" else words
     is_module = len(rest) > 1 and rest[0] == "-m" and rest[1].partition(".")[0] in FORKED_PACKAGES
-    is_script = bool(rest) and any(Path(rest[0]).resolve().is_relative_to(ROOT / own) for own in ("tests", "launch"))
+    is_script = bool(rest) and any(
+        Path(rest[0]).resolve().is_relative_to(place) for place in (ROOT / "tests", ROOT / "launch", EXPORT_PROOF)
+    )
     return words if is_module or is_script else []
 
 
@@ -99,14 +103,15 @@ def can_fork(environment: dict[str, str]) -> bool:
 
 def _ask(request: warm_process.Request, stdio: tuple[int, int, int]) -> int:
     """Let the warm process fork one; it becomes our child."""
-    global _connection
     prctl = ctypes.CDLL(None).prctl
+    kind = warm_process.BARE if request.words[0] == str(EXPORT_PROOF) else warm_process.PACKAGE
     with _lock:
-        _connection = _connection or _start_warm_process()
+        if kind not in _connections:
+            _connections[kind] = _start_warm_process(kind)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            socket.send_fds(_connection, [request.to_json()], list(stdio))
-            answer = _connection.recv(100)
+            socket.send_fds(_connections[kind], [request.to_json()], list(stdio))
+            answer = _connections[kind].recv(100)
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert answer, "the warm process has ended"
@@ -136,10 +141,10 @@ def use_warm_process() -> None:
     subprocess.Popen = WarmPopen  # type: ignore[misc]
 
 
-def _start_warm_process() -> socket.socket:
+def _start_warm_process(kind: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     padding = "x" * warm_process.PADDING_BYTES
-    command = [sys.executable, "-m", "tests.helpers.warm_process", str(theirs.fileno()), padding]
+    command = [sys.executable, "-m", "tests.helpers.warm_process", str(theirs.fileno()), kind, padding]
     environment = {**_start_environment, warm_process.PADDING: padding}
     subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=(theirs.fileno(),))
     theirs.close()

@@ -135,6 +135,7 @@ def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks and one GPU; the CPU shows the same")
 
 
+@pytest.mark.extended
 @needs_no_gpu
 @pytest.mark.parametrize("shape", PARTITIONED)
 def test_a_llama_folder_loads_into_zero3_partitions(shape: str, partitioned: Path) -> None:
@@ -146,6 +147,7 @@ def test_a_llama_folder_loads_into_zero3_partitions(shape: str, partitioned: Pat
         assert relative_difference(logits, llama(some_ids(2, 9)).logits) <= 2 * SAME_VALUES
 
 
+@pytest.mark.extended
 @needs_no_gpu
 @pytest.mark.parametrize("shape", PARTITIONED)
 def test_zero3_partitions_save_under_stock_keys(shape: str, partitioned: Path) -> None:
@@ -162,6 +164,7 @@ def test_zero3_partitions_save_under_stock_keys(shape: str, partitioned: Path) -
         assert torch.equal(loaded(some_ids(2, 9)).logits, llama(some_ids(2, 9)).logits)
 
 
+@pytest.mark.extended
 @needs_no_gpu
 def test_zero3_draws_a_missing_weight_new_and_keeps_the_others(partitioned: Path) -> None:
     _, llama = pair()

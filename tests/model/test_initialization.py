@@ -39,6 +39,7 @@ def written_by_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks and one GPU; the CPU shows the same")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)

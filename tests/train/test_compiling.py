@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [*STAGES, *FREEING])
 def test_losses_are_those_of_eager_layers(name: str, runs: Path) -> None:
     found, wanted = losses(runs / f"{name}_compiled"), losses(runs / name)
@@ -61,10 +62,12 @@ def test_losses_are_those_of_eager_layers(name: str, runs: Path) -> None:
     assert wanted[-1] < wanted[0]
 
 
+@pytest.mark.extended
 def test_checkpointing_alone_changes_no_bit_of_a_run(runs: Path) -> None:
     assert losses(runs / "full") == losses(runs / "zero3")
 
 
+@pytest.mark.extended
 def test_the_terminal_says_what_is_compiled_and_why(runs: Path) -> None:
     def said(run: str) -> str:
         lines = (runs / run / "logs" / "rank_0000.log").read_text().splitlines()
@@ -121,6 +124,7 @@ def kept_by_regions(loss: Tensor) -> list[Tensor]:
     return kept
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("device", devices())
 def test_one_region_serves_all_layers_and_keeps_no_view_of_a_weight(device: str, fresh_compiler: None) -> None:
     ops = ops_to_compile({}, Situation(device, "fp32", 16))
@@ -204,6 +208,7 @@ def test_what_is_asked_for_is_taken_and_auto_is_what_can_be_fused() -> None:
         ops_to_compile({"rope": "triton"}, Situation("cpu", "fp32", 16))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("choice", ["selective", "full"])
 def test_an_op_that_is_not_traced_runs_between_pieces(
     choice: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch

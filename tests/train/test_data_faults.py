@@ -25,6 +25,8 @@ from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.train.inputs import stream_spec
 
+pytestmark = pytest.mark.extended
+
 STEPS, SAVED_EVERY, SAMPLES_PER_STEP = 120, 20, 8
 STOPPED_AFTER = 20
 SEEN = 22

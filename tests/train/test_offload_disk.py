@@ -131,6 +131,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ON_DISK_JSONS)
 def test_states_on_a_disk_give_the_same_losses(name: str, runs: Path) -> None:
     # CPU Adam has its own formula: single roundings of fp32, grown over the steps.
@@ -139,16 +140,19 @@ def test_states_on_a_disk_give_the_same_losses(name: str, runs: Path) -> None:
     assert {file.parent.name for file in states} == {"rank0", "rank1"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ON_DISK_JSONS)
 def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
     assert losses(runs / f"{name}_stopped") == losses(runs / name)
     assert len(losses(runs / name)) == 10
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("name", "other"), CHANGES)
 def test_between_disk_and_memory_the_losses_go_on(name: str, other: str, runs: Path) -> None:
     assert losses(runs / f"{name}_to_{other}") == pytest.approx(losses(runs / name)[5:], rel=2e-6)
 
 
+@pytest.mark.extended
 def test_the_export_is_proven(runs: Path) -> None:
     assert export_checkpoint(runs / "zero3_nvme", dtype="fp32").verdict.max_relative_difference <= 1e-4

@@ -61,6 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     return folder
 
 
+@pytest.mark.extended
 def test_tokens_and_lengths(runs: Path) -> None:
     tokens = [record["tokens_seen"] for record in metrics(runs / "whole")]
     assert tokens == [
@@ -79,6 +80,7 @@ def stage_events(run: Path) -> list[tuple[Any, ...]]:
     return [(event["step"], event["name"], event["sequence_length"]) for event in events]
 
 
+@pytest.mark.extended
 def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
     told = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
@@ -93,12 +95,14 @@ def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
     assert stage_events(runs / "one") == stage_events(runs / "plain") == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("run", ["within", "border", "workers"])
 def test_stops_and_workers_change_no_bit(run: str, runs: Path) -> None:
     for key in ("step", "tokens_seen", "loss", "loss_of_code", "loss_of_en", "loss_of_zh", "lr", "grad_norm"):
         assert [r.get(key) for r in metrics(runs / run)] == [r.get(key) for r in metrics(runs / "whole")], key
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("run", ["zero3", "large_micro"])
 def test_other_ways_to_compute_it_agree(run: str, runs: Path) -> None:
     """Sums are formed in another order: single roundings of fp32, grown over 12 steps."""
@@ -107,6 +111,7 @@ def test_other_ways_to_compute_it_agree(run: str, runs: Path) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+@pytest.mark.extended
 def test_stages_that_change_nothing_change_no_bit(runs: Path) -> None:
     """Of one domain: with several, a stage begins its mixture anew."""
     assert losses(runs / "same") == losses(runs / "plain") == losses(runs / "one")
@@ -122,6 +127,7 @@ def first_step_of_stage(runs: Path, step: int, rope_theta: float) -> float:
     return loss_of(run, checkpoint, list(islice(stream, 4)), rope_theta)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("step", "rope_theta"), [(5, 50000.0), (9, 1e6)])
 def test_the_first_step_of_a_stage_is_that_of_its_samples_and_positions(
     step: int, rope_theta: float, runs: Path
@@ -131,6 +137,7 @@ def test_the_first_step_of_a_stage_is_that_of_its_samples_and_positions(
     assert first_step_of_stage(runs, step, 10000.0) != pytest.approx(seen, rel=2e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("step", "rope_theta", "length"), [(5, 10000.0, 32), (6, 50000.0, 64), (12, 1e6, 48)])
 def test_an_export_has_the_positions_of_the_stage_that_made_it(
     step: int, rope_theta: float, length: int, runs: Path
@@ -145,6 +152,7 @@ def test_an_export_has_the_positions_of_the_stage_that_made_it(
     assert f"| tokens seen | {metrics(runs / 'whole')[step - 1]['tokens_seen']:,} |" in card
 
 
+@pytest.mark.extended
 def test_stages_to_come_may_be_changed_and_those_past_not(runs: Path) -> None:
     lines = RunFolder(runs / "moved").rank_log(0).read_text().splitlines()
     (refused,) = {line for line in lines if line.startswith("ConfigError")}

@@ -195,7 +195,10 @@ def unbroken(slow_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.
     return files_in(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.extended) for number in (signal.SIGINT, signal.SIGTERM))],
+)
 def test_stopped_for_real_and_run_again(
     slow_corpus: Path, small_tokenizer: Path, unbroken: dict[str, bytes], tmp_path: Path, number: signal.Signals
 ) -> None:

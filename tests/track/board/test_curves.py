@@ -256,6 +256,7 @@ def test_steps_left_out_do_not_count(tmp_path: Path) -> None:
     assert read_all(curves_of(path), path).counted_seconds() == pytest.approx(1.5)
 
 
+@pytest.mark.extended
 def test_soak(tmp_path: Path) -> None:
     """A million records by the run's own writer, followed by the real board as they come; then the run goes back."""
     records, folder = 1_000_000, RunFolder(tmp_path)

@@ -14,6 +14,8 @@ from z2all_ds.machine import default_environment
 from z2all_ds.train.op_builds import prebuild
 from z2all_ds.train.optimizers import KINDS, OptimizerSituation
 
+pytestmark = pytest.mark.extended
+
 RANK = Path(__file__).with_name("resuming.py")
 STEPS = 8
 KINDS_HERE = ["adamw", "adamw_bf16", "lion", "adafactor", "adamw_8bit"]
