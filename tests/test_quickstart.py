@@ -113,6 +113,7 @@ def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
     assert losses(out / "run")[-1] < losses(out / "run")[0]
 
 
+@pytest.mark.extended
 def test_a_second_call_has_nothing_to_train(unbroken: tuple[Path, str]) -> None:
     out = unbroken[0]
     before = (out / "run" / "events.jsonl").read_text()
@@ -121,6 +122,7 @@ def test_a_second_call_has_nothing_to_train(unbroken: tuple[Path, str]) -> None:
     assert (out / "run" / "events.jsonl").read_text() == before
 
 
+@pytest.mark.extended
 def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], prepared: Path, tmp_path: Path) -> None:
     process = start_and_wait_for_step(prepared, 6, tmp_path / "log")
     process.send_signal(signal.SIGINT)
@@ -133,6 +135,7 @@ def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], p
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 
+@pytest.mark.extended
 def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
     unbroken: tuple[Path, str], prepared: Path, tmp_path: Path
 ) -> None:
