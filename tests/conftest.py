@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
 
 from tests.helpers import warm_python
@@ -21,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and the processes under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# On a loaded machine any example may take long.
+hypothesis.settings.register_profile("z2all", deadline=None)
+hypothesis.settings.load_profile("z2all")
 
 # Several tests run at once, and threads of tiny products that wait for a core cost more than they calculate.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

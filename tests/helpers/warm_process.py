@@ -7,6 +7,7 @@ A second one has loaded torch and transformers only, for the proof that an expor
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -20,11 +21,15 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 STDIO = (0, 1, 2)
+HIGH = 200
+"""Descriptors from here on are out of the way of those that a request names."""
+NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Ignored by a warm process, which may be in the group of the one it serves and ends with it."""
 PADDING = "Z2ALL_TEST_PADDING"
 PADDING_BYTES = 16_000
 """Room for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
@@ -53,7 +58,7 @@ def preload_bare() -> None:
 
 
 def preload_package() -> None:
-    """Import the package with everything that it loads late; what these forks start are forks again."""
+    """Import the package with everything that it loads late."""
     import z2all_ds
 
     for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):
@@ -67,12 +72,9 @@ def preload_package() -> None:
     cpuinfo.get_cpu_info = lambda: known
     from tests.helpers import warm_python
 
-    warm_python.use_forks_of_this_process()
-
-
-def has_one_thread() -> bool:
-    """Whether a fork of this process is safe: thread pools, which a fork does not copy, have not been started."""
-    return len(os.listdir("/proc/self/task")) == 1
+    global on_fork
+    on_fork = warm_python.use_twin
+    warm_python.replace_popen(dict(os.environ))
 
 
 class ShownMemory:
@@ -96,13 +98,19 @@ class ShownMemory:
 
 
 shown_memory: ShownMemory | None = None
+on_fork: Callable[[socket.socket], None] | None = None
+"""Called in a new process with the connection to its twin."""
 
 
 class Request:
     """One process to start: the words of its command line after the interpreter, and its surroundings."""
 
-    def __init__(self, words: list[str], environment: dict[str, str], cwd: str, new_session: bool) -> None:
+    def __init__(
+        self, words: list[str], environment: dict[str, str], cwd: str, new_session: bool, passed: tuple[int, ...] = ()
+    ) -> None:
+        """`passed`: the numbers that the descriptors sent with the request have there, after those of stdio."""
         self.words, self.environment, self.cwd, self.new_session = words, environment, cwd, new_session
+        self.passed = passed
 
     def to_json(self) -> bytes:
         return json.dumps(vars(self)).encode("utf-8", "surrogateescape")
@@ -112,11 +120,17 @@ class Request:
         return cls(**json.loads(text.decode("utf-8", "surrogateescape")))
 
 
-def run_in_fork(request: Request, stdio: tuple[int, int, int], keep: tuple[int, ...] = ()) -> NoReturn:
-    """In a new fork: become the process that was asked for, and end as it would."""
+def run_in_fork(request: Request, descriptors: list[int], asker: socket.socket) -> NoReturn:
+    """In a new fork: become the process that was asked for, tell its pid, and end as it would."""
     code: int = 1
     try:
-        _take_over(request, stdio, keep)
+        if request.new_session:
+            os.setsid()
+        twin = _start_twin()
+        asker = _take_descriptors(descriptors, [*STDIO, *request.passed], asker, twin)
+        _take_over(request)
+        asker.send(str(os.getpid()).encode())
+        asker.close()
         code = _run(request.words)
     except BaseException:  # of this file itself, not of the process that was asked for
         sys.excepthook(*sys.exc_info())
@@ -124,18 +138,31 @@ def run_in_fork(request: Request, stdio: tuple[int, int, int], keep: tuple[int, 
         os._exit(code)
 
 
-def _take_over(request: Request, stdio: tuple[int, int, int], keep: tuple[int, ...]) -> None:
-    if request.new_session:
-        os.setsid()
-    for number in range(1, signal.NSIG):
-        # As exec does: what is ignored stays so, all else is the default.
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python itself does when it starts
-    high = [os.dup(descriptor) for descriptor in stdio]
-    for target, descriptor in zip(STDIO, high, strict=True):
-        os.dup2(descriptor, target)
-    _close_others(keep)
+def _start_twin() -> socket.socket:
+    """Fork the process that will fork what this one starts; it is of the same session and group."""
+    ours, of_twin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        _close_all_but(*STDIO, of_twin.fileno())
+        serve(of_twin)
+        os._exit(0)
+    of_twin.close()
+    return ours
+
+
+def _take_descriptors(given: list[int], wanted: list[int], asker: socket.socket, twin: socket.socket) -> socket.socket:
+    """Put the descriptors given in the places wanted and close all others but the two connections."""
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, HIGH) for number in (asker.detach(), twin.detach(), *given)]
+    for number, place in zip(high[2:], wanted, strict=True):
+        os.dup2(number, place, inheritable=place in STDIO)
+    _close_all_but(*wanted, *high[:2])
+    if on_fork is not None:
+        on_fork(socket.socket(fileno=high[1]))
+    return socket.socket(fileno=high[0])
+
+
+def _take_over(request: Request) -> None:
+    for number in NOT_FOR_US:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty() or "-u" in request.words)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
@@ -148,9 +175,9 @@ def _take_over(request: Request, stdio: tuple[int, int, int], keep: tuple[int, .
         sys.modules["numpy"].random.seed()
 
 
-def _close_others(keep: tuple[int, ...]) -> None:
+def _close_all_but(*kept: int) -> None:
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (*STDIO, *keep):
+        if int(name) not in kept:
             try:
                 os.close(int(name))
             except OSError:  # the listing's own
@@ -166,9 +193,9 @@ def _set_environment(environment: dict[str, str]) -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Run `[-u] -m module ...` or `[-u] script ...` as the interpreter does, and return the exit code."""
+    """Run `[-u] -m module ...`, `[-u] script ...` or `-c code ...` as the interpreter does; return the exit code."""
     words = [word for index, word in enumerate(words) if word != "-u" or index]
-    first = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
+    first = os.getcwd() if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)
     sys.path[0] = first
     extra = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.path[1:1] = extra
@@ -179,6 +206,9 @@ def _run(words: list[str]) -> int:
             sys.argv = ["-m", *words[2:]]
             sys.modules.pop(words[1], None)
             runpy._run_module_as_main(words[1])
+        elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(words[1], vars(sys.modules["__main__"]))
         else:
             sys.argv = words
             vars(sys.modules["__main__"]).update(runpy.run_path(words[0], run_name="__main__"))
@@ -211,30 +241,27 @@ def _finish() -> None:
             continue
 
 
-def _requests(connection: socket.socket) -> Iterator[tuple[Request, tuple[int, int, int]]]:
+def serve(connection: socket.socket) -> None:
+    """Fork a process for each request, until the one who asks has ended.
+
+    The new process becomes a child of whoever asks: its parent here ends at once, and the one who asks has declared
+    itself the heir of orphans (PR_SET_CHILD_SUBREAPER). It has a twin, forked before it does anything, which serves its
+    own requests in the same way: what it starts is as clean as itself, whatever it has done since.
+    """
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 3)
+        message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 20)
         if not message:
             return
-        yield Request.from_json(message), tuple(descriptors)  # type: ignore[misc]
-
-
-def serve(connection: socket.socket) -> None:
-    """Fork a process for each request. It becomes a child of whoever asks: its parent here ends at once, and the one
-    who asks has declared itself the heir of orphans (PR_SET_CHILD_SUBREAPER)."""
-    for request, stdio in _requests(connection):
         between = os.fork()
         if between == 0:
             own = os.getpid()
             if os.fork() == 0:
                 while os.getppid() == own:
                     time.sleep(0.0005)
-                connection.send(str(os.getpid()).encode())
-                connection.detach()
-                run_in_fork(request, stdio)
+                run_in_fork(Request.from_json(message), descriptors, connection)
             os._exit(0)
         os.waitpid(between, 0)
-        for descriptor in stdio:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
@@ -243,7 +270,9 @@ def main(argv: list[str]) -> None:
     os.environ.pop(PADDING, None)
     shown_memory = ShownMemory()
     (preload_bare if argv[2] == BARE else preload_package)()
-    assert has_one_thread(), os.listdir("/proc/self/task")
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork copies only one thread"
+    for number in NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=int(argv[1])))

@@ -8,14 +8,16 @@ in that the imports are done. What it starts in the same way is forked from it i
 start within a tenth of a second instead of ten. The proof of an export, which must not find the package loaded, has a
 warm process of its own.
 
+Workers of multiprocessing's method "spawn" are forked in the same way.
+
 These are executed as usual:
 - `python -c`, which tests use to look at a fresh interpreter;
 - commands whose environment changes what is read when an interpreter or a library starts (`STARTUP_VARIABLES`);
-- what a process with several threads starts, since a fork copies only one of them;
 - everything, if Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...`.
 """
 
 import ctypes
+import multiprocessing.util
 import os
 import re
 import socket
@@ -34,13 +36,15 @@ EXPORT_PROOF = ROOT / "z2all_ds" / "export" / "standalone_check.py"
 FORKED_PACKAGES = ("z2all_ds", "tests", "deepspeed", "torch")
 PR_SET_CHILD_SUBREAPER = 36
 STARTUP_VARIABLES = re.compile(
-    r"PYTHON(?!PATH|UNBUFFERED)|LD_|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS|TORCH(?!_EXTENSIONS_DIR|INDUCTOR_CACHE_DIR)|MKL|KMP|GOMP|OMP_(?!NUM_THREADS)"
+    r"PYTHON(?!PATH|UNBUFFERED|BREAKPOINT)|LD_|HF_(?!XET|\w*OFFLINE)|HUGGINGFACE|TRANSFORMERS_(?!OFFLINE)"
+    r"|TORCH(?!_EXTENSIONS_DIR|INDUCTOR_CACHE_DIR)|MKL|KMP_(?!DUPLICATE)|GOMP|OMP_(?!NUM_THREADS)"
     r"|DS_|DEEPSPEED|MALLOC|MPL|HOME$|XDG|LANG|LC_"
 )
 
 _start_environment: dict[str, str] = {}
-_in_pytest = False
 _connections: dict[str, socket.socket] = {}
+_is_fork = False
+_spawn_fresh = multiprocessing.util.spawnv_passfds
 _lock = threading.Lock()
 
 
@@ -60,8 +64,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         if (
             not (is_plain and close_fds and words and can_fork(environment))
             or (group and group[0] != -1)
-            or (_in_pytest and pass_fds)
-            or (not _in_pytest and words[0] == str(EXPORT_PROOF))
+            or pass_fds
+            or (_is_fork and words[0] == str(EXPORT_PROOF))
             or (cwd is not None and not os.path.isdir(cwd))
         ):
             super()._execute_child(  # type: ignore[misc]
@@ -72,7 +76,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         request = warm_process.Request(words, environment, os.path.abspath(cwd or os.curdir), bool(new_session))
         given = (p2cread, c2pwrite, errwrite)
         stdio = tuple(own if number == -1 else number for own, number in zip(warm_process.STDIO, given, strict=True))
-        self.pid = _ask(request, stdio) if _in_pytest else _fork(request, stdio, pass_fds)  # type: ignore[arg-type]
+        self.pid = _ask(request, stdio)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -94,14 +98,23 @@ def forkable_words(args: Any) -> list[str]:
 
 
 def can_fork(environment: dict[str, str]) -> bool:
-    if FRESH in environment or not (_in_pytest or warm_process.has_one_thread()):
-        return False
-    return all(
+    return FRESH not in environment and all(
         _start_environment.get(name) == value for name, value in environment.items() if STARTUP_VARIABLES.match(name)
     )
 
 
-def _ask(request: warm_process.Request, stdio: tuple[int, int, int]) -> int:
+def spawn_worker(path: Any, args: list[Any], passfds: Any) -> int:
+    """`multiprocessing.util.spawnv_passfds` for the workers of the method "spawn"."""
+    words = [os.fsdecode(word) for word in args]
+    environment = dict(os.environ)
+    if words[-1] != "--multiprocessing-fork" or not can_fork(environment):
+        return _spawn_fresh(path, args, passfds)
+    passed = tuple(sorted(map(int, passfds)))
+    request = warm_process.Request(words[words.index("-c") :], environment, os.getcwd(), False, passed)
+    return _ask(request, (*warm_process.STDIO, *passed))
+
+
+def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
     """Let the warm process fork one; it becomes our child."""
     prctl = ctypes.CDLL(None).prctl
     kind = warm_process.BARE if request.words[0] == str(EXPORT_PROOF) else warm_process.PACKAGE
@@ -110,7 +123,7 @@ def _ask(request: warm_process.Request, stdio: tuple[int, int, int]) -> int:
             _connections[kind] = _start_warm_process(kind)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            socket.send_fds(_connections[kind], [request.to_json()], list(stdio))
+            socket.send_fds(_connections[kind], [request.to_json()], list(descriptors))
             answer = _connections[kind].recv(100)
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -118,27 +131,23 @@ def _ask(request: warm_process.Request, stdio: tuple[int, int, int]) -> int:
     return int(answer)
 
 
-def _fork(request: warm_process.Request, stdio: tuple[int, int, int], keep: tuple[int, ...]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    number = os.fork()
-    if number == 0:
-        warm_process.run_in_fork(request, stdio, keep)
-    return number
-
-
-def use_forks_of_this_process() -> None:
-    """In the warm process: what its forks start are forks again."""
-    _start_environment.update(os.environ)
-    subprocess.Popen = WarmPopen  # type: ignore[misc]
+def use_twin(connection: socket.socket) -> None:
+    """In a fork of the warm process: what it starts is forked from its twin."""
+    global _is_fork
+    _is_fork = True
+    _connections[warm_process.PACKAGE] = connection
 
 
 def use_warm_process() -> None:
     """In pytest: fork from a warm process, which is started when the first fork is asked for."""
-    global _in_pytest
-    _start_environment.update({**os.environ, **default_environment(2)})
-    _in_pytest = True
+    replace_popen({**os.environ, **default_environment(2)})
+
+
+def replace_popen(environment: dict[str, str]) -> None:
+    """`environment` is the warm process's own."""
+    _start_environment.update(environment)
     subprocess.Popen = WarmPopen  # type: ignore[misc]
+    multiprocessing.util.spawnv_passfds = spawn_worker
 
 
 def _start_warm_process(kind: str) -> socket.socket:

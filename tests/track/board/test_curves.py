@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.warm_python import FRESH
 from z2all_ds.bench.board import started_board
 from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.run_folder import RunFolder
@@ -257,8 +258,9 @@ def test_steps_left_out_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_soak(tmp_path: Path) -> None:
+def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A million records by the run's own writer, followed by the real board as they come; then the run goes back."""
+    monkeypatch.setenv(FRESH, "1")  # its memory is looked at
     records, folder = 1_000_000, RunFolder(tmp_path)
     with started_board(tmp_path) as board:
 
