@@ -99,6 +99,7 @@ def prepared(unbroken: tuple[Path, str], tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.extended
 def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
     out, table = unbroken
     for word in ("loss of chinese", "loss of code", "loss of english", "tokens/s", "loss.png", "hf_model"):

@@ -97,6 +97,7 @@ def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
     assert tokens.tolist() == [token for one in encoded for token in (*one, inputs.eot_id)]
 
 
+@pytest.mark.extended
 def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
     large = make_large_corpus(tmp_path, inputs, shards=9, shard_bytes=TEXT_BYTES // 3)
     raw, tokens = load_manifest(large.raw), load_token_manifest(large.tokens)

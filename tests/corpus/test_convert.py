@@ -303,6 +303,7 @@ def test_code_is_never_altered(tmp_path: Path) -> None:
 # Ray
 
 
+@pytest.mark.extended
 def test_ray_gives_the_same_bytes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     files = tuple(write_jsonl(tmp_path / f"{n}.jsonl", SENTENCES[n:]) for n in range(4))

@@ -99,6 +99,7 @@ def test_no_worker_outlives_its_owner(tmp_path: Path, number: signal.Signals) ->
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 
+@pytest.mark.extended
 def test_ray_does_the_same_and_passes_errors_on() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:

@@ -193,6 +193,7 @@ def test_chat_needs_a_template(small_tokenizer: Path) -> None:
         report_of(replace(untrained(small_tokenizer), tokenizer=tokenizer), "sums", chat=True)
 
 
+@pytest.mark.extended
 def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
     known = memorised(small_tokenizer)
     known.model.save_pretrained(tmp_path / "model")

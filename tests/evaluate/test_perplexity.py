@@ -174,6 +174,7 @@ def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, pack
         assert max(share[name].tokens for share in shares) < alone.tokens
 
 
+@pytest.mark.extended
 def test_two_processes_give_the_same(model_folder: Path, question: Question) -> None:
     one, two = (measure_perplexity([model_folder], question, ranks)[0] for ranks in (1, 2))
     for alone, together in zip([*one.domains, one.all], [*two.domains, two.all], strict=True):
@@ -182,6 +183,7 @@ def test_two_processes_give_the_same(model_folder: Path, question: Question) -> 
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.extended
 def test_a_mistake_in_a_rank_is_the_commands(model_folder: Path, question: Question) -> None:
     with pytest.raises(ConfigError, match="window=99: must be from 2 to"):
         in_ranks(str(model_folder), replace(question, window=99), 1, ignore)

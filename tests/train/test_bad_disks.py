@@ -64,6 +64,7 @@ class Run:
         self.process.wait()
 
 
+@pytest.mark.extended
 def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     with small_disk(checkpoints, DISK_BYTES):
@@ -100,6 +101,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
         assert line and not line.path.exists()
 
 
+@pytest.mark.extended
 def test_training_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_training_does_not_wait_for_a_disk_that_hangs(
         assert newest and newest.step == len(metrics(run.folder.root)) and damaged == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("background", ["always", "never"])
 def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_from(
     background: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path

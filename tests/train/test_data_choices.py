@@ -21,6 +21,8 @@ from z2all_ds.tokenizer import load_tokenizer
 from z2all_ds.train.inputs import stream_spec
 from z2all_ds.train.traces import drop_states_after, keep_state, trace_run
 
+pytestmark = pytest.mark.extended
+
 SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
 """Two whole steps after the third; then half of one."""
 SAMPLES_PER_STEP, STEPS = 8, 12

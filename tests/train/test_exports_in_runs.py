@@ -12,6 +12,7 @@ from z2all_ds.export.to_hf import export_checkpoint
 EXPORTING = ("deepspeed=zero2", "checkpoint.every_steps=4", "export.every_steps=4", "export.dtype=fp32")
 
 
+@pytest.mark.extended
 def test_every_so_many_steps(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     run = tmp_path / "run"
     result = train(run, small_corpus, small_tokenizer, *EXPORTING, ranks=1)

@@ -83,6 +83,7 @@ def train_alone(run_dir: Path, arguments: list[str], ranks: int) -> "subprocess.
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.extended
 def test_fifty_kills(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *BUSY_SAVING)
     plan = kills(20261116, 50, [0], forget=True)

@@ -11,6 +11,8 @@ from tests.helpers.training import losses, metrics, run_arguments, train_many
 from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.errors import TrainingError
 
+pytestmark = pytest.mark.extended
+
 SENTENCES = [
     f"The {who} {does} the {what} in the morning."
     for who in ("cat", "dog")

@@ -169,6 +169,7 @@ def test_zoom_by_mouse_narrows_all_charts_and_brings_detail(page: "Page") -> Non
     assert "zoom=" not in page.evaluate("location.hash")
 
 
+@pytest.mark.extended
 def test_keys_zoom_pan_and_choose_axes(page: "Page") -> None:
     show(page, SECOND)
     loss_of(page, SECOND)
@@ -226,6 +227,7 @@ def test_new_records_appear_and_a_cut_back_run_is_followed(page: "Page", folder:
         assert None not in found["y"][:100] + found["y"][102:]
 
 
+@pytest.mark.extended
 def test_holding_still_and_following_again(page: "Page", folder: Path) -> None:
     show(page, LIVE)
     page.keyboard.press("p")
@@ -305,6 +307,7 @@ def test_health_data_and_configuration(page: "Page") -> None:
     assert not page.is_checked("#log-axis")
 
 
+@pytest.mark.extended
 def test_probes_by_kind(page: "Page", folder: Path) -> None:
     show(page, SECOND)
     names = {"probes_probability": "首都", "probes_perplexity": "news", "probes_margin": "语序", "probes": "old"}
@@ -328,6 +331,7 @@ def test_probes_by_kind(page: "Page", folder: Path) -> None:
     ]
 
 
+@pytest.mark.extended
 def test_an_evaluation_that_comes_later(page: "Page", folder: Path) -> None:
     """Of checkpoints, asked after the run: its probes get curves too, and each can be switched off by its name."""
     show(page, FIRST)
@@ -377,6 +381,7 @@ def test_names_from_files_are_words_and_nothing_else(page: "Page") -> None:
     page.mouse.move(0, 0)
 
 
+@pytest.mark.extended
 def test_narrow_screens_have_one_column_and_no_sideways_scrolling(page: "Page") -> None:
     show(page, SECOND, ODD)
     page.set_viewport_size({"width": 360, "height": 800})
@@ -394,6 +399,7 @@ def test_narrow_screens_have_one_column_and_no_sideways_scrolling(page: "Page") 
     assert box is not None and box["x"] >= 0 and box["width"] <= 360
 
 
+@pytest.mark.extended
 def test_everything_is_reached_by_the_tab_key(page: "Page") -> None:
     show(page, SECOND)
     until(page, "() => document.querySelector('#config tbody tr')")
@@ -413,6 +419,7 @@ def test_everything_is_reached_by_the_tab_key(page: "Page") -> None:
         assert name in reached, reached
 
 
+@pytest.mark.extended
 def test_a_link_shows_the_same_view(page: "Page", address: str) -> None:
     words = "x=tokens&log=1&smooth=40&hide=first&hide=live&zoom=2000000,9000000"
     page.goto("about:blank")

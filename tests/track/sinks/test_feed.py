@@ -51,6 +51,7 @@ def sessions_opened(run: FedRun) -> int:
     return sum(line.startswith("W&B: ") and line.endswith("(offline)") for line in log.splitlines())
 
 
+@pytest.mark.extended
 def test_a_wandb_service_that_is_killed_and_then_hangs_loses_no_record(tmp_path: Path) -> None:
     run = FedRun(tmp_path / "run 一", hang_seconds=3.0, wandb="offline", tensorboard=True)
     run.event("started", 0)

@@ -51,6 +51,7 @@ def test_a_run_asked_to_stop_sends_all_before_any_rank_ends(
     assert [row["step"] for row in offline_rows(folder.root) if "loss" in row] == steps
 
 
+@pytest.mark.extended
 def test_a_run_does_not_notice_that_wandb_is_killed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     watched, alone = tmp_path / "watched", tmp_path / "alone"
     folder = RunFolder(watched)

@@ -66,6 +66,7 @@ def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest
         assert len(rows()) == len(steps)
 
 
+@pytest.mark.extended
 def test_a_sync_that_is_killed_sends_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FedRun(tmp_path)
     run.steps(1, RECORDS)
