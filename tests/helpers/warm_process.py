@@ -60,12 +60,14 @@ def preload_bare() -> None:
 def preload_package() -> None:
     """Import the package with everything that it loads late."""
     import z2all_ds
+    from z2all_ds.train.unused_libraries import left_unloaded
 
-    for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):
-        if not found.name.startswith(NOT_PRELOADED):
-            importlib.import_module(found.name)
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with left_unloaded():  # as in a rank
+        for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):
+            if not found.name.startswith(NOT_PRELOADED):
+                importlib.import_module(found.name)
+        for name in PRELOADED:
+            importlib.import_module(name)
     # DeepSpeed asks for it whenever it loads an op; each answer takes a process of its own and more than a second.
     cpuinfo = importlib.import_module("cpuinfo")
     known = cpuinfo.get_cpu_info()

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from torch import equal
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.helpers.command import ROOT
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.checkpoint import memory

@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.fed_runs import hurt, sink_processes
 from tests.helpers.processes import ended
 from tests.helpers.training import losses, metrics, run_arguments, train_many
