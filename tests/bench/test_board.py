@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.warm_python import FRESH
 from z2all_ds.bench.board import bench_board, to_json, to_lines
 from z2all_ds.errors import ConfigError
 
 
-def test_a_short_run(tmp_path: Path) -> None:
+def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FRESH, "1")  # its memory is looked at
     costs = bench_board(2000, tmp_path)
     assert costs.records == 2000
     assert 700 < costs.file_bytes / costs.records < 1300

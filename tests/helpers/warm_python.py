@@ -30,6 +30,7 @@ from typing import Any
 from tests.helpers import warm_process
 from z2all_ds.machine import default_environment
 
+PYTHON = sys.executable
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = "Z2ALL_TEST_FRESH"
 EXPORT_PROOF = ROOT / "z2all_ds" / "export" / "standalone_check.py"
@@ -44,6 +45,7 @@ STARTUP_VARIABLES = re.compile(
 _start_environment: dict[str, str] = {}
 _connections: dict[str, socket.socket] = {}
 _is_fork = False
+_can_ask = False
 _spawn_fresh = multiprocessing.util.spawnv_passfds
 _lock = threading.Lock()
 
@@ -86,7 +88,7 @@ def forkable_words(args: Any) -> list[str]:
     if isinstance(args, str | bytes | os.PathLike):
         return []
     command = [os.fspath(word) for word in args]
-    if len(command) < 2 or command[0] != sys.executable or not all(isinstance(word, str) for word in command):
+    if len(command) < 2 or command[0] != PYTHON or not all(isinstance(word, str) for word in command):
         return []
     words = command[1:]
     rest = words[1:] if words[0] == "-u" else words
@@ -98,8 +100,14 @@ def forkable_words(args: Any) -> list[str]:
 
 
 def can_fork(environment: dict[str, str]) -> bool:
-    return FRESH not in environment and all(
-        _start_environment.get(name) == value for name, value in environment.items() if STARTUP_VARIABLES.match(name)
+    return (
+        _can_ask
+        and FRESH not in environment
+        and all(
+            _start_environment.get(name) == value
+            for name, value in environment.items()
+            if STARTUP_VARIABLES.match(name)
+        )
     )
 
 
@@ -133,13 +141,15 @@ def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
 
 def use_twin(connection: socket.socket) -> None:
     """In a fork of the warm process: what it starts is forked from its twin."""
-    global _is_fork
-    _is_fork = True
+    global _is_fork, _can_ask
+    _is_fork = _can_ask = True
     _connections[warm_process.PACKAGE] = connection
 
 
 def use_warm_process() -> None:
     """In pytest: fork from a warm process, which is started when the first fork is asked for."""
+    global _can_ask
+    _can_ask = True
     replace_popen({**os.environ, **default_environment(2)})
 
 
@@ -148,12 +158,19 @@ def replace_popen(environment: dict[str, str]) -> None:
     _start_environment.update(environment)
     subprocess.Popen = WarmPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = spawn_worker
+    os.register_at_fork(after_in_child=_forget_warm_process)
+
+
+def _forget_warm_process() -> None:
+    """In a fork that a process makes of itself: the warm process serves its parent."""
+    global _can_ask
+    _can_ask = False
 
 
 def _start_warm_process(kind: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     padding = "x" * warm_process.PADDING_BYTES
-    command = [sys.executable, "-m", "tests.helpers.warm_process", str(theirs.fileno()), kind, padding]
+    command = [PYTHON, "-m", "tests.helpers.warm_process", str(theirs.fileno()), kind, padding]
     environment = {**_start_environment, warm_process.PADDING: padding}
     subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=(theirs.fileno(),))
     theirs.close()

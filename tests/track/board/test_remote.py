@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.helpers.own_sshd import OwnSshd, own_sshd, why_no_sshd
+from tests.helpers.warm_python import FRESH
 from z2all_ds.bench.board import started_board
 from z2all_ds.errors import ConfigError
 from z2all_ds.track.board import remote
@@ -204,7 +205,8 @@ def test_a_login_that_never_gets_to_python(far: OwnSshd, tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_the_board_ends_its_ssh(far: OwnSshd, tmp_path: Path) -> None:
+def test_the_board_ends_its_ssh(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FRESH, "1")  # its children are counted
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "metrics.jsonl").write_text(line(1))
     place = f"ssh://{getpass.getuser()}@127.0.0.1:{far.port}{tmp_path}"
