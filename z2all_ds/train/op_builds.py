@@ -56,7 +56,7 @@ def prebuild(ops: list[str]) -> None:
     """Builds what is not built, showing which, how many and the time; a no-op on the second call."""
     environment = {**os.environ, **machine.default_environment(ranks=1)}
     folder = Path(environment["TORCH_EXTENSIONS_DIR"])
-    wait_for_locks(folder)
+    wait_for_locks(folder, ops)
     missing = [op for op in ops if not machine.op_is_built(folder, op)]
     if missing:
         machine.require_compiler(environment)
@@ -80,18 +80,23 @@ def prebuild(ops: list[str]) -> None:
         say(f"built DeepSpeed op {op}, {number} of {len(missing)}, in {human_seconds(time.monotonic() - began)}")
 
 
-def wait_for_locks(folder: Path) -> None:
-    """Returns when no build holds a lock. torch would wait in silence, and for ever on the lock of a dead build."""
+def wait_for_locks(folder: Path, ops: list[str]) -> None:
+    """Return when no build of one of these ops holds a lock; builds of others do not matter.
+
+    torch would wait in silence, and forever on the lock of a dead build.
+    """
+
+    def held() -> list[Path]:
+        return [lock.path for lock in find_locks(folder) if lock.path.parent.name in ops]
 
     def remove_stale() -> None:
         for lock in remove_stale_locks(folder):
             say(f"removed the lock of a build that was killed: {lock}")
 
     remove_stale()
-    locks = find_locks(folder)
-    if locks:
-        with heartbeat(f"waiting for another build of DeepSpeed ops ({locks[0].path})"):
-            while find_locks(folder):
+    if locks := held():
+        with heartbeat(f"waiting for another build of DeepSpeed ops ({locks[0]})"):
+            while held():
                 time.sleep(0.5)
                 remove_stale()
 
