@@ -34,32 +34,33 @@ if not gpu_count():
     # CUDA does not survive a fork.
     warm_python.use_warm_process()
 
-HELPERS_BY_MARK = {
+IMPORTS_BY_MARK = {
     "nodes": ("node_lab", "node_launches", "docker_nodes", "slurm_lab", "nat_lab", "own_sshd"),
     "browser": ("browser", "board_page"),
     "ranks": ("training", "killed_runs", "traffic_ranks", "fed_runs", "marked"),
+    "processes": ("command", "processes", "subprocess", "multiprocessing", "engines"),
 }
-"""A test file has a mark if it imports from one of these helpers: what it starts takes seconds."""
+"""A test file has a mark if it imports one of these modules, or something from it."""
+SLOW_FIXTURES = {"small_corpus", "small_tokenizer"}
 
 
 @cache
-def marks_of(module: ModuleType) -> tuple[str, ...]:
+def marks_of(module: ModuleType) -> frozenset[str]:
     used = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
-    return tuple(
-        mark
-        for mark, helpers in HELPERS_BY_MARK.items()
-        if any(f"tests.helpers.{helper}" in used for helper in helpers)
-    )
+    names = {str(name).rpartition(".")[2] for name in used}
+    return frozenset(mark for mark, imports in IMPORTS_BY_MARK.items() if names & set(imports))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Add the marks that follow from imports. Files that take longest go first, so that all workers end together."""
-    order = ("nodes", "extended", "ranks", "browser")
+    order = ("nodes", "extended", "ranks", "browser", "processes")
     places: dict[Path, int] = {}
     for item in items:
-        for mark in marks_of(item.module) if isinstance(item, pytest.Function) else ():
-            item.add_marker(mark)
+        if isinstance(item, pytest.Function):
+            found = marks_of(item.module)
+            for mark in found | ({"processes"} if found or SLOW_FIXTURES & set(item.fixturenames) else set()):
+                item.add_marker(mark)
         place = next((place for place, mark in enumerate(order) if item.get_closest_marker(mark)), len(order))
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
