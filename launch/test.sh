@@ -51,4 +51,4 @@ if [ "$tier" = "not slow" ] && [ -e /usr/include/libaio.h ]; then
     builds=$!
 fi
 workers=${Z2ALL_TEST_WORKERS:-$(($(nproc) + 1))}
-"$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder -m "$tier" "$@"
+"$venv/bin/python" -m pytest -n "$workers" --dist loadgroup --no-loadscope-reorder -m "$tier" "$@"

@@ -34,6 +34,7 @@ if not gpu_count():
     # CUDA does not survive a fork.
     warm_python.use_warm_process()
 
+TESTS = Path(__file__).parent
 IMPORTS_BY_MARK = {
     "nodes": ("node_lab", "node_launches", "docker_nodes", "slurm_lab", "nat_lab", "own_sshd"),
     "browser": ("browser", "board_page"),
@@ -61,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             found = marks_of(item.module)
             for mark in found | ({"processes"} if found or SLOW_FIXTURES & set(item.fixturenames) else set()):
                 item.add_marker(mark)
+            # A file stays with one worker, for its fixtures; so do all tests of nodes, which overload a machine together.
+            item.add_marker(pytest.mark.xdist_group("nodes" if "nodes" in found else str(item.path.relative_to(TESTS))))
         place = next((place for place, mark in enumerate(order) if item.get_closest_marker(mark)), len(order))
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
