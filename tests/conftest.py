@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             found = marks_of(item.module)
             for mark in found | ({"processes"} if found or SLOW_FIXTURES & set(item.fixturenames) else set()):
                 item.add_marker(mark)
-            # A file stays with one worker, for its fixtures; so do all tests of nodes, which overload a machine together.
+            # A file stays with one worker, for its fixtures; so do all tests of nodes, which compete for the cores.
             item.add_marker(pytest.mark.xdist_group("nodes" if "nodes" in found else str(item.path.relative_to(TESTS))))
         place = next((place for place, mark in enumerate(order) if item.get_closest_marker(mark)), len(order))
         places[item.path] = min(place, places.get(item.path, place))
