@@ -24,31 +24,29 @@ install_debian_packages() {
     fi
 }
 
-# An op takes minutes to build, mostly in one thread: other cores lint, or test, meanwhile.
+# The ops named, or all that this machine can use. They take minutes: ruff and mypy run meanwhile.
 build_ops() {
-    "$venv/bin/python" -c 'import sys; from z2all_ds.train.op_builds import prebuild; prebuild(sys.argv[1:])' "$@"
+    "$venv/bin/python" -c 'import sys
+from z2all_ds.train.op_builds import buildable_ops, prebuild
+prebuild(sys.argv[1:] or buildable_ops())' "$@"
 }
 
-tier="not extended and not slow"
+ops=(deepspeed_shm_comm cpu_adam) tier="not extended and not slow"
 if [ "${1:-}" = --all ]; then
     shift
-    tier="not slow"
+    ops=() tier="not slow"
 fi
 install_debian_packages
 require_compiler
 prepare_environment dev
 cd "$root"
-build_ops deepspeed_shm_comm cpu_adam &
+build_ops "${ops[@]}" &
 builds=$!
 trap 'kill "$builds" 2>/dev/null || true' EXIT
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/python" -m mypy
 wait "$builds"
-if [ "$tier" = "not slow" ] && [ -e /usr/include/libaio.h ]; then
-    # The tests that need it wait for it.
-    build_ops async_io &
-    builds=$!
-fi
+trap - EXIT
 workers=${Z2ALL_TEST_WORKERS:-$(($(nproc) + 1))}
-"$venv/bin/python" -m pytest -n "$workers" --dist loadgroup --no-loadscope-reorder -m "$tier" "$@"
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadgroup --no-loadscope-reorder -m "$tier" "$@"
