@@ -4,7 +4,7 @@
 #   launch/test.sh          the everyday tier: all subpackages, and one training from raw text to a proven export
 #   launch/test.sh --all    everything; continuous integration runs this
 #
-# Further arguments go to pytest. Z2ALL_TEST_WORKERS sets the number of tests that run at once (default: cores + 1).
+# Further arguments go to pytest. Z2ALL_TEST_WORKERS sets the number of tests that run at once (default: the number of cores).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -48,5 +48,5 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 "$venv/bin/python" -m mypy
 wait "$builds"
 trap - EXIT
-workers=${Z2ALL_TEST_WORKERS:-$(($(nproc) + 1))}
+workers=${Z2ALL_TEST_WORKERS:-$(nproc)}
 exec "$venv/bin/python" -m pytest -n "$workers" --dist loadgroup --no-loadscope-reorder -m "$tier" "$@"
