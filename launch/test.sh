@@ -49,4 +49,4 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 wait "$builds"
 trap - EXIT
 workers=${Z2ALL_TEST_WORKERS:-$(nproc)}
-exec "$venv/bin/python" -m pytest -n "$workers" --dist loadgroup --no-loadscope-reorder -m "$tier" "$@"
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder -m "$tier" "$@"

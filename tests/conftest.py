@@ -34,7 +34,6 @@ if not gpu_count():
     # CUDA does not survive a fork.
     warm_python.use_warm_process()
 
-TESTS = Path(__file__).parent
 IMPORTS_BY_MARK = {
     "nodes": ("node_lab", "node_launches", "docker_nodes", "slurm_lab", "nat_lab", "own_sshd"),
     "browser": ("browser", "board_page"),
@@ -52,8 +51,8 @@ def marks_of(module: ModuleType) -> frozenset[str]:
     return frozenset(mark for mark, imports in IMPORTS_BY_MARK.items() if names & set(imports))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Add the marks that follow from imports. Files that take longest go first, so that all workers end together."""
     order = ("nodes", "extended", "ranks", "browser", "processes")
     places: dict[Path, int] = {}
@@ -62,11 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             found = marks_of(item.module)
             for mark in found | ({"processes"} if found or SLOW_FIXTURES & set(item.fixturenames) else set()):
                 item.add_marker(mark)
-            # A file stays with one worker, for its fixtures; so do all tests of nodes, which compete for the cores.
-            item.add_marker(pytest.mark.xdist_group("nodes" if "nodes" in found else str(item.path.relative_to(TESTS))))
         place = next((place for place, mark in enumerate(order) if item.get_closest_marker(mark)), len(order))
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
+    yield
 
 
 @pytest.fixture(scope="session", autouse=True)
