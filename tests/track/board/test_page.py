@@ -102,6 +102,7 @@ def show(page: "Page", *runs: str, **words: str) -> None:
     }"""
     page.evaluate(words_of_hash, [hidden, words])
     until(page, f"wanted => ({RUNS_DRAWN})() === wanted", ",".join(sorted(runs)))
+    until(page, f"() => {GRAPHS}.every(graph => graph.layout)")
 
 
 def loss_of(page: "Page", run: str, part: str = "smooth") -> dict[str, Any]:
