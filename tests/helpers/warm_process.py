@@ -225,7 +225,7 @@ def _run(words: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 130
-    except BaseException:
+    except BaseException:  # what the interpreter shows before it ends with 1
         sys.excepthook(*sys.exc_info())
         code = 1
     _finish()
