@@ -27,7 +27,7 @@ install_debian_packages() {
 # The ops named, or all that this machine can use. They take minutes: ruff and mypy run meanwhile.
 build_ops() {
     "$venv/bin/python" -c 'import sys
-from z2all_ds.train.op_builds import buildable_ops, prebuild
+from z2all_ds.zero.op_builds import buildable_ops, prebuild
 prebuild(sys.argv[1:] or buildable_ops())' "$@"
 }
 

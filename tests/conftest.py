@@ -15,8 +15,8 @@ import pytest
 
 from tests.helpers import warm_python
 from tests.helpers.corpora import build_small_corpus, train_small_tokenizer
+from z2all_ds.base.machine import gpu_count
 from z2all_ds.checkpoint import memory
-from z2all_ds.machine import gpu_count
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and the processes under test would inherit that.

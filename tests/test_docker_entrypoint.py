@@ -20,8 +20,8 @@ from tests.helpers.docker_nodes import (
 )
 from tests.helpers.ssh_server import make_key
 from tests.helpers.training import losses, run_arguments
-from z2all_ds.errors import MachineError
-from z2all_ds.machine import free_port
+from z2all_ds.base.errors import MachineError
+from z2all_ds.base.machine import free_port
 
 VENV = "/opt/z2all/venv/bin"
 needs_nodes = pytest.mark.skipif(bool(why_no_nodes()), reason=why_no_nodes() or "they can be started")

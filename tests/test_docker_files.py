@@ -24,10 +24,10 @@ from tests.helpers.docker_files import (
     read_compose,
     read_dockerfile,
 )
+from z2all_ds.base.errors import MachineError
 from z2all_ds.cli import app
+from z2all_ds.cluster.launch.plan import SECRET
 from z2all_ds.cluster.nodes import read_nodes
-from z2all_ds.cluster.plan import SECRET
-from z2all_ds.errors import MachineError
 from z2all_ds.train.pretrain import parse
 
 DOCKERFILE = read_dockerfile(DOCKER / "Dockerfile")

@@ -1,4 +1,4 @@
-"""Who may import whom (the layout's rules), read from the sources, and checked once more in real processes."""
+"""Which subpackage may import which, read from the sources, and checked once more in real processes."""
 
 import ast
 import subprocess
@@ -13,12 +13,26 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "z2all_ds"
 HEAVY = {"torch", "deepspeed", "transformers"}
 KERNEL_LIBRARIES = {"flash_attn", "liger_kernel", "apex", "xformers", "torchao", "bitsandbytes"}
-NOT_BASE = {"cli", "__main__", "quickstart"}
-MAY_KNOW_DEEPSPEED = (
-    *("train/engine.py", "train/op_builds.py", "train/optimizers/", "checkpoint/", "export/"),
-    "bench/peers/",  # other people's ways of training
+LAYERS = (
+    ("cli",),
+    ("bench", "quickstart"),
+    ("cluster", "plan"),
+    ("train",),
+    ("evaluate",),
+    ("export",),
+    ("zero",),
+    ("checkpoint",),
+    ("track", "data", "model"),
+    ("tokenizer", "ops"),
+    ("corpus",),
+    ("base",),
 )
-MAY_KNOW_KERNELS = (f"{PACKAGE}.ops.", f"{PACKAGE}.train.optimizers.", f"{PACKAGE}.bench.peers.")
+"""Subpackages from the top down. Each imports only from those in lower lines, inside functions too."""
+MAY_KNOW_DEEPSPEED = ("zero/", "bench/peers/")
+MAY_KNOW_KERNELS = (f"{PACKAGE}.ops.", f"{PACKAGE}.zero.optimizers.", f"{PACKAGE}.bench.peers.")
+TORCH_ON_NODES = f"{PACKAGE}.cluster.preflight.health_worker"
+"""The only module of `cluster` that loads torch: it runs on nodes that have it."""
+MAX_FILES_IN_TRAIN = 15
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,12 @@ def own_modules(module: str, at_start_only: bool) -> set[str]:
     return found
 
 
+def named_modules(module: str) -> set[str]:
+    """Modules of this package that an import of `module` names, as the most specific one."""
+    named = {found.module for found in imports_of(module) if found.module in modules()}
+    return {name for name in named if not any(other.startswith(f"{name}.") for other in named)}
+
+
 def loaded_with(module: str) -> set[str]:
     """Everything of this package that importing `module` loads."""
     parts = module.split(".")
@@ -122,24 +142,47 @@ def loaded_with(module: str) -> set[str]:
     return seen
 
 
-def room(module: str) -> str:
-    """The room a module is in; '' for a top-level file."""
+def subpackage(module: str) -> str:
+    """The folder below the package's root that a module is in; '' for the root itself."""
     parts = modules()[module].relative_to(ROOT / PACKAGE).parts
     return parts[0] if len(parts) > 1 else ""
 
 
-def is_base(module: str) -> bool:
-    return room(module) == "" and module.rpartition(".")[2] not in NOT_BASE
-
-
-def in_rooms(*names: str) -> list[str]:
-    found = [module for module in modules() if room(module) in names]
-    assert found, f"no room called {names}"
+def modules_in(*names: str) -> list[str]:
+    found = [module for module in modules() if subpackage(module) in names]
+    assert found, f"no subpackage called {names}"
     return found
 
 
-BASE = [module for module in modules() if is_base(module)]
-WITHOUT_TORCH = [*in_rooms("corpus", "cluster", "plan", "doctor"), *BASE]
+BASE = modules_in("base")
+WITHOUT_TORCH = [module for module in modules_in("corpus", "cluster", "plan", "base") if module != TORCH_ON_NODES]
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of nodes that reach each other, by Tarjan's algorithm."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        numbers[node] = lowest[node] = len(numbers)
+        stack.append(node)
+        for target in graph[node]:
+            if target not in numbers:
+                visit(target)
+            if target in stack:
+                lowest[node] = min(lowest[node], lowest[target])
+        if lowest[node] == numbers[node]:
+            group = set(stack[stack.index(node) :])
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(group)
+
+    for node in graph:
+        if node not in numbers:
+            visit(node)
+    return found
 
 
 # The reader of imports itself
@@ -156,38 +199,65 @@ WITHOUT_TORCH = [*in_rooms("corpus", "cluster", "plan", "doctor"), *BASE]
         ("import importlib\nimportlib.import_module('apex')", {Import("importlib", True), Import("apex", True)}),
         ("async def f():\n    def g():\n        import a", {Import("a", False)}),
         ("from torch import nn", {Import("torch", True), Import("torch.nn", True)}),
-        ("from . import x", {Import("z2all_ds.room", True), Import("z2all_ds.room.x", True)}),
+        ("from . import x", {Import("z2all_ds.data", True), Import("z2all_ds.data.x", True)}),
         ("from ..cli import x", {Import("z2all_ds.cli", True), Import("z2all_ds.cli.x", True)}),
         ("if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy", {Import("numpy", True)}),
     ],
 )
 def test_imports_are_seen(source: str, expected: set[Import]) -> None:
-    assert imports_of_source(source, "z2all_ds.room") == expected
+    assert imports_of_source(source, "z2all_ds.data") == expected
 
 
 def test_what_is_loaded_is_followed_through_packages() -> None:
     assert {"z2all_ds", "z2all_ds.model", "z2all_ds.model.modeling_z2all"} <= loaded_with("z2all_ds.model.stock_keys")
     assert "torch" in tops("z2all_ds.model.modeling_z2all")
-    assert {f"{PACKAGE}.config", f"{PACKAGE}.errors", f"{PACKAGE}.world", PACKAGE} <= set(BASE)
+    assert {f"{PACKAGE}.base.config.sections", f"{PACKAGE}.base.errors"} <= set(BASE)
 
 
 # The rules
 
 
+def test_every_subpackage_has_its_layer() -> None:
+    folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert {name for layer in LAYERS for name in layer} == folders
+    assert {path.name for path in (ROOT / PACKAGE).glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if subpackage(module)])
+def test_imports_go_down(module: str) -> None:
+    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    here = subpackage(module)
+    for target in own_modules(module, at_start_only=False):
+        there = subpackage(target)
+        assert there in ("", here) or level[there] > level[here], f"{module} imports {target}"
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_files_do_not_import_each_other_in_circles() -> None:
+    graph = {module: named_modules(module) - {module} for module in modules()}
+    assert cycles(graph) == []
+
+
+def test_folders_of_train_are_small() -> None:
+    for folder in (ROOT / PACKAGE / "train").rglob("*"):
+        assert not folder.is_dir() or len(list(folder.glob("*.py"))) <= MAX_FILES_IN_TRAIN, folder
+
+
 @pytest.mark.parametrize("module", BASE)
-def test_base_files_stand_on_the_standard_library(module: str) -> None:
+def test_base_needs_few_libraries(module: str) -> None:
     for found in imports_of(module):
-        if found.top == PACKAGE:
-            target = found.module if found.module in modules() else found.module.rpartition(".")[0]
-            assert is_base(target), f"{module} imports {found.module}"
-        elif found.top in {"rich", "fsspec"}:
+        if found.top in {"rich", "fsspec"}:
             assert not found.at_start, f"{module} imports {found.top} before it is needed"
         else:
-            assert found.top in {*sys.stdlib_module_names, "pydantic", "yaml"}, f"{module} imports {found.module}"
+            assert found.top in {*sys.stdlib_module_names, "pydantic", "yaml", PACKAGE}, f"{module}: {found.module}"
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_rooms_for_login_nodes_never_need_torch(module: str) -> None:
+def test_subpackages_for_login_nodes_never_need_torch(module: str) -> None:
     assert not tops(module) & HEAVY
     for imported in own_modules(module, at_start_only=False):
         for loaded in loaded_with(imported):
@@ -197,16 +267,16 @@ def test_rooms_for_login_nodes_never_need_torch(module: str) -> None:
 
 def test_data_and_model_never_meet() -> None:
     for here, there in (("data", "model"), ("model", "data")):
-        for module in in_rooms(here):
+        for module in modules_in(here):
             reached = own_modules(module, at_start_only=False)
             for imported in set(reached):
                 reached |= loaded_with(imported)
-            assert not [target for target in reached if room(target) == there], module
+            assert not [target for target in reached if subpackage(target) == there], module
 
 
-def test_only_few_files_know_deepspeed() -> None:
+def test_deepspeed_is_known_to_zero_alone() -> None:
     knowing = {str(path.relative_to(ROOT / PACKAGE)) for name, path in modules().items() if "deepspeed" in tops(name)}
-    assert "train/engine.py" in knowing
+    assert "zero/engine.py" in knowing
     assert [file for file in sorted(knowing) if not file.startswith(MAY_KNOW_DEEPSPEED)] == []
 
 
@@ -231,23 +301,12 @@ def test_triton_is_known_to_our_kernels_alone_and_they_are_loaded_late() -> None
         assert module.startswith(kernels) or not any(name.startswith(f"{kernels}.") for name in loaded), module
 
 
-def test_nothing_imports_the_command() -> None:
-    command = {module for module in modules() if room(module) == "cli"}
-    importers = [m for m in modules() if m not in command and command & own_modules(m, at_start_only=False)]
-    assert importers == [f"{PACKAGE}.__main__"]
-
-
-def test_what_measures_is_used_by_the_command_alone() -> None:
-    bench = {module for module in modules() if room(module) == "bench"}
-    importers = {m for m in modules() if m not in bench and bench & own_modules(m, at_start_only=False)}
-    assert {room(module) for module in importers} == {"cli"}
-
-
-def test_the_command_imports_its_rooms_late() -> None:
-    command = {module for module in modules() if room(module) == "cli"}
+def test_the_command_imports_late() -> None:
+    command = {module for module in modules() if subpackage(module) == "cli"}
     assert len(command) > 3
+    allowed = {PACKAGE, f"{PACKAGE}.base", f"{PACKAGE}.base.errors"}
     for module in command:
-        assert own_modules(module, at_start_only=True) - command <= {PACKAGE, f"{PACKAGE}.errors"}
+        assert own_modules(module, at_start_only=True) - command <= allowed
         outside = {found.top for found in imports_of(module) if found.at_start} - {PACKAGE}
         assert outside - set(sys.stdlib_module_names) == {"typer"}
 
@@ -279,8 +338,8 @@ def test_help_is_light() -> None:
     assert not loaded & {*HEAVY, "numpy", "pydantic", "tokenizers", "matplotlib", "wandb"}
 
 
-def test_rooms_for_login_nodes_are_light() -> None:
-    names = [f"{PACKAGE}.{name}" for name in ("config", "corpus", "plan", "cluster", "cluster.launch", "doctor")]
+def test_subpackages_for_login_nodes_are_light() -> None:
+    names = [f"{PACKAGE}.{name}" for name in ("base.config", "corpus", "plan", "cluster", "train.command")]
     names += [f"{PACKAGE}.{name}" for name in ("track.writer", "track.plots", "checkpoint.layout")]
     names += [f"{PACKAGE}.track.sinks.{name}" for name in ("feed", "keeper", "session", "sync")]
     names += WITHOUT_TORCH

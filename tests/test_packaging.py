@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FIND_FROM_THE_WHEEL = """
 from pathlib import Path
 import z2all_ds
-from z2all_ds.config import load_run_config
+from z2all_ds.base.config import load_run_config
 from z2all_ds.corpus.converters.builtin import CHINESE_TEXTS
-from z2all_ds.resources import find_named_file
+from z2all_ds.base.resources import find_named_file
 
 home = Path(z2all_ds.__file__).parent
 found = [find_named_file("zero2", "DeepSpeed JSON", "ds_configs", ".json"), CHINESE_TEXTS]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import losses
-from z2all_ds.errors import ConfigError, TrainingError
-from z2all_ds.machine import extensions_dir
-from z2all_ds.quickstart import MARK, check_learning, prepare_folder
+from z2all_ds.base.errors import ConfigError, TrainingError
+from z2all_ds.base.machine import extensions_dir
+from z2all_ds.quickstart.walk import MARK, check_learning, prepare_folder
 
 SHORT = ("train.steps=24", "checkpoint.every_steps=4", "schedule.warmup_steps=4", "train.log_every=1")
 PATIENCE_SECONDS = 120

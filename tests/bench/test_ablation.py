@@ -11,6 +11,8 @@ import pytest
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.ablation import (
     COMMON,
     REFERENCES,
@@ -25,8 +27,6 @@ from z2all_ds.bench.ablation import (
     to_line,
 )
 from z2all_ds.bench.step import MIN_STEPS, StepCosts
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ConfigError
 from z2all_ds.ops.registry import OP_NAMES, backends_of
 
 COSTS = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.5, 43690.6, 0.382, 0.3456, 2**31, 1.0, {}, {})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.warm_python import FRESH
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.board import bench_board, to_json, to_lines
-from z2all_ds.errors import ConfigError
 
 
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

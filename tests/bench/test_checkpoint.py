@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.bench.checkpoint import WAYS, bench_checkpoint, to_lines
-from z2all_ds.errors import ConfigError, MachineError
 
 
 def test_the_figures_belong_together(tmp_path: Path) -> None:

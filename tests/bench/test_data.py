@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.command import one_line, z2all
+from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.data import ratios_of
 from z2all_ds.bench.data.cases import MICRO_BATCH, PEER_SOURCES, SEQUENCE_LENGTH, Case, Cases
 from z2all_ds.bench.data.inputs import Inputs, make_large_corpus, prepare_inputs
@@ -21,7 +22,6 @@ from z2all_ds.bench.peers import environments
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data.spec import open_documents
 from z2all_ds.data.tokens.reading import load_token_manifest
-from z2all_ds.errors import MachineError
 from z2all_ds.tokenizer import load_tokenizer
 
 TEXT_BYTES = 600_000

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import MachineError
+from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench import fit
 from z2all_ds.bench.fit import fit_here, largest_that, predict
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import MachineError
-from z2all_ds.machine import gpu_count
 from z2all_ds.plan.gpu_memory import gpu_memory
-from z2all_ds.train.ds_config import resolve
+from z2all_ds.zero.ds_config import resolve
 
 
 @given(st.integers(0, 3000), st.integers(1, 3000))

@@ -10,12 +10,12 @@ from torch.nn.attention import SDPBackend
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
-from z2all_ds.accounting import count_matmul_parameters, flops_per_token, peak_flops
+from z2all_ds.base.accounting import count_matmul_parameters, flops_per_token, peak_flops
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench import floor as room
 from z2all_ds.bench.floor import Floor, measure_floor, to_json, to_lines, try_attention
 from z2all_ds.bench.products import PRODUCTS
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ConfigError
 
 CPU = torch.device("cpu")
 TOKENS = 2 * 32

@@ -5,6 +5,9 @@ import json
 import pytest
 
 from tests.ops.comparing import on_gpu
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench.gpu_memory import (
     CASES,
     OWN,
@@ -15,11 +18,8 @@ from z2all_ds.bench.gpu_memory import (
     to_json,
     to_line,
 )
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.machine import gpu_count
 from z2all_ds.plan.gpu_memory import GpuMemory
-from z2all_ds.train.ds_config import resolve
+from z2all_ds.zero.ds_config import resolve
 
 
 def test_every_case_is_a_run_that_can_be() -> None:

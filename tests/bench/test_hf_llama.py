@@ -12,9 +12,9 @@ import torch
 
 from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
+from z2all_ds.base.config import load_run_config
 from z2all_ds.bench.peers import hf_llama
 from z2all_ds.bench.step import StepCosts, beside_peer, peer_in_own_processes, to_line
-from z2all_ds.config import load_run_config
 
 
 def check_beside_ours(corpus: Path, tokenizer: Path, *changes: str) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from torch import Tensor
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
-from z2all_ds.accounting import count_matmul_parameters, flops_per_token, peak_flops
+from z2all_ds.base.accounting import count_matmul_parameters, flops_per_token, peak_flops
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.op_cases import Shapes, document_ids, document_lengths
 from z2all_ds.bench.ops import OpCosts, OpRow, bench_ops, measure_backend, to_json, to_lines
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.errors import ConfigError
 from z2all_ds.ops import Situation
 from z2all_ds.ops.gradient_sink import sink_of
 from z2all_ds.ops.registry import OP_NAMES, Backend, always, backends_of, choose

@@ -9,9 +9,9 @@ import torch
 
 from tests.helpers.command import one_line, z2all
 from tests.ops.comparing import on_gpu
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.optimizers import bench_optimizers, state_bytes, to_lines
-from z2all_ds.errors import ConfigError
-from z2all_ds.train.optimizers import KINDS
+from z2all_ds.zero.optimizers import KINDS
 
 PARAMETERS = 100_000
 ROUNDED_UP = 100_096

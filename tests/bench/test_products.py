@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from tests.helpers.training import MICRO_OVERRIDES
-from z2all_ds.accounting import count_matmul_parameters
+from z2all_ds.base.accounting import count_matmul_parameters
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.products import PRODUCTS, Linear, linears_of, require_room, time_products, training_dtype
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import MachineError
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

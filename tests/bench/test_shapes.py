@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.bench.shapes import (
     MULTIPLES,
     NEAR,
@@ -22,8 +24,6 @@ from z2all_ds.bench.shapes import (
     to_lines,
     vocabulary_candidates,
 )
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError, MachineError
 
 CPU = torch.device("cpu")
 RUN = load_run_config(None, list(MICRO_OVERRIDES))

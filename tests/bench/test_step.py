@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import MICRO_OVERRIDES
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.step import StepCosts, bench_step, beside_floor, floor_in_own_process, to_line
-from z2all_ds.errors import ConfigError
 
 
 def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from z2all_ds.accounting import peak_flops
+from z2all_ds.base.accounting import peak_flops
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.bench.timing import (
     CACHES_OVER,
     MAX_SETS,
@@ -19,7 +20,6 @@ from z2all_ds.bench.timing import (
     sets_needed,
     time_call,
 )
-from z2all_ds.errors import ConfigError, MachineError
 
 CPU = torch.device("cpu")
 

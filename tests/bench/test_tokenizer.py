@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.tokenizer import TRAINERS, bench_tokenizer, to_json, to_line
-from z2all_ds.errors import ConfigError
 
 
 def test_the_trainers_are_measured_on_the_same_text(small_corpus: Path) -> None:

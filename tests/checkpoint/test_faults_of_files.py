@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.checkpoint.making import make, names, write_temporary
-from tests.checkpoint.states import assert_same_state
 from tests.helpers.small_disk import fill, free_bytes, read_only, small_disk
-from tests.train.engines import tiny_engine, train
+from tests.zero.engines import tiny_engine, train
+from tests.zero.state.states import assert_same_state
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers, seal
 from z2all_ds.checkpoint.retention import Retention, held, prune
-from z2all_ds.checkpoint.save import save_checkpoint
 from z2all_ds.checkpoint.state_files import Entry, write_state_file
-from z2all_ds.errors import CheckpointError
+from z2all_ds.zero.state.save import save_checkpoint
 
 MIB = 1 << 20
 PAGE = 4096

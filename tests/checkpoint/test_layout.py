@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.making import FILES, make, names, write_temporary
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers
-from z2all_ds.errors import CheckpointError
 
 # Sealing and finding
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.memory import SnapshotFolder
-from z2all_ds.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.making import make, make_validated, names
+from z2all_ds.base.config import load_run_config
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest
 from z2all_ds.checkpoint.retention import Retention, Saved, doomed, judge, prune, reasons_to_keep
-from z2all_ds.config import load_run_config
 
 LAST_TWO = Retention(keep_last=2)
 

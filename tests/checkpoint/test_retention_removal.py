@@ -15,10 +15,10 @@ import pytest
 from tests.checkpoint.making import make, names, write_temporary
 from tests.helpers.processes import ended, has_open
 from tests.helpers.small_disk import read_only
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, remove_leftovers
 from z2all_ds.checkpoint.retention import Retention, held, prune, remove
-from z2all_ds.errors import CheckpointError
 
 LAST_TWO = Retention(keep_last=2)
 

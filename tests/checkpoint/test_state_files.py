@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import state_files
 from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, file_name, write_state_file
-from z2all_ds.errors import CheckpointError
 
 SHAPES = {"layers.0.weight": [7, 5], "norm": [11]}
 CUTS = {"layers.0.weight": [0, 12, 13, 35], "norm": [0, 11]}

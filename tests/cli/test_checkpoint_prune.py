@@ -10,9 +10,9 @@ import pytest
 from tests.checkpoint.making import make_validated, names, write_temporary
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import train
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import held
-from z2all_ds.run_folder import RunFolder
 
 LOSSES = {100: 3.0, 200: 2.31, 300: None, 400: 2.9, 500: None, 600: 2.8}
 RUN_YAML = "checkpoint: {keep_last: 2, keep_every: 300, keep_best: 1}\nvalidation: {corpus: held_out}\n"

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
 from z2all_ds import __version__
-from z2all_ds.config import RunConfig, dump_yaml, load_run_config
+from z2all_ds.base.config import RunConfig, dump_yaml, load_run_config
 
 # The command itself
 

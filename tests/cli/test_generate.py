@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from tests.evaluate.conftest import model_folder
 from tests.helpers.command import COMMAND, environment
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.cli import app
-from z2all_ds.errors import ConfigError, DataError
 
 __all__ = ["model_folder"]  # the fixture of another room's tests
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.command import ROOT, environment, one_line, z2all
 from z2all_ds import cli
-from z2all_ds.config import load_run_config
+from z2all_ds.base.config import load_run_config
 
 Answer = tuple[int, str, str]
 

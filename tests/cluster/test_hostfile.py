@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.hostfile import Host, parse_hostfile, parse_hostfile_text
-from z2all_ds.errors import ClusterError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.nodes import Node, Place, SshAccess, parse_nodes_text, read_nodes
-from z2all_ds.errors import ClusterError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
 TEXT = """\

@@ -11,15 +11,15 @@ import pytest
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds import storage
+from z2all_ds.base import storage
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus import adopt as adopt_module
 from z2all_ds.corpus.adopt import adopt_corpus, domain_of
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.line_index import load_index
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
-from z2all_ds.data.raw.readers import open_domains
-from z2all_ds.errors import ConfigError, DataError, MachineError
-from z2all_ds.storage import open_folder
+from z2all_ds.corpus.reading.readers import open_domains
 
 HERE = Executor(1)
 TEXTS = [f"第{number}篇。" + "word " * number for number in range(20)]

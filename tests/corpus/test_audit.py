@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus.making import write_corpus, write_shard
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import audit as audit_module
 from z2all_ds.corpus.audit import GidRuns, audit_corpus, audit_shard
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.schema import Record
-from z2all_ds.errors import DataError
 
 CONTENTS = {"en": [f"the document {n}" for n in range(30)], "zh": [f"第 {n} 篇" for n in range(20)]}
 

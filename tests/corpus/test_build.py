@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
 from tests.helpers.processes import ended
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
 from z2all_ds.corpus import build as build_module
 from z2all_ds.corpus import parts as parts_module
@@ -20,7 +21,6 @@ from z2all_ds.corpus import shards as shards_module
 from z2all_ds.corpus import units as units_module
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.cleaning import CleaningRules
-from z2all_ds.errors import ConfigError, DataError, MachineError
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
 BILLION = 1_000_000_000

@@ -1,8 +1,8 @@
 import pytest
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.compose import check_template, composed
 from z2all_ds.corpus.draft import Draft
-from z2all_ds.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpus.forms.reading import tar_of
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import Executor, SourceSpec, audit_corpus, build_corpus, parse_record, read_report
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.forms import ReadLimits
 from z2all_ds.corpus.report import full_lines, summary_lines
 from z2all_ds.corpus.schema import Record
-from z2all_ds.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
 RAW = Path(__file__).parents[1] / "assets" / "raw"

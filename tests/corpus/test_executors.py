@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import ended
+from z2all_ds.base.errors import ClusterError, ConfigError, DataError, MachineError
 from z2all_ds.corpus import Executor
-from z2all_ds.errors import ClusterError, ConfigError, DataError, MachineError
 
 
 def square(number: int) -> int:
@@ -121,7 +121,7 @@ FAILS_BESIDE_A_SLEEPER = """
 import os, sys, time
 from pathlib import Path
 from z2all_ds.corpus import Executor
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 
 def sleep_or_fail(path):
     mark = Path(path)

@@ -1,7 +1,7 @@
 import pytest
 
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.faults import HARMLESS, KINDS, ROWS_BEFORE_JUDGING, SAMPLES_PER_KIND, Fault, FaultLog
-from z2all_ds.errors import ConfigError, DataError
 
 
 def test_stop_is_one_line_and_harmless_ones_do_not_stop() -> None:

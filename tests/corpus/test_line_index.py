@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds import storage
+from z2all_ds.base import storage
+from z2all_ds.base.storage import Folder, Stamp, open_folder
 from z2all_ds.corpus import line_index
 from z2all_ds.corpus.line_index import (
     IndexDamaged,
@@ -27,7 +28,6 @@ from z2all_ds.corpus.line_index import (
     load_index,
     load_or_build_index,
 )
-from z2all_ds.storage import Folder, Stamp, open_folder
 
 CONTENT = b"first\n\nthird line\nlast without end"
 LINES = [0, 6, 7, 18, 34]

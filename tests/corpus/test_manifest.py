@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.stores import flaky_store
-from z2all_ds import storage
+from z2all_ds.base import storage
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
-from z2all_ds.errors import DataError
 
 A = ShardInfo("code-00000.jsonl", "code", 3, 100, "a" * 64)
 B = ShardInfo("code-00001.jsonl", "code", 2, 50, "b" * 64)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.making import write_corpus, write_shard
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus import sample as sample_module
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, load_manifest, write_manifest
 from z2all_ds.corpus.sample import find_document, render, sample_documents
 from z2all_ds.corpus.schema import Record
-from z2all_ds.errors import ConfigError, DataError
 
 
 @pytest.fixture

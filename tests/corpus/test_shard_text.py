@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.shard_text import check_text_column, open_parquet, text_columns, text_of_line
-from z2all_ds.errors import DataError
-from z2all_ds.storage import open_folder
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import shards as shards_module
 from z2all_ds.corpus.parts import Part
 from z2all_ds.corpus.shards import make_shard, plan_shards
-from z2all_ds.errors import DataError
 
 LIMIT = 300
 

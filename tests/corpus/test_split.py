@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.making import write_corpus
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus import split as split_module
 from z2all_ds.corpus.audit import audit_corpus
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.schema import parse_record
 from z2all_ds.corpus.split import is_validation, split_corpus
-from z2all_ds.errors import ConfigError, DataError
 
 CONTENTS = {"zh": [f"第 {n} 篇" for n in range(300)], "en": [f"document {n}" for n in range(200)]}
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream, write_corpus
+from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.lanes import Lane, Piece
 from z2all_ds.data.packing import Sample
-from z2all_ds.errors import DataError
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:

@@ -15,10 +15,10 @@ import torch
 from tests.data import loader_ranks
 from tests.data.corpus_maker import as_arrays, assert_same, open_stream, small_corpus
 from tests.data.test_prefetch import prefetch_threads, wait_until
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.machine import free_port
 from z2all_ds.data import BatchLoader, StageSpec
 from z2all_ds.data.packing import COLUMNS
-from z2all_ds.errors import ConfigError, DataError, MachineError
-from z2all_ds.machine import free_port
 
 
 @pytest.fixture

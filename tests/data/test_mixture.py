@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import open_stream, write_corpus
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.mixture import Mixture, resolve_shares
-from z2all_ds.errors import ConfigError
 
 SIZES = {"web": 8000, "books": 1000, "code": 1000}
 

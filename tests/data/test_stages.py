@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.stages import Schedule, StageSpec, merged_ranges
-from z2all_ds.errors import ConfigError
 
 SIZES = {"code": 300, "web": 700}
 

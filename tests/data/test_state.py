@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.corpus_maker import SpanTokenizer, as_arrays, open_stream, small_corpus, write_corpus
+from z2all_ds.base.errors import DataError
 from z2all_ds.data import PackedStream, StageSpec, merge_states
-from z2all_ds.errors import DataError
 
 
 @pytest.fixture

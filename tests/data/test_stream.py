@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import SpanTokenizer, as_arrays, assert_same, open_stream, small_corpus, write_corpus
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data import PackedStream, StageSpec, merge_states
 from z2all_ds.data.loader import make_batches
 from z2all_ds.data.packing import COLUMNS, NO_TARGET
 from z2all_ds.data.state import divisors
 from z2all_ds.data.stream import Produced
-from z2all_ds.errors import ConfigError
 
 NUM_LANES = 12
 UNBROKEN_SAMPLES = 400

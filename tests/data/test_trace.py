@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.data.corpus_maker import open_stream, small_corpus
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data import StageSpec
 from z2all_ds.data.trace import trace_sample
-from z2all_ds.errors import ConfigError
 
 STAGES = (StageSpec(16, samples=96), StageSpec(24, {"books": 1.0, "web": 1.0}))
 

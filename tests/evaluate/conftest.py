@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.helpers.checkpoints import write_run
-from z2all_ds.config_sections import ModelSection
+from z2all_ds.base.config.sections import ModelSection
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.export.to_hf import export_checkpoint
-from z2all_ds.run_folder import RunFolder
 
 WINDOW_TOKENS = 48
 SHAPE = {

@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.command import z2all
 from tests.helpers.memorised import TASKS, en_school_with_an_odd_question, load, memorised, untrained
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.cli.evaluate import harness as harness_verb
-from z2all_ds.errors import ConfigError
 from z2all_ds.evaluate import harness as room
 from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
 from z2all_ds.evaluate.harness_report import Row, sentences

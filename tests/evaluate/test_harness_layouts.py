@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.harness_layouts import Layout, parse_fields, possible_layouts
 from z2all_ds.evaluate.reshaping import Question, shuffled
 

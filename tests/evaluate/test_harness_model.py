@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from transformers import BloomConfig, BloomForCausalLM
 
 from tests.helpers.memorised import CPU, load, tiny_llama, untrained
-from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.evaluate.harness_model import HarnessModel, _StopStrings
 
 SHORT_WINDOW = 40

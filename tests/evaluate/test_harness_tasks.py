@@ -9,7 +9,7 @@ import lm_eval.api.task
 import pytest
 
 from tests.helpers.memorised import TASKS, load
-from z2all_ds.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.evaluate.harness_tasks import (
     beside,
     list_tasks,

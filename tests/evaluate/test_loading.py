@@ -21,15 +21,15 @@ from transformers import (
 )
 
 from tests.helpers.checkpoints import checkpoint_of
+from z2all_ds.base.errors import CheckpointError, ConfigError, DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
-from z2all_ds.errors import CheckpointError, ConfigError, DataError
 from z2all_ds.evaluate.generate import Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.perplexity import Question, measure_share
+from z2all_ds.evaluate.perplexity_share import Question, measure_share
 from z2all_ds.evaluate.probe_runs import ask_model
 from z2all_ds.evaluate.probes import FormatProbe
 from z2all_ds.evaluate.texts import open_texts
-from z2all_ds.run_folder import RunFolder
 
 ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the default is bf16")
 

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.data.corpus_maker import write_shard
 from tests.evaluate.conftest import WINDOW_TOKENS
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.corpus.manifest import Manifest, write_manifest
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.perplexity import (
     ModelPerplexity,
@@ -28,7 +29,6 @@ from z2all_ds.evaluate.perplexity import (
 from z2all_ds.evaluate.perplexity_ranks import in_ranks
 from z2all_ds.evaluate.perplexity_report import render, to_json
 from z2all_ds.evaluate.texts import open_texts
-from z2all_ds.run_folder import RunFolder
 
 TEXTS = {
     # Longer than a window, one that ends exactly anywhere, one character, nothing, and control tokens spelled out.

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.evaluate.probe_rows import as_expected, ask, read, verdict_line
 from z2all_ds.evaluate.probe_runs import _PlainTokenizer
 from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, Probe, SentenceProbe

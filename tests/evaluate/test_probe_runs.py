@@ -10,12 +10,12 @@ from tests.evaluate.conftest import MODEL as TINY_MODEL
 from tests.helpers.checkpoints import checkpoint_of, write_run
 from tests.helpers.command import z2all
 from tests.helpers.probe_files import write_probes
+from z2all_ds.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
-from z2all_ds.errors import CheckpointError, ConfigError, DataError, TrainingError
 from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, failures_at_last, render
 from z2all_ds.evaluate.probe_runs import ask_models, form_is_kept
 from z2all_ds.evaluate.probes import CompletionProbe, FormatProbe
-from z2all_ds.run_folder import RunFolder
 
 MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.probe_files import write_probes
-from z2all_ds.config import anchored, load_run_config
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config import anchored, load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.probes import KINDS, FormatProbe, load_probes
 
 

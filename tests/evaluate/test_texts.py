@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.evaluate.texts import open_texts
 
 TEXTS = ["今天", "", "two\nlines", "four", "五"]

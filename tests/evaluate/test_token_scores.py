@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.probe_files import write_probes
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.probe_rows import Row
 from z2all_ds.evaluate.probe_runs import ask_model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.windows import Way, choose_way, document_windows, packed_windows, read_document
 

@@ -14,16 +14,16 @@ from tests.helpers.command import environment
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.models import TINY
 from tests.helpers.processes import ended
+from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.export.in_background import NICENESS, BackgroundExport
 from z2all_ds.export.place import UNFINISHED
-from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
-from z2all_ds.run_folder import RunFolder
 
 OWNER = """
 import sys, time
 from pathlib import Path
 from z2all_ds.export.in_background import BackgroundExport
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 
 exports = BackgroundExport(RunFolder(Path(sys.argv[1])))
 print(exports.start(Path(sys.argv[2])), flush=True)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.checkpoints import write_run
 from tests.helpers.command import environment
-from z2all_ds.config_sections import ModelSection
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.config.sections import ModelSection
+from z2all_ds.base.run_folder import RunFolder
 
 MODEL = ModelSection(
     vocab_size=1024,

@@ -8,11 +8,11 @@ import pytest
 
 from tests.helpers.checkpoints import STEP, checkpoint_of, write_run
 from tests.helpers.models import TINY
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import open_checkpoint
-from z2all_ds.config import load_run_config
 from z2all_ds.export.model_card import model_card
 from z2all_ds.export.verify import IN_TURN, WHOLE, Verdict
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter
 
 BEGAN = 1_700_000_000.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.command import environment
 from tests.helpers.processes import ended
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.export.place import folder_in_place_of
 
 SLEEPER = """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.models import TINY
-from z2all_ds.errors import ExportError
+from z2all_ds.base.errors import ExportError
 from z2all_ds.export.verify import Logits, Verdict, compare_with_folder, fits_whole, real_texts
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.stock_keys import to_stock

@@ -8,9 +8,9 @@ import torch
 
 from tests.helpers.checkpoints import checkpoint_of, write_run
 from tests.helpers.models import TINY
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT, open_checkpoint
 from z2all_ds.checkpoint.state_files import StateReader, file_name
-from z2all_ds.errors import CheckpointError
 from z2all_ds.export import weights
 from z2all_ds.export.weights import WeightReader, read_weights
 

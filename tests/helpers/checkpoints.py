@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from z2all_ds.base.config import RunConfig, dump_yaml
+from z2all_ds.base.config.sections import DataSection, ModelSection, TrainSection
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
-from z2all_ds.config import RunConfig, dump_yaml
-from z2all_ds.config_sections import DataSection, ModelSection, TrainSection
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
-from z2all_ds.run_folder import RunFolder
 
 STEP = 7
 

@@ -19,7 +19,7 @@ import yaml
 
 from tests.helpers.docker_files import DOCKER, ROOT
 from tests.helpers.node_lab import LOGIN_HOME
-from z2all_ds.machine import free_port
+from z2all_ds.base.machine import free_port
 
 TOOLS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "tini": "tini", "unshare": "util-linux"}
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

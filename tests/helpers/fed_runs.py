@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.config_sections import TrackSection
-from z2all_ds.machine import child_processes, process_is_alive
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.config.sections import TrackSection
+from z2all_ds.base.machine import child_processes, process_is_alive
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import RunWriter
 

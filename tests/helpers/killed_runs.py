@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.machine import default_environment, free_port
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
-from z2all_ds.machine import default_environment, free_port
-from z2all_ds.run_folder import RunFolder
 
 END_PATIENCE_SECONDS = 60.0
 STEPS_OF_LAST_RUN = 5
@@ -28,11 +28,6 @@ STEPS_OF_LAST_RUN = 5
 
 def load_everything() -> None:
     """What a rank loads late."""
-    import z2all_ds.checkpoint.keeper
-    import z2all_ds.train.engine
-    import z2all_ds.train.loop
-    import z2all_ds.train.pretrain
-    import z2all_ds.train.validation  # noqa: F401
 
 
 def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:

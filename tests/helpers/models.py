@@ -1,6 +1,6 @@
 """The smallest model that has everything: grouped heads, several layers, room for the small tokenizer."""
 
-from z2all_ds.config_sections import ModelSection
+from z2all_ds.base.config.sections import ModelSection
 
 TINY = ModelSection(
     vocab_size=1024,

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.helpers import node_lab
 from tests.helpers.node_lab import SSH_PORT, Node, ip
 from tests.helpers.ssh_server import tool_path
-from z2all_ds.machine import private_temp_dir
+from z2all_ds.base.machine import private_temp_dir
 
 WAN = "10.88.0"
 PRIVATE_ADDRESS, GATEWAY, PREFIX = "172.17.0.2", "172.17.0.1", 16

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from z2all_ds.base.config import RunConfig
 from z2all_ds.checkpoint.layout import open_checkpoint
-from z2all_ds.config import RunConfig
 from z2all_ds.export.weights import read_weights
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.tokenizer import load_tokenizer

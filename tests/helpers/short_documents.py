@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.data.tokens.text_corpora import write_text_corpus
 from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.raw.readers import open_domains
+from z2all_ds.corpus.reading.readers import open_domains
 
 CHARACTERS_PER_DOCUMENT = 400
 DOCUMENTS_PER_SHARD = 150

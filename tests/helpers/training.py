@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.machine import default_environment, free_port
+from z2all_ds.base.machine import default_environment, free_port
 
 MICRO_OVERRIDES = (
     "model.vocab_size=1024",

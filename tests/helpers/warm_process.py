@@ -60,7 +60,7 @@ def preload_bare() -> None:
 def preload_package() -> None:
     """Import the package with everything that it loads late."""
     import z2all_ds
-    from z2all_ds.train.unused_libraries import left_unloaded
+    from z2all_ds.train.speed.unused_libraries import left_unloaded
 
     with left_unloaded():  # as in a rank
         for found in pkgutil.walk_packages(z2all_ds.__path__, "z2all_ds."):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import warm_process
-from z2all_ds.machine import default_environment
+from z2all_ds.base.machine import default_environment
 
 PYTHON = sys.executable
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from transformers.utils import logging as transformers_logging
 
 from tests.model.pairs import SHAPES, tiny_config
 from tests.model.test_rotary import ROPES
-from z2all_ds.accounting import count_parameters
-from z2all_ds.config_sections import ModelSection
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.accounting import count_parameters
+from z2all_ds.base.config.sections import ModelSection
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.configuration_z2all import ORIGINAL_NAMES, OWN_FIELDS, feed_forward_width
 

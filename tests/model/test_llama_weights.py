@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.helpers.llama_folders import make_llama
-from z2all_ds.llama_folder import EMBEDDING, HEAD, LlamaFolder
+from z2all_ds.base.llama_folder import EMBEDDING, HEAD, LlamaFolder
+from z2all_ds.base.vocabulary_rows import NEW, VocabularyRows
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.llama_weights import NOISE, LlamaWeights
-from z2all_ds.vocabulary_rows import NEW, VocabularyRows
 
 SMALL = {"vocab_size": 40}
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_config, tiny_model
 from tests.ops.comparing import on_gpu
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.modeling_z2all import TokenLosses
 from z2all_ds.model.stock_keys import to_stock

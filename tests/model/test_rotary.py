@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.model.pairs import tiny_config
 from tests.ops.comparing import on_gpu
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.model.rotary import RotaryTable
 
 ORIGINAL_LENGTH = 32

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from tests.model.pairs import tiny_config
+from z2all_ds.base.world import World
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.initialization import initialise_weights
-from z2all_ds.world import World
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     import deepspeed  # here, since the test reads the cases above
     from deepspeed.runtime.zero import GatheredParameters
 
-    from z2all_ds.train.engine import pick_device, start_process_group
+    from z2all_ds.zero.engine import pick_device, start_process_group
 
     world = World.from_environment()
     start_process_group(world, pick_device(world))

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from tests.model.pairs import some_ids
+from z2all_ds.base.world import World
 from z2all_ds.model import Z2allForCausalLM
-from z2all_ds.world import World
 
 HEADLESS = "headless"
 """The case whose folder lacks the head: it is drawn new."""
@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
-    from z2all_ds.train.engine import pick_device, start_process_group
+    from z2all_ds.zero.engine import pick_device, start_process_group
 
     world = World.from_environment()
     start_process_group(world, pick_device(world))

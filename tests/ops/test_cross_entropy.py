@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.comparing import DTYPES, assert_within_roundings, cases, function_of, on_gpu, random, small_integers
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.ops import cross_entropy as op
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL, chunked, reference

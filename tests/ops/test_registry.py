@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.ops.comparing import on_gpu
-from z2all_ds.config_sections import OpsSection
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config.sections import OpsSection
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.ops import OpChoice, Situation, resolve_ops
 from z2all_ds.ops.registry import OP_NAMES, backends_of, choose, needs_library
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.failures import (
     HOUR,
     Interruptions,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.test_measured import TURNS, health_of, preflight_of, written
-from z2all_ds.cluster.connections import Speed
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.sizes import MOST, parse_count
+from z2all_ds.cluster.agents.connections import Speed
 from z2all_ds.plan import Fleet, Wishes, make_fleet
 from z2all_ds.plan.hardware import GPUS, LINKS, REACHED, link_named, parse_speed
-from z2all_ds.plan.parsing import MOST, parse_count
 
 
 def refused(**wishes: Any) -> str:
@@ -127,7 +127,7 @@ def test_nccls_word_goes_before_that_of_a_connection_and_the_users_before_both(t
 
 
 def test_a_measured_disk(tmp_path: Path) -> None:
-    from z2all_ds.doctor import OK, Finding, to_json
+    from z2all_ds.cluster.doctor import OK, Finding, to_json
 
     file = tmp_path / "here.json"
     disk = Finding("disk speed", OK, "7 GB/s", measured={"bytes_per_second": 7e9})

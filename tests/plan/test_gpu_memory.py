@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.accounting import count_parameters
-from z2all_ds.config import load_run_config
+from z2all_ds.base.accounting import count_parameters
+from z2all_ds.base.config import load_run_config
 from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
-from z2all_ds.train.ds_config import resolve
+from z2all_ds.zero.ds_config import resolve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 MEASURED = json.loads((RESULTS / "2026-11-16_h200_bench_memory.json").read_text(encoding="utf-8"))["cases"]

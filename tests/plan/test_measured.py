@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.cluster import preflight_report
-from z2all_ds.cluster.compare import NodeFinding
-from z2all_ds.cluster.connections import Listener, Speed, measure
-from z2all_ds.cluster.health import Turn
-from z2all_ds.cluster.health_run import Health, HealthTest
-from z2all_ds.cluster.places import DataPlace
-from z2all_ds.cluster.preflight import Preflight
-from z2all_ds.doctor import OK, Finding, resources, to_json
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.cluster.agents.connections import Listener, Speed, measure
+from z2all_ds.cluster.doctor import OK, Finding, resources, to_json
+from z2all_ds.cluster.launch.rendezvous import DataPlace
+from z2all_ds.cluster.preflight import report
+from z2all_ds.cluster.preflight.checks import Preflight
+from z2all_ds.cluster.preflight.compare import NodeFinding
+from z2all_ds.cluster.preflight.health_rules import Turn
+from z2all_ds.cluster.preflight.health_run import Health, HealthTest
 from z2all_ds.plan.hardware import Link
 from z2all_ds.plan.measured import MATMUL_OPERATIONS, Measured, read_measured
 
@@ -51,7 +51,7 @@ def preflight_of(**changes: Speed) -> Preflight:
 
 def written(folder: Path, result: Preflight) -> Path:
     file = folder / "nodes.json"
-    file.write_text(preflight_report.to_json(result), encoding="utf-8")
+    file.write_text(report.to_json(result), encoding="utf-8")
     return file
 
 
@@ -88,7 +88,7 @@ def test_where_a_node_failed_no_rate_is_told(tmp_path: Path) -> None:
 
 
 def test_the_products_are_those_of_the_health_test() -> None:
-    from z2all_ds.train.health import SIZES
+    from z2all_ds.cluster.preflight.health_worker import SIZES
 
     assert {device: 2 * rows**3 for device, (rows, _, _) in SIZES.items()} == MATMUL_OPERATIONS
 
@@ -160,6 +160,6 @@ def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
 
 def test_the_form_stays_plain_json(tmp_path: Path) -> None:
     result = preflight_of()
-    assert json.loads(preflight_report.to_json(result))["health"] is None
+    assert json.loads(report.to_json(result))["health"] is None
     result.health = health_of(*TURNS)
-    assert json.loads(preflight_report.to_json(result))["health"]["device"] == "cuda"
+    assert json.loads(report.to_json(result))["health"]["device"] == "cuda"

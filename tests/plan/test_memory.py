@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.errors import ConfigError
-from z2all_ds.plan import parse_size, zero_states
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.sizes import parse_size
+from z2all_ds.plan import zero_states
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])

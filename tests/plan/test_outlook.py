@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.accounting import count_parameters
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.accounting import count_parameters
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Estimate, Risks, Wishes, estimate, make_fleet
 from z2all_ds.plan.outlook import MOST_FAILURES, SIMULATED_RUNS, Outlook, look_ahead
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Risks, Wishes, estimate, make_fleet
 from z2all_ds.plan.outlook import look_ahead
 from z2all_ds.plan.scaling import MOST_GPUS, SWEPT, Sweep, at_size, draw, parse_sweep, sweep

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.accounting import ModelShape
-from z2all_ds.config import load_run_config
+from z2all_ds.base.accounting import ModelShape
+from z2all_ds.base.config import load_run_config
 from z2all_ds.plan.shapes import Advice, advise
 
 GOOD = load_run_config("z2all_1b").model.shape

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.config import load_run_config
+from z2all_ds.base.config import load_run_config
 from z2all_ds.plan import Wishes, estimate, make_fleet
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

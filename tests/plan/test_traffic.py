@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.training import launch_script
-from z2all_ds.accounting import ModelShape, count_parameters
-from z2all_ds.config import load_run_config
+from z2all_ds.base.accounting import ModelShape, count_parameters
+from z2all_ds.base.config import load_run_config
 from z2all_ds.plan.traffic import Collective, HostTraffic, collectives, host_traffic
-from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
 
 SHAPE = [
     "model.vocab_size=512",

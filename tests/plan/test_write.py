@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Plan, Risks, Wishes, make_fleet, make_plan
 from z2all_ds.plan.write import write_choice
 

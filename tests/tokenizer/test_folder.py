@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.tokenizer.test_tokenization_z2all import WITH_CONTROL_TEXT
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.corpus import load_manifest, parse_record
-from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer, train_tokenizer
 from z2all_ds.tokenizer.folder import check_place, read_recipe
 

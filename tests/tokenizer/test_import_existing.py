@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from tests.tokenizer.test_folder import open_plain
 from tests.tokenizer.test_spm_model import other_model
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, import_tokenizer, load_tokenizer
 from z2all_ds.tokenizer.import_existing import parse_special_ids, place_special_tokens
 from z2all_ds.tokenizer.spm import MODEL_FILE

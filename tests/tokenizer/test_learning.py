@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.helpers.processes import ended
-from z2all_ds.errors import DataError, MachineError
+from z2all_ds.base.errors import DataError, MachineError
 from z2all_ds.tokenizer.learning import learn_in_own_process
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.tokenizer.test_import_existing import byte_level
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.tokenizer import load_tokenizer, report_tokenizers
 from z2all_ds.tokenizer.report import KINDS, kind_of, print_report, to_json
 from z2all_ds.tokenizer.sampling import open_sources

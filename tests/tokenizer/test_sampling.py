@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus import Executor, load_manifest, parse_record
 from z2all_ds.corpus.adopt import adopt_corpus
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.sampling import check_weights, open_sources, parse_weights, share_budget
 
 AVAILABLE = st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), min_size=1, max_size=6)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from z2all_ds.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer, train_tokenizer
 from z2all_ds.tokenizer.sampling import open_sources
 from z2all_ds.tokenizer.spm import LONGEST_SENTENCE, MODEL_FILE, learn_spm, sentences

@@ -5,7 +5,7 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer.spm import MODEL_FILE
 from z2all_ds.tokenizer.spm_model import PieceKind, parse_spm_model
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer import text_files
 from z2all_ds.tokenizer.text_files import file_pieces
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.corpora import SMALL_TEXT_VOCAB
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer
 
 UNICODE = st.text(st.characters(codec="utf-8"))

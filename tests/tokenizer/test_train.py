@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers.corpora import SMALL_TEXT_VOCAB, train_small_tokenizer
 from tests.helpers.processes import ended
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus import load_manifest, parse_record
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer import folder as folder_module
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.goodput import Goodput, goodput, goodput_so_far
 from z2all_ds.track.writer import RunWriter
 

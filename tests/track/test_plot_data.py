@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.track import plot_data
+from z2all_ds.track.downsample import MOST_POINTS
 from z2all_ds.track.plot_data import RunCurves, read_run
-from z2all_ds.track.thinned import MOST_POINTS
 
 
 def written(folder: Path, records: list[dict[str, Any]], events: list[dict[str, Any]] | None = None) -> Path:

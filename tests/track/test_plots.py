@@ -11,9 +11,10 @@ import pytest
 from matplotlib import pyplot
 from PIL import Image
 
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.fonts import lettering_for
-from z2all_ds.track.plots import PlotOptions, plot, plot_loss
+from z2all_ds.track.plot_options import PlotOptions
+from z2all_ds.track.plots import plot, plot_loss
 
 SIZE = (960, 540)  # 8 by 4.5 inches of 120 dots
 BLUE = (31, 119, 180)  # matplotlib's first colour: the total

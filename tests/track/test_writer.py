@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.processes import ended
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter, drop_metrics_after, last_outcome, last_record, read_records
 
 WRITE_AND_HANG = """
 import sys, time
 from pathlib import Path
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter
 
 writer = RunWriter(RunFolder(Path(sys.argv[1])))
@@ -80,7 +80,7 @@ def test_a_run_killed_outright_loses_no_record(tmp_path: Path) -> None:
 WRITE_WITH_A_LIMIT = """
 import json, resource, sys
 from pathlib import Path
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter
 
 warnings = []

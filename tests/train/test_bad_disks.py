@@ -11,10 +11,10 @@ import pytest
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.small_disk import fill, read_only, small_disk, stalled, stalling_disk
 from tests.helpers.training import metrics, run_arguments, train
+from z2all_ds.base.errors import EXIT_REQUEUE
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import all_of, find_latest
-from z2all_ds.errors import EXIT_REQUEUE
-from z2all_ds.run_folder import RunFolder
 
 DISK_BYTES = 16_000_000
 EVERY = 50

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.training import losses, metrics, run_arguments, train_many
-from z2all_ds.config import load_run_config
+from z2all_ds.base.config import load_run_config
 from z2all_ds.train.parity.compare import TOLERANCES, StepValues, differences
 from z2all_ds.train.parity.reference import train_reference
 

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from tests.train.engines import tiny_engine, train
+from tests.zero.engines import tiny_engine, train
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.rng import rng_state
-from z2all_ds.errors import CheckpointError
 from z2all_ds.train.continuity import Probe, measure, require_continuity
 
 

@@ -11,15 +11,15 @@ import torch
 from tests.helpers.command import one_line, z2all
 from tests.helpers.recomputed import loss_of
 from tests.helpers.training import losses, run_arguments, train_many
-from z2all_ds.config import load_run_config
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data import PackedStream
+from z2all_ds.data.run_spec import stream_spec
+from z2all_ds.data.step_traces import drop_states_after, keep_state, trace_run
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
-from z2all_ds.errors import DataError
 from z2all_ds.export.to_hf import export_checkpoint
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import load_tokenizer
-from z2all_ds.train.inputs import stream_spec
-from z2all_ds.train.traces import drop_states_after, keep_state, trace_run
 
 pytestmark = pytest.mark.extended
 

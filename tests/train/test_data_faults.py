@@ -14,16 +14,16 @@ import pytest
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.short_documents import write_short_documents
 from tests.helpers.training import losses, run_arguments, train_many
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import find_latest
-from z2all_ds.config import load_run_config
 from z2all_ds.data import PackedStream
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import Place
+from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.data.trace import trace_sample
-from z2all_ds.errors import DataError
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.tokenizer import load_tokenizer
-from z2all_ds.train.inputs import stream_spec
 
 pytestmark = pytest.mark.extended
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.helpers.marked import marked, new_mark, wait_until, workers
 from tests.helpers.training import run_arguments
+from z2all_ds.base.errors import EXIT_INTERRUPTED, MachineError
+from z2all_ds.base.machine import default_environment, free_port
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import find_latest
-from z2all_ds.errors import EXIT_INTERRUPTED, MachineError
-from z2all_ds.machine import default_environment, free_port
-from z2all_ds.run_folder import RunFolder
 
 RANKS, WORKERS = 2, 2
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"

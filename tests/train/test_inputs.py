@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import run_arguments
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError
-from z2all_ds.train.inputs import check_data, stream_spec
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.data.run_spec import stream_spec
+from z2all_ds.train.inputs import check_data
 
 
 def test_every_stage_reaches_the_data(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.helpers.command import ROOT
 from tests.helpers.training import losses, run_arguments
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import all_of
-from z2all_ds.run_folder import RunFolder
 
 SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "killed_runs.py"
 BUSY_SAVING = (

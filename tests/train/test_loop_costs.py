@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.training import metrics, run_arguments, train_many
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.goodput import goodput
 from z2all_ds.track.writer import read_records
-from z2all_ds.train.startup import PHASES
+from z2all_ds.train.processes.startup import PHASES
 
 GLOBAL_BATCH, BATCH_TOKENS = 8, 8 * 32
 STEPS, EVERY, STOPPED_AT = 12, 3, 8

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import run_arguments
-from z2all_ds.cluster.launch import local_command
-from z2all_ds.machine import free_port
+from z2all_ds.base.machine import free_port
+from z2all_ds.train.processes.local_ranks import local_command
 
 RANKS = 2
 SECONDS = 10

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.helpers.training import metrics, run_arguments, train_many
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError, TrainingError
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError, TrainingError
 from z2all_ds.train.parity.command import chosen_jsons, run_parity, settings
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues, differences, largest
 from z2all_ds.train.parity.reference import train_reference

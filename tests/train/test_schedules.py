@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.config_sections import ScheduleSection
-from z2all_ds.errors import ConfigError
-from z2all_ds.run_stages import RunStage, tokens_seen
+from z2all_ds.base.config.sections import ScheduleSection
+from z2all_ds.base.config.stages import RunStage, tokens_seen
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.train.schedules import HEIGHTS, check_no_jump, learning_rate, rates_around
 
 TO_THE_LOWEST = ("cosine", "linear", "one_minus_sqrt", "wsd")

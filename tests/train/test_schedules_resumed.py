@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training import metrics, run_arguments, train_many
-from z2all_ds.config import load_run_config
-from z2all_ds.errors import ConfigError
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.train.schedules import learning_rate
 
 PEAK = 0.003

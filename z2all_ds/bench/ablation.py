@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.console import heartbeat, human_bytes
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.peers.environments import last_words
 from z2all_ds.bench.step import MIN_STEPS, StepCosts
-from z2all_ds.config import load_run_config
-from z2all_ds.console import heartbeat, human_bytes
-from z2all_ds.errors import ConfigError
-from z2all_ds.train.stand_in_data import prepare_data
+from z2all_ds.train.fallback_data import prepare_data
 
 REFERENCES = {
     "attention": "eager",

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.console import heartbeat, human_bytes, progress
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.bench.board_page import PageCosts, browser, opened, why_no_browser
 from z2all_ds.bench.memory import peak_memory_bytes
-from z2all_ds.console import heartbeat, human_bytes, progress
-from z2all_ds.errors import ConfigError, MachineError
 
 DEFAULT_RECORDS = 1_000_000
 TEMPLATES = 997

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from z2all_ds.errors import MachineError
+from z2all_ds.base.errors import MachineError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext

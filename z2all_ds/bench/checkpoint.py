@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.console import human_bytes
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.bench.in_ranks import figures_of_ranks
-from z2all_ds.config import load_run_config
-from z2all_ds.console import human_bytes
-from z2all_ds.errors import ConfigError, MachineError
 from z2all_ds.train.command import default_ranks
 
 RANK_MODULE = "z2all_ds.bench.checkpoint_ranks"

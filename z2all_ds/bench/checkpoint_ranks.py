@@ -17,10 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
 from z2all_ds.bench.in_ranks import rank_main
-from z2all_ds.config import RunConfig
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.world import World
 
 STEPS_ALONE = 12
 BLOCK_BYTES = 1 << 26
@@ -48,8 +48,8 @@ class Measurement:
         from z2all_ds.model import Z2allConfig, Z2allForCausalLM
         from z2all_ds.model.recompute import set_recompute
         from z2all_ds.ops import Situation, resolve_ops
-        from z2all_ds.train import engine as ds
-        from z2all_ds.train.ds_config import resolve
+        from z2all_ds.zero import engine as ds
+        from z2all_ds.zero.ds_config import resolve
 
         self.run, self.world, self.folder, self.rounds = run, world, folder, rounds
         self.device = ds.pick_device(world)
@@ -89,7 +89,7 @@ class Measurement:
         }
 
     def device_name(self) -> str:
-        from z2all_ds.train.engine import device_name
+        from z2all_ds.zero.engine import device_name
 
         return device_name(self.device)
 
@@ -163,19 +163,19 @@ class Measurement:
 
     def seconds_of_write(self, keeper: Any) -> float | None:
         """From the save on; None while it is going on."""
-        from z2all_ds.checkpoint.collective import from_rank_0
+        from z2all_ds.zero.collective import from_rank_0
 
         return from_rank_0(next((saved.seconds for saved in keeper.news()), None))
 
     def restore(self, checkpoint: Any) -> None:
-        from z2all_ds.checkpoint.engine_state import read_state
+        from z2all_ds.zero.state.engine_state import read_state
 
         read_state(self.engine, checkpoint.path)
 
     def newest_on_disk(self, folder: RunFolder) -> Any:
         """Checksums compared, by rank 0 alone, as a run does it."""
-        from z2all_ds.checkpoint.collective import from_rank_0
         from z2all_ds.checkpoint.layout import find_latest
+        from z2all_ds.zero.collective import from_rank_0
 
         return from_rank_0(find_latest(folder.checkpoints)[0] if self.world.is_main else None)
 
@@ -200,7 +200,7 @@ class Measurement:
         """torch.distributed.checkpoint on the tensors that this rank steps, without names, index or checksums."""
         import torch.distributed.checkpoint as dcp
 
-        from z2all_ds.checkpoint.flats import flats_of
+        from z2all_ds.zero.state.optimizer_shards import flats_of
 
         state = {}
         for number, flat in enumerate(flats_of(self.engine)):
@@ -252,8 +252,8 @@ class Measurement:
 
     @contextmanager
     def keeper(self, folder: RunFolder) -> Iterator[Any]:
-        from z2all_ds.checkpoint.keeper import Keeper
-        from z2all_ds.console import say
+        from z2all_ds.base.console import say
+        from z2all_ds.zero.state.manager import Keeper
 
         section = self.run.checkpoint.model_copy(update={"disk_patience_seconds": MOST_WAIT_SECONDS})
         keeper = Keeper(folder, section, self.world, self.device, say)
@@ -265,8 +265,8 @@ class Measurement:
 
     def _sizes(self) -> list[int]:
         """Of the state, by rank."""
-        from z2all_ds.checkpoint.collective import gathered
-        from z2all_ds.checkpoint.engine_state import entries_to_write
+        from z2all_ds.zero.collective import gathered
+        from z2all_ds.zero.state.engine_state import entries_to_write
 
         return gathered(sum(entry.num_bytes for entry in entries_to_write(self.engine)))
 

@@ -25,13 +25,13 @@ from typing import Any
 
 import orjson
 
+from z2all_ds.base.console import human_bytes, progress
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.machine import one_thread_each
 from z2all_ds.bench.memory import peak_memory_bytes
-from z2all_ds.console import human_bytes, progress
 from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.converters import BuiltIn, find_converter
-from z2all_ds.errors import ConfigError
-from z2all_ds.machine import one_thread_each
 
 DEFAULT_MEGABYTES = 200
 DEFAULT_REPEATS = 3

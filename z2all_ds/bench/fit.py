@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.console import human_bytes, say
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench.gpu_memory import MeasuredMemory, MemoryCase, measure
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import human_bytes, say
-from z2all_ds.doctor.gpus import read_gpus
-from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.machine import gpu_count
+from z2all_ds.cluster.doctor.gpus import read_gpus
 from z2all_ds.plan.gpu_memory import gpu_memory
-from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.stand_in_data import prepare_data
+from z2all_ds.train.fallback_data import prepare_data
+from z2all_ds.zero.ds_config import resolve
 
 MOST_ACCUMULATED = 2
 """Micro-batches of a trial's step: more need no more memory than two."""

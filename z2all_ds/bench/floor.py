@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from z2all_ds.accounting import FLOP_CONVENTIONS, ModelShape, flops_per_token, mfu, peak_flops
+from z2all_ds.base.accounting import FLOP_CONVENTIONS, ModelShape, flops_per_token, mfu, peak_flops
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.products import PRODUCTS, linears_of, require_room, time_products, training_dtype
 from z2all_ds.bench.timing import check_rounds, in_words, measured_on, require_memory, rotating, sets_needed, time_call
-from z2all_ds.config import RunConfig
-from z2all_ds.console import progress
-from z2all_ds.errors import MachineError
 
 ROUNDS = 5
 DIRECTIONS = ("forward", "backward")

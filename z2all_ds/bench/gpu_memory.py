@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.machine import gpu_count
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.peers.environments import last_words
 from z2all_ds.bench.shared_gpu import shared_gpu_command
-from z2all_ds.cluster.launch import LocalCommand, local_command, run_local_ranks
-from z2all_ds.config import load_run_config
-from z2all_ds.console import heartbeat
-from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.machine import gpu_count
 from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
-from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.op_builds import needed_ops, prebuild
-from z2all_ds.train.stand_in_data import prepare_data
+from z2all_ds.train.fallback_data import prepare_data
+from z2all_ds.train.processes.local_ranks import LocalCommand, local_command, run_local_ranks
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 STEPS = 3
 """Optimizer states are made in the first step, graphs captured in it; the second is like all others."""

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.command_group import run_group
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import Z2allError
+from z2all_ds.base.machine import default_environment, free_port
+from z2all_ds.base.parent_watch import follow_owner
+from z2all_ds.base.world import World
 from z2all_ds.bench.peers.environments import last_words
-from z2all_ds.cluster.group import run_group
-from z2all_ds.cluster.launch import local_command
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import heartbeat
-from z2all_ds.errors import Z2allError
-from z2all_ds.lifeline import follow_owner
-from z2all_ds.machine import default_environment, free_port
-from z2all_ds.world import World
+from z2all_ds.train.processes.local_ranks import local_command
 
 Measure = Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from z2all_ds.base.config import RunConfig
 from z2all_ds.bench.floor import attention_flops
 from z2all_ds.bench.products import WEIGHT_SCALE, Linear, linears_of
-from z2all_ds.config import RunConfig
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.linear import reference as plain_linear
 from z2all_ds.ops.visibility import Visible, document_borders

@@ -16,12 +16,12 @@ from importlib import metadata
 
 import torch
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.console import human_bytes, progress
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.op_cases import Inputs, OpCase, Shapes
 from z2all_ds.bench.products import training_dtype
 from z2all_ds.bench.timing import in_words, measured_on, require_memory, rotating, sets_needed, time_call
-from z2all_ds.config import RunConfig
-from z2all_ds.console import human_bytes, progress
-from z2all_ds.errors import ConfigError
 from z2all_ds.ops import Situation
 from z2all_ds.ops.registry import OP_NAMES, Backend, backends_of, choose
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from z2all_ds.base.config.sections import OptimizerSection
+from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import ConfigError, Z2allError
+from z2all_ds.base.machine import default_environment
 from z2all_ds.bench.timing import device_here, in_words, measured_on, require_memory, time_call
-from z2all_ds.config_sections import OptimizerSection
-from z2all_ds.console import heartbeat
-from z2all_ds.errors import ConfigError, Z2allError
-from z2all_ds.machine import default_environment
-from z2all_ds.train.op_builds import ops_of_optimizer, prebuild
-from z2all_ds.train.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
+from z2all_ds.zero.op_builds import ops_of_optimizer, prebuild
+from z2all_ds.zero.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
 
 DEFAULT_PARAMETERS = {"cuda": 200_000_000, "cpu": 10_000_000}
 PARAMETERS_MULTIPLE = 256

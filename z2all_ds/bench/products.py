@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from z2all_ds.accounting import ModelShape
+from z2all_ds.base.accounting import ModelShape
 from z2all_ds.bench.timing import BUDGET_MS, require_memory, rotating, sets_needed, time_call
 
 PRODUCTS = ("forward", "input gradient", "weight gradient")

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.products import (
     Linear,
     feed_forward_linears,
@@ -21,9 +24,6 @@ from z2all_ds.bench.products import (
     training_dtype,
 )
 from z2all_ds.bench.timing import check_rounds, in_words, measured_on
-from z2all_ds.config import RunConfig
-from z2all_ds.console import progress
-from z2all_ds.errors import ConfigError
 
 ROUNDS = 5
 MULTIPLES = (8, 16, 32, 64, 128, 256, 512)

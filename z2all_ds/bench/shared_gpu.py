@@ -6,8 +6,8 @@ of them allocates is then what it would on a GPU of its own.
 
 import sys
 
-from z2all_ds.cluster.launch import RANK_MODULE
-from z2all_ds.cluster.starter import rank_environment, start_and_wait
+from z2all_ds.train.processes.local_ranks import RANK_MODULE
+from z2all_ds.train.processes.starter import rank_environment, start_and_wait
 
 
 def shared_gpu_command(arguments: list[str], ranks: int, port: int) -> list[str]:

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.accounting import count_parameters, mfu, operations_per_token, peak_flops
+from z2all_ds.base.accounting import count_parameters, mfu, operations_per_token, peak_flops
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.console import human_bytes, say
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.in_ranks import figures_of_ranks
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import human_bytes, say
-from z2all_ds.errors import ConfigError
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
-from z2all_ds.train.stand_in_data import prepare_data
+from z2all_ds.train.fallback_data import prepare_data
 
 MIN_STEPS = 4
 PEER_MODULE = "z2all_ds.bench.peers.hf_llama"

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import torch
 
-from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.process_memory import available_bytes
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.process_memory import available_bytes
 
 BUDGET_MS = 30.0
 WARMUP_MS = 10.0

@@ -19,10 +19,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from z2all_ds.base.console import heartbeat, human_bytes
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.bench.text import built_in_text
-from z2all_ds.console import heartbeat, human_bytes
-from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
 from z2all_ds.tokenizer.sampling import Domain, check_weights, open_sources, share_budget
 from z2all_ds.tokenizer.spm import learn_spm

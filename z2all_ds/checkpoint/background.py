@@ -8,8 +8,8 @@ import sys
 import threading
 from dataclasses import asdict
 
+from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.checkpoint.writer import ABANDON, Answer, Job
-from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
 
 
 class BackgroundWriter:

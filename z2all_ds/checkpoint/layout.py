@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import force_to_disk, write_whole
+from z2all_ds.base.atomic import force_to_disk, write_whole
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.checksums import BLOCK_BYTES, file_checksum, hashing_threads
-from z2all_ds.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
 STATE_FOLDER = "state"

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.process_memory import available_bytes
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint
-from z2all_ds.process_memory import available_bytes
-from z2all_ds.run_folder import RunFolder
 
 SHARED_MEMORY = Path("/dev/shm")
 SLOTS = 2

@@ -7,13 +7,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.config.sections import CheckpointSection
+from z2all_ds.base.console import heartbeat, human_bytes
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import Retention, Verdict, judge, remove
-from z2all_ds.config import load_run_config
-from z2all_ds.config_sections import CheckpointSection
-from z2all_ds.console import heartbeat, human_bytes
-from z2all_ds.errors import CheckpointError
-from z2all_ds.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.console import heartbeat, human_bytes
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS
-from z2all_ds.console import heartbeat, human_bytes
-from z2all_ds.errors import CheckpointError
-from z2all_ds.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from z2all_ds.atomic import force_to_disk
+from z2all_ds.base.atomic import force_to_disk
+from z2all_ds.base.config.sections import CheckpointSection
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
-from z2all_ds.config_sections import CheckpointSection
-from z2all_ds.errors import CheckpointError
 
 FEWEST = 2
 """Whole checkpoints that are kept whatever the settings: if one turns out to be damaged, there is another."""

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.disk_file import disk_file
 from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
-from z2all_ds.errors import CheckpointError
 
 FORMAT = 1
 CHUNK_BYTES = 1 << 26

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.disk_file import copy_to_disk
 from z2all_ds.checkpoint.retention import Retention, prune
-from z2all_ds.lifeline import follow_owner
 
 NICENESS = 10
 LOOK_EVERY_SECONDS = 0.05

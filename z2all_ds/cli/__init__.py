@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from z2all_ds import __version__
+from z2all_ds.base.errors import MachineError, Z2allError
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.board import board
 from z2all_ds.cli.checkpoint import checkpoint_app
@@ -29,7 +30,6 @@ from z2all_ds.cli.plot import plot
 from z2all_ds.cli.tokenizer import tokenizer_app
 from z2all_ds.cli.track import track_app
 from z2all_ds.cli.train import train_app
-from z2all_ds.errors import MachineError, Z2allError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -90,7 +90,7 @@ def quickstart(
     overrides: Overrides = None,
 ) -> None:
     """The whole way once: corpus, tokenizer, training with a stop and a resume, export, proof, generation."""
-    from z2all_ds.quickstart import run_quickstart
+    from z2all_ds.quickstart.walk import run_quickstart
 
     run_quickstart(out, fresh, overrides or [])
 
@@ -102,10 +102,10 @@ def config(
     overrides: Overrides = None,
 ) -> None:
     """Print the resolved run config, every setting with its value."""
-    from z2all_ds.config import dump_model_yaml, dump_yaml, load_run_config
+    from z2all_ds.base.config import dump_model_yaml, dump_yaml, load_run_config
 
     if from_hf is not None:
-        from z2all_ds.llama_folder import LlamaFolder
+        from z2all_ds.base.llama_folder import LlamaFolder
 
         print(dump_model_yaml(LlamaFolder(from_hf, "--from-hf").model_fields), end="")
         return
@@ -123,10 +123,10 @@ def export(
     max_shard_size: Annotated[str, typer.Option(help="Of one safetensors file, e.g. 4GB or 500MB.")] = "4GB",
 ) -> None:
     """Write a Hugging Face folder and prove that its logits are those of the training weights."""
-    from z2all_ds.lifeline import follow_owner
+    from z2all_ds.base.parent_watch import follow_owner
 
     follow_owner()  # started by a run in its background, it ends with the run
-    from z2all_ds.console import human_bytes
+    from z2all_ds.base.console import human_bytes
     from z2all_ds.export.to_hf import export_checkpoint
 
     report = export_checkpoint(checkpoint, out, dtype, max_shard_size, model_format)
@@ -151,9 +151,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Look at everything on this machine, or on all nodes of a hostfile, that has stopped a run before."""
-    from z2all_ds import doctor as room
-    from z2all_ds.config import load_run_config
-    from z2all_ds.errors import ConfigError
+    from z2all_ds.base.config import load_run_config
+    from z2all_ds.base.errors import ConfigError
+    from z2all_ds.cluster import doctor as room
 
     of_one = {"--config": config, "--prebuild": prebuild, "--fix": fix}
     of_many = {"--no-health": not health, "--exclude-slow": exclude_slow}
@@ -166,19 +166,19 @@ def doctor(
     folder = folder or Path(run.run_dir if run else ".")
     room.require_folder(folder)
     if hostfile:
-        from z2all_ds.cluster.look import look_at_nodes
+        from z2all_ds.cluster.preflight.command import look_at_nodes
 
         raise typer.Exit(look_at_nodes(hostfile, folder, as_json, health, exclude_slow))
-    from z2all_ds.build_locks import remove_stale_locks
-    from z2all_ds.console import say
-    from z2all_ds.machine import extensions_dir
+    from z2all_ds.base.console import say
+    from z2all_ds.base.machine import extensions_dir
+    from z2all_ds.zero.build_locks import remove_stale_locks
 
     if fix:
         for lock in remove_stale_locks(extensions_dir()):
             say(f"removed {lock}")
     if prebuild:
-        from z2all_ds.train.op_builds import buildable_ops
-        from z2all_ds.train.op_builds import prebuild as build
+        from z2all_ds.zero.op_builds import buildable_ops
+        from z2all_ds.zero.op_builds import prebuild as build
 
         build(buildable_ops())
     findings = [*room.examine(folder), *room.examine_further(folder, run)]

@@ -26,7 +26,7 @@ def bench_step(
     overrides: Overrides = None,
 ) -> None:
     """Time, tokens per second, MFU and peak memory of a training step."""
-    from z2all_ds.errors import ConfigError
+    from z2all_ds.base.errors import ConfigError
 
     if ablate and (floor or peer):
         raise ConfigError("--ablate", "is a table by itself", "Leave out --floor and --peer.")
@@ -108,7 +108,7 @@ def bench_ops(
     overrides: Overrides = None,
 ) -> None:
     """Every implementation of every op at the model's shapes: time forward and backward, memory, rate."""
-    from z2all_ds.config import load_run_config
+    from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 
@@ -127,7 +127,7 @@ def bench_floor(
     overrides: Overrides = None,
 ) -> None:
     """What the matrix products and the attention of a training step cost here at the model's shapes, nothing else."""
-    from z2all_ds.config import load_run_config
+    from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 
@@ -149,7 +149,7 @@ def bench_shapes(
     overrides: Overrides = None,
 ) -> None:
     """Feed-forward and vocabulary sizes near those you wish: which of them this device computes fastest."""
-    from z2all_ds.config import load_run_config
+    from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 

@@ -66,7 +66,7 @@ def import_checkpoint(
     overrides: Overrides = None,
 ) -> None:
     """Make a checkpoint of a run from what DeepSpeed's own engine.save_checkpoint wrote, bit for bit."""
-    from z2all_ds.train.import_deepspeed import import_deepspeed
+    from z2all_ds.zero.state.import_command import import_deepspeed
 
     for line in import_deepspeed(source, run, config, overrides or []).lines:
         print(line)

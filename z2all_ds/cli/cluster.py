@@ -23,7 +23,7 @@ def up(
     network: Annotated[str, typer.Option(help="Addresses to give out, one a node.")] = "10.213.0.0/24",
 ) -> None:
     """Give every node an address that all others reach, or restore what is broken of that."""
-    from z2all_ds.cluster import overlay
+    from z2all_ds.cluster.overlay import command as overlay
 
     overlay.up(hostfile, kind, network, out)
 
@@ -31,7 +31,7 @@ def up(
 @overlay_app.command()
 def down(hostfile: HostfileOption) -> None:
     """End its tunnels and remove its devices and keys from every node."""
-    from z2all_ds.cluster import overlay
+    from z2all_ds.cluster.overlay import command as overlay
 
     overlay.down(hostfile)
 
@@ -39,6 +39,6 @@ def down(hostfile: HostfileOption) -> None:
 @overlay_app.command()
 def status(hostfile: HostfileOption, as_json: JsonOption = False) -> None:
     """What there is of it on every node; ends with code 5 where one is not up."""
-    from z2all_ds.cluster import overlay
+    from z2all_ds.cluster.overlay import command as overlay
 
     raise typer.Exit(overlay.status(hostfile, as_json))

@@ -84,9 +84,9 @@ def corpus_build(
     replace: ReplaceOption = False,
 ) -> None:
     """Build a corpus from one or more sources in one go."""
+    from z2all_ds.base.errors import ConfigError
     from z2all_ds.corpus import Executor, SourceSpec, build_corpus
     from z2all_ds.corpus.cleaning import CleaningRules
-    from z2all_ds.errors import ConfigError
 
     rules, specs = CleaningRules.parse(clean or []), []
     for text in sources:
@@ -149,8 +149,8 @@ def corpus_sources(plugin: PluginOption = None) -> None:
 @corpus_app.command("audit")
 def corpus_audit(corpus: CorpusArgument, workers: WorkersOption = None) -> None:
     """Check every shard and record against the manifest: hashes, schema, numbers, encoding."""
+    from z2all_ds.base.errors import DataError
     from z2all_ds.corpus import audit_corpus
-    from z2all_ds.errors import DataError
 
     report = audit_corpus(corpus, workers)
     for line in (*report.problems, *(f"warning: {warning}" for warning in report.warnings)):
@@ -172,7 +172,7 @@ def corpus_stats(
     """Documents, bytes, lengths and tokens of each domain."""
     from rich.console import Console
 
-    from z2all_ds.corpus import stats as room
+    from z2all_ds.data import corpus_stats as room
 
     found = room.corpus_stats(corpus, tokenizer, workers, sample)
     if as_json:
@@ -247,7 +247,7 @@ def corpus_adopt(
     replace: Annotated[bool, typer.Option("--replace", help="Write another manifest over the one there.")] = False,
 ) -> None:
     """Make a folder of raw files a corpus where it lies: counts, hashes and a manifest, nothing copied."""
-    from z2all_ds.console import human_bytes
+    from z2all_ds.base.console import human_bytes
     from z2all_ds.corpus import Executor
     from z2all_ds.corpus.adopt import adopt_corpus
 
@@ -265,8 +265,8 @@ def corpus_trace(
     as_json: JsonOption = False,
 ) -> None:
     """Say which documents, shards and domain a sample of a run came from."""
-    from z2all_ds.errors import ConfigError
-    from z2all_ds.train import traces as room
+    from z2all_ds.base.errors import ConfigError
+    from z2all_ds.data import step_traces as room
 
     if not sample and step is None:
         raise ConfigError("corpus trace", "neither a sample nor a step was named", "Give --sample K or --step S.")

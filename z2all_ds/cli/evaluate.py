@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.cli.options import JsonOption
-from z2all_ds.errors import ConfigError
 
 evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
 
@@ -43,8 +43,9 @@ def ppl(
     as_json: JsonOption = False,
 ) -> None:
     """Perplexity per domain: by token, byte and character, and bits per byte so that tokenizers can be compared."""
-    from z2all_ds.evaluate.perplexity import Question, measure_perplexity
+    from z2all_ds.evaluate.perplexity import measure_perplexity
     from z2all_ds.evaluate.perplexity_report import render, to_json
+    from z2all_ds.evaluate.perplexity_share import Question
 
     question = Question(data, documents, window, stride, packed, bos, batch, dtype)
     measured = measure_perplexity(models, question, ranks)
@@ -84,7 +85,7 @@ def probes(
         render(asked)
     failed = failures_at_last(asked)
     if strict and failed:
-        from z2all_ds.errors import TrainingError
+        from z2all_ds.base.errors import TrainingError
 
         raise TrainingError(f"probes {', '.join(failed)}", "not as expected", "Train on, or expect less of them.")
 
@@ -116,7 +117,7 @@ def harness(
     import json
     from contextlib import suppress
 
-    from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
+    from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
     from z2all_ds.evaluate.harness_tasks import list_tasks as found_under
     from z2all_ds.evaluate.harness_tasks import require_harness
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
 from z2all_ds.cli.options import JsonOption
-from z2all_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     from z2all_ds.evaluate.generate import Answer, Generator, Sampling
@@ -133,7 +133,7 @@ def _stream(generator: "Generator", records: list[dict[str, Any]], num: int) -> 
 
 
 def _all_answers(generator: "Generator", records: list[dict[str, Any]], batch: int, num: int) -> "list[Answer]":
-    from z2all_ds.console import progress
+    from z2all_ds.base.console import progress
 
     found = []
     with progress("generate", len(records) * num, "answers") as advance:

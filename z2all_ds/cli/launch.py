@@ -21,8 +21,8 @@ def launch(
     master_port: Annotated[int | None, typer.Option(help="Where ranks meet (default: a free port).")] = None,
 ) -> None:
     """Train on all nodes of a hostfile: z2all launch --hostfile hosts.yaml -- --config run.yaml train.steps=1000"""
-    from z2all_ds.train.multi_node import LaunchOptions
-    from z2all_ds.train.multi_node import launch as run
+    from z2all_ds.cluster.launch.multi_node import LaunchOptions
+    from z2all_ds.cluster.launch.multi_node import launch as run
 
     options = LaunchOptions(
         hostfile, launcher, restarts, min_nodes, preflight, dry_run, master_port, health, exclude_slow

@@ -47,10 +47,10 @@ def plan(
     overrides: Overrides = None,
 ) -> None:
     """What a run takes of GPUs, network, time and failures under each ZeRO JSON, and which one to take."""
-    from z2all_ds.config import load_run_config
-    from z2all_ds.errors import ConfigError
+    from z2all_ds.base.config import load_run_config
+    from z2all_ds.base.errors import ConfigError
+    from z2all_ds.base.sizes import parse_count
     from z2all_ds.plan import Risks, Wishes, make_fleet, make_plan, render, to_json
-    from z2all_ds.plan.parsing import parse_count
 
     given = _given(context)
     if sweep is not None and given & NOT_FOR_SWEEP:

@@ -30,8 +30,8 @@ def plot(
     file_format: Annotated[str, typer.Option("--format", help="png or svg: of the files in a folder.")] = "png",
 ) -> None:
     """Draw the curves of one run, or of several side by side, for papers and issues."""
-    from z2all_ds.run_folder import RunFolder
-    from z2all_ds.track.plots import PlotOptions
+    from z2all_ds.base.run_folder import RunFolder
+    from z2all_ds.track.plot_options import PlotOptions
     from z2all_ds.track.plots import plot as draw
 
     options = PlotOptions(what, x, log, smooth, events, title, width, height, dpi, file_format)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.errors import ClusterError
+from z2all_ds.base.errors import ClusterError
 
 EXPECTED_LINE = "node1 slots=8"
 HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")

@@ -20,11 +20,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
+from z2all_ds.base.config import merge_nested
+from z2all_ds.base.config.section_errors import first_problem
+from z2all_ds.base.config.sections import Section
+from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.hostfile import HOST_NAME, parse_hostfile_text, read_text
-from z2all_ds.config import merge_nested
-from z2all_ds.config_sections import Section
-from z2all_ds.errors import ClusterError
-from z2all_ds.section_errors import first_problem
 
 YAML_SUFFIXES = (".yaml", ".yml")
 SET_BY_LAUNCHERS = (

@@ -6,13 +6,13 @@ noticed by ssh itself after some ten seconds.
 """
 
 import os
-import re
 import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.atomic import write_whole
+from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.ssh_errors import recognise
 from z2all_ds.cluster.nodes import Node
 
 CONNECT_SECONDS = 8
@@ -76,6 +76,7 @@ TITLES = {
     "name": "ssh: unknown name",
     "host_key": "ssh: changed host key",
     "key": "ssh: key not accepted",
+    "key_file": "ssh: key not accepted",
     "port": "ssh: nobody on that port",
     "unreachable": "ssh: not reached",
     "other": "ssh",
@@ -84,48 +85,27 @@ TITLES = {
     "folder": "folder missing",
     "late": "no answer",
 }
-PATTERNS: tuple[tuple[str, str, str], ...] = (
-    (
-        "name",
-        r"Could not resolve hostname",
-        "Correct the name, or give `ssh: {{address: ...}}` for {name} in the hostfile.",
-    ),
-    (
-        "host_key",
-        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "The machine at {address} is another than last time, or was set up anew. If that is right, forget the old key"
-        " with `ssh-keygen -R {known_as}`.",
-    ),
-    (
-        "key",
-        r"Permission denied|Too many authentication failures",
-        "Put your public key into ~/.ssh/authorized_keys there, or name the right user and key under `ssh` for {name}.",
-    ),
-    ("key", r"[Ll]oad key|no such identity|bad permissions", "Give the path of a private key that only you can read."),
-    (
-        "port",
-        r"Connection refused|kex_exchange_identification|banner exchange",
-        "The machine is there, but no sshd answers on port {port}: start it, or set `ssh: {{port: ...}}` for {name}.",
-    ),
-    (
-        "unreachable",
-        r"timed out|No route to host|Network is unreachable|not responding",
-        "Is {name} up, and {address} reached from here? See that no firewall drops port {port}.",
-    ),
-)
+FIXES = {
+    "name": "Correct the name, or give `ssh: {{address: ...}}` for {name} in the hostfile.",
+    "host_key": "The machine at {address} is another than last time, or was set up anew. If that is right, forget the"
+    " old key with `ssh-keygen -R {known_as}`.",
+    "key": "Put your public key into ~/.ssh/authorized_keys there, or name the right user and key under `ssh` for"
+    " {name}.",
+    "key_file": "Give the path of a private key that only you can read.",
+    "port": "The machine is there, but no sshd answers on port {port}: start it, or set `ssh: {{port: ...}}` for"
+    " {name}.",
+    "unreachable": "Is {name} up, and {address} reached from here? See that no firewall drops port {port}.",
+    "other": "Try `ssh {name}` by hand.",
+}
 
 
 def trouble_of(node: Node, stderr: str) -> Trouble:
     """What ssh's words mean for this node."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     port = node.ssh.port or 22
     known_as = node.ssh_address if port == 22 else f"[{node.ssh_address}]:{port}"
-    for kind, pattern, fix in PATTERNS:
-        for line in lines:
-            if re.search(pattern, line):
-                words = {"name": node.name, "address": node.ssh_address, "port": port, "known_as": f"'{known_as}'"}
-                return Trouble(kind, line, fix.format(**words))
-    return Trouble("other", lines[-1] if lines else "ssh said nothing", f"Try `ssh {node.name}` by hand.")
+    kind, line = recognise(stderr)
+    fix = FIXES[kind].format(name=node.name, address=node.ssh_address, port=port, known_as=f"'{known_as}'")
+    return Trouble(kind, line or "ssh said nothing", fix)
 
 
 def command_on(node: Node, config: Path, command: str) -> list[str]:

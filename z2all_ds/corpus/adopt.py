@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, machine_limits_named
-from z2all_ds.console import progress, say
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, machine_limits_named
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.storage import Folder, Stamp, open_folder, reason
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.line_index import SCAN_BYTES, LineScan, store_index
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, write_manifest
@@ -26,8 +28,6 @@ from z2all_ds.corpus.shard_text import (
     text_columns,
     text_of_line,
 )
-from z2all_ds.errors import ConfigError, DataError, MachineError
-from z2all_ds.storage import Folder, Stamp, open_folder, reason
 
 FORMATS = (".jsonl", ".parquet")
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z", ".br")

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.console import progress
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
-from z2all_ds.errors import DataError
 
 SHOWN_PER_SHARD = 10
 """Broken lines, and gids met before; the rest is a count. A shard cut within a disk block has thousands."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import (
+from z2all_ds.base.atomic import (
     force_to_disk,
     machine_limits_named,
     make_folder,
@@ -27,7 +27,8 @@ from z2all_ds.atomic import (
     temporary_name,
     write_whole,
 )
-from z2all_ds.console import progress
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, only_build
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.executors import Executor, Run
@@ -45,7 +46,6 @@ from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources,
 from z2all_ds.corpus.shards import ShardTask, make_shard, plan_shards
 from z2all_ds.corpus.unit_progress import UnitProgress
 from z2all_ds.corpus.units import NUMBERS_PER_UNIT, Unit, UnitSummary, convert_unit
-from z2all_ds.errors import ConfigError, DataError
 
 REPORTS_NAME = "reports"
 HERE = Executor(workers=1)

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, write_whole
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, write_whole
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.manifest import Manifest, ShardInfo
-from z2all_ds.errors import ConfigError
 
 BUILDING_NAME = ".building"
 

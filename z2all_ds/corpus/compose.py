@@ -7,8 +7,8 @@ as "{title}\\n{desc}\\n{content}" the content becomes the whole; a line of it wh
 import re
 from collections.abc import Iterable, Iterator
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.draft import Draft
-from z2all_ds.errors import ConfigError
 
 FIELDS = ("title", "desc", "category", "content")
 _PLACE = re.compile(r"\{(\w*)\}")

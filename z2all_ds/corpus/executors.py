@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from z2all_ds.errors import ClusterError, ConfigError, MachineError, Z2allError
-from z2all_ds.lifeline import follow_owner, owner_mark
-from z2all_ds.machine import one_thread_each, usable_cores
+from z2all_ds.base.errors import ClusterError, ConfigError, MachineError, Z2allError
+from z2all_ds.base.machine import one_thread_each, usable_cores
+from z2all_ds.base.parent_watch import follow_owner, owner_mark
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError
 
 ON_ERROR = ("stop", "skip")
 SAMPLES_PER_KIND = 20

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.console import progress
-from z2all_ds.storage import Folder, Stamp
+from z2all_ds.base.console import progress
+from z2all_ds.base.storage import Folder, Stamp
 
 Offsets = npt.NDArray[np.uint64]
 

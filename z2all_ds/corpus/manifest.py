@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import open_folder, reason
 from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
-from z2all_ds.errors import DataError
-from z2all_ds.storage import open_folder, reason
 
 MANIFEST_NAME = "MANIFEST.json"
 FORMAT_VERSION = 1

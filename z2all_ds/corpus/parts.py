@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 import orjson
 
-from z2all_ds.atomic import publish, temporary_name
+from z2all_ds.base.atomic import publish, temporary_name
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.exact_duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature

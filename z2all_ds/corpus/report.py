@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from z2all_ds.console import human_bytes
+from z2all_ds.base.console import human_bytes
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.faults import KINDS
 

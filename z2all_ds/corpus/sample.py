@@ -7,10 +7,10 @@ from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from z2all_ds.console import progress
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
-from z2all_ds.errors import ConfigError, DataError
 
 DRAWS_PER_DOCUMENT = 20
 """So many draws for each document wanted; where they keep meeting the same few, all lines are looked up instead."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.near_duplicates import require_datasketch
 from z2all_ds.corpus.compose import check_template
@@ -16,7 +17,6 @@ from z2all_ds.corpus.converters.builtin import CHINESE_TEXTS
 from z2all_ds.corpus.faults import FaultLog
 from z2all_ds.corpus.forms import FORMS, ReadLimits
 from z2all_ds.corpus.manifest import FORMAT_VERSION
-from z2all_ds.errors import ConfigError
 
 MAX_SHARD_BYTES = 200_000_000
 _DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage.folders import Folder, RangeFile
 from z2all_ds.corpus.schema import has_lone_surrogate
-from z2all_ds.errors import DataError
-from z2all_ds.storage import Folder, RangeFile
 
 DEFAULT_TEXT_FIELD = "content"
 REBUILD = "Restore the file, or build the corpus again."

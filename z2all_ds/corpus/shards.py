@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.atomic import machine_limits_named, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import machine_limits_named, publish, temporary_name, write_whole
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.parts import Part
-from z2all_ds.errors import DataError
 
 BLOCK_BYTES = 524_288
 SMALLEST_SHARE = 16

@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, machine_limits_named, make_folder, publish, write_whole
-from z2all_ds.console import progress
+from z2all_ds.base.atomic import (
+    TEMPORARY_SUFFIX,
+    force_to_disk,
+    machine_limits_named,
+    make_folder,
+    publish,
+    write_whole,
+)
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, load_records_manifest, write_manifest
 from z2all_ds.corpus.schema import parse_record
-from z2all_ds.errors import ConfigError, DataError
 
 SPLIT_NAME = "SPLIT.json"
 """What was split and how; written last, so that its presence means that both sides are complete."""

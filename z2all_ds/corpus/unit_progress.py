@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from z2all_ds.console import Advance
+from z2all_ds.base.console import Advance
 
 EVERY_SECONDS = 0.5
 _COUNTS = struct.Struct("<qq")

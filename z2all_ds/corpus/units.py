@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.atomic import machine_limits_named, write_whole
+from z2all_ds.base.atomic import machine_limits_named, write_whole
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.compose import with_composed_content
 from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
@@ -25,7 +26,6 @@ from z2all_ds.corpus.forms import RowReader, Slice, open_slice
 from z2all_ds.corpus.parts import SUFFIXES, Part, PartWriter
 from z2all_ds.corpus.settings import SourceSpec, hashed
 from z2all_ds.corpus.unit_progress import ProgressFile
-from z2all_ds.errors import DataError
 
 NUMBERS_PER_UNIT = 1_000_000_000
 MISSES_BEFORE_FULL = 32

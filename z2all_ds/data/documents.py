@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.data.raw.readers import DomainReader, TextBlock
+from z2all_ds.corpus.reading.readers import DomainReader, TextBlock
 
 CHARACTERS_PER_TOKEN = 2
 """At the least, for guessing how many short texts to tokenize together: a call of the tokenizer has a price of its own,

@@ -17,11 +17,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.data.documents import Block, Domain, Run, TokenArray
 from z2all_ds.data.order import BlockPlace, DomainOrder
 from z2all_ds.data.packing import Sample, best_fit
 from z2all_ds.data.stages import Stage
-from z2all_ds.errors import DataError
 
 Cursor = list[int]
 """Where a lane stands in a domain. Its first two numbers are the lane's block (0, 1, 2, ...) and the place in it; then,

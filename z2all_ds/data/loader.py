@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from z2all_ds.console import say
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError, MachineError, Z2allError
+from z2all_ds.base.machine import one_thread_each
 from z2all_ds.data.packing import Batch, Sample, make_batch
 from z2all_ds.data.prefetch import Prefetcher
 from z2all_ds.data.state import StreamState
 from z2all_ds.data.stream import PackedStream, Produced
-from z2all_ds.errors import ConfigError, MachineError, Z2allError
-from z2all_ds.machine import one_thread_each
 
 TOKENS_PER_MESSAGE = 8192
 MOST_SAMPLES_PER_MESSAGE = 32

@@ -20,8 +20,8 @@ from itertools import accumulate, product
 import numpy as np
 import numpy.typing as npt
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.order import keys
-from z2all_ds.errors import ConfigError
 
 SHARE_UNITS = 10**9
 """Shares are whole numbers of billionths: pow() may differ in its last bit from one C library to the next, and a share

@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.mixture import Mixture, resolve_shares
-from z2all_ds.errors import ConfigError
 
 SkipRange = tuple[int, int]
 """[first, end) of global samples."""

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.data.lanes import Cursor, LaneState, fresh_cursor
-from z2all_ds.errors import DataError
 
 STATE_VERSION = 2
 

@@ -7,11 +7,11 @@ own lane took of its own domain; no other lane and no other domain is read.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import Place
 from z2all_ds.data.lanes import Lane, Piece
 from z2all_ds.data.state import StreamState
-from z2all_ds.errors import ConfigError
 
 
 @dataclass(frozen=True)

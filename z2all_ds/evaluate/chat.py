@@ -6,8 +6,8 @@ template is used when asked for; one that came with a model from elsewhere is us
 
 from typing import Any
 
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.schema import has_lone_surrogate
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.evaluate.windows import AUTO, bos_id_of
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE
 

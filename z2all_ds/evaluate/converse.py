@@ -2,8 +2,8 @@
 
 import sys
 
-from z2all_ds.console import say
-from z2all_ds.errors import Z2allError
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import Z2allError
 from z2all_ds.evaluate.chat import Message, chat_ids
 from z2all_ds.evaluate.generate import Generator
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.chat import Message, chat_ids, end_of_turn, is_chat, plain_ids, require_characters
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.streaming import TextStream, cut_at_stop

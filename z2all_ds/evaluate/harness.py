@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds import __version__
-from z2all_ds.console import heartbeat
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.harness_layouts import parse_fields
 from z2all_ds.evaluate.harness_report import ALL_TASKS, Row, compare, mean_and_error, sentences, to_dict
 from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, require_harness

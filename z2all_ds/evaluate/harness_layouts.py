@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.reshaping import CHINESE_NUMERALS, Question
 
 QUESTION_FIELDS = ("question", "Question", "question_stem", "query", "text", "prompt", "input", "ctx")

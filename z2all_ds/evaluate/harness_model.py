@@ -23,8 +23,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch.nn import functional
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from z2all_ds.console import progress, say
-from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import ConfigError, MachineError
 
 MAX_NEW_TOKENS = 256
 """Where a task does not say: as the harness has it."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")

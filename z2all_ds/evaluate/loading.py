@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.checkpoint.layout import is_step_name
 from z2all_ds.checkpoint.retention import held
-from z2all_ds.config import load_run_config
-from z2all_ds.console import heartbeat
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 
 AUTO = "auto"

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from z2all_ds.console import Advance
-from z2all_ds.errors import ConfigError, MachineError, Z2allError
+from z2all_ds.base.console import Advance
+from z2all_ds.base.errors import ConfigError, MachineError, Z2allError
+from z2all_ds.base.parent_watch import follow_owner, owner_mark
 from z2all_ds.evaluate.loading import load_model
-from z2all_ds.evaluate.perplexity import Question, RankAnswer, measure_share
+from z2all_ds.evaluate.perplexity_share import Question, RankAnswer, measure_share
 from z2all_ds.evaluate.texts import open_texts
-from z2all_ds.lifeline import follow_owner, owner_mark
 
 LOOK_EVERY_SECONDS = 0.5
 PATIENCE_SECONDS = 5.0

@@ -4,7 +4,8 @@ import json
 from dataclasses import asdict
 from typing import TextIO
 
-from z2all_ds.evaluate.perplexity import ModelPerplexity, PerplexityRow, Question
+from z2all_ds.evaluate.perplexity import ModelPerplexity, PerplexityRow
+from z2all_ds.evaluate.perplexity_share import Question
 
 
 def to_json(measured: list[ModelPerplexity], question: Question) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import make_folder, write_whole
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.atomic import make_folder, write_whole
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.evaluate.probe_report import ModelAnswers, as_file
 from z2all_ds.evaluate.probes import Probe, file_stem
-from z2all_ds.run_folder import RunFolder
 
 
 class KeptAnswers:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, FormatProbe, Probe, SentenceProbe
 from z2all_ds.evaluate.windows import bytes_after_first
 

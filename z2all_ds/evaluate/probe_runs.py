@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import CheckpointError, DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import all_of, find_latest, is_step_name
-from z2all_ds.config import load_run_config
-from z2all_ds.console import progress, say
-from z2all_ds.errors import CheckpointError, DataError
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.probe_kept import KeptAnswers
 from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers
 from z2all_ds.evaluate.probe_rows import ask, read
 from z2all_ds.evaluate.probes import DEFAULT_FILE, FormatProbe, Probe, load_probes
 from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
-from z2all_ds.run_folder import RunFolder
 
 PADDING_ID = 0
 """Stands where nothing sees it: any token will do that the model has, and its tokenizer's own it may not have."""

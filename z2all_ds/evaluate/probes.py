@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from z2all_ds.config_sections import Section
-from z2all_ds.errors import ConfigError
-from z2all_ds.resources import find_named_file
-from z2all_ds.section_errors import first_problem
+from z2all_ds.base.config.section_errors import first_problem
+from z2all_ds.base.config.sections import Section
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.resources import find_named_file
 
 DEFAULT_FILE = "zh_en"
 """A shipped one."""

@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import machine_limits_named, make_folder, temporary_name, write_whole
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.atomic import machine_limits_named, make_folder, temporary_name, write_whole
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.evaluate.chat import require_characters
 from z2all_ds.evaluate.generate import Answer
 

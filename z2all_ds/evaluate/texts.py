@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
+from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.data.order import permuted_index
-from z2all_ds.data.raw.readers import DomainReader, open_domains
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.text_files import TEXT_FIELDS, file_pieces
 
 ORDER_SEED = 0

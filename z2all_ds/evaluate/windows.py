@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 
 AUTO, YES, NO = "auto", "yes", "no"
 BROKEN = "\ufffd"

@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import held
-from z2all_ds.errors import CheckpointError
-from z2all_ds.lifeline import OWNER_VARIABLE, owner_mark
-from z2all_ds.run_folder import RunFolder
 
 NICENESS = 10
 """Below training's own processes, which then take every processor they ask for."""

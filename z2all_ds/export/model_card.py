@@ -9,11 +9,11 @@ from itertools import takewhile
 from statistics import median
 from typing import Any
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import run_stages, stage_at, tokens_seen
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import Checkpoint
-from z2all_ds.config import RunConfig
 from z2all_ds.export.verify import IN_TURN, Verdict
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages, stage_at, tokens_seen
 from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.track.goodput import goodput
 from z2all_ds.track.writer import read_records

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from z2all_ds.atomic import make_folder
+from z2all_ds.base.atomic import make_folder
 
 UNFINISHED, REPLACED = ".exporting", ".replaced"
 

@@ -15,8 +15,8 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from transformers import LlamaConfig
 
+from z2all_ds.base.console import Advance
 from z2all_ds.checkpoint.state_files import DTYPES
-from z2all_ds.console import Advance
 from z2all_ds.export.weights import WeightReader
 from z2all_ds.model.stock_keys import split_tensor
 

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.config.stages import run_stages, stage_at
+from z2all_ds.base.console import heartbeat, progress, say
+from z2all_ds.base.errors import CheckpointError, ConfigError
+from z2all_ds.base.machine import require_free_disk
+from z2all_ds.base.process_memory import peak_bytes
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.sizes import parse_size
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint
 from z2all_ds.checkpoint.retention import held
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import heartbeat, progress, say
-from z2all_ds.errors import CheckpointError, ConfigError
 from z2all_ds.export.model_card import model_card
 from z2all_ds.export.place import folder_in_place_of
 from z2all_ds.export.verify import Verdict, compare_with_folder, fits_whole, real_texts, reference_logits
 from z2all_ds.export.weights import WeightReader
-from z2all_ds.machine import require_free_disk
 from z2all_ds.ops.dtypes import TORCH_DTYPES
-from z2all_ds.plan import parse_size
-from z2all_ds.process_memory import peak_bytes
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages, stage_at
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from z2all_ds.base.errors import ExportError
+from z2all_ds.base.process_memory import available_bytes
 from z2all_ds.data.spec import open_documents
-from z2all_ds.errors import ExportError
-from z2all_ds.export.in_turn import logits_in_turn
-from z2all_ds.process_memory import available_bytes
+from z2all_ds.export.layerwise_logits import logits_in_turn
 
 if TYPE_CHECKING:
     from z2all_ds.export.weights import WeightReader

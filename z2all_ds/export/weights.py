@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT, Checkpoint
 from z2all_ds.checkpoint.state_files import TORCH_NAMES, StateReader
-from z2all_ds.errors import CheckpointError
 
 CHUNK_VALUES = 1 << 22
 """Read and rounded at a time: 16 MiB of fp32."""

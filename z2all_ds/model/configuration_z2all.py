@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig
 
-from z2all_ds.config_sections import ModelSection
-from z2all_ds.errors import ConfigError
-from z2all_ds.rope_scaling import REQUIRED_FIELDS, check_rope_fields, with_rope_type
+from z2all_ds.base.config.sections import ModelSection
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.rope_scaling import REQUIRED_FIELDS, check_rope_fields, with_rope_type
 
 ORIGINAL_NAMES = {
     "hidden_dim": "hidden_size",

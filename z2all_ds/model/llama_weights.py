@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from z2all_ds.llama_folder import EMBEDDING, HEAD, LlamaFolder
+from z2all_ds.base.llama_folder import EMBEDDING, HEAD, LlamaFolder
+from z2all_ds.base.vocabulary_rows import NEW, VocabularyRows
 from z2all_ds.model.initialization import normal_values
 from z2all_ds.model.stock_keys import STOCK_PARTS
-from z2all_ds.vocabulary_rows import NEW, VocabularyRows
 
 NOISE = 0.01
 """Of new rows, as a share of each column's deviation: enough to tell them apart, too little to say anything."""

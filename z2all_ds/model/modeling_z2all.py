@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.model.configuration_z2all import Z2allConfig
 from z2all_ds.model.modules import DecoderLayer, Embedding, Head, RMSNorm
 from z2all_ds.model.rotary import RotaryTable

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from z2all_ds.errors import ConfigError
-from z2all_ds.rope_scaling import REQUIRED_FIELDS
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.rope_scaling import REQUIRED_FIELDS
 
 COMPUTED_ROPE_TYPES = ("default", *REQUIRED_FIELDS)
 """`longrope` and younger ones are refused, not ignored."""

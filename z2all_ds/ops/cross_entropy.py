@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.linear import reference as linear
 from z2all_ds.ops.registry import backend, needs_library

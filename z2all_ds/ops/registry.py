@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 
 OP_NAMES = ("attention", "rope", "rms_norm", "swiglu", "linear", "cross_entropy")
 

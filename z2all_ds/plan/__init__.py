@@ -8,7 +8,7 @@ run config ─────┘                                       └─▶ ou
 from z2all_ds.plan.choose import with_json
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet, Wishes, make_fleet
-from z2all_ds.plan.memory import parse_size, zero_states
+from z2all_ds.plan.memory import zero_states
 from z2all_ds.plan.outlook import Risks
 from z2all_ds.plan.report import Plan, make_plan, render, to_json
 
@@ -21,7 +21,6 @@ __all__ = [
     "estimate",
     "make_fleet",
     "make_plan",
-    "parse_size",
     "render",
     "to_json",
     "with_json",

@@ -8,7 +8,7 @@ key/value heads, F intermediate size, H heads, V vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from z2all_ds.accounting import ModelShape
+from z2all_ds.base.accounting import ModelShape
 
 FP32 = 4
 CHUNK_LOGITS = 2**26

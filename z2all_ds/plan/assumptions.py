@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from z2all_ds.config import RunConfig
+from z2all_ds.base.config import RunConfig
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
 from z2all_ds.plan.gpu_memory import CUDA_CONTEXT, HOLES, HOLES_IN_GRAPHS, HOLES_WHERE_GATHERED, NCCL

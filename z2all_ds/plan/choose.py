@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from z2all_ds.config import RunConfig
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from z2all_ds.accounting import FLOP_CONVENTIONS, flops_per_token, hardware_flops_per_token
-from z2all_ds.config import RunConfig
+from z2all_ds.base.accounting import FLOP_CONVENTIONS, flops_per_token, hardware_flops_per_token
+from z2all_ds.base.config import RunConfig
 from z2all_ds.plan.fleet import Fleet
 from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory, graphs_are_used, ops_of
 from z2all_ds.plan.speed import reached_share
 from z2all_ds.plan.timing import StepTime, step_time
 from z2all_ds.plan.traffic import Collective, HostTraffic, collectives, host_traffic
-from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 
 GPU_HOURS_PER_FAILURE = 50_000.0
 """Llama 3: 419 unexpected interruptions in 54 days of 16,384 H100s, one in 50,700 GPU hours."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.sizes import parse_size
 from z2all_ds.plan.hardware import REACHED, Link, gpu_named, link_named, parse_speed
 from z2all_ds.plan.measured import Measured, read_measured
-from z2all_ds.plan.memory import parse_size
 from z2all_ds.plan.timing import Host, Network
 
 GPUS_PER_NODE = 8

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from z2all_ds.accounting import ModelShape, count_parameters
-from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.ds_json import zero_section
+from z2all_ds.base.accounting import ModelShape, count_parameters
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.ds_json import zero_section
 
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,

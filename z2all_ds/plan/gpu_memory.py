@@ -9,16 +9,16 @@ runs.
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from z2all_ds.accounting import ModelShape, count_parameters
-from z2all_ds.config import RunConfig
+from z2all_ds.base.accounting import ModelShape, count_parameters
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage, run_stages
 from z2all_ds.plan.activations import activations, chosen_ops
 from z2all_ds.plan.gathers import setting
 from z2all_ds.plan.memory import BYTES_PER_DTYPE, FP32_BYTES
 from z2all_ds.plan.traffic import ENGINE_BUCKET
-from z2all_ds.run_stages import RunStage, run_stages
-from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.ds_json import offload_device, zero_section
-from z2all_ds.train.graph_conditions import USES_SINKS, has_sinks, why_no_graphs
+from z2all_ds.train.speed.graph_conditions import USES_SINKS, has_sinks, why_no_graphs
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.ds_json import offload_device, zero_section
 
 CUDA_CONTEXT = 1_800_000_000
 """What a process takes beside torch's tensors: 1.2 to 1.8 GB on an H200 (kernels, cuBLAS, cuDNN; two ranks' NCCL)."""

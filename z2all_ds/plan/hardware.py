@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from z2all_ds.accounting import peak_flops
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.accounting import peak_flops
+from z2all_ds.base.errors import ConfigError
 
 MIB = 2**20
 Known = TypeVar("Known")

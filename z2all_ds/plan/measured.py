@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.hardware import Link
 
 MATMUL_OPERATIONS = {"cpu": 2 * 512**3, "cuda": 2 * 8192**3}
-"""Of one product in the health test (`train/health.py` has the shapes), in fp32 and bf16."""
+"""Of one product in the health test (`cluster/preflight/health_worker.py` has the shapes), in fp32 and bf16."""
 MEASURE = "Write one: `z2all doctor FOLDER --hostfile H --json > FILE`, or without --hostfile for this machine alone."
 
 

@@ -6,20 +6,13 @@ optimizer by N, stage 2 the gradients too, stage 3 the weights too. What differs
 DeepSpeed 0.19.8 and is told where it is counted.
 """
 
-import math
-import re
 from dataclasses import dataclass
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 
 BYTES_PER_DTYPE = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32_BYTES = 4
 ZERO_STAGES = (0, 1, 2, 3)
-
-_DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_UNITS = _DECIMAL | _BINARY
-MOST_BYTES = 10**19
 
 
 @dataclass(frozen=True)
@@ -96,22 +89,3 @@ def _check(
         raise ConfigError(
             "bf16 with fp32 accumulation at ZeRO stage 0", "DeepSpeed refuses it", "Use stage 1, 2 or 3, or fp32."
         )
-
-
-def parse_size(size: str | int | float) -> int:
-    """Bytes. '80GB' is 80 x 10^9, '80GiB' is 80 x 2^30, a bare number counts GB."""
-    text = str(size).strip()
-    found = re.fullmatch(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)", text)
-    number = float(found[1]) if found and not isinstance(size, bool) else math.nan
-    unit = (found[2] or "GB").upper() if found else ""
-    if math.isnan(number) or unit not in _UNITS:
-        raise ConfigError(
-            f"memory size {size!r}",
-            "must be a number with a unit: B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)",
-            "Write it like 80GB or 80GiB; a bare number counts GB.",
-        )
-    size_bytes = int(number * _UNITS[unit]) if number < MOST_BYTES else MOST_BYTES
-    if not 1 <= size_bytes < MOST_BYTES:
-        rule = "must be more than zero" if size_bytes < 1 else "must be less than ten million TB"
-        raise ConfigError(f"memory size {size!r}", rule, "Write it like 80GB or 80GiB.")
-    return size_bytes

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from z2all_ds.accounting import count_parameters
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.accounting import count_parameters
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.failures import (
     GPU_HOURS_PER_FAILURE,

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, TextIO
 
-from z2all_ds.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
-from z2all_ds.config import RunConfig
+from z2all_ds.base.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
+from z2all_ds.base.config import RunConfig
 from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.choose import candidates, explain, rank
 from z2all_ds.plan.estimate import Estimate

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.config import RunConfig
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.choose import runs_on, with_json
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet
@@ -111,7 +111,7 @@ def draw(swept: Sweep, out: Path) -> Path:
     check_picture(out)
     from matplotlib.figure import Figure
 
-    from z2all_ds.atomic import machine_limits_named, make_folder
+    from z2all_ds.base.atomic import machine_limits_named, make_folder
 
     figure = Figure(figsize=(10, 4.5), dpi=120)
     left, right = figure.subplots(1, 2)

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
-from z2all_ds.config import RunConfig
-from z2all_ds.console import say
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.console import say
 from z2all_ds.plan.assumptions import assumptions
 from z2all_ds.plan.fleet import Wishes, make_fleet
 from z2all_ds.plan.outlook import Risks

@@ -8,7 +8,7 @@ no difference was larger than 8 %, and none followed the multiple. On another GP
 import math
 from dataclasses import dataclass
 
-from z2all_ds.accounting import ModelShape, count_matmul_parameters, count_parameters, flops_per_token
+from z2all_ds.base.accounting import ModelShape, count_matmul_parameters, count_parameters, flops_per_token
 
 ALIGNMENT, TILE = 8, 64
 UNALIGNED_COST = {"feed-forward": 3.7, "head": 5.7}

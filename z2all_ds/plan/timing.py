@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.hardware import LINKS, Link
 from z2all_ds.plan.traffic import Collective, HostTraffic
 

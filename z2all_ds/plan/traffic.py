@@ -20,11 +20,11 @@ known here.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from z2all_ds.accounting import ModelShape
+from z2all_ds.base.accounting import ModelShape
 from z2all_ds.plan.gathers import Gathers, setting, weights_of
 from z2all_ds.plan.memory import BYTES_PER_DTYPE
-from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.ds_json import offload_device, zero_section
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.ds_json import offload_device, zero_section
 
 ENGINE_BUCKET = 500_000_000
 """Elements that DeepSpeed's engine sends at a time where its optimizer does not send itself."""

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
-from z2all_ds.config import RunConfig, dump_yaml
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
+from z2all_ds.base.config import RunConfig, dump_yaml
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.report import Plan
-from z2all_ds.run_stages import run_stages
 
 
 def check_name(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer.pre_split import PRE_SPLIT
 
 SMALLEST_VOCABULARY = 256

@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from z2all_ds.atomic import force_to_disk, machine_limits_named, temporary_name
-from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.base.atomic import force_to_disk, machine_limits_named, temporary_name
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES, SPECIAL_TOKENS
 
 RECIPE_FILE = "training.json"

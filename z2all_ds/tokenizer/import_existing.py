@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.tokenizer.folder import check_place, control_token, is_filled, read_recipe, write_folder
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE

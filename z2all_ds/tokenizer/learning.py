@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import z2all_ds
-from z2all_ds import errors
-from z2all_ds.console import heartbeat, progress
-from z2all_ds.errors import MachineError, Z2allError
+from z2all_ds.base import errors
+from z2all_ds.base.console import heartbeat, progress
+from z2all_ds.base.errors import MachineError, Z2allError
 from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
 
 MERGE_STAGE = "Compute merges"

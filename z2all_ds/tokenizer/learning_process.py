@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.errors import DataError, Z2allError
+from z2all_ds.base.errors import DataError, Z2allError
 from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.sampling import Sources, open_sources
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
 from z2all_ds.tokenizer.raw_bytes import ByteTable
 from z2all_ds.tokenizer.sampling import open_sources

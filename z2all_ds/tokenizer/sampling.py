@@ -14,11 +14,11 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.console import progress
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import Manifest, load_manifest
+from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.corpus.schema import parse_record
-from z2all_ds.data.raw.readers import DomainReader, open_domains
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.tokenizer.text_files import Piece, file_pieces, file_sha256
 
 HASH_BAR_FROM_BYTES = 200_000_000

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tokenizers import Tokenizer
 
-from z2all_ds.errors import DataError, MachineError
+from z2all_ds.base.errors import DataError, MachineError
 from z2all_ds.tokenizer.spm_convert import spm_to_backend
 from z2all_ds.tokenizer.spm_model import parse_spm_model
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer.spm_model import PieceKind, SpmModel
 
 BLANK_MARK = "\u2581"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 
 
 class PieceKind(IntEnum):

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.schema import has_lone_surrogate
-from z2all_ds.errors import DataError
 
 Piece = tuple[int, Callable[[], str]]
 """Bytes of a piece of text where it lies, and how to read it."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer.raw_bytes import ByteTable
 from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT, END_OF_TEXT, PAD
 

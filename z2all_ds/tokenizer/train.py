@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from z2all_ds.console import human_bytes, say
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.console import human_bytes, say
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.folder import add_control_tokens, check_place, is_filled, read_recipe, write_folder
 from z2all_ds.tokenizer.learning import learn_in_own_process

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from z2all_ds.console import human_seconds
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.console import human_seconds
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 
 

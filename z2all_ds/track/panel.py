@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from z2all_ds.console import human_bytes, human_seconds
+from z2all_ds.base.console import human_bytes, human_seconds
+from z2all_ds.track.downsample import ThinnedCurve
 from z2all_ds.track.fields import LOSS_PREFIX
-from z2all_ds.track.thinned import ThinnedCurve
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,9 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from z2all_ds.track.fonts import Lettering
 from z2all_ds.track.plot_data import RunCurves
 from z2all_ds.track.plot_kinds import KINDS, LOG_PROBES, TIME_PARTS
-
-if TYPE_CHECKING:
-    from z2all_ds.track.plots import PanelPlan, PlotOptions
+from z2all_ds.track.plot_options import PanelPlan, PlotOptions
 
 DASHES: Sequence[Any] = ("-", "--", ":", "-.", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARK_COLOURS = {
@@ -31,7 +29,7 @@ TOKEN_UNITS = ((2e12, 1e12, "trillions of tokens"), (2e9, 1e9, "billions of toke
 
 
 def draw_panel(
-    axes: Axes, panel: "PanelPlan", every_run: list[RunCurves], options: "PlotOptions", lettering: Lettering
+    axes: Axes, panel: PanelPlan, every_run: list[RunCurves], options: PlotOptions, lettering: Lettering
 ) -> None:
     """`every_run` of the picture, so that a run has one colour in all panels."""
     kind, runs = panel.kind, panel.runs
@@ -71,9 +69,7 @@ def mark_legend(figure: Figure, runs: list[RunCurves]) -> None:
 class _Painter:
     """Curves of one panel."""
 
-    def __init__(
-        self, axes: Axes, panel: "PanelPlan", scale: float, options: "PlotOptions", lettering: Lettering
-    ) -> None:
+    def __init__(self, axes: Axes, panel: PanelPlan, scale: float, options: PlotOptions, lettering: Lettering) -> None:
         self._axes, self._name, self._kind, self._scale = axes, panel.kind, KINDS[panel.kind], scale
         self._label = panel.label
         self._options, self._lettering = options, lettering

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.console import progress
-from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.track.downsample import ThinnedCurve
 from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tail import LineTail, LocalFile
-from z2all_ds.track.thinned import ThinnedCurve
 from z2all_ds.track.writer import parse_record
 
 X_FIELDS = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.track.fields import LOSS_PREFIX, PROBE_PREFIX, TOKENS_PREFIX
 
 TIME_PARTS = ("forward", "backward", "optimizer", "data_wait", "validation", "checkpoint", "other")

@@ -6,16 +6,16 @@ colours tell domains apart; with several the colour is the run and the dashes ar
 
 import io
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from z2all_ds.atomic import machine_limits_named, make_folder, write_whole
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.fonts import Lettering, lettering_for
 from z2all_ds.track.plot_data import RunCurves, read_run
 from z2all_ds.track.plot_kinds import ALL, KINDS, PROBE_LABELS, chosen_kinds
+from z2all_ds.track.plot_options import PanelPlan, PlotOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,36 +25,6 @@ ONE_PANEL_INCHES = (8.0, 4.5)
 GRID_PANEL_INCHES = (5.6, 3.3)
 MOST_INCHES, MOST_PIXELS = 200.0, 20_000
 """Agg draws no picture of more than 2^16 pixels a side, and long before that nobody can open it."""
-
-
-@dataclass(frozen=True)
-class PlotOptions:
-    """How curves are drawn."""
-
-    what: str = "loss"
-    """Kinds of curves with commas between them, or `all`."""
-    x: str = "step"
-    log: bool = False
-    smooth: float = 0.0
-    """Share of the past that the moving average keeps with each step."""
-    events: bool = True
-    title: str = ""
-    width: float | None = None
-    """Inches, as are heights; None chooses by the number of panels."""
-    height: float | None = None
-    dpi: int = 120
-    file_format: str = "png"
-    """Of the files in a folder."""
-
-
-@dataclass(frozen=True)
-class PanelPlan:
-    """One panel: a kind of curves of these runs."""
-
-    kind: str
-    runs: list[RunCurves]
-    label: str | None = None
-    """Of probes: those with such values."""
 
 
 def plot_loss(run_dirs: list[Path], out: Path) -> Path:

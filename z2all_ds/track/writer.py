@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from z2all_ds.console import say
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.console import say
+from z2all_ds.base.run_folder import RunFolder
 
 OUTCOMES = ("started", "stopped", "requeue", "done")
 TAIL_BYTES = 1 << 16

@@ -1,4 +1,4 @@
 """The train room: one readable loop around a DeepSpeed engine, with schedules, meters and the loss per domain.
 
-`engine.py` is the only place that calls `deepspeed.initialize`; `pretrain.py` is what each rank runs.
+`pretrain.py` is what each rank runs, `loop.py` its loop, `hooks/` what runs beside it.
 """

@@ -5,25 +5,25 @@ import signal
 import time
 from pathlib import Path
 
-from z2all_ds.accounting import count_parameters
-from z2all_ds.atomic import machine_limits_named
+from z2all_ds.base.accounting import count_parameters
+from z2all_ds.base.atomic import machine_limits_named
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, ConfigError
+from z2all_ds.base.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
+from z2all_ds.base.machine import device_type, gpu_count, require_free_disk
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
-from z2all_ds.cluster import flight
-from z2all_ds.cluster.launch import LocalCommand, check_ranks, local_command, run_local_ranks
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import say
-from z2all_ds.errors import EXIT_REQUEUE, ClusterError, ConfigError
-from z2all_ds.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
-from z2all_ds.machine import device_type, gpu_count, require_free_disk
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.writer import last_outcome
-from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.init_from import first_weights
 from z2all_ds.train.inputs import check_data
-from z2all_ds.train.offload_disk import require_disk
-from z2all_ds.train.op_builds import needed_ops, prebuild
-from z2all_ds.train.startup import ASKED_VARIABLE
-from z2all_ds.train.stopping import stop_on_signals
+from z2all_ds.train.processes import flight_recorder
+from z2all_ds.train.processes.local_ranks import LocalCommand, check_ranks, local_command, run_local_ranks
+from z2all_ds.train.processes.startup import ASKED_VARIABLE
+from z2all_ds.train.processes.stopping import stop_on_signals
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.first_weights import first_weights
+from z2all_ds.zero.offload_disk import require_disk
+from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 
 class RanksFailed(ClusterError):
@@ -66,7 +66,7 @@ def train_on_this_machine(
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
-        for line in flight.told(folder):
+        for line in flight_recorder.told(folder):
             say(line)
         # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
         raise RanksFailed(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from z2all_ds.errors import CheckpointError
+from z2all_ds.base.errors import CheckpointError
 
 SEED = 20240229
 MOST_TOKENS = 256

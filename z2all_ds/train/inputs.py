@@ -1,47 +1,15 @@
 """The inputs of a run, checked together and without torch: before the launch by one process, then by every rank."""
 
-from pathlib import Path
-
-from z2all_ds.config import RunConfig
-from z2all_ds.data.spec import StreamSpec, open_documents
-from z2all_ds.data.stages import Schedule, StageSpec
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.data.run_spec import corpus_location, open_tokenizer, stream_spec
+from z2all_ds.data.spec import open_documents
+from z2all_ds.data.stages import Schedule
 from z2all_ds.data.state import divisors
-from z2all_ds.errors import ConfigError, DataError
 from z2all_ds.evaluate.probe_rows import Asked, ask
 from z2all_ds.evaluate.probes import load_probes
-from z2all_ds.run_stages import run_stages
-from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
-
-
-def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
-    """The run's tokenizer, which must fit the model."""
-    if not run.data.tokenizer:
-        raise ConfigError("data.tokenizer", "is not set", "Give its folder: data.tokenizer=PATH.")
-    tokenizer = load_tokenizer(Path(run.data.tokenizer).expanduser())
-    if tokenizer.size > run.model.vocab_size:
-        raise DataError(
-            f"tokenizer {run.data.tokenizer} with {tokenizer.size} ids",
-            f"does not fit model.vocab_size={run.model.vocab_size}",
-            f"Set model.vocab_size to {-(-tokenizer.size // 64) * 64} or more.",
-        )
-    return tokenizer
-
-
-def corpus_location(corpus: str) -> str | Path:
-    """A URL as it is, or a folder."""
-    return corpus if "://" in corpus else Path(corpus).expanduser()
-
-
-def stream_spec(run: RunConfig) -> StreamSpec:
-    """What the run config says of the data, as the data room takes it."""
-    if not run.data.corpus:
-        raise ConfigError("data.corpus", "is not set", "Give its folder: data.corpus=PATH.")
-    stages = [
-        StageSpec(stage.sequence_length, stage.weights, stage.temperature, stage.samples, stage.name)
-        for stage in run_stages(run)
-    ]
-    location = corpus_location(run.data.corpus)
-    return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
 
 def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:

@@ -6,35 +6,35 @@ from typing import Any
 
 import torch
 
-from z2all_ds.cluster.progress import Progress
-from z2all_ds.config import RunConfig
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage, stage_at, tokens_seen
+from z2all_ds.base.errors import TrainingError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
 from z2all_ds.data import BatchLoader
-from z2all_ds.errors import TrainingError
 from z2all_ds.ops.visibility import BORDERS_MULTIPLE, document_borders
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import RunStage, stage_at, tokens_seen
 from z2all_ds.track.fields import TOKENS_PREFIX
-from z2all_ds.train.channel_loss import ChannelLoss, RankCost, perplexities
-from z2all_ds.train.communication import CommunicationTime
-from z2all_ds.train.ds_config import ResolvedDeepSpeed
-from z2all_ds.train.engine import collectives_of_deepspeed, set_learning_rate
-from z2all_ds.train.garbage import GarbageInStep
-from z2all_ds.train.graphed import GraphedForward
-from z2all_ds.train.guarded_steps import GuardedSteps, StepFigures
-from z2all_ds.train.logs import RankOutput
-from z2all_ds.train.meters import Meters, step_line
-from z2all_ds.train.peers import leave_together, others_speak_first
-from z2all_ds.train.probing import Probing
-from z2all_ds.train.profiling import ProfileWindow
+from z2all_ds.train.guard.guarded_steps import GuardedSteps, StepFigures
+from z2all_ds.train.guard.spikes import Spikes
+from z2all_ds.train.hooks.garbage import GarbageInStep
+from z2all_ds.train.hooks.probing import Probing
+from z2all_ds.train.hooks.profiling import ProfileWindow
+from z2all_ds.train.hooks.validation import Validation
+from z2all_ds.train.meters.channel_loss import ChannelLoss, RankCost, perplexities
+from z2all_ds.train.meters.communication import CommunicationTime
+from z2all_ds.train.meters.step_cost import Meters, step_line
+from z2all_ds.train.meters.time_split import TimeSplit
+from z2all_ds.train.processes.logs import RankOutput
+from z2all_ds.train.processes.lost_peer import leave_together, others_speak_first
+from z2all_ds.train.processes.progress import Progress
+from z2all_ds.train.processes.startup import Startup
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.run_state import RunState
 from z2all_ds.train.schedules import learning_rate
-from z2all_ds.train.spikes import Spikes
-from z2all_ds.train.stages import begin_stage
-from z2all_ds.train.startup import Startup
-from z2all_ds.train.time_split import TimeSplit
-from z2all_ds.train.validation import Validation
-from z2all_ds.world import World
+from z2all_ds.train.speed.graphed import GraphedForward
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.engine import collectives_of_deepspeed, set_learning_rate
+from z2all_ds.zero.stage_start import begin_stage
 
 WORDS = {"done": "done", "stopped": "planned stop", "requeue": "stopped on request"}
 

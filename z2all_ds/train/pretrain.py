@@ -12,22 +12,22 @@ import sys
 import traceback
 from pathlib import Path
 
-from z2all_ds.cluster.progress import Progress
-from z2all_ds.config import RunConfig, anchored, load_run_config
-from z2all_ds.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
-from z2all_ds.fault_records import BUG, LOST_PEER, OUT_OF_MEMORY, Fault, family_of, forget_fault, write_fault
-from z2all_ds.lifeline import follow_owner
-from z2all_ds.machine import device_type
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.train.ds_config import resolve
-from z2all_ds.train.init_from import first_weights
+from z2all_ds.base.config import RunConfig, anchored, load_run_config
+from z2all_ds.base.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
+from z2all_ds.base.fault_records import BUG, LOST_PEER, OUT_OF_MEMORY, Fault, family_of, forget_fault, write_fault
+from z2all_ds.base.machine import device_type
+from z2all_ds.base.parent_watch import follow_owner
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
 from z2all_ds.train.inputs import check_data
-from z2all_ds.train.logs import RankOutput
-from z2all_ds.train.offload_disk import require_disk
-from z2all_ds.train.peers import LostPeer
+from z2all_ds.train.processes.logs import RankOutput
+from z2all_ds.train.processes.lost_peer import LostPeer
+from z2all_ds.train.processes.progress import Progress
+from z2all_ds.train.processes.startup import Startup
 from z2all_ds.train.rank import Inputs, Rank, train_rank
-from z2all_ds.train.startup import Startup
-from z2all_ds.world import World
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.first_weights import first_weights
+from z2all_ds.zero.offload_disk import require_disk
 
 
 def main(arguments: list[str] | None = None) -> int:

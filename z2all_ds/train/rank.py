@@ -8,21 +8,22 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-from z2all_ds.atomic import write_whole
-from z2all_ds.cluster.progress import Progress
-from z2all_ds.config import RunConfig, dump_yaml
-from z2all_ds.errors import ClusterError
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import run_stages
+from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.config import RunConfig, dump_yaml
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.errors import ClusterError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
+from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
-from z2all_ds.train import determinism, garbage
-from z2all_ds.train.ds_config import ResolvedDeepSpeed, resolve
-from z2all_ds.train.init_from import FirstWeights, load_first_weights
-from z2all_ds.train.inputs import stream_spec
-from z2all_ds.train.logs import RankOutput
-from z2all_ds.train.startup import Startup
-from z2all_ds.train.unused_libraries import left_unloaded
-from z2all_ds.world import World
+from z2all_ds.train.hooks import garbage
+from z2all_ds.train.processes.logs import RankOutput
+from z2all_ds.train.processes.progress import Progress
+from z2all_ds.train.processes.startup import Startup
+from z2all_ds.train.speed import determinism
+from z2all_ds.train.speed.unused_libraries import left_unloaded
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.zero.first_weights import FirstWeights, load_first_weights
 
 
 class Inputs(NamedTuple):
@@ -56,7 +57,7 @@ def train_rank(rank: Rank) -> str:
     rank.output.say("loading torch and DeepSpeed")
     with garbage.loading(), left_unloaded():
         from z2all_ds.data import PackedStream
-        from z2all_ds.train import engine as ds  # noqa: F401  the rest below finds it loaded
+        from z2all_ds.zero import engine as ds  # noqa: F401  the rest below finds it loaded
     rank.startup.done("imports")
     spec, tokenizer = stream_spec(rank.run), rank.inputs.tokenizer
     stream = PackedStream(spec, tokenizer, rank=rank.world.rank, world_size=rank.world.world_size)
@@ -80,8 +81,8 @@ def train_rank(rank: Rank) -> str:
 
 def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
     """This rank's GPU or the CPU, and the settings for it."""
-    from z2all_ds.train import engine as ds
-    from z2all_ds.train.cpu_binding import bind_to_gpu
+    from z2all_ds.train.speed.cpu_binding import bind_to_gpu
+    from z2all_ds.zero import engine as ds
 
     run, resolved = rank.run, rank.inputs.resolved
     determinism.enforce(run.train.deterministic)
@@ -103,9 +104,9 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
     from z2all_ds.model.recompute import set_recompute
     from z2all_ds.ops import Situation, resolve_ops
-    from z2all_ds.train import engine as ds
-    from z2all_ds.train.compiling import ops_to_compile, require_inductor
-    from z2all_ds.train.dry_run import dry_run
+    from z2all_ds.train.speed.compiling import ops_to_compile, require_inductor
+    from z2all_ds.train.speed.dry_run import dry_run
+    from z2all_ds.zero import engine as ds
 
     run, startup, say = rank.run, rank.startup, rank.output.say
     startup.done("imports")
@@ -148,11 +149,11 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
 def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any, stream: Any) -> Any:
     """The loop, with batches, held-out data, and graphs or compiled layers."""
     from z2all_ds.data import BatchLoader
-    from z2all_ds.train.compiling import compile_layers
-    from z2all_ds.train.graphed import graph_micro_batches
+    from z2all_ds.train.hooks.probing import Probing
+    from z2all_ds.train.hooks.validation import Validation
     from z2all_ds.train.loop import Trainer
-    from z2all_ds.train.probing import Probing
-    from z2all_ds.train.validation import Validation
+    from z2all_ds.train.speed.compiling import compile_layers
+    from z2all_ds.train.speed.graphed import graph_micro_batches
 
     run, world, say = rank.run, rank.world, rank.output.say
     rank.startup.done("imports")

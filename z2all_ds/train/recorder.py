@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from z2all_ds.config import RunConfig
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import RunStage
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage
+from z2all_ds.base.fault_records import FAULT_VARIABLE
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
+from z2all_ds.data.step_traces import drop_states_after, keep_state
 from z2all_ds.track.goodput import goodput_so_far
 from z2all_ds.track.live import LivePanel
 from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import RunWriter, drop_metrics_after
-from z2all_ds.train.channel_loss import RankCost
-from z2all_ds.train.logs import RankOutput
-from z2all_ds.train.startup import Startup
-from z2all_ds.train.traces import drop_states_after, keep_state
-from z2all_ds.world import World
+from z2all_ds.train.meters.channel_loss import RankCost
+from z2all_ds.train.processes.logs import RankOutput
+from z2all_ds.train.processes.startup import Startup
 
-FAULT_VARIABLE = "Z2ALL_FAULT_AT"
-"""time.time() of the last step before the fault that this launch is to cure."""
 HEALTH_EVERY_SECONDS = 10.0
 
 

@@ -7,25 +7,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage, run_stages, stage_at
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.collective import from_rank_0, gathered
-from z2all_ds.checkpoint.keeper import Keeper
-from z2all_ds.checkpoint.restore import restore
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS, held
-from z2all_ds.config import RunConfig
 from z2all_ds.data import BatchLoader, StreamState, merge_states
-from z2all_ds.errors import CheckpointError
 from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.export.in_background import BackgroundExport
-from z2all_ds.run_folder import RunFolder
-from z2all_ds.run_stages import RunStage, run_stages, stage_at
 from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_continuity
-from z2all_ds.train.ds_config import ResolvedDeepSpeed
+from z2all_ds.train.guard.spike_guard import SpikeGuard
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.schedules import check_no_jump, rates_around
-from z2all_ds.train.spike_guard import SpikeGuard
-from z2all_ds.train.stages import begin_stage, check_stages_past
-from z2all_ds.world import World
+from z2all_ds.zero.collective import from_rank_0, gathered
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.stage_start import begin_stage, check_stages_past
+from z2all_ds.zero.state.manager import Keeper
+from z2all_ds.zero.state.restore import restore
 
 T = TypeVar("T")
 

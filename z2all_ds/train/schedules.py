@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from z2all_ds.config_sections import AnnealShape, ScheduleSection
-from z2all_ds.errors import ConfigError
-from z2all_ds.run_stages import RunStage, progress
+from z2all_ds.base.config.sections import AnnealShape, ScheduleSection
+from z2all_ds.base.config.stages import RunStage, progress
+from z2all_ds.base.errors import ConfigError
 
 HEIGHTS: dict[AnnealShape, Callable[[float], float]] = {
     "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),

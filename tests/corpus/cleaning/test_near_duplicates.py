@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.cleaning import near_duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import (
     NUM_PERM,
@@ -18,7 +19,6 @@ from z2all_ds.corpus.cleaning.near_duplicates import (
     signature,
 )
 from z2all_ds.corpus.cleaning.shingles import MAX_SHINGLES, shingle_hashes
-from z2all_ds.errors import MachineError
 
 datasketch = pytest.importorskip("datasketch", reason="near duplicates need datasketch")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.cleaning.rules import ALTERING, DROPPING, EVERY_STEP, CleaningRules
-from z2all_ds.errors import ConfigError
 
 
 def test_nothing_is_on_until_asked_for():

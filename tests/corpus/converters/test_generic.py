@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.converters import Source, field_map_converter, find_converter, parse_field_map
 from z2all_ds.corpus.converters.generic import CONTENT_NAMES, RECORD_FIELDS, generic
 from z2all_ds.corpus.draft import Draft, RowRefused
-from z2all_ds.errors import ConfigError
 
 
 @pytest.mark.parametrize(

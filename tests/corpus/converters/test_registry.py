@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.converters import Source, describe_converters, find_converter, load_plugin
-from z2all_ds.errors import ConfigError
 
 NAMES = [
     "baike2018qa", "chinese_sample", "generic", "github_python", "jsonl", "news2016zh", "python_code",

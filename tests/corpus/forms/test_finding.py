@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write, zip_of
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.forms import ReadLimits, detect_form, expand_raw, plan_slices
-from z2all_ds.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from tests.corpus.forms.reading import (
     zip_of,
     zst,
 )
+from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.forms import ReadLimits, detect_form, open_slice, plan_slices
-from z2all_ds.errors import MachineError
 
 PACKINGS = ("", ".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 ENDINGS = {"jsonl": ".jsonl", "json_array": ".json", "parquet": ".parquet", "txt": ".txt", "lines": ".lines"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.data.tokens.text_corpora import write_token_corpus
+from z2all_ds.base.errors import DataError
 from z2all_ds.data.tokens.manifest import DomainTotals, dtype_for, files_of, write_token_manifest
 from z2all_ds.data.tokens.reading import load_token_manifest
-from z2all_ds.errors import DataError
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.tokens.text_corpora import files_in, write_token_corpus
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import load_manifest
+from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import Domain, RawDomain
-from z2all_ds.data.raw.readers import open_domains
 from z2all_ds.data.tokens import reading
 from z2all_ds.data.tokens.reading import is_token_corpus, load_token_manifest, open_token_corpus
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
-from z2all_ds.errors import DataError
 from z2all_ds.tokenizer import load_tokenizer
 
 Pair = tuple[dict[str, RawDomain], dict[str, Domain]]

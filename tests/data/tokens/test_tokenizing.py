@@ -18,15 +18,15 @@ import pytest
 from tests.data.tokens.text_corpora import ODD_TEXTS, files_in, write_text_corpus
 from tests.helpers.command import COMMAND, environment
 from tests.helpers.processes import ended
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.machine import group_is_alive
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
-from z2all_ds.data.raw.readers import open_domains
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
 from z2all_ds.data.tokens.shard_tokenizer import BATCH_BYTES
 from z2all_ds.data.tokens.tokenizing import figures_of, summary_lines, tokenize_corpus
-from z2all_ds.errors import ConfigError, DataError, MachineError
-from z2all_ds.machine import group_is_alive
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 

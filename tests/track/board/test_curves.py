@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.warm_python import FRESH
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.board import started_board
 from z2all_ds.bench.memory import peak_memory_bytes
-from z2all_ds.run_folder import RunFolder
 from z2all_ds.track.board import curves as room
 from z2all_ds.track.board.curves import Curves
 from z2all_ds.track.board.files import LocalFiles, Unreachable

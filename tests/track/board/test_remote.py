@@ -13,8 +13,8 @@ import pytest
 
 from tests.helpers.own_sshd import OwnSshd, own_sshd, why_no_sshd
 from tests.helpers.warm_python import FRESH
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.board import started_board
-from z2all_ds.errors import ConfigError
 from z2all_ds.track.board import remote
 from z2all_ds.track.board.remote import FarPlace, RemoteFiles, parse_place
 from z2all_ds.track.board.watch import Watch

@@ -16,9 +16,10 @@ from starlette.testclient import TestClient
 
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
-from z2all_ds.errors import ConfigError, MachineError
-from z2all_ds.track.board.serve import bind, is_loopback, said_at, serve
-from z2all_ds.track.board.server import host_of, make_app
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.track.board.hosts import host_of, is_loopback
+from z2all_ds.track.board.serve import bind, said_at, serve
+from z2all_ds.track.board.server import make_app
 from z2all_ds.track.board.watch import Watch
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"

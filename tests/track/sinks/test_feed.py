@@ -16,9 +16,9 @@ from tests.helpers.processes import ended
 from tests.helpers.small_disk import small_disk
 from tests.helpers.wandb_files import offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
-from z2all_ds.config_sections import TrackSection
-from z2all_ds.machine import process_is_alive
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.config.sections import TrackSection
+from z2all_ds.base.machine import process_is_alive
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import read_records
 

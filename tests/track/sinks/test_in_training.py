@@ -15,8 +15,8 @@ from tests.helpers.processes import ended
 from tests.helpers.training import losses, metrics, run_arguments, train_many
 from tests.helpers.wandb_files import offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
-from z2all_ds.errors import EXIT_REQUEUE
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.errors import EXIT_REQUEUE
+from z2all_ds.base.run_folder import RunFolder
 
 COMPARED_STEPS = 12
 PATIENCE_SECONDS = 120.0

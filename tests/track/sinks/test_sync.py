@@ -15,7 +15,7 @@ from tests.helpers.processes import ended
 from tests.helpers.wandb_files import offline_rows
 from tests.helpers.wandb_server import WandbServer, wandb_server
 from tests.track.sinks.test_tensorboard_sink import points
-from z2all_ds.errors import ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.sinks.sync import sync_runs
 
 RECORDS = 8000

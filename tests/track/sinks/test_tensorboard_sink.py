@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.tensorboard_sink import TensorBoardSink
 
 pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.data.cases import (
     MICRO_BATCH,
     NUM_LANES,
@@ -28,7 +29,6 @@ from z2all_ds.bench.data.cases import (
 from z2all_ds.bench.data.inputs import make_large_corpus, prepare_inputs
 from z2all_ds.bench.data.runner import Measured, Runner
 from z2all_ds.bench.peers import environments
-from z2all_ds.errors import ConfigError
 from z2all_ds.tokenizer import load_tokenizer
 
 DEFAULT_MEGABYTES = 60

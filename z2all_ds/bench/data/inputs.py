@@ -17,8 +17,8 @@ from z2all_ds.bench.text import built_in_text
 from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.line_index import index_name
 from z2all_ds.corpus.manifest import Manifest, load_manifest, write_manifest
+from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.corpus.schema import Record
-from z2all_ds.data.raw.readers import DomainReader, open_domains
 from z2all_ds.data.tokens.manifest import TokenManifest, write_token_manifest
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
 from z2all_ds.tokenizer import train_tokenizer

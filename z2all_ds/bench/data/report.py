@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from z2all_ds.base.console import human_bytes
 from z2all_ds.bench.data import DataCosts
 from z2all_ds.bench.data.runner import Measured
-from z2all_ds.console import human_bytes
 
 
 def to_json(costs: DataCosts) -> str:

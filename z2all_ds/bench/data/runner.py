@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.data.cases import OURS, PEER_SOURCES, Case, Cases
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.peers.measuring import ONE_THREAD
-from z2all_ds.console import progress, say
-from z2all_ds.errors import MachineError
 
 Key = tuple[str, str]
 """By whom, and the name."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from z2all_ds.console import heartbeat
+from z2all_ds.base.console import heartbeat
 
 Steps = list[list[str]]
 """Arguments of `pip install`, call after call."""

@@ -14,10 +14,10 @@ import time
 from importlib.metadata import version
 from typing import Any
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.world import World
 from z2all_ds.bench.in_ranks import rank_main
-from z2all_ds.config import RunConfig
-from z2all_ds.errors import ConfigError
-from z2all_ds.world import World
 
 BATCHES = 8
 """Different random batches, taken in turns."""
@@ -36,9 +36,9 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
         raise ConfigError(f"steps={steps}", "the second half is measured", "Give at least 2.")
     import torch
 
-    from z2all_ds.train import engine as ds
-    from z2all_ds.train.ds_config import resolve
-    from z2all_ds.train.meters import peak_memory_bytes
+    from z2all_ds.train.meters.step_cost import peak_memory_bytes
+    from z2all_ds.zero import engine as ds
+    from z2all_ds.zero.ds_config import resolve
 
     device = ds.pick_device(world)
     resolved = resolve(run, world.world_size, device.type)
@@ -104,8 +104,8 @@ def build(run: RunConfig, resolved: Any) -> Any:
     import deepspeed
     from transformers import AutoModelForCausalLM
 
-    from z2all_ds.train.engine import parameter_groups
-    from z2all_ds.train.optimizers import build_optimizer
+    from z2all_ds.zero.engine import parameter_groups
+    from z2all_ds.zero.optimizers import build_optimizer
 
     model = AutoModelForCausalLM.from_config(llama_config(run), attn_implementation="sdpa")
     if run.train.activation_checkpointing != "none":

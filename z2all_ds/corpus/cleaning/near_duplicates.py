@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.cleaning.prefix_buckets import (
     PAIRS_SHOWN,
     ROWS_PER_BUCKET,
@@ -33,7 +34,6 @@ from z2all_ds.corpus.cleaning.prefix_buckets import (
     split_like,
 )
 from z2all_ds.corpus.cleaning.shingles import shingle_hashes
-from z2all_ds.errors import MachineError
 
 Signatures = npt.NDArray[np.uint32]
 

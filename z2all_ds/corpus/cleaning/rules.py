@@ -4,7 +4,7 @@ import difflib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from z2all_ds.errors import ConfigError
+from z2all_ds.base.errors import ConfigError
 
 ALTERING = ("control_characters", "space_before_cjk", "repeated_punctuation")
 """Steps that change a text; never taken on code."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.converters.fields import columns_of, refused, text_or_refusal
 from z2all_ds.corpus.converters.registry import ConvertRow, source
 from z2all_ds.corpus.draft import Draft, RowRefused
 from z2all_ds.corpus.forms.slices import Row
-from z2all_ds.errors import ConfigError
 
 CONTENT_NAMES = ("text", "content", "body", "article", "document", "answer", "response", "output", "code")
 TITLE_NAMES = ("title", "name", "subject", "headline", "question", "instruction", "prompt", "path")

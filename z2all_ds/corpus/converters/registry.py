@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.draft import Draft
 from z2all_ds.corpus.forms.slices import Row
-from z2all_ds.errors import ConfigError
 
 ConvertRow = Callable[[Row], Draft]
 GenerateDrafts = Callable[[int | None], Iterator[Draft]]

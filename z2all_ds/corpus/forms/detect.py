@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.naming import harmless
 from z2all_ds.corpus.forms.parquet import MAGIC
 from z2all_ds.corpus.forms.slices import ReadLimits
 from z2all_ds.corpus.forms.streams import DiskFile, Unreadable, without_packing_endings
 from z2all_ds.corpus.forms.unpack import contents
-from z2all_ds.errors import ConfigError
 
 FORMS = ("jsonl", "json_array", "parquet", "txt", "lines")
 _PEEK_BYTES = 4096

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.by_line import JsonlReader, LinesReader
 from z2all_ds.corpus.forms.detect import form_of
@@ -16,7 +17,6 @@ from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row, RowReader, Sl
 from z2all_ds.corpus.forms.streams import ByteStream, DiskFile, Unreadable
 from z2all_ds.corpus.forms.unpack import Content, contents, packing_of_file
 from z2all_ds.corpus.forms.whole_text import TextReader
-from z2all_ds.errors import ConfigError, MachineError
 
 _COPY_BYTES = 2**20
 _PEEK_BYTES = 4096

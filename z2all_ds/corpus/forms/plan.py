@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.forms.archives import open_zip, zip_files
 from z2all_ds.corpus.forms.detect import check_form, detect
 from z2all_ds.corpus.forms.parquet import open_parquet
 from z2all_ds.corpus.forms.slices import Slice
 from z2all_ds.corpus.forms.streams import DiskFile, Unreadable
 from z2all_ds.corpus.forms.unpack import packing_of_file
-from z2all_ds.errors import DataError
 
 DEFAULT_SLICE_BYTES = 128 * 2**20
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from z2all_ds.errors import DataError
+from z2all_ds.base.errors import DataError
 
 
 def expand_raw(paths: Iterable[str | Path]) -> list[Path]:

@@ -8,9 +8,9 @@ import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
+from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits
-from z2all_ds.errors import MachineError
 
 DISK_READ_BYTES = 256 * 2**10
 GZIP_FEED_BYTES = 16 * 2**10

@@ -9,7 +9,9 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.atomic import TEMPORARY_SUFFIX, force_to_disk, write_whole
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, force_to_disk, write_whole
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.machine import require_free_disk
 from z2all_ds.corpus.building import BUILDING_NAME
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
@@ -22,8 +24,6 @@ from z2all_ds.data.tokens.manifest import (
     write_token_manifest,
 )
 from z2all_ds.data.tokens.shard_tokenizer import read_record, write_record
-from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.machine import require_free_disk
 
 WORK_NAME = "tokens"
 JOB_NAME = "JOB.json"

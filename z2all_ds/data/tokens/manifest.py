@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from z2all_ds.atomic import write_whole
-from z2all_ds.errors import DataError
+from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.errors import DataError
 
 TOKEN_MANIFEST_NAME = "TOKENS.json"
 FORMAT_VERSION = 1

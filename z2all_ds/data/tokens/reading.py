@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import Folder, open_folder, reason
 from z2all_ds.data.documents import Documents, Place, Run, TokenArray
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
@@ -23,8 +25,6 @@ from z2all_ds.data.tokens.manifest import (
     TokenShard,
     parse_token_manifest,
 )
-from z2all_ds.errors import DataError
-from z2all_ds.storage import Folder, open_folder, reason
 
 READ_WHOLE_BYTES = 128 << 10
 """Up to so many bytes of tokens a block is read in one piece. A lane holds a block of every domain: 256 lanes and eight

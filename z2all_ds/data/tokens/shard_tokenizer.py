@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.manifest import ShardInfo
+from z2all_ds.corpus.reading.readers import DomainReader
 from z2all_ds.corpus.unit_progress import ProgressFile
 from z2all_ds.data.documents import as_document
-from z2all_ds.data.raw.readers import DomainReader
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -28,8 +30,6 @@ from z2all_ds.data.tokens.manifest import (
     files_of,
     parse_token_shard,
 )
-from z2all_ds.errors import DataError
-from z2all_ds.storage import open_folder
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer
 
 BATCH_BYTES = 1 << 20

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import machine_limits_named, make_folder
-from z2all_ds.console import progress, say
+from z2all_ds.base.atomic import machine_limits_named, make_folder
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.machine import usable_cores
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
@@ -26,8 +28,6 @@ from z2all_ds.data.tokens.manifest import (
     dtype_for,
 )
 from z2all_ds.data.tokens.shard_tokenizer import ShardJob, tokenize_shard
-from z2all_ds.errors import ConfigError, DataError
-from z2all_ds.machine import usable_cores
 from z2all_ds.tokenizer import load_tokenizer
 
 

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from z2all_ds.track.board import far_side
+from z2all_ds.track.board import remote_agent
 
 
 class Files(Protocol):
@@ -40,22 +40,22 @@ class LocalFiles:
     is_far = False
 
     def signs(self, paths: list[str]) -> tuple[float, list[list[float]]]:
-        return time.time(), [far_side.sign(path) for path in paths]
+        return time.time(), [remote_agent.sign(path) for path in paths]
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        return far_side.read(path, offset, length)
+        return remote_agent.read(path, offset, length)
 
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
-        return far_side.lines_at(path, offsets)
+        return remote_agent.lines_at(path, offsets)
 
     def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
-        return far_side.lines_with(path, words, offset, length)
+        return remote_agent.lines_with(path, words, offset, length)
 
     def run_folders(self, path: str) -> list[str]:
-        return far_side.run_folders(path)
+        return remote_agent.run_folders(path)
 
     def file_names(self, path: str) -> list[str]:
-        return far_side.file_names(path)
+        return remote_agent.file_names(path)
 
     def close(self) -> None:
         """Nothing is held open."""

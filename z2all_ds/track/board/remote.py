@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from z2all_ds.errors import ConfigError
-from z2all_ds.track.board import far_side
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.ssh_errors import recognise
+from z2all_ds.track.board import remote_agent
 from z2all_ds.track.board.files import Unreachable
 
 GREETING = b"z2all board\n"
@@ -38,6 +39,7 @@ NO_PYTHON = 127
 FIXES = {
     "host_key": "See who answers there with `ssh {target}` by hand",
     "key": "`ssh {target}` must come in without a password (ssh-copy-id, ssh-agent)",
+    "key_file": "`ssh {target}` must come in without a password (ssh-copy-id, ssh-agent)",
     "name": "Correct the name, or give it in ~/.ssh/config",
     "port": "No sshd answers there: ssh://user@host:port/path names another port",
     "unreachable": "Is the machine up and reached from here?",
@@ -88,7 +90,7 @@ def parse_place(given: str) -> FarPlace | None:
 
 
 def _source() -> bytes:
-    return Path(far_side.__file__).read_bytes().replace(b'if __name__ == "__main__":', b"if True:")
+    return Path(remote_agent.__file__).read_bytes().replace(b'if __name__ == "__main__":', b"if True:")
 
 
 class RemoteFiles:
@@ -236,11 +238,7 @@ def trouble_of(place: FarPlace, code: int, stderr: str) -> str:
     """ssh's own line and what to do about it."""
     if code == NO_PYTHON:
         return f"{place.target}: there is no python3 on its PATH, which the board needs to read the run there"
-    from z2all_ds.cluster.ssh import PATTERNS  # late: it loads what hostfiles need
-
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    for kind, pattern, _ in PATTERNS:
-        for line in lines:
-            if re.search(pattern, line):
-                return f"{line}. {FIXES[kind].format(target=place.target)}"
-    return lines[-1] if lines else f"the connection to {place.target} has ended"
+    kind, line = recognise(stderr)
+    if kind in FIXES:
+        return f"{line}. {FIXES[kind].format(target=place.target)}"
+    return line or f"the connection to {place.target} has ended"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from z2all_ds.console import human_seconds
+from z2all_ds.base.console import human_seconds
 from z2all_ds.track.board.curves import Curves
 from z2all_ds.track.board.events import EventLog
 from z2all_ds.track.board.files import Files, Unreachable

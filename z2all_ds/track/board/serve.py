@@ -1,14 +1,14 @@
 """`z2all board`: finds a port, says where the board is, and serves until Ctrl-C."""
 
-import ipaddress
 import secrets
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from urllib.parse import quote
 
-from z2all_ds.console import say
-from z2all_ds.errors import ConfigError, MachineError
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.track.board.hosts import is_loopback
 
 DEFAULT_PORT, PORTS_TRIED = 8765, 50
 NEEDED = ("starlette", "uvicorn", "plotly")
@@ -57,13 +57,6 @@ def _run(watch: object, listening: socket.socket, token: str | None, port: int, 
     )
     say(address)
     uvicorn.Server(config).run(sockets=[listening])
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def said_at(host: str, port: int, token: str | None) -> str:

@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from z2all_ds.track.board.curves import AXES
+from z2all_ds.track.board.hosts import host_of, is_loopback
 from z2all_ds.track.board.run import WatchedRun
-from z2all_ds.track.board.serve import is_loopback
 from z2all_ds.track.board.settings import differences
 from z2all_ds.track.board.watch import Watch
 
@@ -92,13 +92,6 @@ class Guard:
 
     def _is_right(self, said: str | None) -> bool:
         return said is not None and secrets.compare_digest(said.encode(), (self._token or "").encode())
-
-
-def host_of(header: str) -> str:
-    """`[::1]:8765` -> `::1`."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
 
 
 def make_app(watch: Watch, token: str | None = None, port: int = 0) -> Starlette:

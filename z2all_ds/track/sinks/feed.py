@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from z2all_ds.config_sections import TrackSection
-from z2all_ds.lifeline import owner_mark
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.config.sections import TrackSection
+from z2all_ds.base.parent_watch import owner_mark
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.keeper import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, open_log, read_now
 from z2all_ds.track.sinks.settings import HANG_SECONDS, LABELS, SinkSettings, has_wandb_key, resolve_wandb_mode
 

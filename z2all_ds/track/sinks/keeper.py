@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from z2all_ds.machine import child_processes, process_is_alive
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.machine import child_processes, process_is_alive
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress, records_left
 from z2all_ds.track.sinks.settings import LABELS, SinkSettings
 

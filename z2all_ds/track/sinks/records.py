@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.atomic import write_whole
+from z2all_ds.base.atomic import write_whole
 from z2all_ds.track.tail import LineTail, LocalFile
 from z2all_ds.track.writer import lines_from_the_end, parse_record
 

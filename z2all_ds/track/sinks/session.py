@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from z2all_ds.machine import child_processes
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.machine import child_processes
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress, RecordFollower
 from z2all_ds.track.sinks.settings import TENSORBOARD, WANDB, Sink, SinkFailure, SinkSettings
 from z2all_ds.track.sinks.tensorboard_sink import TensorBoardSink

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.console import progress, say
-from z2all_ds.errors import ConfigError, DataError, MachineError
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.keeper import LOOK_EVERY_SECONDS, Session
 from z2all_ds.track.sinks.records import Progress, records_left
 from z2all_ds.track.sinks.settings import LABELS, TENSORBOARD, WANDB, SinkSettings, has_wandb_key

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress
 from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_wandb_key
 

@@ -6,19 +6,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from z2all_ds.cluster.group import run_group
-from z2all_ds.cluster.launch import check_ranks
-from z2all_ds.config import RunConfig, load_run_config
-from z2all_ds.console import heartbeat, say
-from z2all_ds.errors import ConfigError
-from z2all_ds.machine import default_environment, device_type, gpu_count
-from z2all_ds.run_folder import RunFolder
+from z2all_ds.base.command_group import run_group
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.console import heartbeat, say
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.machine import default_environment, device_type, gpu_count
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import RanksFailed, default_ranks, train_on_this_machine
-from z2all_ds.train.ds_config import resolve
+from z2all_ds.train.fallback_data import prepare_data
 from z2all_ds.train.inputs import check_data
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues
-from z2all_ds.train.stand_in_data import prepare_data
+from z2all_ds.train.processes.local_ranks import check_ranks
+from z2all_ds.zero.ds_config import resolve
 
 REFERENCE_MODULE = "z2all_ds.train.parity.reference"
 ADAMW_KINDS = ("auto", "adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from z2all_ds.errors import TrainingError
+from z2all_ds.base.errors import TrainingError
 
 
 @dataclass(frozen=True)

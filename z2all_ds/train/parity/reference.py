@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from z2all_ds.atomic import write_whole
-from z2all_ds.config import RunConfig, load_run_config
+from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.config.stages import run_stages, stage_at
+from z2all_ds.base.errors import EXIT_OK, Z2allError
+from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.data import BatchLoader, PackedStream
-from z2all_ds.errors import EXIT_OK, Z2allError
-from z2all_ds.lifeline import follow_owner
+from z2all_ds.data.run_spec import open_tokenizer, stream_spec
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.initialization import initialise_weights, materialise
 from z2all_ds.model.recompute import set_recompute
@@ -30,9 +32,7 @@ from z2all_ds.ops import Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.ops.visibility import document_borders
-from z2all_ds.run_stages import run_stages, stage_at
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
-from z2all_ds.train.inputs import open_tokenizer, stream_spec
 from z2all_ds.train.parity.compare import StepValues
 from z2all_ds.train.schedules import learning_rate
 

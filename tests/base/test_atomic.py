@@ -1,0 +1,96 @@
+"""Files that are whole or not there; a full disk and a closed folder as one line."""
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.base.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.errors import ConfigError, MachineError
+
+NOBODY = 65534
+OVER_A_LIMIT = """
+import resource, signal, sys
+from pathlib import Path
+from z2all_ds.base.atomic import write_whole
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    write_whole(Path(sys.argv[1]), "a text of more than ten bytes")
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_text_is_written_as_utf8_and_nothing_else_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    write_whole(target, "汉字\r\n")
+    assert target.read_bytes() == "汉字\r\n".encode()
+    write_whole(target, b"\x00\xff")
+    assert target.read_bytes() == b"\x00\xff"
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    target.write_text("old")
+    answer = subprocess.run([sys.executable, "-c", OVER_A_LIMIT, str(target)], capture_output=True, text=True)
+    assert answer.stdout == f"{errno.EFBIG}\n", answer.stderr
+    assert target.read_text() == "old"
+    assert temporary_name(target).stat().st_size == 10
+
+
+def test_publish_renames_in_one_folder(tmp_path: Path) -> None:
+    final = tmp_path / "shard.jsonl"
+    assert temporary_name(final) == tmp_path / "shard.jsonl.tmp"
+    temporary_name(final).write_text("new")
+    final.write_text("old")
+    publish(temporary_name(final), final)
+    assert final.read_text() == "new"
+    assert os.listdir(tmp_path) == ["shard.jsonl"]
+
+
+def test_a_full_disk_is_a_machine_error() -> None:
+    full = Path("/dev/full")  # Linux's device on which every write finds no space
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(MachineError, match=r"^folder /dev: the disk or the quota is full. Free some space") as caught:
+        with machine_limits_named(full.parent), full.open("wb", buffering=0) as stream:
+            stream.write(b"x")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_folder_without_permission_is_a_machine_error() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        as_root = os.geteuid() == 0
+        try:
+            if as_root:  # root may write everywhere, so somebody else tries
+                os.seteuid(NOBODY)
+            with pytest.raises(MachineError) as caught, machine_limits_named(folder):
+                (folder / "x").touch()
+        finally:
+            if as_root:
+                os.seteuid(0)
+    assert str(caught.value) == f"folder {folder}: not writable. Choose another folder or change its owner."
+
+
+def test_other_failures_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), machine_limits_named(tmp_path):
+        (tmp_path / "missing" / "x").touch()
+
+
+def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert make_folder(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/none")):
+        with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
+            make_folder(place)
+    assert (tmp_path / "file").read_text() == "mine"

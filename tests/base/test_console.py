@@ -1,0 +1,143 @@
+"""What a person sees: sparse lines in logs, a bar on a real (pseudo-)terminal, nothing on stdout."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.base import console
+
+SHOW = """
+from z2all_ds import console
+with console.progress("reading", total=3, unit="files") as advance:
+    for _ in range(3):
+        advance(1)
+with console.heartbeat("compiling"):
+    pass
+console.say("said")
+print("interactive" if console.is_interactive() else "plain")
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (-2048, "-2.0 KiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_human_bytes(count: int, text: str) -> None:
+    assert console.human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (9.4, "9s"), (59.6, "1m00s"), (65, "1m05s"), (3599.6, "1h00m"), (3725, "1h02m")]
+)
+def test_human_seconds(seconds: float, text: str) -> None:
+    assert console.human_seconds(seconds) == text
+
+
+@given(st.integers(0, 10**6))
+def test_human_seconds_never_shows_sixty(seconds: int) -> None:
+    text = console.human_seconds(seconds)
+    assert "60" not in text.partition("h")[2]
+    assert not text.endswith("60s")
+
+
+def without_times(text: str) -> str:
+    """How long something took is the machine's affair."""
+    return re.sub(r"\b\d+s", "Ns", text)
+
+
+def test_lines_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    with console.progress("reading", total=3, unit="files") as advance:
+        advance(1)
+        advance(2)
+    with console.heartbeat("compiling"):
+        pass
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert without_times(err) == "reading: 3 files in Ns\ncompiling ...\n"
+
+
+def test_long_work_is_never_silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PLAIN_LINE_EVERY_SECONDS", 0.01)
+    with console.progress("reading", total=2000, unit="files") as advance:
+        time.sleep(0.02)
+        advance(1500)
+    with console.progress("counting", unit="words") as advance:
+        time.sleep(0.02)
+        advance(7)
+    assert without_times(capfd.readouterr().err).splitlines() == [
+        "reading: 1,500 of 2,000 files (Ns, Ns left)",
+        "reading: 1,500 files in Ns",
+        "counting: 7 words (Ns)",
+        "counting: 7 words in Ns",
+    ]
+    seen = ""
+    with console.heartbeat("compiling"):
+        while without_times(seen).count("compiling ... Ns\n") < 2:
+            seen += capfd.readouterr().err
+            time.sleep(0.01)
+    assert seen.startswith("compiling ...\n")
+
+
+def test_the_heartbeat_ends_with_an_error() -> None:
+    with pytest.raises(ValueError, match="broken"), console.heartbeat("compiling"):
+        raise ValueError("broken")
+
+
+def show_on_a_terminal(environment: dict[str, str]) -> tuple[str, str]:
+    """stdout, and what a real pseudo-terminal got as stderr."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", SHOW]
+    clean = {key: value for key, value in os.environ.items() if key not in ("CI", "NO_COLOR", "TERM")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env={**clean, "TERM": "xterm", **environment}
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while block := os.read(ours, 65536):
+                seen += block
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(ours)
+        assert process.stdout
+        return process.stdout.read(), seen.decode()
+
+
+def test_a_bar_on_a_terminal() -> None:
+    out, seen = show_on_a_terminal({})
+    assert out == "interactive\n"
+    assert "3/3" in seen
+    assert "━" in seen
+    assert "compiling" in seen
+    assert seen.endswith("said\r\n")
+
+
+def test_no_bar_in_continuous_integration() -> None:
+    out, seen = show_on_a_terminal({"CI": "true"})
+    assert out == "plain\n"
+    assert without_times(seen) == "reading: 3 files in Ns\r\ncompiling ...\r\nsaid\r\n"
+
+
+def test_bytes_with_a_note(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PLAIN_LINE_EVERY_SECONDS", 0.01)
+    with console.progress("corpus", total=4096, unit="bytes") as advance:
+        time.sleep(0.02)
+        advance(1536, "12 records")
+    assert without_times(capfd.readouterr().err).splitlines() == [
+        "corpus: 1.5 KiB of 4.0 KiB, 12 records (Ns, Ns left)",
+        "corpus: 1.5 KiB, 12 records in Ns",
+    ]

@@ -1,0 +1,97 @@
+"""Names in a run folder, and its lock between real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import ended, has_open
+from z2all_ds.base import run_folder
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from z2all_ds.base.run_folder import RunFolder
+
+RunFolder(Path(sys.argv[1])).acquire_lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def start_holder(root: Path) -> subprocess.Popen[str]:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(root)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout
+    assert holder.stdout.readline() == "locked\n"
+    return holder
+
+
+def test_names() -> None:
+    folder = RunFolder(Path("run"))
+    found = [folder.config, folder.ds_config, folder.environment, folder.metrics, folder.events]
+    found += [folder.checkpoints, folder.exports, folder.plots, folder.rank_log(12)]
+    assert [str(path) for path in found] == [
+        "run/run.yaml",
+        "run/ds_config.json",
+        "run/environment.json",
+        "run/metrics.jsonl",
+        "run/events.jsonl",
+        "run/checkpoints",
+        "run/exports",
+        "run/plots",
+        "run/logs/rank_0012.log",
+    ]
+
+
+def test_a_second_job_is_refused_and_the_lock_of_a_killed_one_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "new" / "run"
+    with ended(start_holder(root)) as holder:
+        monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.3)
+        with pytest.raises(CheckpointError) as caught:
+            RunFolder(root).acquire_lock()
+        assert str(caught.value) == (
+            f"run folder {root}: another job is writing into it. Stop that job or set another run_dir."
+        )
+        os.close(RunFolder(tmp_path / "other").acquire_lock())  # other folders are free
+        monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 60.0)
+        started = time.monotonic()
+        with pytest.raises(CheckpointError, match="another job is writing into it"):
+            RunFolder(root).acquire_lock(patience_seconds=0.0)
+        assert time.monotonic() - started < 5
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    os.close(RunFolder(root).acquire_lock())
+
+
+def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with ended(start_holder(tmp_path)) as holder:
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as waiting:
+            while not has_open(waiting.pid, tmp_path / ".lock"):
+                assert waiting.poll() is None
+                time.sleep(0.01)
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiting.wait(0.5)  # it has tried by now, and does not give up
+            holder.send_signal(signal.SIGKILL)
+            assert waiting.stdout
+            assert waiting.stdout.readline() == "locked\n"
+
+
+def test_children_of_a_job_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = RunFolder(tmp_path).acquire_lock()
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, close_fds=False)
+    with ended(child):
+        assert child.stdout
+        assert child.stdout.readline() == "up\n"
+        os.close(handle)
+        monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
+        os.close(RunFolder(tmp_path).acquire_lock())

@@ -1,0 +1,67 @@
+"""Which row of another vocabulary becomes which of ours."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.vocabulary_rows import NEW, match_rows
+
+ABC = {"a": 0, "b": 1, "c": 2}
+
+
+def test_grown_by_new_tokens_and_padding() -> None:
+    found = match_rows({**ABC, "d": 3}, 6, ABC, 3)
+    assert (found.rows, found.by) == ([0, 1, 2, NEW, NEW, NEW], "id")
+    assert found.words() == "vocabulary by id: 3 of 6 rows, 3 new"
+
+
+def test_a_new_token_in_what_was_padding_is_new_and_other_padding_stays() -> None:
+    assert match_rows({**ABC, "d": 3}, 5, ABC, 5).rows == [0, 1, 2, NEW, 4]
+
+
+def test_shrunk_where_the_ids_mean_the_same() -> None:
+    found = match_rows({"a": 0, "b": 1}, 2, ABC, 64)
+    assert (found.rows, found.by, found.num_new) == ([0, 1], "id", 0)
+
+
+def test_by_text_where_one_id_differs() -> None:
+    found = match_rows({"b": 0, "a": 1, "x": 2}, 4, ABC, 3)
+    assert (found.rows, found.by) == ([1, 0, NEW, NEW], "text")
+    assert found.words().startswith("vocabulary by the text of tokens")
+
+
+def test_a_token_that_has_no_row_there_is_new() -> None:
+    assert match_rows({"c": 0, "a": 1}, 2, ABC, 2).rows == [NEW, 0]
+
+
+def test_unseen() -> None:
+    found = match_rows(ABC, 5, None, 4)
+    assert (found.rows, found.by) == ([0, 1, 2, 3, NEW], "unknown")
+    assert "unseen" in found.words()
+    with pytest.raises(ConfigError, match=r"model.vocab_size=3: .*4 rows, and no tokenizer.json"):
+        match_rows(ABC, 3, None, 4)
+
+
+def test_nothing_in_common_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not one token"):
+        match_rows({"x": 0, "y": 1}, 2, ABC, 3)
+
+
+vocabularies = st.lists(st.text("abcdef", min_size=1, max_size=2), unique=True, min_size=1).map(
+    lambda texts: {text: number for number, text in enumerate(texts)}
+)
+
+
+@given(vocabularies, vocabularies, st.integers(0, 5), st.integers(0, 5))
+def test_a_row_is_never_taken_for_another_token(
+    here: dict[str, int], there: dict[str, int], more_here: int, more_there: int
+) -> None:
+    try:
+        found = match_rows(here, len(here) + more_here, there, len(there) + more_there)
+    except ConfigError:
+        assert not here.keys() & there.keys()
+        return
+    assert len(found.rows) == len(here) + more_here
+    for text, number in here.items():
+        assert found.rows[number] == there.get(text, NEW)

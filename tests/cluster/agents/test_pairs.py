@@ -1,0 +1,19 @@
+"""The tournament of pairs."""
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from z2all_ds.cluster.agents.pairs import rounds
+
+
+@given(st.integers(0, 20))
+def test_each_pair_meets_once_and_nobody_is_in_two_places(number: int) -> None:
+    played = rounds(list(range(number)))
+    met = [tuple(sorted(pair)) for pairs in played for pair in pairs]
+    assert sorted(met) == sorted(combinations(range(number), 2))
+    for pairs in played:
+        busy = [one for pair in pairs for one in pair]
+        assert len(busy) == len(set(busy))
+    assert len(played) <= max(number, 1)

@@ -1,0 +1,35 @@
+"""A process held by an agent: answers, failures, and ends of every kind."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.command import ROOT
+from z2all_ds.cluster.agents.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker("tests.cluster.agents.echo_worker", {"PYTHONPATH": str(ROOT)})
+    yield worker
+    worker.end()
+
+
+def test_answers_and_problems(worker: Worker) -> None:
+    assert worker.ask({"do": "one"}, 60) == {"answer": "one"}
+    assert worker.ask({"do": "fail"}, 60) == {"problem": "it hurts"}
+    assert worker.ask({"do": "two"}, 60) == {"answer": "two"}
+
+
+@pytest.mark.parametrize(
+    ("order", "said"), [("die", "ended by SIGKILL"), ("exit", "ended with code 1 (no such library)")]
+)
+def test_an_end_is_told_to_all_who_ask(worker: Worker, order: str, said: str) -> None:
+    for each in (order, "one more"):
+        assert worker.ask({"do": each}, 60) == {"problem": said, "ended": True}
+
+
+def test_one_that_is_late_is_ended(worker: Worker) -> None:
+    assert worker.ask({"do": "one"}, 60) == {"answer": "one"}
+    assert worker.ask({"do": "two", "seconds": 600}, 0.2) == {"problem": "not done within 0 s", "late": True}
+    assert worker.ask({"do": "three"}, 60) == {"problem": "ended by SIGKILL", "ended": True}

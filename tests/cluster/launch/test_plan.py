@@ -1,0 +1,95 @@
+"""The orders of every node, the files of a launch, and what is shown of them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.base.errors import ClusterError
+from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
+from z2all_ds.cluster.nodes import Node, parse_nodes_text
+from z2all_ds.cluster.preflight.checks import DataPlace
+
+MAPPED = """\
+all: {slots: 2, ssh: {user: root}}
+nodes:
+  box1: {inside: {address: 172.17.0.2, port: 9527}, outside: {address: 192.0.2.11, port: 30846}}
+  box2: {inside: {address: 172.17.0.2}, outside: {address: 192.0.2.12}, environment: {HF_TOKEN: hush, ONLY: here}}
+"""
+PLACES = {"box1": DataPlace("172.17.0.2", "eth0"), "box2": DataPlace("172.17.0.2", "ens3")}
+EQUAL = {"n1": DataPlace("10.0.0.1", "eth0"), "n2": DataPlace("10.0.0.2", "eth0")}
+
+
+def plan(nodes: list[Node], places: dict[str, DataPlace], tmp_path: Path, **environment: str) -> LaunchPlan:
+    arguments = ["--config", "my run.yaml", "train.steps=10"]
+    return make_plan(nodes, places, arguments, 29501, tmp_path, ["cpu_adam"], {"EXTRA": "1"}, environment)
+
+
+def equal_nodes() -> list[Node]:
+    return [Node(name="n1", slots=1), Node(name="n2", slots=3)]
+
+
+def test_the_master_is_met_inside_by_its_own_ranks_and_outside_by_others(tmp_path: Path) -> None:
+    orders = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).orders
+    assert (orders["box1"].master_address, orders["box1"].master_port) == ("172.17.0.2", 9527)
+    assert (orders["box2"].master_address, orders["box2"].master_port) == ("192.0.2.11", 30846)
+    assert [orders[name].environment["GLOO_SOCKET_IFNAME"] for name in orders] == ["eth0", "ens3"]
+    assert [orders[name].environment["NCCL_SOCKET_IFNAME"] for name in orders] == ["eth0", "ens3"]
+    assert [orders[name].node_rank for name in orders] == [0, 1]
+    assert orders["box2"].environment["ONLY"] == "here"
+    assert "ONLY" not in orders["box1"].environment
+
+
+def test_nodes_that_nobody_looked_at_are_trusted(tmp_path: Path) -> None:
+    orders = plan(equal_nodes(), {}, tmp_path).orders
+    assert {(order.master_address, order.master_port) for order in orders.values()} == {("n1", 29501)}
+    assert all("GLOO_SOCKET_IFNAME" not in order.environment for order in orders.values())
+
+
+def test_of_the_launcher_s_environment_only_what_ranks_may_need(tmp_path: Path) -> None:
+    given = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush", "HOME": "/x", "TORCH_EXTENSIONS_DIR": "/y", "SSH_TTY": "z"}
+    found = plan(equal_nodes(), EQUAL, tmp_path, **given).orders["n2"].environment
+    assert {name: found.get(name) for name in given} == {
+        **dict.fromkeys(given),
+        "NCCL_DEBUG": "INFO",
+        "WANDB_API_KEY": "hush",
+    }
+
+
+def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> None:
+    from deepspeed.launcher.runner import fetch_hostfile
+
+    made = plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO", WANDB_API_KEY="hush")
+    made.write()
+    files = (made.ssh_config, made.hostfile, made.environment_file)
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+    assert dict(fetch_hostfile(str(made.hostfile))) == {"n1": 1, "n2": 3}
+    lines = made.environment_file.read_text().splitlines()
+    assert all("=" in line and line.strip() == line for line in lines)
+    assert "NCCL_DEBUG=INFO" in lines
+    assert "hush" not in "".join(file.read_text() for file in files)
+
+
+def test_what_is_shown_has_no_secret(tmp_path: Path) -> None:
+    shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").shown()
+    assert "hush" not in shown
+    assert "WANDB_API_KEY='***'" in shown
+    assert "--master_addr 192.0.2.11 --master_port 30846" in shown
+    assert "StrictHostKeyChecking accept-new" in shown
+
+
+def test_what_deepspeed_s_own_way_cannot_say(tmp_path: Path) -> None:
+    assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").told_apart() == []
+    differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).told_apart()
+    assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]
+
+
+def test_the_plain_line_is_shell(tmp_path: Path) -> None:
+    words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").plain_line())
+    assert words[-3:] == ["--config", "my run.yaml", "train.steps=10"]
+    assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
+
+
+def test_a_value_that_deepspeed_cannot_pass_on() -> None:
+    with pytest.raises(ClusterError, match="variable A: has a line break in it"):
+        environment_text({"A": "1\n2"})

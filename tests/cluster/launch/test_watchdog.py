@@ -1,0 +1,174 @@
+"""A watchdog over real processes: killed, stopped, silent, ended as they should."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ROOT
+from z2all_ds.base.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.cluster.launch.watchdog import look
+
+RANK = """
+import sys, time
+from pathlib import Path
+from z2all_ds.train.processes.progress import Progress
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
+run, rank, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+progress = Progress(RunFolder(run), World(rank, 2, rank, 2), 2.5)
+print(progress.path.parent, flush=True)
+step = 0
+while not (run / "end").exists():
+    if not (run / f"silent_{rank}").exists():
+        step += 1
+        progress.beat(step)
+    time.sleep(0.02)
+progress.end()
+"""
+
+
+class Ranks:
+    """Two of them; the first one has started a watchdog."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = RunFolder(run)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": "29777"}
+        command = [sys.executable, "-c", RANK, str(run)]
+        self.processes = [
+            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        folders = {process.stdout.readline().strip() for process in self.processes if process.stdout}
+        (folder,) = folders
+        self.folder = Path(folder)
+
+    def wait_for_fault(self, rank: int) -> None:
+        """As a launcher does, which ends the other one a little later than the watchdog knows."""
+        deadline = time.monotonic() + 10
+        while not has_fault(self.run, rank):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def first_fault(self) -> Fault:
+        """When both ranks are gone."""
+        for process in self.processes:
+            process.wait(40)
+        deadline = time.monotonic() + 10
+        while len(read_faults(self.run)) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        fault = first_fault(read_faults(self.run))
+        assert fault
+        return fault
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    assert sorted(look(ranks.folder)) == [0, 1]
+    (tmp_path / "end").touch()
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    assert not ranks.folder.exists()
+    assert read_faults(ranks.run) == []
+    assert not list((tmp_path / "logs" / "stacks").iterdir())
+
+
+def test_ranks_that_end_before_it_has_looked_leave_no_watchdog(tmp_path: Path) -> None:
+    (tmp_path / "end").touch()
+    ranks = Ranks(tmp_path)
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    deadline = time.monotonic() + 10
+    while watchdogs_of(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def watchdogs_of(run: Path) -> list[bytes]:
+    """Their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            words = path.read_bytes().split(b"\0")
+            found += [words[1]] if b"z2all_ds.cluster.launch.watchdog" in words and str(run).encode() in words else []
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> None:
+    ranks.processes[victim].kill()
+    ranks.wait_for_fault(victim)
+    ranks.processes[1 - victim].terminate()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (KILLED, victim)
+    assert fault.line.startswith(f"ClusterError: rank {victim}: its process was killed from outside in step ")
+
+
+def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "silent_0").touch()  # it waits for the other one, as in a collective
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (HANG, 1)
+    assert "its process is stopped" in fault.line
+    assert "most recent call first" in ranks.run.stacks(0).read_text()
+    assert [process.returncode for process in ranks.processes] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "silent_1").touch()
+    time.sleep(0.3)
+    (tmp_path / "silent_0").touch()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (HANG, 1)
+    assert str(ranks.run.stacks(1)) in fault.line
+    assert "<module>" in ranks.run.stacks(1).read_text()
+
+
+def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
+    os.kill(ranks.processes[1].pid, signal.SIGSEGV)
+    ranks.wait_for_fault(1)
+    ranks.processes[0].terminate()
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (BUG, 1)
+    assert "crashed in step " in fault.line
+    assert f"(Segmentation fault). See {ranks.run.stacks(1)}." in fault.line
+    assert "most recent call first" in ranks.run.stacks(1).read_text()
+
+
+def test_a_rank_that_torch_aborts_follows_another_one(ranks: Ranks) -> None:
+    """torch writes down that NCCL has lost a rank, and then aborts the process."""
+    log = ranks.run.rank_log(0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("[rank0]:[E1116 15:06:57.45 ProcessGroupNCCL.cpp:2303] failure detected by watchdog\n")
+    os.kill(ranks.processes[0].pid, signal.SIGABRT)
+    ranks.processes[0].wait()
+    os.kill(ranks.processes[1].pid, signal.SIGKILL)
+    fault = ranks.first_fault()
+    assert (fault.kind, fault.rank) == (KILLED, 1), read_faults(ranks.run)
+
+
+def test_faults_are_plain_json(ranks: Ranks) -> None:
+    ranks.processes[1].kill()
+    ranks.processes[0].kill()
+    ranks.first_fault()
+    for file in ranks.run.faults.glob("*.json"):
+        assert json.loads(file.read_text())["kind"] == KILLED

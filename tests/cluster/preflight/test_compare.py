@@ -1,0 +1,93 @@
+"""What nodes tell of themselves, side by side."""
+
+from typing import Any
+
+from z2all_ds.cluster.agents.connections import Speed
+from z2all_ds.cluster.doctor import FAIL, OK, WARN
+from z2all_ds.cluster.preflight.checks import DataPlace, Preflight
+from z2all_ds.cluster.preflight.compare import NodeFinding, judge_clock, judge_nodes
+
+SMALL = {"name": "shared memory", "status": "warn", "value": "64 MiB", "fix": "More."}
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    usual = {
+        "host": "h",
+        "python": "3.11.7",
+        "packages": {"torch": "2.13.0", "deepspeed": "0.19.8"},
+        "code": "aaaa",
+        "files": {"/run.yaml": "1234"},
+        "findings": [{"name": "disk", "status": "ok", "value": "1 TB", "fix": ""}],
+        "gpus": [],
+        "locked_memory": -1,
+    }
+    return {**usual, **changes}
+
+
+def judged(**nodes: dict[str, Any]) -> dict[str, NodeFinding]:
+    found = judge_nodes(nodes, dict.fromkeys(nodes, 2))
+    assert len({finding.name for finding in found}) == len(found)
+    return {finding.name: finding for finding in found}
+
+
+def test_equal_nodes_are_ok() -> None:
+    assert {finding.status for finding in judged(a=facts(), b=facts()).values()} == {OK}
+
+
+def test_who_differs_from_most_is_named() -> None:
+    other = facts(packages={"torch": "2.12.0", "deepspeed": "0.19.8"}, code="bbbb", python="3.12.1")
+    found = judged(a=facts(), b=facts(), c=other)
+    for name in ("torch", "code of z2all_ds", "python"):
+        assert (found[name].status, found[name].nodes) == (FAIL, ("c",))
+    assert found["torch"].value == "c has 2.12.0; the others 2.13.0"
+    assert found["deepspeed"].status == OK
+
+
+def test_of_two_that_differ_the_master_is_right() -> None:
+    assert judged(a=facts(), b=facts(code="bbbb"))["code of z2all_ds"].nodes == ("b",)
+
+
+def test_files_that_differ_or_are_not_there() -> None:
+    assert judged(a=facts(), b=facts(files={"/run.yaml": "9999"}))["/run.yaml"].nodes == ("b",)
+    missing = judged(a=facts(), b=facts(files={"/run.yaml": "No such file or directory"}))["/run.yaml"]
+    assert (missing.status, missing.nodes) == (FAIL, ("b",))
+    assert "b: No such file or directory" in missing.value
+
+
+def test_the_same_trouble_on_all_nodes_is_one_finding() -> None:
+    found = judged(a=facts(findings=[SMALL]), b=facts(findings=[SMALL]))
+    assert (found["all nodes: shared memory"].status, found["all nodes: shared memory"].nodes) == (WARN, ("a", "b"))
+    assert judged(a=facts(findings=[SMALL]), b=facts())["a: shared memory"].nodes == ("a",)
+
+
+def test_gpus() -> None:
+    found = judged(a=facts(gpus=["H200, 580"] * 2), b=facts(gpus=["H200, 580"], locked_memory=65536))
+    assert (found["b: GPUs"].status, found["b: GPUs"].value) == (FAIL, "1 for 2 slots")
+    assert found["GPUs"].status == WARN
+    assert found["b: locked memory"].status == WARN
+
+
+def test_clocks() -> None:
+    assert judge_clock("a", 1.5, 0.1).status == OK
+    assert judge_clock("a", -5.0, 0.1).status == WARN
+    assert judge_clock("a", 5.0, 4.0).status == OK  # not known well enough
+
+
+def result(*failures: NodeFinding) -> Preflight:
+    places = {name: DataPlace("10.0.0.1", "eth0") for name in "abcd"}
+    return Preflight(findings=list(failures), places=places, speeds={("a", "b"): Speed(1.0, 1.0, 1.0)})
+
+
+def pair(one: str, other: str) -> NodeFinding:
+    return NodeFinding(f"{one} -> {other}", FAIL, "no", "fix", pair=(one, other))
+
+
+def test_the_fewest_nodes_are_left_out() -> None:
+    assert result().unfit() == []
+    assert result(NodeFinding("b: disk", FAIL, "", "", ("b",))).unfit() == ["b"]
+    assert result(NodeFinding("torch", FAIL, "", "", ("b", "d"))).unfit() == ["b", "d"]
+    assert result(pair("a", "c"), pair("c", "a"), pair("b", "c"), pair("c", "d")).unfit() == ["c"]
+    # Of two that do not find each other the later: the first one is the master.
+    assert result(pair("a", "b"), pair("b", "a")).unfit() == ["b"]
+    # Who is out anyway is not counted again.
+    assert result(NodeFinding("c", FAIL, "", "", ("c",)), pair("a", "c"), pair("c", "b")).unfit() == ["c"]

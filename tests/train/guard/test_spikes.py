@@ -1,0 +1,147 @@
+"""A poisoned domain in real runs: with the guard they end where the run on clean text ends."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.training import losses, metrics, run_arguments, train_many
+from z2all_ds.base.errors import TrainingError
+from z2all_ds.corpus import SourceSpec, build_corpus
+
+pytestmark = pytest.mark.extended
+
+SENTENCES = [
+    f"The {who} {does} the {what} in the morning."
+    for who in ("cat", "dog")
+    for does in ("sees", "hears")
+    for what in ("sun", "rain")
+]
+STEPS = 120
+POLICIES = ("skip", "rollback")
+
+
+def write_corpus(folder: Path, poisoned: bool) -> Path:
+    """Plain text of a few sentences, and a rare domain that is the same, or letters drawn at random."""
+    draw = random.Random(5)
+    plain = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(200)]
+    rare = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(20)]
+    if poisoned:
+        rare = ["".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(400)) for _ in range(20)]
+    sources = []
+    folder.mkdir()
+    for name, texts in (("plain", plain), ("rare", rare)):
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        sources.append(SourceSpec(name, "jsonl", (file,)))
+    build_corpus(folder / "corpus", sources)
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("spikes")
+    clean, poisoned = write_corpus(folder / "clean_text", False), write_corpus(folder / "poisoned_text", True)
+
+    def arguments(name: str, corpus: Path, *more: str) -> list[str]:
+        common = (
+            "deepspeed=zero2",
+            f"train.steps={STEPS}",
+            "optimizer.lr=0.01",
+            "data.weights={plain: 0.985, rare: 0.015}",
+            f"validation.corpus={clean}",
+            f"validation.every_steps={STEPS}",
+            "validation.samples=32",
+            "checkpoint.every_steps=20",
+            "checkpoint.at_end=false",
+            "guard.min_steps=16",
+            "guard.deviations=6",
+            "train.log_every=40",
+        )
+        return run_arguments(folder / name, corpus, small_tokenizer, *common, *more)
+
+    plan = [arguments("clean", clean)]
+    plan += [arguments(policy, poisoned, f"guard.policy={policy}") for policy in POLICIES]
+    # Back to snapshots of the same steps: there is no checkpoint to go back to.
+    in_memory = ("guard.policy=rollback", "checkpoint.snapshot_every=20", "checkpoint.every_steps=1000")
+    plan += [arguments("rollback_in_memory", poisoned, *in_memory)]
+    plan += [arguments("warn", poisoned, "guard.policy=warn", "train.stop_at_step=48")]
+    plan += [arguments("stop", poisoned, "guard.policy=stop"), arguments("few", poisoned, "guard.max_bad_steps=1")]
+    plan += [arguments("broken", clean, "optimizer.lr=1e30", "train.steps=8", "schedule.warmup_steps=0")]
+    wrong = TrainingError.exit_code
+    assert train_many(folder, plan) == [0, 0, 0, 0, 0, wrong, wrong, wrong]
+    return folder
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == kind]
+
+
+def test_clean_text_is_no_spike(runs: Path) -> None:
+    assert events(runs / "clean", "spike") == []
+    assert losses(runs / "clean")[-1] < 0.5 * losses(runs / "clean")[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_poisoned_domain_does_not_move_the_end(policy: str, runs: Path) -> None:
+    assert events(runs / policy, "spike")
+    found, clean = (metrics(runs / name)[-1]["validation_loss"] for name in (policy, "clean"))
+    assert found == pytest.approx(clean, rel=0.01)
+
+
+def test_an_event_names_values_and_documents(runs: Path) -> None:
+    event = events(runs / "skip", "spike")[0]
+    assert event["taken"] is False and "loss" in event["outliers"]
+    assert event["values"]["loss"] > event["limits"]["loss"]
+    first, end = event["samples"]
+    assert (first, end) == (8 * (event["step"] - 1), 8 * event["step"])
+    rare = [document for document in event["documents"] if document["domain"] == "rare"]
+    assert rare and {"sample", "shard", "record"} <= set(rare[0]) and first <= rare[0]["sample"] < end
+
+
+def test_a_skipped_step_is_marked_and_the_others_are_not(runs: Path) -> None:
+    bad = {event["step"] for event in events(runs / "skip", "spike")}
+    records = metrics(runs / "skip")
+    assert {record["step"] for record in records if not record["step_taken"]} == bad
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+
+
+def test_a_rolled_back_run_has_every_step_once_and_never_meets_the_data_again(runs: Path) -> None:
+    run = runs / "rollback"
+    assert [record["step"] for record in metrics(run)] == list(range(1, STEPS + 1))
+    spikes, back = events(run, "spike"), events(run, "rolled_back")
+    assert back and all(event["step"] % 20 == 0 and event["step"] < event["from_step"] for event in back)
+    skipped = [tuple(event["skipped_samples"]) for event in back]
+    assert len(skipped) == len(set(skipped))
+    state = json.loads(max(run.glob("data_states/step_*.json")).read_text())
+    inside = [any(first <= a and b <= end for first, end in state["skip"]) for a, b in skipped]
+    assert inside.count(False) <= 1, "all but one after the last checkpoint are in its state"
+    # Before the first checkpoint there is nothing to go back to.
+    assert len(spikes) >= len(back)
+
+
+def test_a_snapshot_serves_as_well_as_a_checkpoint(runs: Path) -> None:
+    run = runs / "rollback_in_memory"
+    assert losses(run) == losses(runs / "rollback")
+    assert len(events(run, "rolled_back")) == len(events(runs / "rollback", "rolled_back"))
+    assert events(run, "checkpoint") == [] and list((run / "checkpoints").iterdir()) == []
+
+
+def test_a_warning_lets_the_step_through(runs: Path) -> None:
+    assert {event["taken"] for event in events(runs / "warn", "spike")} == {True}
+    assert all(record["step_taken"] for record in metrics(runs / "warn"))
+
+
+def test_stop_and_giving_up_say_why(runs: Path) -> None:
+    def log(run: str) -> str:
+        return (runs / run / "logs" / "rank_0000.log").read_text()
+
+    assert len(events(runs / "stop", "spike")) == 1
+    assert "guard.policy=stop" in log("stop")
+    assert len(events(runs / "few", "spike")) == 2
+    assert "more bad steps than guard.max_bad_steps=1" in log("few")
+    assert "not finite 3 times in a row: the weights are broken" in log("broken")
+    assert not list((runs / "broken" / "checkpoints").glob("step_*"))

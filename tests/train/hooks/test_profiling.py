@@ -1,0 +1,53 @@
+"""A profiler's trace of a few steps of a real run."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import one_line, z2all
+from tests.helpers.training import losses, run_arguments, train_many
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("profiled")
+
+    def arguments(name: str, *more: str) -> list[str]:
+        common = ("deepspeed=zero2", "train.steps=5", "checkpoint.at_end=false")
+        return run_arguments(folder / name, small_corpus, small_tokenizer, *common, *more)
+
+    plan = [arguments("plain"), arguments("window", "train.profile=[2, 3]"), arguments("late", "train.profile=[4, 99]")]
+    assert train_many(folder, plan) == [0, 0, 0]
+    return folder
+
+
+def test_the_window_is_written_by_one_rank_and_changes_no_loss(runs: Path) -> None:
+    (trace,) = (runs / "window" / "profiles").iterdir()
+    assert trace.name == "steps_2-3.json.gz"
+    with gzip.open(trace) as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    # Two micro-batches a rank and step; their forward passes end with the loss of the head's product.
+    assert any("mm" in name for name in names)
+    assert sum("Optimizer.step" in name for name in names) >= 2
+    assert losses(runs / "window") == losses(runs / "plain")
+
+
+def test_a_run_that_ends_inside_the_window_writes_what_it_has(runs: Path) -> None:
+    (trace,) = (runs / "late" / "profiles").iterdir()
+    assert trace.name == "steps_4-5.json.gz"
+    with gzip.open(trace) as file:
+        assert json.load(file)["traceEvents"]
+
+
+def test_windows_that_cannot_be_meant(tmp_path: Path) -> None:
+    for window in ("[0, 4]", "[9, 3]"):
+        with pytest.raises(ConfigError, match="must go up from step 1"):
+            load_run_config(None, [f"train.profile={window}"])
+    for given in ("5", "a:b", "1:2:3"):
+        answer = z2all("train", "--profile", given, cwd=tmp_path)
+        assert "train.profile" in one_line(answer, ConfigError.exit_code)
+    assert load_run_config(None, ["train.profile=[10, 15]"]).train.profile == (10, 15)

@@ -1,0 +1,58 @@
+"""Starting ranks: the launcher's command line, the number of ranks, a port that is taken."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.training import losses, run_arguments
+from z2all_ds.base.errors import ClusterError
+from z2all_ds.base.machine import free_port
+from z2all_ds.train.processes import local_ranks
+from z2all_ds.train.processes.local_ranks import check_ranks, deepspeed_command, run_local_ranks
+
+
+def test_the_deepspeed_launchers_command_line() -> None:
+    command = deepspeed_command(["--config", "my run.yaml", "train.steps=5"], ranks=3, port=29501)
+    assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
+    assert command[-3:] == ["--config", "my run.yaml", "train.steps=5"]
+    options = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))
+    assert options == {
+        "--hostfile": "/dev/null/none",
+        "--num_gpus": "3",
+        "--master_port": "29501",
+        "--log_level": "error",
+    }
+    assert command[-5:-3] == ["--module", "z2all_ds.train.pretrain"]
+    assert not Path(options["--hostfile"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "rule"),
+    [(0, 0, "must be at least 1"), (-1, 0, "must be at least 1"), (0, 2, "must be 1 to 2"), (3, 2, "must be 1 to 2")],
+)
+def test_numbers_of_ranks_that_cannot_be(ranks: int, gpus: int, rule: str) -> None:
+    with pytest.raises(ClusterError, match=f"^ranks={ranks}: {rule}"):
+        check_ranks(ranks, gpus)
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, 0), (64, 0), (1, 2), (2, 2)])
+def test_numbers_of_ranks_that_can_be(ranks: int, gpus: int) -> None:
+    check_ranks(ranks, gpus)
+
+
+def test_a_port_that_is_taken_is_exchanged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    """Somebody takes the port between our look and rank 0's bind."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(local_ranks, "free_port", lambda: ports.pop(0))
+        arguments = run_arguments(
+            tmp_path / "run", small_corpus, small_tokenizer, "train.steps=1", "schedule.warmup_steps=0"
+        )
+        assert run_local_ranks(arguments, 2, tmp_path / "launcher.log") == 0
+    assert ports == []
+    assert len(losses(tmp_path / "run")) == 1
+    assert "PortTaken: port" in (tmp_path / "run" / "logs" / "rank_0000.log").read_text()

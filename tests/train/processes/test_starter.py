@@ -1,0 +1,73 @@
+"""The starter of one machine's ranks, with small modules in place of training."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.base.command_group import run_group
+from z2all_ds.base.machine import process_is_alive
+from z2all_ds.base.world import World
+from z2all_ds.train.processes.local_ranks import local_command
+
+WRITES_ITS_ENVIRONMENT = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps([sys.argv[2:], dict(os.environ)]))
+"""
+RANK_1_FAILS = """
+import os, sys, time
+os.write(1, b"%d\\n" % os.getpid())  # one write: ranks share the file
+if os.environ["RANK"] != "1":
+    time.sleep(600)
+{ending}
+"""
+
+
+def ranks_of(folder: Path, source: str) -> dict[str, str]:
+    """Makes `a_rank` a module that the starter's ranks find."""
+    (folder / "a_rank.py").write_text(source)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_each_rank_knows_its_place_and_gets_the_arguments(tmp_path: Path) -> None:
+    environment = ranks_of(tmp_path, WRITES_ITS_ENVIRONMENT)
+    arguments = [str(tmp_path), "--config", "my run.yaml", "train.steps=5"]
+    assert run_group(local_command(arguments, 3, 29501, "a_rank"), environment, tmp_path / "log") == 0
+    for rank in range(3):
+        found, variables = json.loads((tmp_path / str(rank)).read_text())
+        assert found == arguments[1:]
+        assert World.from_environment(variables) == World(rank, 3, rank, 3)
+        assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "29501")
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(4)", 4), ("os.kill(os.getpid(), 9)", 128 + 9)])
+def test_the_first_that_fails_ends_all_with_its_code(tmp_path: Path, ending: str, code: int) -> None:
+    environment = ranks_of(tmp_path, RANK_1_FAILS.format(ending=ending))
+    began = time.monotonic()
+    assert run_group(local_command([], 3, 29501, "a_rank"), environment, tmp_path / "log") == code
+    assert time.monotonic() - began < 60  # of the 600 that the others would sleep
+    pids = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert 1 <= len(pids) <= 3
+    assert not any(process_is_alive(pid, None) for pid in pids)
+
+
+def test_it_loads_neither_torch_nor_deepspeed() -> None:
+    code = "import sys, z2all_ds.train.processes.starter; print({'torch', 'deepspeed', 'numpy'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_signal_to_the_whole_group_ends_it(tmp_path: Path) -> None:
+    """As `command_group.py` sends it on Ctrl-C."""
+    environment = ranks_of(tmp_path, "import os, time; os.write(1, b'1'); time.sleep(600)")
+    command = local_command([], 2, 29501, "a_rank")
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"11"
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    assert process.stdout.read() == b""  # no rank is left to hold it open

@@ -1,0 +1,92 @@
+"""The trial before the first step: what it says is what the steps then take, and nothing is changed by it."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.comparing import on_gpu
+from tests.zero.engines import tiny_engine, train
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.errors import MachineError
+from z2all_ds.train.speed.dry_run import distinct_shapes, dry_run, first_step_bytes, forward_peak_bytes, state_bytes
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.gradient_sinks import GradientSinks
+
+LARGER = [
+    "model.vocab_size=8000",
+    "model.hidden_size=512",
+    "model.intermediate_size=1408",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=8",
+    "model.num_hidden_layers=8",
+    "train.sequence_length=1024",
+]
+
+
+def said_by(engine: Any, overrides: list[str], stage_overrides: list[str]) -> list[str]:
+    run = load_run_config(None, [*overrides, *stage_overrides])
+    said: list[str] = []
+    dry_run(engine, run, resolve(run, 1, engine.device.type), said.append)
+    return said
+
+
+def test_each_shape_once() -> None:
+    stages = "stages=[{name: a, steps: 2}, {name: b, steps: 2, sequence_length: 64}, {name: c}]"
+    run = load_run_config(None, ["train.sequence_length=32", "train.micro_batch=2", "train.steps=9", stages])
+    assert [stage.name for stage in distinct_shapes(run_stages(run))] == ["a", "b"]
+
+
+def test_a_cpu_says_nothing() -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, (run, _)):
+        said: list[str] = []
+        dry_run(engine, run, resolve(run, 1, "cpu"), said.append)
+        assert said == []
+        weights = sum(p.numel() for p in engine.module.parameters())
+        assert state_bytes(engine, resolve(run, 1, "cpu")) == 8 * weights
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("json", ["zero1", "zero2", "zero3", "zero2_offload"])
+def test_nothing_is_changed_by_it(device: str, json: str) -> None:
+    losses = []
+    for tried in (False, True):
+        with tiny_engine(device, f"deepspeed={json}") as (engine, (run, _)):
+            torch.manual_seed(7)
+            if tried:
+                dry_run(engine, run, resolve(run, 1, device), lambda line: None)
+            drawn = torch.rand(3, device=device)
+            losses.append((drawn.tolist(), train(engine, 5)))
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-3)  # sums on a GPU have no fixed order
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("json", ["zero1", "zero1_fp16", "zero2", "zero3", "zero2_offload"])
+def test_the_steps_take_what_it_says(device: str, json: str) -> None:
+    gc.collect()  # engines of other tests
+    with tiny_engine(device, *LARGER, f"deepspeed={json}") as (engine, (run, _)):
+        GradientSinks(engine)  # as a run gives them to it
+        resolved = resolve(run, 1, device)
+        shape = distinct_shapes(run_stages(run))[0]
+        said = forward_peak_bytes(engine, run, shape) + first_step_bytes(engine, resolved)
+        ids = torch.randint(0, 8000, (2, 1025), device=device)
+        positions = torch.arange(1024, device=device).expand(2, -1)
+        for _ in range(2 * resolved.accumulation):
+            outputs = engine(input_ids=ids[:, :-1], position_ids=positions, next_tokens=ids[:, 1:])
+            engine.backward(outputs.loss)
+            engine.step()
+        assert torch.cuda.max_memory_allocated() == pytest.approx(said, rel=0.1)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
+def test_what_does_not_fit_is_said_before_the_first_step(device: str) -> None:
+    shape = ["model.num_hidden_layers=2", "train.micro_batch=2", "train.global_batch=8", "train.steps=9"]
+    stages = "stages=[{name: short, steps: 2}, {name: long, sequence_length: 500000000}]"
+    room = "model.max_position_embeddings=500000000"
+    with tiny_engine(device, "deepspeed=zero1", room) as (engine, (run, _)):
+        of_run = [f"model.{key}={value}" for key, value in run.model.model_dump(exclude_defaults=True).items()]
+        with pytest.raises(MachineError, match=r"^micro-batches of \d+ x 500000000 tokens \(stage long\)"):
+            said_by(engine, [*of_run, *shape, "train.sequence_length=16", "deepspeed=zero1"], [stages])

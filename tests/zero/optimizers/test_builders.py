@@ -1,0 +1,105 @@
+"""Each kind built as training builds it: Adams against the formula in fp64, all through a saved state."""
+
+import io
+
+import pytest
+import torch
+
+from tests.ops.comparing import on_gpu
+from tests.zero.optimizers.stepping import BETAS, EPS, LR, adamw_formula
+from z2all_ds.base.config.sections import OptimizerSection
+from z2all_ds.zero.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
+
+NUMEL = 8192
+"""A multiple of 256 and above 4096: 8-bit states are really 8-bit."""
+ADAMS_ON_GPU = ["adamw", "ds_fused_adam", "apex_adam", "adamw_bf16", "adamw_8bit"]
+# A step is LR x (moment / root), about LR. Moments in bf16 are 2^-7 off at most, in either way, over three steps before
+# the last; those in 8 bits have few levels, and the smallest square here is a quarter of its block's largest.
+ALLOWED_AFTER_STEPS = {"adamw_bf16": 0.05 * LR, "adamw_8bit": 0.5 * LR}
+STEPS = 4
+
+
+def flat_weight(device: str) -> torch.nn.Parameter:
+    values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    return torch.nn.Parameter(values.to(device))
+
+
+def build(kind: str, weight: torch.nn.Parameter, device: str) -> torch.optim.Optimizer:
+    section = OptimizerSection.model_validate({"kind": kind, "lr": LR, "betas": BETAS, "eps": EPS})
+    situation = OptimizerSituation(device, stage=2, offload=kind == "ds_cpu_adam")
+    if refusal := KINDS[kind].why_not(situation):
+        pytest.skip(f"{kind}: {refusal}")
+    return build_optimizer(choose_optimizer(section, situation), [{"params": [weight], "weight_decay": 0.0}], section)
+
+
+def step(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, number: int) -> None:
+    """Gradients between 1 and 2: second moments of one size, as 8 bits a block want them."""
+    values = 1 + torch.rand(NUMEL, generator=torch.Generator().manual_seed(number))
+    weight.grad = values.to(weight.device)
+    for group in optimizer.param_groups:
+        group["lr"] = LR  # as the training loop sets it: a plain number, at every step
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        *(pytest.param(kind, "cpu") for kind in ("adamw", "adamw_bf16", "adamw_8bit")),
+        *(pytest.param(kind, "cuda", marks=on_gpu) for kind in ADAMS_ON_GPU),
+    ],
+)
+def test_adams_follow_the_formula(kind: str, device: str) -> None:
+    weight = flat_weight(device)
+    optimizer = build(kind, weight, device)
+    truth = weight.detach().double().cpu()
+    moment, square = torch.zeros(2, NUMEL, dtype=torch.float64)
+    for number in range(1, STEPS + 1):
+        step(optimizer, weight, number)
+        truth.grad = weight.grad.double().cpu()
+        truth, moment, square = adamw_formula(truth, moment, square, number)
+    off = (weight.detach().double().cpu() - truth).abs().max().item()
+    assert off < ALLOWED_AFTER_STEPS.get(kind, 2e-6)  # weights up to 4: a rounding is 2.4e-7, in each of four steps
+    assert (truth - flat_weight("cpu").double()).abs().min() > (STEPS - 1) * LR  # it has gone somewhere
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        *(pytest.param(kind, "cpu") for kind in ("adamw", "adamw_bf16", "lion", "adafactor", "adamw_8bit")),
+        *(pytest.param(kind, "cuda", marks=on_gpu) for kind in (*ADAMS_ON_GPU, "lion", "adafactor")),
+    ],
+)
+def test_a_saved_state_goes_on_bitwise(kind: str, device: str) -> None:
+    weight = flat_weight(device)
+    optimizer = build(kind, weight, device)
+    for number in range(3):
+        step(optimizer, weight, number)
+    other = torch.nn.Parameter(weight.detach().clone())
+    resumed = build(kind, other, device)
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    saved.seek(0)
+    # torchao's 8-bit states are tensors of a class of their own, which the safe loader does not know.
+    resumed.load_state_dict(torch.load(saved, weights_only=False))
+    for number in range(3, 6):
+        step(optimizer, weight, number)
+        step(resumed, other, number)
+    assert torch.equal(weight, other)
+    assert not torch.equal(weight, flat_weight(device))
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        *(pytest.param(kind, "cpu") for kind in ("adamw", "adamw_bf16", "lion", "adafactor")),
+        *(pytest.param(kind, "cuda", marks=on_gpu) for kind in ("adamw", "ds_fused_adam", "adamw_bf16", "lion")),
+    ],
+)
+def test_a_nan_gradient_shows(kind: str, device: str) -> None:
+    weight = flat_weight(device)
+    optimizer = build(kind, weight, device)
+    step(optimizer, weight, 0)
+    assert weight.isfinite().all()
+    weight.grad[7] = float("nan")
+    optimizer.step()
+    assert weight[7].isnan()

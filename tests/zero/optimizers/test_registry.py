@@ -1,0 +1,207 @@
+"""Which optimizer is chosen, what is refused and in which words; and that all of it is known before torch is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from tests.helpers.command import one_line, z2all
+from tests.test_import_rules import HEAVY, loaded_by
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.config.sections import OptimizerSection
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
+from z2all_ds.zero.optimizers import (
+    KINDS,
+    OptimizerChoice,
+    OptimizerSituation,
+    build_optimizer,
+    choose_optimizer,
+)
+from z2all_ds.zero.optimizers.registry import library_missing
+
+ON_CPU = OptimizerSituation("cpu", stage=2, offload=False)
+ON_GPU = OptimizerSituation("cuda", stage=2, offload=False)
+OFFLOADED = OptimizerSituation("cuda", stage=2, offload=True)
+BF16_WEIGHTS = OptimizerSituation("cuda", stage=2, offload=False, bf16_master=True, bf16_states=True)
+BF16_JSON = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+
+
+def section(kind: str, **settings: Any) -> OptimizerSection:
+    return OptimizerSection.model_validate({"kind": kind, **settings})
+
+
+def resolved_with(deepspeed: str, kind: str, device: str = "cpu", *overrides: str) -> ResolvedDeepSpeed:
+    return resolve(load_run_config(None, [f"deepspeed={deepspeed}", f"optimizer.kind={kind}", *overrides]), 1, device)
+
+
+def test_the_config_and_the_registry_know_the_same_kinds() -> None:
+    assert set(get_args(OptimizerSection.model_fields["kind"].annotation)) == {"auto", *KINDS}
+
+
+def test_auto() -> None:
+    assert choose_optimizer(section("auto"), ON_CPU) == OptimizerChoice("adamw", "first choice", 8.0)
+    assert choose_optimizer(section("auto"), ON_GPU).kind == "adamw"
+    assert choose_optimizer(section("auto"), OFFLOADED) == OptimizerChoice("ds_cpu_adam", "its state is offloaded", 8.0)
+
+
+def test_a_kind_asked_for() -> None:
+    assert choose_optimizer(section("lion"), ON_CPU) == OptimizerChoice("lion", "asked for", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "situation", "rule"),
+    [
+        ("ds_fused_adam", ON_CPU, "needs a GPU, the model is on cpu"),
+        ("apex_adam", ON_CPU, "needs a GPU, the model is on cpu"),
+        ("ds_cpu_adam", ON_GPU, "needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"),
+        ("ds_cpu_adam", ON_CPU, "needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"),
+        *((kind, OFFLOADED, "offloads the state, which only ds_cpu_adam steps") for kind in ("adamw", "adamw_bf16")),
+        *((kind, OFFLOADED, "offloads the state, which only ds_cpu_adam steps") for kind in ("lion", "adafactor")),
+        ("ds_fused_adam", OFFLOADED, "offloads the state, which only ds_cpu_adam steps"),
+        ("adamw_8bit", OFFLOADED, "offloads the state, which only ds_cpu_adam steps"),
+    ],
+)
+def test_refusals_are_one_line_with_a_way_out(kind: str, situation: OptimizerSituation, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_optimizer(section(kind), situation)
+    message = str(caught.value)
+    assert message.startswith(f"optimizer.kind={kind}: ") and rule in message
+    able = message.rpartition("one of ")[2].rstrip(".").split(", ")
+    assert kind not in able
+    for other in able:
+        assert choose_optimizer(section(other), situation).kind == other
+    assert ("ds_cpu_adam" in able) == situation.offload
+
+
+def test_bf16_weights_that_deepspeed_would_refuse_late() -> None:
+    half = OptimizerSituation("cuda", stage=2, offload=False, bf16_master=True)
+    with pytest.raises(ConfigError, match=r"need bf16\.bf16_optimizer_states=true in the DeepSpeed JSON"):
+        choose_optimizer(section("adamw_bf16"), half)
+    both = OptimizerSituation("cuda", stage=2, offload=True, bf16_master=True, bf16_states=True)
+    with pytest.raises(ConfigError, match=r"take bf16\.bf16_optimizer_states out.*Change the DeepSpeed JSON\."):
+        choose_optimizer(section("ds_cpu_adam"), both)
+
+
+def test_lost_updates_are_said() -> None:
+    lost = "updates below 1/256 of a bf16 weight are lost, adamw_bf16 keeps them"
+    assert choose_optimizer(section("auto"), BF16_WEIGHTS).reason == f"first choice; {lost}"
+    assert choose_optimizer(section("adamw_bf16"), BF16_WEIGHTS).reason == "asked for"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "situation", "stated"),
+    [
+        ("adamw", {}, ON_GPU, 8),
+        ("adamw", {}, BF16_WEIGHTS, 4),
+        ("ds_cpu_adam", {}, OFFLOADED, 8),
+        ("adamw_bf16", {}, ON_GPU, 4),
+        ("adamw_bf16", {"rounding": "kahan"}, BF16_WEIGHTS, 6),
+        ("adamw_bf16", {"rounding": "stochastic"}, BF16_WEIGHTS, 4),
+        ("adamw_8bit", {}, ON_GPU, 2.03125),
+        ("lion", {}, ON_GPU, 4),
+        ("adafactor", {}, ON_GPU, 4),
+        ("adafactor", {}, OptimizerSituation("cuda", stage=0, offload=False), 0),
+    ],
+)
+def test_stated_bytes(kind: str, settings: dict[str, Any], situation: OptimizerSituation, stated: float) -> None:
+    assert KINDS[kind].state_bytes_per_parameter(situation, section(kind, **settings)) == stated
+
+
+def test_what_cannot_be_factored_is_said() -> None:
+    assert "nothing can be factored" in KINDS["adafactor"].description
+
+
+def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halfthere" / "optim").mkdir(parents=True)
+    (tmp_path / "halfthere" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert library_missing(ON_GPU, "halfthere") is None
+    assert library_missing(ON_GPU, "halfthere.optim") == "halfthere.optim not installed; pip install 'z2all_ds[gpu]'"
+    (tmp_path / "halfthere" / "optim" / "__init__.py").touch()
+    assert library_missing(ON_GPU, "nowhere", "halfthere.optim") is None
+    assert library_missing(ON_GPU, "no", "not.here") == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
+
+
+def test_a_plan_for_another_machine_asks_for_no_library() -> None:
+    run = load_run_config(None, ["deepspeed=zero2", "optimizer.kind=apex_adam"])
+    with pytest.raises(ConfigError, match=r"apex\.optimizers not installed"):
+        resolve(run, 1, "cuda")
+    assert resolve(run, 1, "cuda", elsewhere=True).optimizer.kind == "apex_adam"
+
+
+# In the resolved DeepSpeed config
+
+
+@pytest.mark.parametrize("kind", ["adamw_bf16", "lion", "adafactor"])
+def test_deepspeed_is_told_of_optimizers_it_does_not_know(kind: str) -> None:
+    resolved = resolved_with("zero2", kind)
+    assert resolved.config["zero_allow_untested_optimizer"] is True
+    assert f"zero_allow_untested_optimizer: true: DeepSpeed does not know {kind}, our tests do" in resolved.notes
+    assert resolved.optimizer.kind == kind
+    assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # ZeRO alone asks
+
+
+def test_what_deepspeed_knows_changes_nothing() -> None:
+    assert resolved_with("zero2", "adamw").config == resolved_with("zero2", "auto").config
+    assert "zero_allow_untested_optimizer" not in resolved_with("zero2", "auto").config
+    assert resolved_with("zero3_offload", "auto").optimizer.kind == "ds_cpu_adam"
+
+
+def test_bf16_weights_are_read_from_the_json(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    content = {"bf16": BF16_JSON, "zero_optimization": {"stage": 2}}
+    mine.write_text(json.dumps(content))
+    assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 6
+    assert resolved_with(str(mine), "adamw_bf16", "cpu").optimizer.state_bytes_per_parameter == 4  # fp32 there
+    # Stage 1 with fp32 accumulation: DeepSpeed takes another optimizer, with an fp32 master.
+    mine.write_text(json.dumps({**content, "zero_optimization": {"stage": 1}}))
+    assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 4
+
+
+def test_a_bad_combination_stops_before_anything_heavy(tmp_path: Path) -> None:
+    answer = z2all("train", "deepspeed=zero2_offload", "optimizer.kind=lion", f"run_dir={tmp_path}/run", cwd=tmp_path)
+    line = one_line(answer, ConfigError.exit_code)
+    assert "optimizer.kind=lion: the DeepSpeed JSON offloads the state, which only ds_cpu_adam steps." in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_choosing_loads_no_torch() -> None:
+    code = (
+        "from z2all_ds.base.config import load_run_config\nfrom z2all_ds.zero.ds_config import resolve\n"
+        "for kind in ('lion', 'adamw_bf16', 'adafactor'):\n"
+        "    resolve(load_run_config(None, [f'optimizer.kind={kind}']), 1, 'cuda')\n"
+        "from z2all_ds.zero.optimizers import KINDS, OptimizerSituation\n"
+        "for kind in KINDS.values(): kind.why_not(OptimizerSituation('cuda', 2, False))"
+    )
+    assert not loaded_by(code) & HEAVY
+
+
+# Building
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw_bf16", "lion", "adafactor"])
+def test_settings_arrive(kind: str) -> None:
+    settings = section(kind, lr=0.5, betas=(0.8, 0.9), eps=1e-3)
+    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))]
+    groups = [{"params": [weights[0]], "weight_decay": 0.25}, {"params": [weights[1]], "weight_decay": 0.0}]
+    optimizer = build_optimizer(choose_optimizer(settings, ON_CPU), groups, settings)
+    for group, decay in zip(optimizer.param_groups, (0.25, 0.0), strict=True):
+        assert (group["lr"], group["weight_decay"], group[KIND_KEY]) == (0.5, decay, kind)
+        if "betas" in group:
+            assert group["betas"] == (0.8, 0.9)
+        if kind.startswith("adamw"):
+            assert group["eps"] == 1e-3
+    assert KIND_KEY not in groups[0]
+
+
+def test_rounding_arrives() -> None:
+    settings = section("adamw_bf16", rounding="stochastic")
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = build_optimizer(choose_optimizer(settings, ON_CPU), [{"params": [weight]}], settings)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert "compensation" not in optimizer.state[weight]

@@ -1,0 +1,45 @@
+"""States that belong to whole tensors: they come back where the same tensors are stepped, and nowhere else."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.zero.engines import tiny_engine, train
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.world import World
+from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
+from z2all_ds.checkpoint.memory import SnapshotFolder, new_lineage
+from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.zero.state.engine_state import read_state
+from z2all_ds.zero.state.save import save_checkpoint
+from z2all_ds.zero.state.snapshots import Snapshots
+
+BY_ROWS = ("deepspeed=zero0", "optimizer.kind=adafactor")
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_they_come_back_at_their_own_shape_alone(in_memory: bool, tmp_path: Path) -> None:
+    folder = SnapshotFolder(new_lineage())
+    try:
+        with tiny_engine("cpu", *BY_ROWS) as (engine, _):
+            train(engine, 4)
+            if in_memory:
+                Snapshots(folder, tmp_path, World(), torch.device("cpu")).take(engine, 4, {}, None)
+                saved = folder.snapshots()[0].path
+            else:
+                saved = save_checkpoint(engine, tmp_path, 4, {}, {}, Retention(2))
+            expected = train(engine, 3)
+        with tiny_engine("cpu", *BY_ROWS, "train.seed=5") as (engine, _):
+            read_state(engine, saved)
+            assert train(engine, 3) == expected
+        index = json.loads((saved / STATE_FOLDER / STATE_INDEX).read_text())
+        assert index["is_opaque"]
+        (saved / STATE_FOLDER / STATE_INDEX).write_text(json.dumps({**index, "ranks": 2}))
+        with tiny_engine("cpu", *BY_ROWS) as (engine, _):
+            match = "the state of adafactor cannot be divided anew"
+            with pytest.raises(CheckpointError, match=match):
+                read_state(engine, saved)
+    finally:
+        folder.remove()

@@ -1,0 +1,137 @@
+"""Snapshots of real engines: a checkpoint's files, the engine's bits, and never a moment without a whole one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.zero.engines import tiny_engine, train
+from tests.zero.state.states import assert_same_state
+from z2all_ds.base.world import World
+from z2all_ds.checkpoint import memory
+from z2all_ds.checkpoint.memory import SnapshotFolder
+from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.state_files import StateReader
+from z2all_ds.zero.state.engine_state import can_read
+from z2all_ds.zero.state.restore import restore
+from z2all_ds.zero.state.save import save_checkpoint, small_files
+from z2all_ds.zero.state.snapshots import Snapshots, why_not_in_memory
+
+FILES = small_files(4, {}, {"position": 7})
+
+
+@contextmanager
+def snapshots(run_dir: Path) -> Iterator[tuple[Snapshots, SnapshotFolder]]:
+    folder = SnapshotFolder(memory.new_lineage())
+    taking = Snapshots(folder, run_dir, World(), torch.device("cpu"))
+    try:
+        yield taking, folder
+    finally:
+        taking.close()
+        folder.remove()
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    reader = StateReader(path)
+    return {name: reader.read_whole(name).clone() for name in reader.shapes}
+
+
+@pytest.mark.parametrize("json", ["zero0", "zero1", "zero2_offload", "zero3"])
+def test_it_has_the_bits_of_a_checkpoint(json: str, tmp_path: Path) -> None:
+    with tiny_engine("cpu", f"deepspeed={json}") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 4)
+        taking.prepare(engine)
+        saved = save_checkpoint(engine, tmp_path / "checkpoints", 4, {}, {}, Retention(2))
+        taking.take(engine, 4, FILES, busy=None)
+        (snapshot,) = folder.snapshots()
+        assert_same_state(saved, snapshot.path)
+        assert snapshot.data_state == {"position": 7} and snapshot.trainer["step"] == 4
+        expected = train(engine, 3)
+        restore(engine, snapshot)
+        assert train(engine, 3) == expected
+
+
+def test_slots_take_turns_and_one_that_is_being_read_is_left_alone(tmp_path: Path) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        steps: list[list[int]] = []
+        train(engine, 1)
+        for step, busy in [(1, None), (2, None), (3, None), (4, 0), (5, 0), (6, None)]:
+            taking.take(engine, step, FILES, busy)
+            steps.append([folder.step_in(number) or 0 for number in range(memory.SLOTS)])
+    assert steps == [[1, 0], [1, 2], [3, 2], [3, 4], [3, 5], [6, 5]]
+
+
+def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
+    """Before the first step an optimizer has none; the slots' files are then too small."""
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        taking.prepare(engine)
+        taking.take(engine, 1, FILES, None)
+        assert StateReader(folder.slot(0)).state_keys == set()
+        train(engine, 1)
+        for step in (2, 3):
+            taking.take(engine, step, FILES, None)
+            assert StateReader(folder.snapshots()[0].path).state_keys == {"exp_avg", "exp_avg_sq"}
+
+
+def test_one_that_breaks_off_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 1)
+        taking.take(engine, 1, FILES, None)
+        taking.take(engine, 2, FILES, None)
+        before = weights(folder.slot(1))
+        train(engine, 1)
+
+        def break_off(*arguments: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("z2all_ds.zero.state.snapshots.write_index", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            taking.take(engine, 3, FILES, None)
+        assert [snapshot.step for snapshot in folder.snapshots()] == [2]
+        after = weights(folder.snapshots()[0].path)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_later_process_fills_the_slots_it_finds(tmp_path: Path) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 1)
+        taking.take(engine, 1, FILES, None)
+        taking.close()
+        again = Snapshots(folder, tmp_path, World(), torch.device("cpu"))
+        before = weights(folder.slot(0))
+        again.prepare(engine)
+        train(engine, 1)
+        again.take(engine, 2, FILES, None)
+        assert [snapshot.step for snapshot in folder.snapshots()] == [2, 1]
+        after = weights(folder.slot(0))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 1)
+        assert why_not_in_memory(engine, World(), folder) is None
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        reason = why_not_in_memory(engine, World(), folder)
+        assert reason and reason.startswith("2 snapshots take") and "50% of the memory available is 0.00 GB" in reason
+        for step in (1, 2):
+            taking.take(engine, step, FILES, None)
+        assert why_not_in_memory(engine, World(), folder) is None
+
+
+def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
+    """As on a node of several, which has the files of its own ranks only."""
+    with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
+        train(engine, 1)
+        taking.take(engine, 1, FILES, None)
+        assert can_read(engine, folder.slot(0))
+        (folder.slot(0) / "state" / "rank_00000.safetensors").unlink()
+        assert not can_read(engine, folder.slot(0))
+
+
+def test_others_on_the_machine_cannot_look_into_it(tmp_path: Path) -> None:
+    with snapshots(tmp_path) as (_, folder):
+        assert folder.path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,106 @@
+"""Locks of op builds, with real processes that hold them or have died."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import ended
+from z2all_ds.zero import build_locks
+
+HOLD_LIKE_TORCH = """
+import os, sys, time
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)
+print("held", flush=True)
+time.sleep(60)
+"""
+BUILD_THAT_SLEEPS = "rule wait\n  command = sleep 60\nbuild out: wait\n"
+
+
+def old(path: Path) -> Path:
+    """So old that it counts as stale even where its holder could be out of sight (tests run in containers, too)."""
+    an_hour_ago = time.time() - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+    return path
+
+
+def make_lock(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    return folder / "lock"
+
+
+def test_locks_that_nobody_holds_are_removed(tmp_path: Path) -> None:
+    deep = old(make_lock(tmp_path / "py311_cpu" / "cpu_adam"))
+    flat = old(make_lock(tmp_path / "fused_adam"))
+    (tmp_path / "fused_adam" / "fused_adam.so").touch()
+    assert sorted(build_locks.find_stale_locks(tmp_path)) == sorted([deep, flat])
+    assert sorted(build_locks.remove_stale_locks(tmp_path)) == sorted([deep, flat])
+    assert not deep.exists()
+    assert not flat.exists()
+    assert (tmp_path / "fused_adam" / "fused_adam.so").exists()
+    assert build_locks.remove_stale_locks(tmp_path) == []
+    assert build_locks.find_stale_locks(tmp_path / "missing") == []
+
+
+def test_a_lock_is_held_as_long_as_its_process_lives(tmp_path: Path) -> None:
+    (tmp_path / "cpu_adam").mkdir()
+    lock = tmp_path / "cpu_adam" / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_LIKE_TORCH, str(lock)], stdout=subprocess.PIPE, text=True)
+    with ended(holder):
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        old(lock)  # age must not matter while it is held
+        assert [found.state for found in build_locks.find_locks(tmp_path)] == ["held"]
+        assert build_locks.remove_stale_locks(tmp_path) == []
+    assert build_locks.remove_stale_locks(tmp_path) == [lock]
+
+
+def test_a_lock_is_held_while_an_orphaned_ninja_still_builds(tmp_path: Path) -> None:
+    lock = old(make_lock(tmp_path / "cpu_adam"))
+    (tmp_path / "cpu_adam" / "build.ninja").write_text(BUILD_THAT_SLEEPS)
+    ninja = Path(sys.executable).parent / "ninja"
+    if not ninja.exists():
+        pytest.skip("ninja is not in the interpreter's own folder")
+    with ended(subprocess.Popen([ninja], cwd=lock.parent, stdout=subprocess.DEVNULL, text=True)) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text().strip() != "ninja":
+            time.sleep(0.01)
+        assert [found.state for found in build_locks.find_locks(tmp_path)] == ["held"]
+        process.terminate()  # on this signal ninja ends its commands, too
+        process.wait()
+    assert build_locks.find_stale_locks(tmp_path) == [lock]
+
+
+def test_a_young_lock_is_stale_only_where_every_holder_would_be_seen(tmp_path: Path) -> None:
+    make_lock(tmp_path / "cpu_adam")
+    expected = "unknown" if build_locks.holder_may_be_out_of_sight(tmp_path) else "stale"
+    assert [found.state for found in build_locks.find_locks(tmp_path)] == [expected]
+
+
+MOUNTS = r"""overlay / overlay rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sda1 /home/local\040disk ext4 rw 0 0
+sshfs /mnt/far fuse.sshfs rw 0 0
+tmpfs /stacked tmpfs rw 0 0
+lustre /stacked lustre rw 0 0
+"""
+INITIAL, CONTAINER = "pid:[4026531836]", "pid:[4026532000]"
+
+
+@pytest.mark.parametrize(
+    ("path", "namespace", "expected"),
+    [
+        ("/home/me/.cache", INITIAL, True),
+        ("/homes", INITIAL, False),
+        ("/home/local disk/x", INITIAL, False),
+        ("/home/local disk/x", CONTAINER, True),  # a volume that other containers may share
+        ("/root/.cache", CONTAINER, False),  # the container's own root
+        ("/mnt/far", INITIAL, True),
+        ("/stacked/x", INITIAL, True),
+    ],
+)
+def test_where_a_holder_may_be_out_of_sight(path: str, namespace: str, expected: bool) -> None:
+    assert build_locks.holder_may_be_out_of_sight(Path(path), MOUNTS, namespace) is expected

@@ -1,0 +1,91 @@
+"""Builds of DeepSpeed's ops that are cut off: no process and no lock that anybody waits for is left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from z2all_ds.base.config import load_run_config
+from z2all_ds.zero.build_locks import find_locks
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.op_builds import needed_ops, wait_for_locks
+
+BUILD = "from z2all_ds.zero.op_builds import prebuild; prebuild(['deepspeed_shm_comm'])"
+PATIENCE_SECONDS = 60
+
+
+def compilers_in(folder: Path) -> list[str]:
+    """Processes at work in a build folder (ninja and what it started run there)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve().is_relative_to(folder) and process.name != str(os.getpid()):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # ended while we looked
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_build_that_is_cut_off_leaves_no_compiler(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    # As z2all does: SIGTERM ends through `finally`.
+    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {BUILD}"
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(compilers_in(tmp_path)) >= 2, "the compiler")  # ninja and a compiler
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE_SECONDS)
+    wait_for(lambda: not compilers_in(tmp_path), "the end of the compilers")
+    # The lock of the dead build is no lock for the next one.
+    for lock in find_locks(tmp_path):
+        an_hour_ago = time.time() - 3600  # in a container its holder might be out of sight; then only age tells
+        os.utime(lock.path, (an_hour_ago, an_hour_ago))
+    wait_for_locks(tmp_path, ["deepspeed_shm_comm"])
+    assert find_locks(tmp_path) == []
+
+
+def test_the_build_of_an_op_that_is_not_needed_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "async_io").mkdir()
+    with (tmp_path / "async_io" / "lock").open("w"):
+        wait_for_locks(tmp_path, ["cpu_adam"])
+        (lock,) = find_locks(tmp_path)
+        assert lock.state == "held"
+
+
+def test_a_build_that_fails_is_one_line_with_the_compilers_reason(tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ext"), "CXX": str(compiler)}
+    command = [sys.executable, "-c", f"import sys; sys.argv = ['z2all']; {BUILD}"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    last = result.stderr.strip().splitlines()[-1]
+    assert "MachineError: DeepSpeed op deepspeed_shm_comm: does not build" in last
+    assert re.search(r"deepspeed_shm_comm\.\S+-\d+\.build\.log", last)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "ops"),
+    [
+        ("zero2", "cpu", ["deepspeed_shm_comm"]),
+        ("zero2_offload", "cpu", ["deepspeed_shm_comm", "cpu_adam"]),
+        ("zero2", "cuda", []),
+        ("zero3_offload", "cuda", ["cpu_adam"]),
+    ],
+)
+def test_only_what_the_run_will_load_is_built(name: str, device: str, ops: list[str]) -> None:
+    run = load_run_config("z2all_tiny", [f"deepspeed={name}"])
+    assert needed_ops(resolve(run, 1, device), device) == ops

@@ -1,0 +1,1 @@
+"""What every other subpackage may use. Imports nothing of the package but itself."""

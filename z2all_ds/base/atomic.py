@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all, and a full disk said in one line.
+
+Everything is written under a name ending in .tmp, forced to disk, and only then renamed; the folder is forced too,
+as a rename is not durable before that.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from z2all_ds.base.errors import ConfigError, MachineError
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def temporary_name(final: Path) -> Path:
+    """`x.jsonl` -> `x.jsonl.tmp`, in the same folder so that the rename never crosses file systems."""
+    return final.with_name(final.name + TEMPORARY_SUFFIX)
+
+
+def force_to_disk(path: Path) -> None:
+    """A file's bytes, or the renames inside a folder, survive a power cut after this."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Gives a finished, already forced file its name."""
+    os.replace(temporary, final)
+    force_to_disk(final.parent)
+
+
+def write_whole(final: Path, data: bytes | str) -> None:
+    """Writes a small file in one piece; text goes out as UTF-8."""
+    data = data.encode("utf-8") if isinstance(data, str) else data
+    temporary = temporary_name(final)
+    with open(temporary, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    publish(temporary, final)
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, which is there now; a place where none can be is said in one line."""
+    with machine_limits_named(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"folder {folder}", f"cannot be made ({error.strerror})", "Choose another.") from None
+    return folder
+
+
+@contextmanager
+def machine_limits_named(folder: Path) -> Iterator[None]:
+    """A disk without room, or a folder without permission, becomes a MachineError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "Free some space or choose another disk, then run the same command: it goes on from there."
+            raise MachineError(f"folder {folder}", "the disk or the quota is full", fix) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            fix = "Choose another folder or change its owner."
+            raise MachineError(f"folder {folder}", "not writable", fix) from error
+        raise

@@ -1,0 +1,12 @@
+"""The run config: its sections, how it is read, and what is in force at each step."""
+
+from z2all_ds.base.config.run_config import (
+    RunConfig,
+    anchored,
+    dump_model_yaml,
+    dump_yaml,
+    load_run_config,
+    merge_nested,
+)
+
+__all__ = ["RunConfig", "anchored", "dump_model_yaml", "dump_yaml", "load_run_config", "merge_nested"]

@@ -1,0 +1,207 @@
+"""The run config: one YAML plus dotted overrides; defaults < preset < file < command line.
+
+Plain data only: nothing here touches disk (but for reading the files it is given), network or torch. The DeepSpeed
+keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names which one.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError, model_validator
+
+from z2all_ds.base.config.section_errors import first_problem
+from z2all_ds.base.config.sections import (
+    CheckpointSection,
+    DataSection,
+    ExportSection,
+    GuardSection,
+    ModelSection,
+    OpsSection,
+    OptimizerSection,
+    ProbesSection,
+    ScheduleSection,
+    Section,
+    StageSection,
+    TrackSection,
+    TrainSection,
+    ValidationSection,
+)
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.resources import find_named_file
+
+MIN_DEFAULT_LANES = 64
+WHOLE_VALUES = ("weights", "rope_scaling")
+"""Settings that are dicts but one value each: a later layer replaces them whole."""
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    preset: str | None = None
+    """Name of a shipped preset (z2all_tiny, z2all_120m, z2all_1b, z2all_7b) or path of one, as the lowest layer."""
+    run_dir: str = "runs/default"
+    """Folder of everything the run writes."""
+    deepspeed: str = "zero2"
+    """Name of a shipped DeepSpeed JSON (zero0, zero1, zero2, zero3, ...) or the path of your own."""
+    model: ModelSection = ModelSection()
+    """The model's shape."""
+    ops: OpsSection = OpsSection()
+    """Implementations of the ops."""
+    data: DataSection = DataSection()
+    """Corpus, tokenizer, mixture."""
+    train: TrainSection = TrainSection()
+    """Steps, batch, precision."""
+    stages: tuple[StageSection, ...] = ()
+    """Stages one after the other, e.g. pretrain, long context, anneal; none: the whole run is one."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """Optimizer."""
+    schedule: ScheduleSection = ScheduleSection()
+    """Learning rate."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Saving."""
+    export: ExportSection = ExportSection()
+    """Exports while training."""
+    validation: ValidationSection = ValidationSection()
+    """Held-out text."""
+    probes: ProbesSection = ProbesSection()
+    """Small questions."""
+    guard: GuardSection = GuardSection()
+    """Steps that go wrong."""
+    track: TrackSection = TrackSection()
+    """Sinks."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "RunConfig":
+        if self.train.global_batch % self.train.micro_batch:
+            raise ValueError(
+                f"train.global_batch={self.train.global_batch} must be a multiple of"
+                f" train.micro_batch={self.train.micro_batch}"
+            )
+        lengths = {f"stages.{number}.sequence_length": s.sequence_length for number, s in enumerate(self.stages)}
+        for name, length in {"train.sequence_length": self.train.sequence_length, **lengths}.items():
+            if length is not None and length > self.model.max_position_embeddings:
+                raise ValueError(
+                    f"{name}={length} must not exceed"
+                    f" model.max_position_embeddings={self.model.max_position_embeddings}"
+                )
+        if self.export.every_steps % self.checkpoint.every_steps:
+            raise ValueError(
+                f"export.every_steps={self.export.every_steps} must be a multiple of"
+                f" checkpoint.every_steps={self.checkpoint.every_steps}"
+            )
+        for first, end in self.data.skip_samples:
+            if not 0 <= first < end:
+                raise ValueError(f"data.skip_samples: [{first}, {end}] must go up from 0")
+        if self.checkpoint.keep_best and not self.validation.corpus:
+            raise ValueError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} must have a validation.corpus to judge by"
+            )
+        return self
+
+    @property
+    def num_lanes(self) -> int:
+        """As set, or the default: few lanes can all be in long documents of one domain for many steps."""
+        global_batch = self.train.global_batch
+        return self.data.num_lanes or -(-MIN_DEFAULT_LANES // global_batch) * global_batch
+
+
+def load_run_config(path: str | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """Reads the layers and validates the whole: the one way to a RunConfig."""
+    from_file: dict[str, Any] = _read_yaml(find_named_file(path, "run config", "presets", ".yaml")) if path else {}
+    from_line: dict[str, Any] = {}
+    for override in overrides or []:
+        _set_dotted(from_line, override)
+    preset_name = from_line.get("preset", from_file.get("preset"))
+    layers = [from_file, from_line]
+    if preset_name:
+        layers.insert(0, _read_yaml(find_named_file(str(preset_name), "preset", "presets", ".yaml")))
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge_nested(merged, layer)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise _one_line(error) from None
+
+
+def anchored(config: RunConfig) -> RunConfig:
+    """The same config with absolute folders: written down, it means the same from wherever it is read."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path and "://" not in path else path
+
+    data = config.data.model_copy(
+        update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
+    )
+    nvme_folder = config.train.nvme_folder and absolute(config.train.nvme_folder)
+    init_from = absolute(config.train.init_from)
+    train = config.train.model_copy(update={"nvme_folder": nvme_folder, "init_from": init_from})
+    validation = config.validation.model_copy(update={"corpus": absolute(config.validation.corpus)})
+    probes_file = config.probes.file  # a name stands for a shipped file
+    is_path = bool(probes_file) and Path(probes_file).expanduser().is_file()
+    probes = config.probes.model_copy(update={"file": absolute(probes_file) if is_path else probes_file})
+    sections = {"data": data, "train": train, "validation": validation, "probes": probes}
+    return config.model_copy(update={"run_dir": absolute(config.run_dir), **sections})
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """The resolved config, every field written out, as it goes into the run folder."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def dump_model_yaml(fields: dict[str, Any]) -> str:
+    """These settings as the `model` section of a run YAML; the rest of the section is left to its defaults."""
+    try:
+        checked = ModelSection.model_validate(fields).model_dump(mode="json")
+    except ValidationError as error:
+        raise _one_line(error) from None
+    return yaml.safe_dump({"model": {name: checked[name] for name in fields}}, sort_keys=False)
+
+
+def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """`high` over `low`, section by section; WHOLE_VALUES are no sections."""
+    merged = dict(low)
+    for key, value in high.items():
+        both_sections = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE_VALUES
+        merged[key] = merge_nested(merged[key], value) if both_sections else value
+    return merged
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Correct the file.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "must hold key: value sections", "See `z2all_ds/presets/` for examples.")
+    return content
+
+
+def _set_dotted(target: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"override {override!r}", "must read section.key=value", "For example train.steps=100.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
+    if isinstance(value, str) and text.strip()[:1] not in ("'", '"'):
+        value = text.strip()  # YAML would take a # in a path for the start of a comment
+        # YAML 1.1 reads 3e-4 as text; people write learning rates that way. In quotes it is meant as text.
+        with suppress(ValueError):
+            value = float(value) if value[:1].isdigit() else value
+    *sections, key = name.strip().split(".")
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override!r}", f"{section} is a value, not a section", "Drop one of the two.")
+    target[key] = value
+
+
+def _one_line(error: ValidationError) -> ConfigError:
+    problem = first_problem(error, RunConfig, "See `z2all config` for every setting with its default.")
+    return ConfigError(problem.what or "config", problem.rule, problem.fix or "Change one of the two.")

@@ -1,0 +1,339 @@
+"""What this machine has (compiler, disk, GPUs, processes) and the environment that training processes need on it.
+
+Everything is asked of the operating system itself: no torch, so that it can be known before the slow imports and on a
+login node. DeepSpeed compiles some of its ops at first use; most of what is odd here keeps that build from failing late
+or from waiting forever on the lock of a build that was killed.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from z2all_ds.base.errors import MachineError
+
+# Compiler and disk
+
+
+def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
+    """Path of the C++ compiler that torch will use for DeepSpeed's ops: $CXX, else c++, else g++."""
+    wanted = environment.get("CXX", "").strip()
+    names = [shlex.split(wanted)[0]] if wanted else ["c++", "g++"]
+    for name in names:
+        found = shutil.which(name, path=environment.get("PATH"))
+        if found:
+            return found
+    fix = "Install one: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (RHEL, Fedora) or `conda install gxx`"
+    if wanted:
+        raise MachineError(f"CXX={wanted}", "no such program on PATH", f"{fix}, or unset CXX.")
+    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use and finds neither c++ nor g++", f"{fix}.")
+
+
+def require_free_disk(path: str | os.PathLike[str], bytes_needed: int, purpose: str) -> int:
+    """Free bytes where `path` is or will be; fails before the work begins when they do not suffice for `purpose`."""
+    folder = Path(path).expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    bytes_free = shutil.disk_usage(folder).free
+    if bytes_free < bytes_needed:
+        raise MachineError(
+            f"{bytes_free / 1e9:.2f} GB free at {folder}",
+            f"{purpose} needs {bytes_needed / 1e9:.2f} GB",
+            "Free some space there, or choose a folder on another disk.",
+        )
+    return bytes_free
+
+
+# Folders and environment
+
+
+def _is_writable_folder(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _make_writable_folder(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return _is_writable_folder(folder)
+
+
+def home_is_writable(environment: Mapping[str, str] = os.environ) -> bool:
+    """False in containers that run under a user without a home, where every cache below ~ would fail late."""
+    home = environment.get("HOME") or os.path.expanduser("~")
+    return os.path.isabs(home) and _is_writable_folder(Path(home))
+
+
+def private_temp_dir() -> Path:
+    """A folder of this user alone under the temporary folder, where shared libraries may be loaded from."""
+    folder = Path(tempfile.gettempdir()) / f"z2all-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        rule = f"cannot be made ({error.strerror})"
+        raise MachineError(str(folder), rule, "Set TMPDIR to a writable folder.") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise MachineError(str(folder), "belongs to someone else", "Remove it, or set TMPDIR to a folder of your own.")
+    return folder
+
+
+def _torch_folder() -> Path | None:
+    return _package_folder("torch")
+
+
+def _package_folder(name: str) -> Path | None:
+    """Where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(name)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return Path(places[0]) if places else None
+
+
+def blank_free_packages(torch_folder: Path | None) -> Path | None:
+    """Another path, without blanks, to the folder torch is installed in; None where its own has none.
+
+    torch's builder writes `-L/path of/torch/lib` without quotes, and no op can be linked from an environment in a
+    folder with a blank. Through a link in the temporary folder it can; every process must then come the same way, or
+    the build counts as changed and is made anew.
+    """
+    if torch_folder is None or not re.search(r"\s", str(torch_folder)):
+        return None
+    packages = torch_folder.parent
+    link = private_temp_dir() / f"packages-{hashlib.sha256(str(packages).encode()).hexdigest()[:16]}"
+    if not link.is_symlink():
+        with suppress(FileExistsError):  # another process was faster
+            link.symlink_to(packages)
+    return link
+
+
+def torch_build_name() -> str:
+    """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
+    versions = _torch_accelerators()
+    accelerator = "cpu"
+    for key, prefix in (("cuda", "cu"), ("hip", "rocm")):  # hip last: torch prefers it
+        if key in versions:
+            accelerator = prefix + versions[key].replace(".", "")
+    return f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}_{accelerator}"
+
+
+def torch_cuda_version() -> str | None:
+    """Of the CUDA that torch is built with: 13.0. None for other builds, and without torch."""
+    return _torch_accelerators().get("cuda")
+
+
+def _torch_accelerators() -> dict[str, str]:
+    folder = _torch_folder()
+    version_file = folder / "version.py" if folder else None
+    text = version_file.read_text(encoding="utf-8") if version_file and version_file.is_file() else ""
+    return dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+
+
+def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where compiled ops are kept (created): $TORCH_EXTENSIONS_DIR, else torch's own default, else a temporary folder.
+
+    The default carries the interpreter and CUDA version in its name. torch leaves that out as soon as the variable is
+    set, so the name is part of what we return: ops of two Pythons never meet, and ops already built are found.
+    """
+    chosen = environment.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        folder = Path(chosen).expanduser().absolute()
+        if not _make_writable_folder(folder):
+            what = f"TORCH_EXTENSIONS_DIR={chosen}"
+            raise MachineError(what, "cannot be made or written to", "Give a writable folder, or unset it.")
+        return folder
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    name = Path("torch_extensions") / torch_build_name()
+    if cache.is_absolute() and (home_is_writable(environment) or _is_writable_folder(cache)):
+        folder = Path(os.path.realpath(cache)) / name
+        if _make_writable_folder(folder):  # fails in a ~/.cache that root made
+            return folder
+    folder = private_temp_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def op_is_built(extensions: Path, op: str) -> bool:
+    """Whether an op of this environment's DeepSpeed lies in the cache. One of another environment's, or of a build that
+    was killed, torch would build anew: in silence, while all ranks wait."""
+    library, plan = extensions / op / f"{op}.so", extensions / op / "build.ninja"
+    deepspeed = _package_folder("deepspeed")
+    if deepspeed is None:
+        return False
+    packages = blank_free_packages(_torch_folder()) or deepspeed.parent
+    try:
+        is_finished = library.stat().st_mtime >= plan.stat().st_mtime
+        return is_finished and f"{packages / 'deepspeed'}{os.sep}" in plan.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, or less where a container has a CPU quota (cgroup v2)."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        return cores
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """For starting processes that do not calculate: without it numpy starts a thread a core in each, and they spin.
+
+    On 16 cores that is two seconds of processor time a process, before it does anything.
+    """
+    ours = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def default_environment(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables to set for `ranks` training processes on this one machine, over those the user has.
+
+    What the user has set stays theirs and is not in the result, except PATH and TORCH_EXTENSIONS_DIR, which are always
+    there. Not for several machines: gloo is bound to the loopback interface.
+    """
+    wanted = {
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // max(1, ranks))),
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loader workers
+    }
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # otherwise gloo resolves the host name, which may not resolve
+    if gpu_count(environment) == 0:
+        wanted["DS_ACCELERATOR"] = "cpu"
+    if not home_is_writable(environment):
+        temporary = private_temp_dir()
+        wanted["HF_HOME"] = str(temporary / "huggingface")
+        wanted["MPLCONFIGDIR"] = str(temporary / "matplotlib")
+        wanted["TRITON_CACHE_DIR"] = str(temporary / "triton")
+    path = environment.get("PATH", os.defpath)
+    gxx = shutil.which("g++", path=path)
+    if gxx and not shutil.which("c++", path=path):
+        wanted["CXX"] = gxx  # torch looks for c++ alone
+    result = {key: value for key, value in wanted.items() if key not in environment}
+    # The interpreter's own ninja first, always: another version first on PATH marks every build dirty.
+    own_bin = str(Path(sys.executable).parent)
+    result["PATH"] = os.pathsep.join([own_bin, *(part for part in path.split(os.pathsep) if part != own_bin)])
+    result["TORCH_EXTENSIONS_DIR"] = str(extensions_dir(environment))
+    packages = blank_free_packages(_torch_folder())
+    if packages:
+        theirs = [
+            part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(packages)
+        ]
+        result["PYTHONPATH"] = os.pathsep.join([*theirs, str(packages)])
+    return result
+
+
+# Processes, ports, GPUs
+
+
+def process_start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of a process: with the pid it names one process for good. None if gone."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def process_is_alive(pid: int, start_time: int | None) -> bool:
+    """Whether that very process still runs: not a later one with its number, not a zombie. Without a start time, or
+    where /proc does not show it, any process of this number counts."""
+    fields = _stat_fields(pid) if pid > 0 else []
+    if fields:
+        return fields[0] not in "ZX" and start_time in (None, int(fields[19]))
+    if pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and someone else's
+        return True
+    return True
+
+
+def child_processes(pid: int) -> list[tuple[int, int]]:
+    """(number, start time) of those that a process has started itself and that still run; none where /proc is not."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        fields = _stat_fields(int(name)) if name.isdigit() else []
+        if fields and int(fields[1]) == pid and fields[0] not in "ZX":
+            found.append((int(name), int(fields[19])))
+    return found
+
+
+def group_is_alive(group: int) -> bool:
+    """Whether a process of this group still runs. Zombies do not count: in many containers nobody reaps orphans."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    if not _stat_fields(os.getpid()):  # no /proc to tell zombies by
+        return True
+    members = (_stat_fields(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return any(fields and int(fields[2]) == group and fields[0] not in "ZX" for fields in members)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from its third field (the state) on; the second, the name, may hold spaces and brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago on all interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
+    """NVIDIA GPUs that a process with this environment can use, without loading CUDA; none if told to use the CPU."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if environment.get("DS_ACCELERATOR") == "cpu" or (visible is not None and visible.strip() in ("", "-1")):
+        return 0
+    present = sum(1 for node in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name))
+    present = present or _gpus_by_nvidia_smi()
+    if visible is None or present == 0:
+        return present
+    usable = 0
+    for entry in visible.split(","):  # CUDA stops at the first entry that it cannot resolve
+        if not re.fullmatch(r"\s*(\d+|GPU-.*|MIG-.*)\s*", entry) or (entry.strip().isdigit() and int(entry) >= present):
+            break
+        usable += 1
+    return usable
+
+
+def device_type() -> str:
+    """What ranks started now will train on, as torch calls it."""
+    return "cuda" if gpu_count() else "cpu"
+
+
+def _gpus_by_nvidia_smi() -> int:
+    """WSL has GPUs but no device nodes."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return 0
+    try:
+        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0

@@ -1,0 +1,1 @@
+"""Agents: small processes on the nodes, started over ssh, that answer questions and measure connections."""

@@ -1,0 +1,197 @@
+"""Interpreter and packages: missing, untested, of versions that do not go together, or such as do not load."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from z2all_ds.base import machine
+from z2all_ds.cluster.doctor import gpus
+from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Finding
+
+PACKAGES_TESTED: dict[str, tuple[str, str]] = {
+    "torch": ("2.11", "2.13"),
+    "deepspeed": ("0.19.8", "0.19.8"),
+    "transformers": ("5.17", "5.22"),
+    "tokenizers": ("0.23", "0.23"),
+    "safetensors": ("0.8", "0.8"),
+    "pyarrow": ("26", "26"),
+    "wandb": ("0.31", "0.31"),
+}
+"""First and last series that our tests have run with, both included. Others may well work: they only warn."""
+OPTIONAL_PACKAGES = {"wandb"}
+LOADED = ("torch", "deepspeed")
+LOAD_SECONDS = 120.0
+"""For both: three seconds here, and far more from a shared disk that nobody has read from lately."""
+LOAD = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("loading", name, flush=True)
+    importlib.import_module(name)
+cuda = sys.modules["torch"].cuda
+print("gpus", cuda.device_count() if cuda.is_available() else 0)
+"""
+USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
+"""Not ours to demand, but what they demand of each other and of the others counts."""
+MAX_SHEBANG_LENGTH = 127
+"""Older kernels cut a script's first line there, so every script in the environment dies with 'bad interpreter'."""
+
+
+def python() -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= (3, 13):
+        return [Finding("python", WARN, version, "Tested with 3.11 and 3.12: use one of these if packages misbehave.")]
+    return [Finding("python", OK, version)]
+
+
+def interpreter_path() -> list[Finding]:
+    return [judge_interpreter_path(sys.executable)]
+
+
+def judge_interpreter_path(executable: str) -> Finding:
+    """Whether scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
+    length = len("#!" + executable)
+    fix = "Make the virtual environment in a folder with a shorter path and no blanks, or run `python -m ...`."
+    if length > MAX_SHEBANG_LENGTH:
+        return Finding("interpreter path", WARN, f"a script's first line would have {length} characters", fix)
+    if re.search(r"\s", executable):
+        return Finding("interpreter path", WARN, f"{executable!r} has a blank in it", fix)
+    return Finding("interpreter path", OK, executable)
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def packages() -> list[Finding]:
+    unfit = unmet(*_installed())
+    judged = [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
+    return [finding for finding in judged if finding.name not in unfit]  # of those `together` says what they should be
+
+
+def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
+    """Compares an installed version with the first and last series known to work (both included)."""
+    tested = first if first == last else f"{first} to {last}"
+    install = f"Install it with `pip install -c constraints.txt {name}` (tested: {tested})."
+    if version is None:
+        return Finding(name, WARN if name in OPTIONAL_PACKAGES else FAIL, "not installed", install)
+    found = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    lowest, highest = ([int(number) for number in bound.split(".")] for bound in (first, last))
+    if found[: len(lowest)] < lowest or found[: len(highest)] > highest:
+        return Finding(name, WARN, version, f"Not a tested version. {install}")
+    return Finding(name, OK, version)
+
+
+def together() -> list[Finding]:
+    installed, demands = _installed()
+    broken = [*unmet_demands(installed, demands), *built_for_another_torch(installed, machine.torch_cuda_version())]
+    return broken or [Finding("packages together", OK, "each has what it asks of the others")]
+
+
+def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Versions, and what each demands of others."""
+    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    installed = {name: version for name in names if (version := version_of(name))}
+    return installed, {name: metadata.requires(name) or [] for name in installed}
+
+
+def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
+    """What installed packages say that they need of another. pip says it once, at the install that broke it."""
+    findings = []
+    for wanted, by in unmet(installed, demands).items():
+        needs = [f"{name} {installed[name]} needs {wanted}{specifier}" for name, specifier in by.items()]
+        fix = f"Install them by one command: `pip install -c constraints.txt {' '.join(by)} {wanted}`."
+        value = f"{'; '.join(needs)}, installed is {installed[wanted]}"
+        findings.append(Finding("packages together", WARN, value, fix))
+    return findings
+
+
+def unmet(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+    """Package -> who needs another version of it, and which."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    names = {canonicalize_name(name): name for name in installed}
+    found: dict[str, dict[str, str]] = {}
+    for name, lines in demands.items():
+        for line in lines:
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:  # of a grammar before today's: nothing that could be compared
+                continue
+            other = names.get(canonicalize_name(wanted.name))
+            if other is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+                continue
+            if not wanted.specifier.contains(installed[other], prereleases=True):
+                found.setdefault(other, {})[name] = str(wanted.specifier)
+    return found
+
+
+def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
+    """Wheels with kernels are built for one torch and one CUDA, and name them in their version: 2.8.3+cu12torch2.6."""
+    torch, findings = installed.get("torch", ""), []
+    for name in ("flash-attn", "xformers"):
+        version = installed.get(name, "")
+        built = re.search(r"\+.*?(?:cu(\d+))?(?:torch(\d+\.\d+))?(?:cxx11|$)", version)
+        for_cuda, for_torch = (built[1], built[2]) if built else (None, None)
+        wrong_torch = bool(for_torch) and not re.match(rf"{re.escape(for_torch or '')}(\D|$)", torch)
+        wrong_cuda = bool(for_cuda and cuda) and (for_cuda or "")[:2] != (cuda or "").split(".")[0]
+        if wrong_torch or wrong_cuda:
+            has = f"torch {torch.partition('+')[0]} with CUDA {cuda or 'none'}"
+            fix = f"Install {name} for this torch, or remove it: our kernels do without."
+            findings.append(Finding("packages together", WARN, f"{name} {version} was not built for {has}", fix))
+    return findings
+
+
+def loading() -> list[Finding]:
+    """In a process of its own, for a library that does not fit ends the process at times, without an exception."""
+    if any(version_of(name) is None for name in LOADED):
+        return []  # `packages` has said so
+    environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
+    command = [sys.executable, "-c", LOAD, *LOADED]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        fix = "See where it waits: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
+        return [Finding("packages load", WARN, f"not within {LOAD_SECONDS:.0f} s", fix)]
+    # A driver that is too old is told of by itself.
+    good = not any(finding.name == "GPU driver" and finding.status != OK for finding in gpus.accelerator())
+    return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count() if good else 0)]
+
+
+def judge_loading(code: int, said: str, errors: str, visible: int) -> Finding:
+    """By the exit code and output of LOAD, and the GPUs that this machine shows."""
+    if code != 0:
+        name = (re.findall(r"^loading (\S+)", said, re.MULTILINE) or ["python"])[-1]
+        last = (errors.strip().splitlines() or [f"its process ended with code {code}"])[-1]
+        fix = f"Install it again with what it needs: `pip install --force-reinstall -c constraints.txt {name}`."
+        return Finding("packages load", FAIL, f"{name} does not ({last})", fix)
+    seen = int(re.findall(r"^gpus (\d+)", said, re.MULTILINE)[-1])
+    built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # else `accelerator` has said so
+    if built_for_gpus and seen < visible:
+        fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
+        return Finding("packages load", FAIL, f"torch can use {seen} of {visible} GPUs", fix)
+    return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPU(s)" if seen else ""))
+
+
+def apex() -> list[Finding]:
+    """NVIDIA's apex is not on PyPI; `pip install apex` gets another package, which libraries then mistake for it."""
+    version = version_of("apex")
+    if version is None:
+        return []
+    spec = importlib.util.find_spec("apex")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if any((Path(place) / "optimizers").is_dir() for place in places):
+        return [Finding("apex", OK, f"{version} (NVIDIA's)")]
+    fix = "Run `pip uninstall apex`: libraries that look for NVIDIA's find this one, and nothing here needs either."
+    return [Finding("apex", WARN, f"{version} is not NVIDIA's apex", fix)]
+
+
+CHECKS: tuple[Callable[[], list[Finding]], ...] = (python, interpreter_path, packages, together, apex)

@@ -1,0 +1,1 @@
+"""A private network for nodes that cannot reach each other."""

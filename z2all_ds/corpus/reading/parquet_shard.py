@@ -1,0 +1,186 @@
+"""Blocks of a Parquet shard, by its row groups.
+
+A row group is decoded whole, the text column alone, and a block keeps a copy of its own rows of it. Lanes open
+neighbouring blocks one soon after another, so the last decoded row groups are kept, up to a number of bytes. One too
+large for that is read page by page up to the wanted rows: slow, but in little memory.
+"""
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import Folder, Stamp
+from z2all_ds.corpus.manifest import ShardInfo
+from z2all_ds.corpus.reading.shards import ShardFile, TextBlock, place_of, read_errors_named, size_changed
+from z2all_ds.corpus.shard_text import REBUILD, check_text_column, one_line, open_parquet, text_columns
+
+CACHE_BYTES = 256 << 20
+LARGE_GROUP_BYTES = 128 << 20
+"""Of the text column: larger row groups are not decoded whole."""
+_FOOTER_BYTES_IN_MEMORY = 4
+"""A byte of a footer costs about so many once it is parsed."""
+
+
+class BoundedCache:
+    """Things by key, the longest unused dropped first when they are more than so many bytes together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._things: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any) -> Any:
+        with self._lock:
+            if key not in self._things:
+                return None
+            self._things.move_to_end(key)
+            return self._things[key][0]
+
+    def put(self, key: Any, thing: Any, size: int) -> None:
+        with self._lock:
+            self._bytes += size - self._things.pop(key, (None, 0))[1]
+            self._things[key] = thing, size
+            while self._bytes > self._max_bytes:
+                self._bytes -= self._things.popitem(last=False)[1][1]
+
+    def start_anew_in_child(self) -> None:
+        """After a fork the lock may be held by a thread that is not here."""
+        self.__init__(self._max_bytes)  # type: ignore[misc]
+
+
+_CACHE = BoundedCache(CACHE_BYTES)
+os.register_at_fork(after_in_child=_CACHE.start_anew_in_child)
+
+
+class _Footer(NamedTuple):
+    """The table of contents of a file as it was at `stamp`."""
+
+    stamp: Stamp
+    metadata: Any
+    first_rows: list[int]
+    """Of each row group, and the end."""
+    text_bytes: list[int]
+    """Of each row group, uncompressed."""
+
+
+class ParquetShard(ShardFile):
+    """One record a row."""
+
+    def __init__(self, folder: Folder, entry: ShardInfo, text_field: str) -> None:
+        super().__init__(folder, entry, text_field)
+        self._size: int | None = None  # when it was first opened
+
+    def open_block(self, first: int, end: int) -> TextBlock:
+        import pyarrow as pa
+
+        where = place_of(self.path, first)
+        with read_errors_named(where):
+            stamp = self.folder.stamp(self.entry.path)
+            if self._size not in (None, stamp.size):
+                raise size_changed(where, stamp.size, self._size or 0)
+            footer = self._footer(stamp, where)
+        self._size = stamp.size
+        parts, row = [], first
+        while row < end:
+            group = bisect_right(footer.first_rows, row) - 1
+            stop = min(end, footer.first_rows[group + 1])
+            parts.append(self._rows(footer, group, row, stop))
+            row = stop
+        return Rows(self, first, parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
+
+    def _footer(self, stamp: Stamp, where: str) -> _Footer:
+        key = (self.path, stamp, self.text_field)
+        footer = _CACHE.get(key)
+        if footer is None:
+            file = open_parquet(self.folder, self.entry.path, stamp.size, where)
+            metadata = file.metadata
+            check_text_column(file, self.text_field, where)
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            if sum(counts) != self.entry.documents:
+                rule = f"the shard has {sum(counts)} records and the manifest says {self.entry.documents}"
+                raise DataError(where, rule, REBUILD)
+            sizes = [column.total_uncompressed_size for column in text_columns(metadata, self.text_field)]
+            footer = _Footer(stamp, metadata, [0, *accumulate(counts)], sizes)
+            _CACHE.put(key, footer, metadata.serialized_size * _FOOTER_BYTES_IN_MEMORY)
+        return footer
+
+    def _rows(self, footer: _Footer, group: int, first: int, end: int) -> Any:
+        """The texts of rows `first` to `end` - 1, which lie in one row group, as an array of their own."""
+        import pyarrow as pa
+
+        begin, stop = first - footer.first_rows[group], end - footer.first_rows[group]
+        where = place_of(self.path, first)
+        with read_errors_named(where):
+            try:
+                if footer.text_bytes[group] > LARGE_GROUP_BYTES:
+                    return self._rows_of_large_group(footer, group, begin, stop, where)
+                key = (self.path, footer.stamp, self.text_field, group)
+                texts = _CACHE.get(key)
+                if texts is None:
+                    texts = _as_large_texts(
+                        self._open(footer, where).read_row_group(group, [self.text_field], False).column(0)
+                    )
+                    _CACHE.put(key, texts, texts.nbytes)
+                return _copy_of(texts, begin, stop)
+            except (pa.ArrowException, OSError) as error:
+                size = self.folder.stamp(self.entry.path).size
+                if size != footer.stamp.size:
+                    raise size_changed(where, size, footer.stamp.size) from error
+                rule = f"row group {group} of the shard cannot be read ({one_line(error)})"
+                raise DataError(where, rule, REBUILD) from error
+
+    def _rows_of_large_group(self, footer: _Footer, group: int, begin: int, stop: int, where: str) -> Any:
+        import pyarrow as pa
+
+        parts, row = [], 0
+        rows_at_once = max(1, stop - begin)
+        batches = self._open(footer, where).iter_batches(rows_at_once, [group], [self.text_field], use_threads=False)
+        for batch in batches:
+            if row + batch.num_rows > begin:
+                texts = _as_large_texts(pa.chunked_array([batch.column(0)]))
+                parts.append(_copy_of(texts, max(0, begin - row), min(batch.num_rows, stop - row)))
+            row += batch.num_rows
+            if row >= stop:
+                break
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _open(self, footer: _Footer, where: str) -> Any:
+        return open_parquet(self.folder, self.entry.path, footer.stamp.size, where, footer.metadata)
+
+
+class Rows:
+    """Some rows of a shard, in memory."""
+
+    def __init__(self, shard: ParquetShard, first: int, texts: Any) -> None:
+        self._path, self._text_field, self._first, self._texts = shard.path, shard.text_field, first, texts
+
+    def text(self, number: int) -> str:
+        where = place_of(self._path, self._first + number)
+        try:
+            text = self._texts[number].as_py()
+        except UnicodeDecodeError as error:
+            raise DataError(where, f"`{self._text_field}` is not UTF-8 ({error})", REBUILD) from error
+        if text is None:
+            raise DataError(where, f"`{self._text_field}` must be a text and is null", REBUILD)
+        return str(text)
+
+
+def _as_large_texts(column: Any) -> Any:
+    """With 64-bit offsets: a row group may hold more than 2 GiB of text."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.large_string()).combine_chunks()
+
+
+def _copy_of(texts: Any, begin: int, stop: int) -> Any:
+    """A slice would keep the whole row group in memory."""
+    import numpy as np
+    import pyarrow as pa
+
+    return texts.take(pa.array(np.arange(begin, stop)))

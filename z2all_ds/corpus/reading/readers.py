@@ -1,0 +1,97 @@
+"""Random access to documents: the shards of a domain as one row, read in blocks of neighbours.
+
+Counts come from the manifest, and a shard is opened only when a document of it is wanted: a corpus of a thousand shards
+opens at once, and a start does not wait for terabytes to be indexed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import Folder, open_folder
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, shards_fingerprint
+from z2all_ds.corpus.reading.jsonl_shard import JsonlShard
+from z2all_ds.corpus.reading.parquet_shard import ParquetShard
+from z2all_ds.corpus.reading.shards import Shard, TextBlock
+from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
+
+__all__ = ["DomainReader", "TextBlock", "open_domains", "open_shard"]
+
+_PACKED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip"}
+
+
+def open_shard(folder: Folder, entry: ShardInfo, text_field: str) -> Shard:
+    """The reader for a shard's format, by its suffix. Nothing is read yet."""
+    suffix = PurePosixPath(entry.path).suffix.lower()
+    if suffix == ".jsonl":
+        return JsonlShard(folder, entry, text_field)
+    if suffix == ".parquet":
+        return ParquetShard(folder, entry, text_field)
+    rule, fix = f"no reader for {suffix or 'no suffix'!r}", "Shards are: .jsonl, .parquet."
+    if suffix in _PACKED:
+        rule = "a packed shard cannot be read in any order but its own"
+        fix = "Unpack it, or make a corpus of it with `z2all corpus convert`. " + fix
+    raise DataError(folder.where(entry.path), rule, fix)
+
+
+class DomainReader:
+    """The documents of a domain, numbered through its shards in the order of the manifest. Can be pickled."""
+
+    def __init__(
+        self, name: str, folder: Folder, shards: Sequence[ShardInfo], text_field: str = DEFAULT_TEXT_FIELD
+    ) -> None:
+        self.name = name
+        self.num_bytes = sum(shard.bytes for shard in shards)
+        self.num_documents = sum(shard.documents for shard in shards)
+        self.fingerprint = shards_fingerprint(shards, text_field)
+        self._entries = [shard for shard in shards if shard.documents > 0]
+        self._shards = [open_shard(folder, entry, text_field) for entry in self._entries]
+        self._first_document = [0, *accumulate(entry.documents for entry in self._entries)]  # of each, and the end
+
+    def read(self, document_index: int) -> str:
+        """The text of a document, and no more: titles are often paths or numbers, and no part of the text."""
+        return self.open_block(document_index, document_index + 1).text(0)
+
+    def open_block(self, first: int, end: int) -> TextBlock:
+        """The documents `first` to `end` - 1, from as many shards as it takes."""
+        assert 0 <= first < end <= self.num_documents, (self.name, first, end, self.num_documents)
+        starts, blocks, position = [], [], first
+        while position < end:
+            shard = bisect_right(self._first_document, position) - 1
+            begin = self._first_document[shard]
+            stop = min(end, self._first_document[shard + 1])
+            starts.append(position - first)
+            blocks.append(self._shards[shard].open_block(position - begin, stop - begin))
+            position = stop
+        return blocks[0] if len(blocks) == 1 else _JoinedBlocks(starts, blocks)
+
+    def place(self, document_index: int) -> tuple[str, int]:
+        """The shard, as the manifest names it, and the number of the record in it."""
+        assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)
+        shard = bisect_right(self._first_document, document_index) - 1
+        return self._entries[shard].path, document_index - self._first_document[shard]
+
+
+class _JoinedBlocks:
+    """Neighbours that lie in several shards."""
+
+    def __init__(self, starts: list[int], blocks: list[TextBlock]) -> None:
+        self._starts, self._blocks = starts, blocks
+
+    def text(self, number: int) -> str:
+        part = bisect_right(self._starts, number) - 1
+        return self._blocks[part].text(number - self._starts[part])
+
+
+def open_domains(corpus_dir: str | Path, manifest: Manifest) -> dict[str, DomainReader]:
+    """The domains of a corpus that have documents, by sorted name."""
+    by_domain: dict[str, list[ShardInfo]] = {}
+    for shard in manifest.shards:
+        if shard.documents > 0:
+            by_domain.setdefault(shard.domain, []).append(shard)
+    if not by_domain:
+        raise DataError(str(corpus_dir), "the corpus has no documents", "Build it again from sources with text.")
+    folder = open_folder(corpus_dir)
+    return {name: DomainReader(name, folder, by_domain[name], manifest.text_field) for name in sorted(by_domain)}

@@ -1,0 +1,289 @@
+"""What a corpus holds, by domain: documents, bytes, characters, tokens, and how long the documents are.
+
+Lengths are kept as counts of each length, so that medians are exact and memory does not grow with the corpus. With a
+share below 1 only some blocks of every shard are read; a document counts if it begins in one, so long and short ones
+are met alike, and the totals are scaled by bytes.
+"""
+
+import hashlib
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from z2all_ds.base.atomic import machine_limits_named, make_folder
+from z2all_ds.base.console import human_bytes, progress
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
+from z2all_ds.corpus.schema import parse_record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BLOCK_BYTES = 1 << 18
+"""What is read in one piece when only a share is wanted."""
+CHARACTERS_PER_BATCH = 1_000_000
+"""Of texts given to the tokenizer at once."""
+BIN_EDGES = tuple(sorted({0, *(round(2 ** (half / 2)) for half in range(61))}))
+"""Characters: each bin holds its left edge and ends before the next. Two bins for every doubling."""
+CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+             "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Arial Unicode MS")  # fmt: skip
+TOTAL = "all"
+
+
+@dataclass(frozen=True)
+class DomainStats:
+    """Figures of one domain. Lengths are in characters of the content."""
+
+    documents: int
+    bytes: int
+    """Of JSON, as the manifest has it."""
+    content_bytes: int
+    """Of the contents in UTF-8; like all figures from here on an estimate if only a share was read."""
+    characters: int
+    tokens: int | None
+    """Without control tokens; None without a tokenizer."""
+    documents_read: int
+    mean_length: float
+    median_length: int
+    p95_length: int
+    max_length: int
+    histogram: tuple[int, ...]
+    """Documents that were read, by BIN_EDGES."""
+
+
+@dataclass(frozen=True)
+class CorpusStats:
+    """Figures of a corpus."""
+
+    domains: dict[str, DomainStats]
+    total: DomainStats
+    sample_share: float
+
+
+@dataclass
+class _Counts:
+    """What was read of a shard, or of several."""
+
+    bytes: int = 0
+    content_bytes: int = 0
+    tokens: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+
+    def add(self, other: "_Counts") -> None:
+        self.bytes += other.bytes
+        self.content_bytes += other.content_bytes
+        self.tokens += other.tokens
+        self.lengths.update(other.lengths)
+
+
+def corpus_stats(
+    corpus_dir: str | Path,
+    tokenizer_dir: str | Path | None = None,
+    workers: int | None = 1,
+    sample_share: float = 1.0,
+) -> CorpusStats:
+    """Reads the corpus, or about a share of it (at least one block of every shard), in so many processes."""
+    corpus_dir = Path(corpus_dir)
+    if not 0 < sample_share <= 1:
+        raise ConfigError(f"sample_share {sample_share:g}", "must be above 0 and at most 1", "E.g. 0.01.")
+    if tokenizer_dir is not None:
+        from z2all_ds.tokenizer import load_tokenizer
+
+        load_tokenizer(tokenizer_dir)  # a wrong folder is said here, once
+    manifest = load_records_manifest(corpus_dir)
+    counts: dict[str, _Counts] = {domain: _Counts() for domain in manifest.domains}
+    with progress("stats", sum(shard.bytes for shard in manifest.shards), "bytes") as advance:
+        work = partial(_count_shard, corpus_dir, tokenizer_dir, sample_share)
+        for number, found in Executor(workers).run(work, manifest.shards):
+            counts[manifest.shards[number].domain].add(found)
+            advance(manifest.shards[number].bytes)
+    with_tokens = tokenizer_dir is not None
+    domains = {
+        domain: _domain_stats(counts[domain], documents, size, with_tokens)
+        for domain, (documents, size) in manifest.domains.items()
+    }
+    return CorpusStats(domains, _total(list(domains.values()), list(counts.values())), sample_share)
+
+
+def to_json(stats: CorpusStats) -> dict[str, Any]:
+    """Plain values, the edges of the histogram with them."""
+    return {**asdict(stats), "bin_edges": list(BIN_EDGES)}
+
+
+def render(stats: CorpusStats) -> "Table":
+    """A table for a terminal, one row a domain."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    with_tokens = stats.total.tokens is not None
+    note = None if stats.sample_share == 1 else f"estimated from {stats.total.documents_read:,} documents"
+    table = Table("domain", caption=note, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    names = ["documents", "JSON", "content", "chars", *(["tokens"] if with_tokens else [])]
+    for name in [*names, "mean", "median", "p95", "longest"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [*stats.domains.items(), *([(TOTAL, stats.total)] if len(stats.domains) > 1 else [])]
+    for number, (name, one) in enumerate(rows, 1):
+        sizes = [f"{one.documents:,}", human_bytes(one.bytes), human_bytes(one.content_bytes)]
+        counts: list[float] = [one.characters, *([one.tokens] if one.tokens is not None else [])]
+        counts += [one.mean_length, one.median_length, one.p95_length, one.max_length]
+        table.add_row(name, *sizes, *map(human_count, counts), end_section=number == len(stats.domains))
+    return table
+
+
+def human_count(count: float) -> str:
+    """31520000 -> '31.5M'."""
+    for unit in ("", "K", "M", "G"):
+        if round(count, 1) < 1000:
+            return f"{count:.1f}{unit}" if unit else f"{count:.0f}"
+        count /= 1000
+    return f"{count:.1f}T"
+
+
+def draw_lengths(stats: CorpusStats, out: Path) -> Path:
+    """How long the documents of each domain are, as PNG or SVG. Returns the file's path."""
+    if out.suffix not in (".png", ".svg"):
+        raise ConfigError(f"picture {out}", "must end in .png or .svg", "Give such a name.")
+    from matplotlib import font_manager, rc_context
+
+    # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
+    from matplotlib.figure import Figure
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    chinese = [name for name in CJK_FONTS if name in installed][:1]
+    with rc_context({"font.family": ["DejaVu Sans", *chinese]}):
+        figure = Figure(figsize=(8, 4.5), dpi=120)
+        axes = figure.subplots()
+        edges = np.array((*BIN_EDGES[1:], BIN_EDGES[-1] * 2))
+        for domain, one in stats.domains.items():
+            shares = 100 * np.array(one.histogram[1:]) / max(1, one.documents_read)
+            axes.stairs(shares, edges, linewidth=1.5, label=_drawable(domain, bool(chinese)))
+        seen = [place for one in stats.domains.values() for place, count in enumerate(one.histogram[1:]) if count]
+        axes.set(xscale="log", xlabel="characters of the content", ylabel="% of documents")
+        if seen:
+            axes.set_xlim(edges[max(0, min(seen) - 1)], edges[min(len(edges) - 1, max(seen) + 2)])
+            axes.legend()
+        axes.grid(alpha=0.3)
+        figure.tight_layout()
+        with machine_limits_named(out.parent):
+            make_folder(out.parent)
+            figure.savefig(out)
+    return out
+
+
+def _drawable(name: str, with_chinese: bool) -> str:
+    """A name as it is: matplotlib reads formulas between dollars, hides names with _ first, and lacks most scripts."""
+    name = name if with_chinese else name.encode("ascii", "backslashreplace").decode()
+    name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
+def _count_shard(corpus_dir: Path, tokenizer_dir: str | Path | None, share: float, shard: ShardInfo) -> _Counts:
+    counts = _Counts()
+    encode = None if tokenizer_dir is None else _encoder(tokenizer_dir)
+    batch: list[str] = []
+    waiting = 0
+    for start, line in _chosen_lines(corpus_dir, shard, share):
+        content = parse_record(line, f"{shard.path}, byte {start}").content
+        counts.bytes += len(line)
+        counts.content_bytes += len(content) if content.isascii() else len(content.encode("utf-8", "surrogatepass"))
+        counts.lengths[len(content)] += 1
+        if encode is not None:
+            batch.append(content)
+            waiting += len(content)
+            if waiting >= CHARACTERS_PER_BATCH:
+                counts.tokens += sum(map(len, encode(batch)))
+                batch, waiting = [], 0
+    if encode is not None and batch:
+        counts.tokens += sum(map(len, encode(batch)))
+    return counts
+
+
+def _encoder(tokenizer_dir: str | Path) -> Any:
+    from z2all_ds.tokenizer import load_tokenizer
+
+    if multiprocessing.parent_process() is not None:
+        # One of several workers: each would start a thread for every core.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return load_tokenizer(tokenizer_dir).encode_batch
+
+
+def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[tuple[int, bytes]]:
+    """(first byte, line) of the documents that begin in the chosen blocks of a shard."""
+    try:
+        stream = open(corpus_dir / shard.path, "rb")  # noqa: SIM115 - closed by the block below
+    except FileNotFoundError:
+        fix = "Restore it, or build the corpus again."
+        raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
+    with stream:
+        for first, stop in _blocks(shard, share):
+            # From the byte before: if that ends a line, the first document begins with the block.
+            stream.seek(max(0, first - 1))
+            start = first - 1 + len(stream.readline()) if first else 0
+            while start < stop:
+                line = stream.readline()
+                if not line:
+                    break
+                yield start, line
+                start += len(line)
+
+
+def _blocks(shard: ShardInfo, share: float) -> list[tuple[int, int]]:
+    """(first byte, one past the last) of blocks at even distances, beginning somewhere else in each shard."""
+    if share == 1:
+        return [(0, shard.bytes)]
+    count = max(1, -(-shard.bytes // BLOCK_BYTES))
+    wanted = max(1, round(count * share))
+    phase = int.from_bytes(hashlib.sha256(shard.path.encode()).digest()[:4], "big") / 2**32
+    numbers = sorted({int((number + phase) * count / wanted) for number in range(wanted)})
+    return [(number * BLOCK_BYTES, min(shard.bytes, (number + 1) * BLOCK_BYTES)) for number in numbers]
+
+
+def _domain_stats(counts: _Counts, documents: int, size: int, with_tokens: bool) -> DomainStats:
+    lengths = np.array(sorted(counts.lengths), dtype=np.int64)
+    numbers = np.array([counts.lengths[length] for length in lengths.tolist()], dtype=np.int64)
+    read, characters = int(numbers.sum()), int(lengths @ numbers)
+    scale = size / counts.bytes if counts.bytes else 0.0
+    histogram, _ = np.histogram(lengths, bins=[*BIN_EDGES, np.inf], weights=numbers)
+    return DomainStats(
+        documents=documents,
+        bytes=size,
+        content_bytes=round(counts.content_bytes * scale),
+        characters=round(characters * scale),
+        tokens=round(counts.tokens * scale) if with_tokens else None,
+        documents_read=read,
+        mean_length=characters / read if read else 0.0,
+        median_length=_quantile(lengths, numbers, 0.5),
+        p95_length=_quantile(lengths, numbers, 0.95),
+        max_length=int(lengths[-1]) if read else 0,
+        histogram=tuple(int(n) for n in histogram),
+    )
+
+
+def _quantile(lengths: np.ndarray, numbers: np.ndarray, share: float) -> int:
+    """The least length that at least that share of the documents does not exceed."""
+    if not len(lengths):
+        return 0
+    upto = np.cumsum(numbers)
+    return int(lengths[np.searchsorted(upto, share * upto[-1])])
+
+
+def _total(domains: list[DomainStats], counts: list[_Counts]) -> DomainStats:
+    """Of all domains. Lengths are weighted by what was read, which is about the same share everywhere."""
+    together = _Counts()
+    for one in counts:
+        together.add(one)
+    with_tokens = any(one.tokens is not None for one in domains)
+    size, documents = sum(one.bytes for one in domains), sum(one.documents for one in domains)
+    total = asdict(_domain_stats(together, documents, size, with_tokens))
+    # Sums of the rows above, so that the table adds up.
+    for name in ("content_bytes", "characters", *(["tokens"] if with_tokens else [])):
+        total[name] = sum(getattr(one, name) for one in domains)
+    return DomainStats(**total)

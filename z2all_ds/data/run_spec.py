@@ -1,0 +1,41 @@
+"""What a run config says of the data, in the terms of this subpackage. Loads no torch."""
+
+from pathlib import Path
+
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.data.spec import StreamSpec
+from z2all_ds.data.stages import StageSpec
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
+
+
+def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
+    """The run's tokenizer, which must fit the model."""
+    if not run.data.tokenizer:
+        raise ConfigError("data.tokenizer", "is not set", "Give its folder: data.tokenizer=PATH.")
+    tokenizer = load_tokenizer(Path(run.data.tokenizer).expanduser())
+    if tokenizer.size > run.model.vocab_size:
+        raise DataError(
+            f"tokenizer {run.data.tokenizer} with {tokenizer.size} ids",
+            f"does not fit model.vocab_size={run.model.vocab_size}",
+            f"Set model.vocab_size to {-(-tokenizer.size // 64) * 64} or more.",
+        )
+    return tokenizer
+
+
+def corpus_location(corpus: str) -> str | Path:
+    """A URL as it is, or a folder."""
+    return corpus if "://" in corpus else Path(corpus).expanduser()
+
+
+def stream_spec(run: RunConfig) -> StreamSpec:
+    """What the run config says of the data, as the stream takes it."""
+    if not run.data.corpus:
+        raise ConfigError("data.corpus", "is not set", "Give its folder: data.corpus=PATH.")
+    stages = [
+        StageSpec(stage.sequence_length, stage.weights, stage.temperature, stage.samples, stage.name)
+        for stage in run_stages(run)
+    ]
+    location = corpus_location(run.data.corpus)
+    return StreamSpec(location, stages, run.train.seed, run.num_lanes, run.data.packing, run.data.skip_samples)

@@ -1,0 +1,124 @@
+"""What a run does about a step that went wrong: says so, writes down what was in it, goes on as guard.policy says."""
+
+import math
+from collections import deque
+from typing import Any
+
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.errors import TrainingError
+from z2all_ds.base.world import World
+from z2all_ds.data import BatchLoader, StreamState
+from z2all_ds.data.trace import trace_sample
+from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.train.guard.guarded_steps import GuardedSteps, StepFigures
+from z2all_ds.train.recorder import Recorder
+from z2all_ds.train.run_state import RunState
+
+NOT_FINITE_IN_A_ROW = 3
+"""So often one after the other it is not the data: the weights themselves are broken."""
+SAMPLES_TRACED = 64
+"""At most, for the event; `z2all corpus trace --step` shows all."""
+WHAT_IS_DONE = {
+    "warn": "the run goes on",
+    "skip": "the weights stay as they are and the run goes on",
+    "rollback": "the run goes back",
+    "stop": "the run stops",
+}
+
+
+class Spikes:
+    """Remembers where the data stood before the last steps, and acts on bad ones. All ranks act alike."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        world: World,
+        loader: BatchLoader,
+        steps: GuardedSteps,
+        state: RunState,
+        recorder: Recorder,
+    ) -> None:
+        self._guard, self._world, self._loader = run.guard, world, loader
+        self._steps, self._state, self._recorder = steps, state, recorder
+        self._data_before: deque[StreamState] = deque(maxlen=run.guard.rollback_skips_steps)
+        self._not_finite_in_a_row = 0
+
+    def before_step(self) -> None:
+        """The data's state is small; with it the documents of a step are found at once."""
+        self._data_before.append(self._loader.state_dict())
+
+    def after_step(self, figures: StepFigures) -> bool:
+        """True where the run has gone back to a checkpoint."""
+        self._not_finite_in_a_row = 0 if figures.is_finite else self._not_finite_in_a_row + 1
+        if not figures.outliers:
+            return False
+        policy = self._guard.policy
+        what = ", ".join(map(str, figures.outliers))
+        self._recorder.say(f"step {self._state.step}: {what}; {WHAT_IS_DONE[policy]}")
+        self._write_down(figures)
+        self._give_up_if_hopeless(what)
+        return policy == "rollback" and self._roll_back()
+
+    def _write_down(self, figures: StepFigures) -> None:
+        whole = self._state.of_all_ranks(self._data_before[-1])
+        samples = self._samples_since(self._data_before[-1])
+        self._recorder.event(
+            "spike",
+            step=self._state.step,
+            policy=self._guard.policy,
+            taken=figures.taken,
+            values={name: _for_json(value) for name, value in figures.values.items()},
+            outliers=[outlier.name for outlier in figures.outliers],
+            limits={outlier.name: outlier.limit for outlier in figures.outliers},
+            samples=samples,
+            documents=self._documents(samples, figures, whole) if self._world.is_main else [],
+        )
+
+    def _samples_since(self, before: StreamState) -> list[int]:
+        """[first, end) of the global samples, as data.skip_samples takes them."""
+        return [before["position"], self._loader.stream.position]
+
+    def _documents(self, samples: list[int], figures: StepFigures, state: StreamState) -> list[dict[str, Any]]:
+        """Those of the domains that stand out; of all where only the whole does."""
+        plan = self._loader.stream.plan
+        names = {outlier.name.removeprefix(LOSS_PREFIX) for outlier in figures.outliers}
+        domains = names & set(figures.per_domain) or set(figures.per_domain)
+        found: list[dict[str, Any]] = []
+        traced = 0
+        for sample in range(*samples):
+            stage = plan.schedule.stage_of(sample)
+            if plan.schedule.domain_names[stage.mixture.domain_of(sample)] not in domains:
+                continue
+            trace = trace_sample(plan, sample, [state])
+            for piece in trace.pieces:
+                place = {"shard": str(piece.place.shard), "record": piece.place.record}
+                found.append({"sample": sample, "domain": trace.domain, **place})
+            traced += 1
+            if traced == SAMPLES_TRACED:
+                break
+        return found
+
+    def _give_up_if_hopeless(self, what: str) -> None:
+        where = f"{what} at step {self._state.step}"
+        fix = "Lower optimizer.lr or look at the data (events.jsonl names it); the last checkpoint is intact."
+        if self._guard.policy == "stop":
+            raise TrainingError(where, "guard.policy=stop", fix)
+        if self._steps.guard.bad_steps > self._guard.max_bad_steps:
+            raise TrainingError(where, f"more bad steps than guard.max_bad_steps={self._guard.max_bad_steps}", fix)
+        if self._not_finite_in_a_row >= NOT_FINITE_IN_A_ROW:
+            raise TrainingError(where, f"not finite {NOT_FINITE_IN_A_ROW} times in a row: the weights are broken", fix)
+
+    def _roll_back(self) -> bool:
+        first, end = self._samples_since(self._data_before[0])
+        bad_step = self._state.step
+        if not self._state.roll_back(first, end):
+            self._recorder.say("there is no checkpoint to go back to yet: the step is left out")
+            return False
+        self._data_before.clear()
+        self._recorder.event("rolled_back", step=self._state.step, from_step=bad_step, skipped_samples=[first, end])
+        self._recorder.say(f"back at step {self._state.step}; samples {first} to {end - 1} are left out from here on")
+        return True
+
+
+def _for_json(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,97 @@
+"""Probes (`evaluate/probes.py`) read while training, without a trace in the training itself.
+
+Every rank reads all of them: they are few, and ZeRO-3 needs all ranks in every forward pass. They are packed as
+training samples are, in batches of the shape that is trained on, so that nothing is compiled or planned anew. Where
+documents are masked, many probes share one sample; where they are not, each has its own, as it must not see others.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage
+from z2all_ds.checkpoint.rng import rng_state, set_rng_state
+from z2all_ds.data.packing import Sample, best_fit, make_batch
+from z2all_ds.evaluate.probe_rows import Row, as_expected, read, verdict_line
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
+from z2all_ds.track.fields import PROBE_PREFIX
+from z2all_ds.train.hooks.validation import Forward
+from z2all_ds.train.inputs import probes_asked
+
+
+class Place(NamedTuple):
+    """Where a row of tokens stands: sample, and first position in it."""
+
+    sample: int
+    start: int
+
+
+class Probing:
+    """The probes of a run, on one rank."""
+
+    def __init__(self, run: RunConfig, tokenizer: Z2allTokenizer, engine: Any) -> None:
+        self._every_steps, self._last_step = run.probes.every_steps, run.train.steps
+        self._asked = probes_asked(run, tokenizer)
+        self._rows = [row for one in self._asked for row in one.rows]
+        self._shares_samples, self._padding_id = run.data.document_mask, tokenizer.pad_id
+        self._engine = engine
+
+    def is_due(self, step: int) -> bool:
+        return step % self._every_steps == 0 or step == self._last_step
+
+    def measure(self, forward: Forward, stage: RunStage) -> dict[str, float]:
+        """Values by the names of metrics.jsonl; what is no number is left out. All ranks call it."""
+        samples, places = pack(self._rows, stage.sequence_length, self._padding_id, self._shares_samples)
+        samples += samples[-1:] * (-len(samples) % stage.micro_batch)
+        randomness = rng_state()
+        self._engine.eval()
+        losses = []
+        try:
+            with torch.no_grad():
+                for first in range(0, len(samples), stage.micro_batch):
+                    batch = make_batch(samples[first : first + stage.micro_batch])
+                    losses.append(forward(batch).double().cpu())
+        finally:
+            self._engine.train()
+            set_rng_state(randomness)
+        of_samples = torch.cat(losses)
+        scored = iter([_scored(of_samples, row, place) for row, place in zip(self._rows, places, strict=True)])
+        values = {one.probe.name: read(one, [next(scored) for _ in one.rows]).value for one in self._asked}
+        return {f"{PROBE_PREFIX}{name}": value for name, value in values.items() if math.isfinite(value)}
+
+    def verdict(self, found: dict[str, float], step: int) -> str:
+        """How many are as expected, for the person watching."""
+        values = {name.removeprefix(PROBE_PREFIX): value for name, value in found.items()}
+        return verdict_line(as_expected(values, [one.probe for one in self._asked], step), len(values))
+
+
+def pack(
+    rows: Sequence[Row], sequence_length: int, padding_id: int, shares_samples: bool
+) -> tuple[list[Sample], list[Place]]:
+    """Each row as a document of its own; and where it went."""
+    lengths = [len(row.ids) for row in rows]
+    bins = best_fit(lengths, sequence_length) if shares_samples else [[number] for number in range(len(rows))]
+    places: dict[int, Place] = {}
+    samples = []
+    for sample, numbers in enumerate(bins):
+        tokens = np.full(sequence_length + 1, padding_id, dtype=np.int32)
+        start = 0
+        for number in numbers:
+            places[number] = Place(sample, start)
+            tokens[start : start + lengths[number]] = rows[number].ids
+            start += lengths[number]
+        empty = sequence_length - start
+        pieces = [lengths[number] for number in numbers] + ([empty] if empty else [])
+        samples.append(Sample(tokens, pieces, 0, goes_on=False, num_padding=empty))
+    return samples, [places[number] for number in range(len(rows))]
+
+
+def _scored(losses: torch.Tensor, row: Row, place: Place) -> list[float]:
+    """Log-probabilities of the row's scored tokens; the loss of a token stands one position before it."""
+    first, end = place.start + row.first_scored - 1, place.start + len(row.ids) - 1
+    found: list[float] = (-losses[place.sample, first:end]).tolist()
+    return found

@@ -1,0 +1,70 @@
+"""Loss and perplexity on held-out text while training, per domain, without a trace in the training itself.
+
+The same samples every time: the first ones of a stream of its own, over a corpus of its own. Weights, optimizer, the
+order of the training data and random numbers are as if nothing had been looked at.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.world import World
+from z2all_ds.checkpoint.rng import rng_state, set_rng_state
+from z2all_ds.data import BatchLoader, PackedStream
+from z2all_ds.data.run_spec import corpus_location
+from z2all_ds.data.spec import StreamSpec
+from z2all_ds.data.stages import StageSpec
+from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
+from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.train.inputs import validation_batches
+from z2all_ds.train.meters.channel_loss import ChannelLoss, perplexities
+
+Forward = Callable[[dict[str, Tensor]], Tensor]
+"""A batch on the host -> the loss of every token."""
+
+
+class Validation:
+    """Held-out samples of one rank."""
+
+    def __init__(self, run: RunConfig, tokenizer: Z2allTokenizer, world: World, engine: Any) -> None:
+        spec = StreamSpec(
+            corpus_location(run.validation.corpus),
+            [StageSpec(run.train.sequence_length, name="validation")],
+            run.train.seed,
+            run.num_lanes,
+            run.data.packing,
+        )
+        self.every_steps = run.validation.every_steps
+        self._engine = engine
+        self._loader = BatchLoader(PackedStream(spec, tokenizer, world.rank, world.world_size), run.train.micro_batch)
+        self._first = self._loader.state_dict()
+        self._batches = validation_batches(run, world.world_size)
+        self._channel_loss = ChannelLoss(self._loader.stream.domain_names, engine.device)
+
+    def measure(self, forward: Forward) -> dict[str, float]:
+        """By the names of metrics.jsonl. All ranks call it."""
+        randomness = rng_state()
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                for _ in range(self._batches):
+                    batch = next(self._loader)
+                    losses = forward(batch)
+                    device = losses.device
+                    self._channel_loss.add(losses, batch["labels"].to(device), batch["domain_ids"].to(device))
+        finally:
+            self._engine.train()
+            set_rng_state(randomness)
+            self._loader.load_state_dict(self._first)
+        loss, per_domain = self._channel_loss.take()
+        return {
+            "validation_loss": loss,
+            **{f"validation_{LOSS_PREFIX}{name}": value for name, value in per_domain.items()},
+            **perplexities("validation_", loss, per_domain),
+        }
+
+    def close(self) -> None:
+        self._loader.close()

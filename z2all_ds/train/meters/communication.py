@@ -1,0 +1,75 @@
+"""Seconds that a step spends in collectives, as those see it who ask for them.
+
+DeepSpeed sends everything through one object, whose functions are wrapped here. A collective counts from its call to
+its return. One that is only begun there counts again while its end is waited for: what computation hides is not in it.
+On a GPU these are moments in the stream of the caller. DeepSpeed's own comms logger waits for the device at every call.
+
+All of it lies inside forward pass, backward pass and optimizer, where it is waited for. It also holds the waiting for
+ranks that are late.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from z2all_ds.train.meters.timers import timer_for
+
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "inference_all_reduce", "reduce"),
+    *("reduce_scatter", "reduce_scatter_tensor", "broadcast", "all_to_all_single"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_base", "all_gather_coalesced"),
+)
+
+
+class CommunicationTime:
+    """From its making to `close`."""
+
+    def __init__(self, backend: Any, device: torch.device, world_size: int) -> None:
+        """`backend` has the collectives as methods. A rank alone has nobody to wait for and is left as it is."""
+        self._backend, self._timer = backend, timer_for(device)
+        self._spans: list[tuple[Any, Any]] = []
+        self._inside = False
+        self._wrapped = [name for name in COLLECTIVES if world_size > 1 and hasattr(backend, name)]
+        for name in self._wrapped:
+            setattr(backend, name, self._timed(getattr(backend, name)))
+
+    def _timed(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if self._inside:  # one collective may be made of others
+                return real(*arguments, **named)
+            self._inside, begin = True, self._timer.mark()
+            try:
+                pending = real(*arguments, **named)
+            finally:
+                self._inside = False
+                self._spans.append((begin, self._timer.mark()))
+            return _Pending(pending, self._timed(pending.wait)) if hasattr(pending, "wait") else pending
+
+        return timed
+
+    def take(self) -> float:
+        """Seconds since the last call, as far as the device has come; the rest comes with the next."""
+        past = [self._timer.is_past(end) for _, end in self._spans]
+        seconds = 0.0
+        for (begin, end), is_past in zip(self._spans, past, strict=True):
+            if is_past:
+                seconds += self._timer.seconds(begin, end)
+                self._timer.give_back(begin)
+                self._timer.give_back(end)
+        self._spans = [span for span, is_past in zip(self._spans, past, strict=True) if not is_past]
+        return seconds
+
+    def close(self) -> None:
+        for name in self._wrapped:
+            delattr(self._backend, name)  # the class has its own
+
+
+class _Pending:
+    """A collective under way, whose `wait` is timed; in all else the real one."""
+
+    def __init__(self, real: Any, wait: Callable[..., Any]) -> None:
+        self._real, self.wait = real, wait
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)

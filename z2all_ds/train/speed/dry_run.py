@@ -1,0 +1,102 @@
+"""Before the first step: whether the largest micro-batch of every stage fits into the GPU, and what is left.
+
+A stage with longer samples may begin days later, and would end there for want of memory. A forward pass on random
+tokens shows what activations take; nothing is kept of it, and no gradient, random state or data is touched. What is
+made in the first step only is added: the optimizer's states and, at some stages, gradients.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage, run_stages
+from z2all_ds.base.console import human_bytes
+from z2all_ds.base.errors import MachineError
+from z2all_ds.ops.visibility import BORDERS_MULTIPLE, document_borders
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+
+
+def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Callable[[str], None]) -> None:
+    """Says a line for each shape of micro-batch; too little memory is an error. On a CPU it says nothing."""
+    device = engine.device
+    if device.type != "cuda":
+        return
+    later = first_step_bytes(engine, resolved)
+    for stage in distinct_shapes(run_stages(run)):
+        shape = f"{stage.micro_batch} x {stage.sequence_length} tokens"
+        try:
+            need = forward_peak_bytes(engine, run, stage) + later
+        except torch.OutOfMemoryError:
+            need = None
+        total = torch.cuda.get_device_properties(device).total_memory
+        if need is None or need > total:
+            raise MachineError(
+                f"micro-batches of {shape} (stage {stage.name})",
+                f"need more than this GPU's {human_bytes(total)}",
+                "Lower train.micro_batch, set train.activation_checkpointing=full, or take a JSON that keeps less.",
+            )
+        say(f"memory: micro-batches of {shape} need about {human_bytes(need)}, {human_bytes(total - need)} are left")
+
+
+def distinct_shapes(stages: list[RunStage]) -> list[RunStage]:
+    """The first stage of each shape of micro-batch."""
+    shapes: dict[tuple[int, int], RunStage] = {}
+    for stage in stages:
+        shapes.setdefault((stage.micro_batch, stage.sequence_length), stage)
+    return list(shapes.values())
+
+
+def first_step_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """What the first step makes on this rank's device and keeps."""
+    states = 0 if resolved.offload_optimizer else state_bytes(engine, resolved)
+    return states + gradient_bytes(engine, resolved)
+
+
+def state_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """Of the optimizer on this rank: its share of the parameters, or all of them without ZeRO."""
+    share = _parameters(engine) / engine.dp_world_size if resolved.stage else _parameters(engine)
+    return int(share * resolved.optimizer.state_bytes_per_parameter)
+
+
+def gradient_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """Of DeepSpeed's optimizer for the stages 1 and 2: what is summed up, and the buckets to send it in.
+
+    Its others have made room for gradients by now, and sinks (`gradient_sinks.py`) leave none beside it.
+    """
+    optimizer = engine.optimizer
+    if resolved.stage == 3 or not hasattr(optimizer, "averaged_gradients"):
+        return 0
+    # At stage 1 the whole sums are sent, after the last micro-batch; at stage 2 each micro-batch's gradients, of which
+    # a rank sums up its share.
+    summed, sums = optimizer.gradient_accumulation_dtype, _parameters(engine)
+    sent = summed if resolved.stage == 1 else optimizer.dtype
+    buckets = (2 if optimizer.overlap_comm else 1) if optimizer.contiguous_gradients else 0
+    share = sums if resolved.stage == 1 else sums / engine.dp_world_size
+    return int(buckets * optimizer.reduce_bucket_size * sent.itemsize + share * summed.itemsize)
+
+
+def _parameters(engine: Any) -> int:
+    return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters() if p.requires_grad)
+
+
+def forward_peak_bytes(engine: Any, run: RunConfig, stage: RunStage) -> int:
+    """What torch has allocated at most while the activations of one micro-batch were all there."""
+    device = engine.device
+    size = (stage.micro_batch, stage.sequence_length)
+    with torch.random.fork_rng(devices=[device]):
+        torch.cuda.reset_peak_memory_stats(device)
+        try:
+            ids = torch.randint(0, run.model.vocab_size, size, device=device)
+            positions = torch.arange(stage.sequence_length, device=device).expand(size)
+            one_each = torch.zeros_like(ids)
+            documents = {"document_ids": one_each, "cu_seqlens": document_borders(one_each, BORDERS_MULTIPLE)}
+            masked = documents if run.data.document_mask else {}
+            outputs = engine.module(input_ids=ids, position_ids=positions, next_tokens=ids, **masked)
+            peak = torch.cuda.max_memory_allocated(device)
+            del outputs
+        finally:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+    return peak

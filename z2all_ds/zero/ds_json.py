@@ -1,0 +1,212 @@
+"""Reads a DeepSpeed JSON and refuses what DeepSpeed would ignore, misread or raise on late. Loads no torch.
+
+Every key is known (`ds_keys.py`), every value of its kind, and no mix of settings is one that DeepSpeed trains
+otherwise than it reads. What depends on device, number of ranks or run config is settled in `ds_config.py`.
+"""
+
+import difflib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.resources import find_named_file
+from z2all_ds.zero.ds_keys import FILLED_IN, KNOWN, NOT_HERE, REMOVED_IN_ZERO, REMOVED_TOP_LEVEL, RENAMED_IN_ZERO, Kind
+
+WORDS_FOR_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number from 0 on",
+    "positive": "a whole number from 1 on",
+    "number": "a number from 0 on",
+    "text": "text",
+    "texts": "a list of texts",
+}
+
+
+def load_ds_json(name_or_path: str) -> dict[str, Any]:
+    """The JSON as it lies on disk, all of it checked."""
+    path = find_named_file(name_or_path, "DeepSpeed JSON", "ds_configs", ".json")
+    content = _read(path)
+    check_section(content, KNOWN, path.name)
+    check_mixes(content, path.name)
+    return content
+
+
+def _read(path: Path) -> dict[str, Any]:
+    def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        section = dict(pairs)
+        if len(section) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError(f"{twice} in {path.name}", "stands there twice", "Remove one of the two.")
+        return section
+
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_doubles)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"DeepSpeed JSON {path}", f"not valid JSON ({error})", "Correct the file.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"DeepSpeed JSON {path}", "must be one JSON object", "See ds_configs/zero2.json.")
+    return content
+
+
+def check_section(section: dict[str, Any], known: dict[str, Any], file: str, above: str = "") -> None:
+    """Keys and kinds of values of a section and of the sections in it; `above` is its dotted name with a last dot."""
+    for key, value in section.items():
+        dotted = above + key
+        if key not in known:
+            raise ConfigError(f"{dotted} in {file}", *_why_unknown(key, known, above))
+        if value == "auto":
+            raise ConfigError(f'{dotted}="auto" in {file}', "DeepSpeed alone does not know auto", "Write the value.")
+        kind: Kind = known[key]
+        if isinstance(kind, dict) and isinstance(value, dict):
+            check_section(value, kind, file, f"{dotted}.")
+        elif not _is_of(kind, value, may_be_null=bool(above)):
+            what = f"{dotted}={json.dumps(value)} in {file}"
+            if isinstance(kind, dict):
+                raise ConfigError(what, "must be a JSON object", 'For example "bf16": {"enabled": true}.')
+            if isinstance(kind, tuple):
+                words = ", ".join(map(str, kind[:-1])) + f" or {kind[-1]}"
+                fix = "Write the number." if isinstance(kind[0], int) else "Write one of them."
+                raise ConfigError(what, f"must be {words}", fix)
+            fix = "Remove the quotes." if isinstance(value, str) else "Correct the value."
+            raise ConfigError(what, f"must be {WORDS_FOR_KINDS[kind]}", fix)
+
+
+def _why_unknown(key: str, known: dict[str, Any], above: str) -> tuple[str, str]:
+    """Rule and fix."""
+    if not above and key in FILLED_IN:
+        return f"the run config decides it ({FILLED_IN[key]})", "Remove it from the JSON."
+    if above + key in NOT_HERE:
+        return f"cannot be used here: {NOT_HERE[above + key]}", "Remove it."
+    in_zero = above == "zero_optimization."
+    if in_zero and key in RENAMED_IN_ZERO:
+        return "DeepSpeed has renamed it", f"Write {RENAMED_IN_ZERO[key]}."
+    if (not above and key in REMOVED_TOP_LEVEL) or (in_zero and key in REMOVED_IN_ZERO):
+        return "DeepSpeed no longer has it", "Remove it."
+    near = difflib.get_close_matches(key, known, n=1)
+    fix = f"Did you mean {above}{near[0]}?" if near else "Remove it."
+    if above:
+        return f"DeepSpeed knows no such key in {above.rstrip('.')}", fix
+    return "DeepSpeed knows no such top-level key and would ignore it", fix
+
+
+def _is_of(kind: Kind, value: Any, may_be_null: bool) -> bool:
+    if value is None:  # as if it were not there; DeepSpeed fails on a top-level section of that kind
+        return may_be_null
+    if isinstance(kind, tuple):
+        return value in kind and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    checks: dict[str, Callable[[], bool]] = {
+        "bool": lambda: isinstance(value, bool),
+        "int": lambda: is_number and value == int(value),
+        "positive": lambda: is_number and value == int(value) and value > 0,
+        "number": lambda: is_number,
+        "text": lambda: isinstance(value, str),
+        "texts": lambda: isinstance(value, list) and all(isinstance(item, str) for item in value),
+    }
+    return not isinstance(kind, dict) and checks[kind]()
+
+
+def zero_section(content: dict[str, Any]) -> dict[str, Any]:
+    return content.get("zero_optimization") or {}
+
+
+def offload_device(content: dict[str, Any], what: str) -> str:
+    """none, cpu or nvme; `what` is offload_optimizer or offload_param."""
+    return str((zero_section(content).get(what) or {}).get("device") or "none")
+
+
+def check_mixes(content: dict[str, Any], file: str) -> None:
+    """Settings that are right each alone."""
+    zero, bf16, fp16 = zero_section(content), content.get("bf16", {}), content.get("fp16", {})
+    stage = zero.get("stage") or 0
+
+    def refuse(when: Any, what: str, rule: str, fix: str) -> None:
+        if when:
+            raise ConfigError(f"{what} in {file}", rule, fix)
+
+    refuse(bf16.get("enabled") and fp16.get("enabled"), "bf16 and fp16", "both are enabled", "Disable one of the two.")
+    optimizer, weights = offload_device(content, "offload_optimizer"), offload_device(content, "offload_param")
+    refuse(
+        optimizer != "none" and stage == 0,
+        "offload_optimizer at stage 0",
+        "DeepSpeed would ignore it",
+        "Use stage 1, 2 or 3.",
+    )
+    # At stages 1 and 2 DeepSpeed keeps the states in host memory and says nothing; with bf16 and fp32 accumulation at
+    # stage 1 it does not offload at all.
+    refuse(
+        optimizer == "nvme" and stage < 3,
+        f"offload_optimizer.device=nvme at stage {stage}",
+        "only stage 3 writes to a disk",
+        "Use stage 3, or device cpu.",
+    )
+    refuse(
+        weights != "none" and stage < 3,
+        f"offload_param at stage {stage}",
+        "only stage 3 offloads weights",
+        "Use stage 3, or remove it.",
+    )
+    ratio = (zero.get("offload_optimizer") or {}).get("ratio", 1)
+    refuse(ratio > 1, f"offload_optimizer.ratio={ratio}", "must be from 0 to 1", "Correct it.")
+    refuse(
+        ratio < 1 and stage < 3,
+        f"offload_optimizer.ratio={ratio} at stage {stage}",
+        "only stage 3 offloads a part",
+        "Use stage 3, or remove it.",
+    )
+    hpz = zero.get("zero_hpz_partition_size") or 1
+    refuse(
+        hpz > 1 and stage < 3,
+        f"zero_hpz_partition_size={hpz} at stage {stage}",
+        "weights are sharded at stage 3 only",
+        "Use stage 3, or remove it.",
+    )
+    predivided = content.get("prescale_gradients") or content.get("gradient_predivide_factor", 1) != 1
+    refuse(
+        predivided and stage >= 2 and zero.get("reduce_scatter", True),
+        f"prescale_gradients or gradient_predivide_factor at stage {stage}",
+        "DeepSpeed cannot do this with reduce_scatter",
+        "Remove it, or set reduce_scatter false.",
+    )
+    refuse(
+        content.get("gradient_allreduce_op") == "sum",
+        "gradient_allreduce_op=sum",
+        "gradients would grow with the number of ranks",
+        "Remove it.",
+    )
+    bucket = zero.get("allgather_bucket_size", 0) or 0
+    refuse(bucket % 2, f"allgather_bucket_size={bucket}", "must be even at stages 1 and 2", "Add 1.")
+    masters = "bf16_master_weights_and_grads"
+    refuse(bf16.get(masters) and stage == 0, f"bf16.{masters} at stage 0", "needs ZeRO", "Use stage 1, 2 or 3.")
+    refuse(
+        bf16.get("bf16_optimizer_states") and not bf16.get(masters),
+        "bf16.bf16_optimizer_states",
+        f"goes only with {masters}",
+        f"Set {masters} true too.",
+    )
+    _check_dtypes(content, refuse)
+
+
+def _check_dtypes(content: dict[str, Any], refuse: Callable[[Any, str, str, str], None]) -> None:
+    compute = next((d for d in ("bf16", "fp16") if content.get(d, {}).get("enabled")), "fp32")
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(compute)
+    for key, dtype in {
+        "data_types.grad_accum_dtype": content.get("data_types", {}).get("grad_accum_dtype"),
+        "communication_data_type": content.get("communication_data_type"),
+    }.items():
+        refuse(
+            dtype is not None and dtype == other,
+            f"{key}={dtype} with {compute}",
+            "gradients would lose range or digits both ways",
+            f"Write fp32 or {compute}.",
+        )
+    refuse(
+        content.get("fp16", {}).get("fp16_master_weights_and_grads")
+        and offload_device(content, "offload_optimizer") == "none",
+        "fp16.fp16_master_weights_and_grads",
+        "DeepSpeed has it for offloaded states only",
+        "Remove it, or add offload_optimizer.",
+    )

@@ -1,0 +1,141 @@
+"""AdamW with both moments in bf16: 4 bytes of state per parameter instead of 8.
+
+Moments are updated in fp32 and rounded stochastically (rounded to nearest, a second moment with beta 0.999 would stop
+moving: its change is below bf16's step). The step itself uses the moments before they are rounded. Where the weight is
+bf16 too, what it loses by rounding is kept and added the next time (2 more bytes), or it is rounded stochastically.
+
+What is drawn depends on (tensor, step) alone, so nothing random has to be saved, and a resumed run draws the same. It
+is the same on every rank too: replicas (ZeRO stage 0) must not drift apart, and in partitions, which are of different
+weights, shared noise does no harm, since what it is added to has signs of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import chain, repeat
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from z2all_ds.zero.optimizers.chunks import CHUNK, flat_gradient_pieces, flat_pieces
+from z2all_ds.zero.optimizers.rounding import join, round_stochastically, seed_from, split
+
+SMALL_STATES = ("exp_avg", "exp_avg_sq", "compensation")
+
+
+@cache
+def _fused_step() -> Any:
+    """The module of the kernel, where there is triton."""
+    try:
+        from z2all_ds.ops.kernels import adamw_bf16
+    except ImportError:
+        return None
+    return adamw_bf16
+
+
+class AdamWBf16(torch.optim.Optimizer):
+    """Formula of AdamW. State: exp_avg, exp_avg_sq (bf16), compensation (int16, for bf16 weights with kahan)."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        rounding: Literal["kahan", "stochastic"] = "kahan",
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.rounding = rounding
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, group)
+        return loss
+
+    def _step_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.dtype in (torch.float32, torch.bfloat16)
+        state = self.state[parameter]
+        if not state:
+            # ZeRO-3 hands over one tensor at a time, so a place in the group would not tell them apart.
+            state["number"] = len(self.state)
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+        if parameter.dtype == torch.bfloat16 and self.rounding == "kahan" and "compensation" not in state:
+            state["compensation"] = torch.zeros_like(parameter, dtype=torch.int16)
+        state["step"] += 1
+        step = _fused_step() if parameter.is_cuda else None
+        size = step.MOST_PER_LAUNCH if step else CHUNK
+        weights, squares = flat_pieces(parameter, size), flat_pieces(state["exp_avg_sq"], size)
+        assert parameter.grad is not None
+        gradients, moments = flat_gradient_pieces(parameter.grad, size), flat_pieces(state["exp_avg"], size)
+        compensations: Iterable[Tensor | None] = repeat(None, len(weights))
+        if self.rounding == "kahan" and "compensation" in state:
+            compensations = flat_pieces(state["compensation"], size)
+        pieces = zip(weights, gradients, moments, squares, compensations, strict=True)
+        if step:
+            for index, piece in enumerate(pieces):
+                step.step(*piece, state["step"], group, seed_from(state["number"], state["step"], index))
+            return
+        generator = self._generator(parameter.device, state["number"], state["step"])
+        for piece in pieces:
+            self._step_chunk(*piece, state["step"], group, generator)
+
+    def _step_chunk(
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        moment: Tensor,
+        square: Tensor,
+        compensation: Tensor | None,
+        step: int,
+        group: dict[str, Any],
+        generator: torch.Generator,
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        gradient = gradient.float()
+        new_moment = moment.float().lerp_(gradient, 1 - beta1)
+        new_square = square.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        moment.copy_(round_stochastically(new_moment, generator))
+        square.copy_(round_stochastically(new_square, generator))
+        denominator = new_square.sqrt_().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+        change = new_moment.div_(denominator).mul_(-group["lr"] / (1 - beta1**step))
+        master = weight.float() if compensation is None else join(weight, compensation)
+        change.add_(master, alpha=-group["lr"] * group["weight_decay"])
+        master.add_(change)  # the weight itself where that is fp32
+        if compensation is not None:
+            rounded, cut_off = split(master)
+            weight.copy_(rounded)
+            compensation.copy_(cut_off)
+        elif weight.dtype == torch.bfloat16:
+            weight.copy_(round_stochastically(master, generator))
+
+    def _generator(self, device: torch.device, number: int, step: int) -> torch.Generator:
+        generator = self._generators.setdefault(device, torch.Generator(device))
+        return generator.manual_seed(seed_from(number, step))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch casts every state to the weight's dtype; ours are set beside it, as they are."""
+        small = {
+            number: {key: value for key, value in state.items() if key in SMALL_STATES}
+            for number, state in state_dict["state"].items()
+        }
+        rest = {
+            number: {key: value for key, value in state.items() if key not in SMALL_STATES}
+            for number, state in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": rest})
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for key, value in small.get(number, {}).items():
+                self.state[parameter][key] = value.to(parameter.device, copy=True)

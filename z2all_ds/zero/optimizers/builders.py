@@ -1,0 +1,77 @@
+"""Makes each kind of optimizer from parameter groups and the `optimizer` section; libraries are imported here, late."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from z2all_ds.base.config.sections import OptimizerSection
+from z2all_ds.zero.optimizers.adamw_bf16 import AdamWBf16
+from z2all_ds.zero.optimizers.lion import Lion
+
+Groups = list[dict[str, Any]]
+
+
+def adam_settings(section: OptimizerSection) -> dict[str, Any]:
+    """Under the names all Adams share; the decay is in the groups."""
+    return {"lr": section.lr, "betas": section.betas, "eps": section.eps}
+
+
+def adamw(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, fused=True, **adam_settings(section))
+
+
+def ds_fused_adam(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import FusedAdam
+
+    optimizer: torch.optim.Optimizer = FusedAdam(groups, adam_w_mode=True, **adam_settings(section))
+    return optimizer
+
+
+def ds_cpu_adam(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, **adam_settings(section))
+    return optimizer
+
+
+def apex_adam(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    fused = import_module("apex.optimizers").FusedAdam
+    optimizer: torch.optim.Optimizer = fused(groups, adam_w_mode=True, **adam_settings(section))
+    return optimizer
+
+
+def adamw_8bit(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    """torchao's, which needs no binary of its own, or else bitsandbytes'."""
+    optimizer: torch.optim.Optimizer
+    try:
+        base = import_module("torchao.optim").AdamW8bit
+    except ImportError:
+        optimizer = import_module("bitsandbytes").optim.AdamW8bit(groups, **adam_settings(section))
+        return optimizer
+
+    class AdamW8bitWithSettableRate(base):  # type: ignore[misc, valid-type]
+        """torchao refuses a learning rate that is no tensor; schedules set plain numbers."""
+
+        def step(self, closure: Callable[[], float] | None = None) -> Any:
+            for group in self.param_groups:
+                if not isinstance(group["lr"], torch.Tensor):
+                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+            return super().step(closure)
+
+    optimizer = AdamW8bitWithSettableRate(groups, bf16_stochastic_round=True, **adam_settings(section))
+    return optimizer
+
+
+def adamw_bf16(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    return AdamWBf16(groups, rounding=section.rounding, **adam_settings(section))
+
+
+def lion(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    return Lion(groups, lr=section.lr, betas=section.betas)
+
+
+def adafactor(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
+    # Its two eps are of another meaning than Adam's; torch's defaults stand.
+    return torch.optim.Adafactor(groups, lr=section.lr)

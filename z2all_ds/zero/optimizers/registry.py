@@ -1,0 +1,233 @@
+"""The kinds of optimizers: what each is, what its state costs, where it can run. Loads no torch.
+
+Bytes are of the optimizer's own state per parameter of the partition it steps. The master weight is not in them, nor
+what ZeRO adds: at stages 1 to 3 each rank steps its share of the parameters, one flat tensor a group, and beside the
+state keeps the fp32 master of that share (4 bytes per parameter; 2 with bf16 master weights) and, while it steps, the
+share's gradient in the master's dtype (4 or 2).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from z2all_ds.base.config.sections import OptimizerSection
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OptimizerSituation:
+    """What a kind must know to say whether it can run and what it costs."""
+
+    device: str
+    """`cpu` or `cuda`: where the model is."""
+    stage: int
+    """Of ZeRO. From 1 on, the optimizer is handed flat partitions."""
+    offload: bool
+    """The state lies in the host's memory (`offload_optimizer` in the DeepSpeed JSON)."""
+    bf16_master: bool = False
+    """What is stepped is bf16 itself (`bf16.bf16_master_weights_and_grads`), with no fp32 copy behind it."""
+    bf16_states: bool = False
+    """`bf16.bf16_optimizer_states` is set too."""
+    elsewhere: bool = False
+    """It is a plan for another machine: what is installed on this one does not matter."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 if self.bf16_master else 4
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """One optimizer. `builder` is the name of its function in builders.py."""
+
+    name: str
+    description: str
+    builder: str
+    why_not: Callable[[OptimizerSituation], str | None]
+    state_bytes_per_parameter: Callable[[OptimizerSituation, OptimizerSection], float]
+    known_to_deepspeed: bool
+    """DeepSpeed takes others under ZeRO only with `zero_allow_untested_optimizer`."""
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """Which optimizer runs, why, and what its state costs; a row of the table printed at the start."""
+
+    kind: str
+    reason: str
+    state_bytes_per_parameter: float
+
+    @property
+    def known_to_deepspeed(self) -> bool:
+        return KINDS[self.kind].known_to_deepspeed
+
+
+def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
+    """The kind asked for, or `auto`'s; one that cannot run here is an error."""
+    wanted, reason = section.kind, "asked for"
+    if wanted == "auto":
+        wanted = "ds_cpu_adam" if situation.offload else "adamw"
+        reason = "its state is offloaded" if situation.offload else "first choice"
+    if wanted not in KINDS:
+        raise ConfigError(f"optimizer.kind={wanted}", "no such optimizer", f"Known: auto, {', '.join(KINDS)}.")
+    kind = KINDS[wanted]
+    refusal = kind.why_not(situation)
+    if refusal:
+        able = [name for name, other in KINDS.items() if other.why_not(situation) is None]
+        fix = f"Use optimizer.kind= one of {', '.join(able)}." if able else "Change the DeepSpeed JSON."
+        raise ConfigError(f"optimizer.kind={section.kind}", refusal, fix)
+    if situation.bf16_master and wanted != "adamw_bf16":
+        reason += "; updates below 1/256 of a bf16 weight are lost, adamw_bf16 keeps them"
+    return OptimizerChoice(wanted, reason, kind.state_bytes_per_parameter(situation, section))
+
+
+def build_optimizer(
+    choice: OptimizerChoice, groups: list[dict[str, Any]], section: OptimizerSection
+) -> "torch.optim.Optimizer":
+    """The optimizer over the groups, which say its kind."""
+    from z2all_ds.zero.optimizers import builders
+
+    builder = getattr(builders, KINDS[choice.kind].builder)
+    optimizer: torch.optim.Optimizer = builder([{**group, KIND_KEY: choice.kind} for group in groups], section)
+    return optimizer
+
+
+def library_missing(situation: OptimizerSituation, *modules: str) -> str | None:
+    """One line where none of the modules is installed. Looked for, not imported: they load torch."""
+    if situation.elsewhere:
+        return None
+    for module in modules:
+        package, _, inside = module.partition(".")
+        found = find_spec(package)
+        folders = [Path(folder) for folder in (found and found.submodule_search_locations) or ()]
+        if found and (not inside or any((folder / inside / "__init__.py").is_file() for folder in folders)):
+            return None
+    return f"{' and '.join(modules)} not installed; pip install 'z2all_ds[gpu]'"
+
+
+def no_offload(situation: OptimizerSituation) -> str | None:
+    if situation.offload:
+        return "the DeepSpeed JSON offloads the state, which only ds_cpu_adam steps"
+    if situation.bf16_master and not situation.bf16_states:
+        return "bf16 master weights that are not offloaded need bf16.bf16_optimizer_states=true in the DeepSpeed JSON"
+    return None
+
+
+def gpu_and_library(*modules: str) -> Callable[[OptimizerSituation], str | None]:
+    def why_not(situation: OptimizerSituation) -> str | None:
+        if situation.device != "cuda":
+            return f"needs a GPU, the model is on {situation.device}"
+        return no_offload(situation) or library_missing(situation, *modules)
+
+    return why_not
+
+
+def apex_why_not(situation: OptimizerSituation) -> str | None:
+    if situation.device != "cuda":
+        return f"needs a GPU, the model is on {situation.device}"
+    if library_missing(situation, "apex.optimizers"):
+        return "apex.optimizers not installed; build it from NVIDIA's repository (apex on PyPI is another package)"
+    return no_offload(situation)
+
+
+def eight_bit_why_not(situation: OptimizerSituation) -> str | None:
+    if refusal := no_offload(situation):
+        return refusal
+    # bitsandbytes steps on a GPU only; torchao compiles for either.
+    return library_missing(situation, "torchao.optim", *(["bitsandbytes"] if situation.device == "cuda" else []))
+
+
+def offload_only(situation: OptimizerSituation) -> str | None:
+    if not situation.offload:
+        return "steps in the host's memory: needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"
+    if situation.bf16_states:
+        return "keeps its moments in fp32: take bf16.bf16_optimizer_states out of the DeepSpeed JSON"
+    return None
+
+
+def _bytes(moments: int) -> Callable[[OptimizerSituation, OptimizerSection], float]:
+    """So many moments in the dtype of what is stepped."""
+    return lambda situation, section: float(moments * situation.weight_bytes)
+
+
+def _bf16_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
+    return 6.0 if situation.bf16_master and section.rounding == "kahan" else 4.0
+
+
+def _adafactor_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
+    """0 stands for rows + columns of each matrix, which is little."""
+    return float(situation.weight_bytes) if situation.stage else 0.0
+
+
+EIGHT_BIT_BLOCK = 256
+
+
+def _eight_bit_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
+    """A code each, and an fp32 scale a block of 256."""
+    return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
+
+
+KINDS: dict[str, OptimizerKind] = {
+    kind.name: kind
+    for kind in (
+        OptimizerKind("adamw", "torch's fused AdamW", "adamw", no_offload, _bytes(2), True),
+        OptimizerKind(
+            "ds_fused_adam",
+            "DeepSpeed's CUDA AdamW, compiled once (about 45 s)",
+            "ds_fused_adam",
+            gpu_and_library("deepspeed"),
+            _bytes(2),
+            True,
+        ),
+        OptimizerKind(
+            "ds_cpu_adam",
+            "DeepSpeed's AdamW on the CPU's vector units, the one for offloaded state; moments in fp32",
+            "ds_cpu_adam",
+            offload_only,
+            lambda situation, section: 8.0,
+            True,
+        ),
+        OptimizerKind("apex_adam", "NVIDIA apex's fused AdamW", "apex_adam", apex_why_not, _bytes(2), True),
+        OptimizerKind(
+            "adamw_8bit",
+            "AdamW with both moments in 8 bits, of torchao or else bitsandbytes; a partition of fewer than 4096 values"
+            " (with torchao also one that is no multiple of 256) stays in full precision, 8 bytes",
+            "adamw_8bit",
+            eight_bit_why_not,
+            _eight_bit_bytes,
+            False,
+        ),
+        OptimizerKind(
+            "adamw_bf16",
+            "AdamW with both moments in bf16, stochastically rounded; bf16 weights by optimizer.rounding",
+            "adamw_bf16",
+            no_offload,
+            _bf16_bytes,
+            False,
+        ),
+        OptimizerKind(
+            "lion",
+            "sign of the momentum: one moment; wants a learning rate 3-10 times smaller and a decay as much larger",
+            "lion",
+            no_offload,
+            _bytes(1),
+            False,
+        ),
+        OptimizerKind(
+            "adafactor",
+            "torch's Adafactor; steps are lr times the weights' size, so that lr is to be near 0.01. ZeRO hands it flat"
+            " partitions, in which nothing can be factored: a whole second moment, no first, and sizes are those of the"
+            " partition, so that losses depend on the number of ranks. Stage 0 alone keeps rows and columns only",
+            "adafactor",
+            no_offload,
+            _adafactor_bytes,
+            False,
+        ),
+    )
+}

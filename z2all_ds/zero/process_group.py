@@ -1,0 +1,59 @@
+"""Where ranks meet: the store of rank 0, which listens on the one address that the others were told, and on no other.
+
+It asks nobody for a password, so who can reach it can join. torch's own way (env://) opens it on all addresses.
+"""
+
+import errno
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from z2all_ds.base.errors import PortTaken
+from z2all_ds.base.world import World
+
+
+def join(world: World, device: torch.device, timeout: timedelta) -> None:
+    """Meets the other ranks; alone, in a group of one on a port the system picks."""
+    if dist.is_initialized():  # by an earlier training in this process
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # Bound to its device, a group is made at once, and later ones are split off it; alone there is nobody to reach.
+    own_device = device if device.type == "cuda" and world.world_size > 1 else None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself holds the store
+        dist.init_process_group(backend, timeout=timeout, device_id=own_device)
+        return
+    store = _store(world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout)
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout, device_id=own_device
+    )
+
+
+def _store(world: World, address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    try:
+        listening = listen(address, port) if world.is_main else None
+        place = listening.getsockname()[1] if listening else port
+        descriptor = listening.detach() if listening else None
+        return dist.TCPStore(address, place, world.world_size, world.is_main, timeout, master_listen_fd=descriptor)
+    except (OSError, dist.DistNetworkError) as error:
+        if "EADDRINUSE" not in str(error) and getattr(error, "errno", None) != errno.EADDRINUSE:
+            raise
+        raise PortTaken(f"port {port}", "another process has it", "Give the launcher another --master_port.") from None
+
+
+def listen(address: str, port: int) -> socket.socket | None:
+    """On this address alone. None, and with it all addresses, where it is a name, which may mean something else on
+    another machine, or one that this machine has only towards the outside."""
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        return None
+    try:
+        return socket.create_server((address, port), family=socket.AF_INET6 if version == 6 else socket.AF_INET)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise

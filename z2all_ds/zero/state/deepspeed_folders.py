@@ -1,0 +1,297 @@
+"""What DeepSpeed's own `engine.save_checkpoint(folder, tag)` has written, cut into pieces of named parameters.
+
+| saved under | weights and optimizer are in | a flat tensor is |
+|---|---|---|
+| ZeRO 0 | mp_rank_00_model_states.pt | a parameter |
+| ZeRO 1 and 2 | [bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt | rank R's share of a row of parameters |
+| ZeRO 3 | the same | rank R's shares of some parameters, in a row |
+
+Which parameters lie in a row is told by `param_shapes` of the model's file. The files are pickles of DeepSpeed's own
+classes: four of them are let in by name, and of whatever else is in there nothing is run (`weights_only`). Tensors stay
+in the files until they are used.
+"""
+
+import math
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint.layout import WEIGHT
+from z2all_ds.checkpoint.optimizer_compat import ADAMS, KIND_KEY
+from z2all_ds.zero.state.optimizer_shards import Piece
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STEP = "step"
+COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+FIRST_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+"""Up to ZeRO 2, and of ZeRO 3, where each rank writes one."""
+
+
+@dataclass(frozen=True)
+class SavedFlat:
+    """One tensor that an optimizer stepped, with its states, all one-dimensional."""
+
+    pieces: list[Piece]
+    tensors: dict[str, Tensor]
+    """WEIGHT, and the moments once a step was taken."""
+    steps_taken: float | None
+
+
+@dataclass(frozen=True)
+class _States:
+    """A torch optimizer's state dict, looked at."""
+
+    of_flats: dict[int, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+    @property
+    def group_of_flats(self) -> list[dict[str, Any]]:
+        return [group for group in self.groups for _ in group["params"]]
+
+    def of(self, number: int) -> tuple[dict[str, Tensor], float | None]:
+        """Moments and count of the flat tensor of this number."""
+        state, group = self.of_flats.get(number, {}), self.group_of_flats[number]
+        taken = state.get(STEP, group.get(STEP)) if state else None  # apex counts once for the whole group
+        moments = {key: state[key].view(-1) for key in MOMENTS if key in state}
+        return moments, None if taken is None else float(taken)
+
+
+class DeepSpeedFolder:
+    """One tag of a folder that DeepSpeed has saved into."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = _folder_of_tag(path)
+        first = next((name for name in FIRST_MODEL_FILES if (self.path / name).is_file()), None)
+        if first is None:
+            raise CheckpointError(
+                f"{path}",
+                "is no folder of DeepSpeed's save_checkpoint (no file `latest`, no mp_rank_00_model_states.pt)",
+                "Give the folder it was called with, or that of a tag in it.",
+            )
+        self._model = self._load(first)
+        if not all(key in self._model for key in ("module", "param_shapes", *COUNTERS)):
+            raise CheckpointError(f"{self.path / first}", "is no model file of DeepSpeed's", "Give another folder.")
+        if self._model.get("mp_world_size", 1) > 1:
+            rule = f"was saved by {self._model['mp_world_size']} ranks of tensor or pipeline parallelism"
+            raise CheckpointError(f"{self.path}", rule, "Only data parallelism (ZeRO 0 to 3) is taken over.")
+        self._states_of_first_rank = self._checked_states(self._optimizer_of(0) if self.is_partitioned else None)
+
+    @property
+    def client_state(self) -> dict[str, Any]:
+        """Among DeepSpeed's own keys, what the saving program added."""
+        return self._model
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {name: int(self._model[name]) for name in COUNTERS}
+
+    @property
+    def is_partitioned(self) -> bool:
+        """By a ZeRO stage above 0."""
+        return self._model["param_shapes"] is not None
+
+    @cached_property
+    def zero_stage(self) -> int:
+        if not self.is_partitioned:
+            return 0
+        return int(self._optimizer_of(0).get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say
+
+    @cached_property
+    def ranks(self) -> int:
+        """That stepped parts of the model."""
+        if not self.is_partitioned:
+            return 1
+        count = self._optimizer_of(0)["partition_count"]
+        return int(max(count) if isinstance(count, list | tuple) else count)
+
+    @property
+    def is_offloaded(self) -> bool:
+        settings = self._model.get("ds_config")
+        zero = settings.get("zero_optimization", {}) if isinstance(settings, dict) else {}
+        return (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+
+    @property
+    def dtype(self) -> str:
+        """In which the model computed."""
+        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        return names[next(iter(self._model["module"].values())).dtype]
+
+    @property
+    def optimizer_kind(self) -> str:
+        """One of the Adams: others are refused when the folder is opened."""
+        return str(self._states_of_first_rank.groups[0].get(KIND_KEY, "adamw"))
+
+    @property
+    def loss_scaler(self) -> Any:
+        return self._optimizer_of(0).get("loss_scaler") if self.is_partitioned else None
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Of all parameters; a tied head is not among them."""
+        if self.is_partitioned:
+            return {name: list(shape) for row in self._model["param_shapes"] for name, shape in row.items()}
+        shared = set[int]()
+        found = {}
+        for name, tensor in self._model["module"].items():
+            if tensor.data_ptr() not in shared and name not in self._model["buffer_names"]:
+                shared.add(tensor.data_ptr())
+                found[name] = list(tensor.shape)
+        return found
+
+    def flats(self, rank: int) -> Iterator[SavedFlat]:
+        """All that a rank stepped."""
+        if not self.is_partitioned:
+            yield from self._whole_parameters()
+            return
+        optimizer = self._optimizer_of(rank)
+        states = self._checked_states(optimizer)
+        masters = optimizer["fp32_flat_groups" if self.zero_stage == 3 else "single_partition_of_fp32_groups"]
+        rows = [{name: math.prod(shape) for name, shape in row.items()} for row in self._model["param_shapes"]]
+        if not len(rows) == len(masters) == len(states.group_of_flats):
+            raise self._unknown(f"{len(masters)} flat tensors for {len(rows)} rows of parameters")
+        for number, (master, row) in enumerate(zip(masters, rows, strict=True)):
+            pieces = self._shares(rank, row) if self.zero_stage == 3 else self._cut(rank, number, row, optimizer)
+            moments, taken = states.of(number)
+            tensors = {WEIGHT: master.detach().view(-1), **moments}
+            needed = max((piece.offset + piece.length for piece in pieces), default=0)
+            for key, tensor in tensors.items():
+                if tensor.numel() < needed:
+                    raise self._unknown(f"{tensor.numel()} values of {key} where {needed} are needed")
+            yield SavedFlat(pieces, tensors, taken)
+
+    # Where the parameters lie
+
+    def _cut(self, rank: int, number: int, row: dict[str, int], optimizer: dict[str, Any]) -> list[Piece]:
+        """ZeRO 1 and 2: parameters in a row, cut into equal partitions, one a rank."""
+        master = optimizer["single_partition_of_fp32_groups"][number]
+        # BF16_Optimizer saves the padding behind the last parameter too, ZeRO's optimizer all but that.
+        cut_off = optimizer["group_paddings"][number] if "zero_stage" in optimizer else 0
+        begin = rank * (master.numel() + cut_off)
+        gaps = (optimizer.get("param_alignment_paddings") or {number: [0] * len(row)})[number]
+        pieces, start = [], 0
+        for (name, numel), gap in zip(row.items(), gaps, strict=True):
+            first, end = max(start, begin), min(start + numel, begin + master.numel())
+            if first < end:
+                pieces.append(Piece(name, first - start, first - begin, end - first))
+            start += numel + gap
+        return pieces
+
+    def _shares(self, rank: int, row: dict[str, int]) -> list[Piece]:
+        """ZeRO 3: each parameter is cut into equal shares; a rank's shares lie in a row."""
+        pieces, offset = [], 0
+        for name, numel in row.items():
+            share = -(-numel // self.ranks)
+            length = min(share, numel - rank * share)  # the last ranks may have padding, or nothing else
+            if length > 0:
+                pieces.append(Piece(name, rank * share, offset, length))
+            offset += share
+        return pieces
+
+    def _whole_parameters(self) -> Iterator[SavedFlat]:
+        """ZeRO 0: the model's weights in fp32, in 16 bits those that the optimizer has by number; states by number."""
+        states, weights = self._states_of_first_rank, self._model["module"]
+        names = self._names_by_number(states)
+        masters = [master for group in self._model["optimizer"].get("fp32_groups", ()) for master in group]
+        for number, (name, master) in enumerate(zip(names, masters or map(weights.get, names), strict=True)):
+            moments, taken = states.of(number)
+            weight = master.detach().reshape(-1)
+            yield SavedFlat([Piece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
+
+    def _names_by_number(self, states: _States) -> list[str]:
+        """torch numbers parameters group by group and forgets their names. All in one group, or matrices before the
+        rest: that is known, and the shapes of the moments must agree with it."""
+        if all("param_names" in group for group in states.groups):
+            return [name for group in states.groups for name in group["param_names"]]
+        shapes = self.shapes
+        in_order = list(shapes)
+        split = [name for name in in_order if len(shapes[name]) >= 2] + [n for n in in_order if len(shapes[n]) < 2]
+        names = in_order if len(states.groups) == 1 else split
+        found = [list(state[key].shape) for _, state in sorted(states.of_flats.items()) for key in MOMENTS]
+        if len(states.group_of_flats) != len(names) or (
+            found and found != [shapes[name] for name in names for _ in MOMENTS]
+        ):
+            raise self._unknown("parameter groups of the optimizer whose parameters cannot be told apart")
+        return names
+
+    # Files
+
+    def _optimizer_of(self, rank: int) -> dict[str, Any]:
+        names = [f"{kind}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for kind in ("", "bf16_")]
+        there = [name for name in names if (self.path / name).is_file()]
+        if len(there) != 1:
+            rule = f"the file of rank {rank} is missing" if not there else f"two saves are mixed in it ({there[0]})"
+            raise CheckpointError(f"{self.path}", f"is not whole: {rule} ({names[0]})", "Give a whole one.")
+        content = self._load(there[0]).get("optimizer_state_dict")
+        if not isinstance(content, dict) or "partition_count" not in content:
+            raise CheckpointError(f"{self.path / there[0]}", "has no optimizer of ZeRO", "Give another folder.")
+        return content
+
+    def _checked_states(self, of_rank: dict[str, Any] | None) -> _States:
+        """The states of the optimizer inside, which must be an Adam's."""
+        content = (self._model.get("optimizer") or {}) if of_rank is None else of_rank
+        for key in ("base_optimizer_state", "optimizer_state_dict"):
+            content = content.get(key, content)
+        if not isinstance(content, dict) or "state" not in content or "param_groups" not in content:
+            raise self._unknown("no optimizer of ZeRO's, nor one of torch's")
+        if "fp32_groups_flat" in (self._model.get("optimizer") or {}):
+            raise self._unknown("an optimizer of 16 bits without ZeRO that steps flat groups (FusedAdam)")
+        states = _States(content["state"], content["param_groups"])
+        kind = states.groups[0].get(KIND_KEY)
+        others = {key for state in states.of_flats.values() for key in state} - {STEP, *MOMENTS}
+        is_adam = all("betas" in group and "max_coeff" not in group for group in states.groups)  # Lamb has the latter
+        if others or not is_adam or (kind is not None and kind not in ADAMS):
+            what = f"kind {kind}" if kind else f"states {', '.join(sorted(others)) or 'of no Adam'}"
+            raise CheckpointError(
+                f"{self.path}: an optimizer with {what}",
+                f"only Adam's two moments are taken over ({', '.join(sorted(ADAMS))})",
+                "Export its weights and begin a new run with train.init_from.",
+            )
+        return states
+
+    def _load(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            with torch.serialization.safe_globals(_classes_in_files()):
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            rule = f"holds objects of {found[1]}, which are not loaded" if found else "cannot be read as torch's file"
+            raise CheckpointError(f"{path}", rule, "Save it again without them in client_state.") from None
+        except (RuntimeError, EOFError, OSError, ValueError) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(f"{path}", f"cannot be read ({first_line})", "Give a whole copy.") from None
+        return content if isinstance(content, dict) else {}
+
+    def _unknown(self, what: str) -> CheckpointError:
+        offloaded = (self.path / "offloaded_tensors").is_dir()
+        fix = "Its state lies on a disk (nvme): save it without." if offloaded else "Was it saved by DeepSpeed 0.19?"
+        return CheckpointError(f"{self.path}", f"has {what}", fix)
+
+
+def _folder_of_tag(path: Path) -> Path:
+    if not path.is_dir():
+        raise CheckpointError(f"{path}", "no such folder", "Give the folder DeepSpeed's save_checkpoint wrote.")
+    latest = path / "latest"
+    if not latest.is_file():
+        return path
+    tag = path / latest.read_text(encoding="utf-8").strip()
+    if not tag.is_dir():
+        raise CheckpointError(f"{latest}", f"names {tag.name}, which is not there", "Give the folder of another tag.")
+    return tag
+
+
+def _classes_in_files() -> list[Any]:
+    """All that DeepSpeed's files need beyond tensors and plain values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]

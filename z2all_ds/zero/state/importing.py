@@ -1,0 +1,166 @@
+"""Makes a checkpoint of ours out of DeepSpeed's own: the same bits of masters and moments, in our files.
+
+Piece by piece: DeepSpeed's files are mapped, not loaded, and a rank's file there becomes a rank's file here.
+"""
+
+import math
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
+from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
+from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder, SavedFlat
+from z2all_ds.zero.state.engine_state import LOSS_SCALE
+from z2all_ds.zero.state.save import small_files
+
+PARAMETER_GROUPS = 2
+"""Of every run of ours: what decays and what does not."""
+
+
+def import_folder(
+    source: DeepSpeedFolder,
+    checkpoints: Path,
+    shapes: dict[str, list[int]],
+    data_state: dict[str, Any],
+    seed: int,
+) -> Path:
+    """The checkpoint of the step the source stands at. `shapes` are those of the model that will go on."""
+    _require_same_model(source, shapes)
+    step = source.counters["global_steps"]
+    _refuse_what_is_there(checkpoints, step)
+    temporary = layout.temporary_path(checkpoints, step)
+    shutil.rmtree(temporary, ignore_errors=True)
+    (temporary / layout.STATE_FOLDER).mkdir(parents=True)
+    try:
+        known = _write_state(source, temporary, shapes)
+        torch.save(_seeded_generators(seed), temporary / rng_name("0000"))
+        for name, content in small_files(step, _facts(source), data_state).items():
+            (temporary / name).write_text(content, encoding="utf-8")
+        return layout.seal(checkpoints, step, known)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            rule = f"could not be written ({error})"
+            raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.") from None
+        raise
+
+
+def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Returns sizes and checksums of the large files."""
+    entries_of_ranks, known, taken = [], {}, set[float | None]()
+    for rank in range(source.ranks):
+        flats = list(source.flats(rank))
+        taken |= {flat.steps_taken for flat in flats if flat.pieces}
+        entries = [
+            Entry(key, piece.name, piece.start, piece.length, tensor.dtype)
+            for flat in flats
+            for key, tensor in flat.tensors.items()
+            for piece in flat.pieces
+        ]
+        path = checkpoint / layout.STATE_FOLDER / file_name(rank)
+        known[f"{layout.STATE_FOLDER}/{path.name}"] = write_state_file(path, entries, _pieces(flats))
+        entries_of_ranks.append(entries)
+    if len(taken) != 1:
+        what = f"{source.path}: parameters that were stepped {sorted(map(str, taken))} times"
+        raise CheckpointError(what, "a run steps all of them together", "It cannot be taken over.")
+    (steps_taken,) = taken
+    _require_whole(source, [entry for entries in entries_of_ranks for entry in entries], shapes, steps_taken)
+    facts = {
+        "ranks": source.ranks,
+        "optimizer": source.optimizer_kind,
+        "steps_taken": [steps_taken] * PARAMETER_GROUPS,
+        "engine": source.counters,
+        "loss_scale": _loss_scale(source),
+        "is_opaque": False,
+    }
+    index = build_index(entries_of_ranks, shapes, facts)
+    (checkpoint / layout.STATE_FOLDER / layout.STATE_INDEX).write_text(index, encoding="utf-8")
+    return known
+
+
+def _pieces(flats: list[SavedFlat]) -> Iterator[Tensor]:
+    """In the order of the entries."""
+    for flat in flats:
+        for tensor in flat.tensors.values():
+            for piece in flat.pieces:
+                yield tensor[piece.offset : piece.offset + piece.length]
+
+
+def _facts(source: DeepSpeedFolder) -> dict[str, Any]:
+    """trainer.json, as far as the source tells: no rates, no guard, no loss of fixed tokens."""
+    return {
+        "world_size": source.ranks,
+        "zero_stage": source.zero_stage,
+        "offload_optimizer": source.is_offloaded,
+        "dtype": source.dtype,
+        "deepspeed": f"zero{source.zero_stage}{'_offload' if source.is_offloaded else ''}",
+        "imported_from": source.path.name,
+    }
+
+
+def _loss_scale(source: DeepSpeedFolder) -> dict[str, float]:
+    """Empty but for fp16."""
+    scaler = source.loss_scaler
+    return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
+
+
+def _seeded_generators(seed: int) -> dict[str, Any]:
+    """As a run with this seed begins."""
+    before = rng_state()
+    try:
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        return rng_state()
+    finally:
+        set_rng_state(before)
+
+
+def _require_same_model(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> None:
+    found = source.shapes
+    for name in sorted({*found, *shapes}):
+        if found.get(name) != shapes.get(name):
+            raise CheckpointError(
+                f"{source.path} has {name} of {found.get(name, 'no such weight')}",
+                f"the configured model has {shapes.get(name, 'no such weight')}",
+                "Set model.* as it was.",
+            )
+
+
+def _require_whole(
+    source: DeepSpeedFolder, entries: list[Entry], shapes: dict[str, list[int]], steps_taken: float | None
+) -> None:
+    """Every value of every parameter once."""
+    keys = [layout.WEIGHT, *(MOMENTS if steps_taken is not None else ())]
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.key, entry.parameter), []).append(entry)
+    for key in keys:
+        for name, shape in shapes.items():
+            place = 0
+            for entry in sorted(found.get((key, name), []), key=lambda entry: entry.start):
+                if entry.start != place:
+                    break
+                place += entry.length
+            if place != math.prod(shape):
+                rule = f"{key} of {name} is not whole: {place} of {math.prod(shape)} values"
+                raise CheckpointError(f"{source.path}", rule, "Give a whole one.")
+
+
+def _refuse_what_is_there(checkpoints: Path, step: int) -> None:
+    sealed = [path for path in layout.all_of(checkpoints) if (path / layout.MANIFEST).exists()]
+    there = [path for path in sealed if layout.step_of(path) >= step]
+    if there:
+        same = layout.step_of(there[0]) == step
+        rule = "is there already" if same else f"would lie behind {there[-1].name}, from which a run goes on"
+        what = f"{checkpoints / layout.step_name(step)}"
+        raise CheckpointError(what, rule, "Give another run folder, or take that checkpoint away.")

@@ -1,0 +1,190 @@
+"""Where DeepSpeed keeps what the optimizer steps: under each ZeRO stage other flat tensors, each made of pieces of
+named parameters. Cut into pieces, the state of one shape (stage, offload, ranks) is that of every other.
+
+| engine.optimizer | a flat tensor is | lies |
+|---|---|---|
+| torch's own (stage 0) | a parameter, the same on all ranks | where the model is |
+| ZeRO 1 and 2 | this rank's share of a group | there, or in the host's memory |
+| BF16_Optimizer (ZeRO 1 with fp32 sums) | the same, with other names | where the model is |
+| ZeRO 3 | this rank's shares of some parameters | there, in the host's memory, or in files |
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from z2all_ds.base.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """So many elements of a parameter (flattened), and where they lie in a flat tensor."""
+
+    name: str
+    start: int
+    """In the parameter."""
+    offset: int
+    """In the flat tensor."""
+    length: int
+
+    def share(self, rank: int, ranks: int) -> "Piece":
+        """The part of a replica that one of its holders writes."""
+        begin, end = self.length * rank // ranks, self.length * (rank + 1) // ranks
+        return Piece(self.name, self.start + begin, self.offset + begin, end - begin)
+
+
+def _in_memory(will_change: bool) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass
+class Flat:
+    """One tensor that an optimizer steps on this rank: master weights, and the key of their states."""
+
+    tensor: Tensor
+    numel: int
+    """Of the tensor, which is empty while it lies in a file."""
+    optimizer: torch.optim.Optimizer
+    group: int
+    """Number of its parameter group."""
+    pieces: list[Piece]
+    is_replica: bool = False
+    """All ranks hold the same."""
+    resident: Callable[[bool], AbstractContextManager[None]] = _in_memory
+    """Within it the tensor and its states are in memory; given True, what was changed there is kept."""
+    after_change: Callable[[], None] = field(default=lambda: None)
+    """To be called while it is resident."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state.get(self.tensor) or {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its parameter group."""
+        found: dict[str, Any] = self.optimizer.param_groups[self.group]
+        return found
+
+    def to_write(self) -> list[Piece]:
+        if not self.is_replica:
+            return self.pieces
+        shares = (piece.share(dist.get_rank(), dist.get_world_size()) for piece in self.pieces)
+        return [piece for piece in shares if piece.length]
+
+
+def flats_of(engine: Any) -> list[Flat]:
+    """All that this rank steps."""
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return _of_stage_3(optimizer, names)
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):
+        flats, groups = optimizer.single_partition_of_fp32_groups, optimizer.round_robin_bit16_groups
+        return _of_partitions(optimizer, names, flats, groups, optimizer.round_robin_bit16_offsets)
+    if hasattr(optimizer, "fp32_groups_flat_partition"):
+        groups = optimizer.bf16_groups
+        return _of_partitions(optimizer, names, optimizer.fp32_groups_flat_partition, groups, map(_offsets, groups))
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [
+            Flat(weight, weight.numel(), optimizer, number, [Piece(names[id(weight)], 0, 0, weight.numel())], True)
+            for number, group in enumerate(optimizer.param_groups)
+            for weight in group["params"]
+        ]
+    kind = type(optimizer).__name__
+    raise CheckpointError(f"DeepSpeed's {kind}", "is not known to checkpoints", "Use another JSON or precision.")
+
+
+@contextmanager
+def weights_changed(engine: Any) -> Iterator[None]:
+    """Around changes of master weights: afterwards the model computes with them. Collective."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        optimizer.checkpoint_event_prologue()  # weights that are kept whole on every rank are divided again
+        yield
+        optimizer.checkpoint_event_epilogue()
+    else:
+        yield
+        if hasattr(optimizer, "update_lp_params"):
+            optimizer.update_lp_params()
+
+
+def _offsets(group: list[Tensor]) -> list[int]:
+    """Of parameters that lie one after the other."""
+    ends = torch.tensor([0] + [weight.numel() for weight in group]).cumsum(0)
+    return [int(end) for end in ends[:-1]]
+
+
+def _of_partitions(optimizer: Any, names: dict[int, str], flats: Any, groups: Any, offsets: Any) -> list[Flat]:
+    """The group's parameters lie in a row, which is cut into equal partitions, one a rank."""
+    found = []
+    for number, (tensor, group, starts) in enumerate(zip(flats, groups, offsets, strict=True)):
+        begin = dist.get_rank(group=optimizer.real_dp_process_group[number]) * tensor.numel()
+        pieces = []
+        for weight, start in zip(group, starts, strict=True):
+            first, end = max(start, begin), min(start + weight.numel(), begin + tensor.numel())
+            if first < end:
+                pieces.append(Piece(names[id(weight)], first - start, first - begin, end - first))
+        found.append(Flat(tensor, tensor.numel(), optimizer.optimizer, number, pieces))
+    return found
+
+
+def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[Flat]:
+    """Each parameter is cut into equal partitions; of several parameters they lie in a row."""
+    found = []
+    for number, (tensor, weights) in enumerate(
+        zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
+    ):
+        pieces = []
+        for weight in weights:
+            _, offset, share = optimizer.grad_position[optimizer.get_param_id(weight)]
+            start = dist.get_rank(group=weight.ds_process_group) * share
+            length = min(share, weight.ds_numel - start)  # the last ones may hold padding, or nothing else
+            if length > 0:
+                pieces.append(Piece(names[id(weight)], start, offset, length))
+        found.append(
+            Flat(
+                tensor,
+                int(optimizer.fp16_partitioned_groups_flat_numel[number]),
+                _stepping(optimizer, number),
+                optimizer.sub_group_to_group_id[number],
+                pieces,
+                resident=_from_file(optimizer, number),
+                after_change=_refresh(optimizer, number),
+            )
+        )
+    return found
+
+
+def _stepping(optimizer: Any, number: int) -> torch.optim.Optimizer:
+    """With an offload of some part only, the rest has an optimizer of its own."""
+    offloads = optimizer.offload_optimizer and optimizer.subgroup_to_device[number] != "cpu"
+    found: torch.optim.Optimizer = optimizer.backup_optimizer if offloads else optimizer.optimizer
+    return found
+
+
+def _from_file(optimizer: Any, number: int) -> Callable[[bool], AbstractContextManager[None]]:
+    if not optimizer._swappable_optimizer_subgroup(number):
+        return _in_memory
+
+    @contextmanager
+    def resident(will_change: bool) -> Iterator[None]:
+        optimizer._optimizer_states_and_gradient_swap_in(number)
+        yield
+        if will_change:
+            optimizer._writeback_swap_state(number, write_opt_state=True, write_gradients=False)
+        else:
+            optimizer._release_swap_buffers(number)
+
+    return resident
+
+
+def _refresh(optimizer: Any, number: int) -> Callable[[], None]:
+    def refresh() -> None:
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+
+    return refresh
