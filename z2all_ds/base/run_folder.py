@@ -31,6 +31,11 @@ class RunFolder:
         return self.root / "environment.json"
 
     @property
+    def launch_config(self) -> Path:
+        """The resolved config that a launch hands to its ranks."""
+        return self.root / "launch" / "run.yaml"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.base.config import load_run_config
+from z2all_ds.base.config import anchored, load_run_config
 from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.machine import gpu_count
@@ -22,7 +22,7 @@ from z2all_ds.bench.shared_gpu import shared_gpu_command
 from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.fallback_data import prepare_data
-from z2all_ds.train.processes.local_ranks import LocalCommand, local_command, run_local_ranks
+from z2all_ds.train.processes.local_ranks import LocalCommand, local_command, rank_arguments, run_local_ranks
 from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.op_builds import needed_ops, prebuild
 
@@ -158,10 +158,9 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
     predicted = gpu_memory(run, resolved, case.ranks)
     prebuild(needed_ops(resolved, "cuda"))
     command: LocalCommand = local_command if case.ranks <= gpu_count() else shared_gpu_command
-    named = ["--config", case.config] if case.config else []
     log = run_dir / "logs" / "launcher.log"
     with device_peak() as device:
-        code = run_local_ranks([*named, *overrides], case.ranks, log, command)
+        code = run_local_ranks(rank_arguments(anchored(run)), case.ranks, log, command)
     facts = (case.name, case.config, case.overrides, case.ranks, predicted)
     records = list(read_records(RunFolder(run_dir).metrics))
     if code or not records:

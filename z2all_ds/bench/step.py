@@ -76,11 +76,12 @@ def bench_step(
         folder = Path(scratch)
         chosen = [f"run_dir={folder / 'run'}", f"train.steps={steps}", "checkpoint.at_end=false"]
         resolved = [*overrides, *prepare_data(config, overrides, folder), *chosen]
-        train_on_this_machine(config, resolved, ranks)
+        run = load_run_config(config, resolved)
+        train_on_this_machine(run, ranks)
         # Right after the run, so that all meet the same warm machine.
         peer = peer_in_own_processes(config, overrides, ranks, steps, folder / "peer.log") if with_peer else None
         floor = floor_in_own_process(config, overrides) if with_floor else None
-        costs = summarise(load_run_config(config, resolved), RunFolder(folder / "run"), ranks)
+        costs = summarise(run, RunFolder(folder / "run"), ranks)
     costs = beside_peer(costs, peer) if peer else costs
     return beside_floor(costs, floor) if floor else costs
 

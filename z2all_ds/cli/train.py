@@ -35,12 +35,13 @@ def train(
 
     `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
     """
+    from z2all_ds.base.config import load_run_config
     from z2all_ds.train.command import train_on_this_machine
 
     chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
     if profile:
         chosen.append(f"train.profile=[{', '.join(profile.split(':'))}]")
-    train_on_this_machine(config, chosen, ranks, resume)
+    train_on_this_machine(load_run_config(config, chosen), ranks, resume)
 
 
 @train_app.command("parity")

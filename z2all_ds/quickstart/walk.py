@@ -85,10 +85,10 @@ def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
         say(f"[3/5] training on {ranks} ranks by the deepspeed launcher with {DEEPSPEED}, to be stopped at step {half}")
         # Started as on many nodes, while what follows starts its ranks itself: both ways are shown to work here.
         stopped_half_way = [*overrides, f"train.stop_at_step={half}"]
-        train_on_this_machine(None, stopped_half_way, ranks, command=deepspeed_command)
+        train_on_this_machine(load_run_config(None, stopped_half_way), ranks, command=deepspeed_command)
     if last_outcome(folders.run) != "done":
         say("[4/5] training: resumed from its checkpoint")
-        train_on_this_machine(None, overrides, ranks)
+        train_on_this_machine(load_run_config(None, overrides), ranks)
     records = list(read_records(folders.run.metrics))
     # With fewer steps asked for, it is enough that the loss falls at all.
     is_whole = total_steps >= load_run_config(PRESET).train.steps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from z2all_ds.base.accounting import count_parameters
 from z2all_ds.base.atomic import machine_limits_named
-from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.config import RunConfig, anchored
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, ConfigError
 from z2all_ds.base.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
@@ -17,7 +17,13 @@ from z2all_ds.checkpoint import memory
 from z2all_ds.track.writer import last_outcome
 from z2all_ds.train.inputs import check_data
 from z2all_ds.train.processes import flight_recorder
-from z2all_ds.train.processes.local_ranks import LocalCommand, check_ranks, local_command, run_local_ranks
+from z2all_ds.train.processes.local_ranks import (
+    LocalCommand,
+    check_ranks,
+    local_command,
+    rank_arguments,
+    run_local_ranks,
+)
 from z2all_ds.train.processes.startup import ASKED_VARIABLE
 from z2all_ds.train.processes.stopping import stop_on_signals
 from z2all_ds.zero.ds_config import resolve
@@ -40,22 +46,18 @@ def default_ranks() -> int:
 
 
 def train_on_this_machine(
-    config: str | None,
-    overrides: list[str],
-    ranks: int | None,
-    resume: str = "auto",
-    command: LocalCommand = local_command,
+    run: RunConfig, ranks: int | None, resume: str = "auto", command: LocalCommand = local_command
 ) -> str:
     """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned.
 
     Stopped by a request it does not return: Ctrl-C ends as Ctrl-C, all else with EXIT_REQUEUE.
     """
     asked = {ASKED_VARIABLE: str(time.monotonic())}
-    run = load_run_config(config, overrides)
+    run = anchored(run)
     ranks = default_ranks() if ranks is None else ranks
     check_before_launch(run, ranks, resume)
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    arguments = [*(["--config", config] if config else []), "--resume", resume, *overrides]
+    arguments = rank_arguments(run, resume)
     forget_faults(folder)
     try:
         with stop_on_signals(folder) as signals:

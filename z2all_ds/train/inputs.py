@@ -1,8 +1,11 @@
 """The inputs of a run, checked together and without torch: before the launch by one process, then by every rank."""
 
+from typing import NamedTuple
+
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.data.documents import Documents
 from z2all_ds.data.run_spec import corpus_location, open_tokenizer, stream_spec
 from z2all_ds.data.spec import open_documents
 from z2all_ds.data.stages import Schedule
@@ -12,8 +15,17 @@ from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
 
-def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:
-    """Corpus, mixture, lanes, held-out samples, probes, tokenizer (which it returns); whatever is wrong is one line."""
+class RunData(NamedTuple):
+    """A run's tokenizer and corpora, opened once per process."""
+
+    tokenizer: Z2allTokenizer
+    documents: Documents
+    held_out: Documents | None
+    """For validation, where there is any."""
+
+
+def check_data(run: RunConfig, world_size: int) -> RunData:
+    """Opens and checks corpus, mixture, lanes, held-out samples, probes, tokenizer; whatever is wrong is one line."""
     spec, tokenizer = stream_spec(run), open_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer)
     sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
@@ -25,12 +37,13 @@ def check_data(run: RunConfig, world_size: int) -> Z2allTokenizer:
             f"Use one of {', '.join(map(str, divisors(run.num_lanes)))} ranks.",
         )
     schedule.check_world_size(world_size)
+    held_out = None
     if run.validation.corpus:
         validation_batches(run, world_size)
-        open_documents(corpus_location(run.validation.corpus), tokenizer)
+        held_out = open_documents(corpus_location(run.validation.corpus), tokenizer)
     if run.probes.file:
         probes_asked(run, tokenizer)
-    return tokenizer
+    return RunData(tokenizer, documents, held_out)
 
 
 def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[Asked]:

@@ -100,8 +100,8 @@ def check_inputs(run: RunConfig, world: World, resume: str) -> Inputs:
     expected = device_type()
     resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)
-    tokenizer = check_data(run, world.world_size)
-    return Inputs(expected, resolved, tokenizer, first_weights(run, resume))
+    data = check_data(run, world.world_size)
+    return Inputs(expected, resolved, data, first_weights(run, resume))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.data.run_spec import stream_spec
-from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.train.hooks import garbage
+from z2all_ds.train.inputs import RunData
 from z2all_ds.train.processes.logs import RankOutput
 from z2all_ds.train.processes.progress import Progress
 from z2all_ds.train.processes.startup import Startup
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
     expected_device: str
     resolved: ResolvedDeepSpeed
-    tokenizer: Z2allTokenizer
+    data: RunData
     first_weights: FirstWeights | None
 
 
@@ -59,8 +59,8 @@ def train_rank(rank: Rank) -> str:
         from z2all_ds.data import PackedStream
         from z2all_ds.zero import engine as ds  # noqa: F401  the rest below finds it loaded
     rank.startup.done("imports")
-    spec, tokenizer = stream_spec(rank.run), rank.inputs.tokenizer
-    stream = PackedStream(spec, tokenizer, rank=rank.world.rank, world_size=rank.world.world_size)
+    data, world = rank.inputs.data, rank.world
+    stream = PackedStream(stream_spec(rank.run), data.tokenizer, world.rank, world.world_size, data.documents)
     rank.startup.done("data")
     device, resolved = take_device(rank)
     engine, ops = build_engine(rank, device, resolved)
@@ -123,7 +123,7 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
         say(f"op {choice.op}: {choice.backend} ({choice.reason})")
     say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
     ds.seed_everything(run.train.seed)
-    config = Z2allConfig.from_section(run.model, **rank.inputs.tokenizer.model_token_ids)
+    config = Z2allConfig.from_section(run.model, **rank.inputs.data.tokenizer.model_token_ids)
     model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, device)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
     if rank.world.is_main:
@@ -149,9 +149,13 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
 def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any, stream: Any) -> Any:
     """The loop, with batches, held-out data, and graphs or compiled layers."""
     from z2all_ds.data import BatchLoader
-    from z2all_ds.train.hooks.probing import Probing
-    from z2all_ds.train.hooks.validation import Validation
+    from z2all_ds.train.context import TrainContext
+    from z2all_ds.train.forward import ForwardPass
+    from z2all_ds.train.guard.guarded_steps import GuardedSteps
     from z2all_ds.train.loop import Trainer
+    from z2all_ds.train.meters.channel_loss import ChannelLoss
+    from z2all_ds.train.recorder import Recorder
+    from z2all_ds.train.run_state import RunState
     from z2all_ds.train.speed.compiling import compile_layers
     from z2all_ds.train.speed.graphed import graph_micro_batches
 
@@ -164,10 +168,25 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
     graphs = None if compiled else graph_micro_batches(engine, run, ops, say)
     if compiled:
         compile_layers(engine.module, ops, len(micro_batches), say)
-    validation = Validation(run, rank.inputs.tokenizer, world, engine) if run.validation.corpus else None
-    probing = Probing(run, rank.inputs.tokenizer, engine) if run.probes.file else None
-    told = (rank.output, rank.startup, rank.progress)
-    trainer = Trainer(run, rank.folder, world, resolved, engine, loader, graphs, validation, probing, *told)
+    recorder = Recorder(run, rank.folder, world, rank.output, rank.startup)
+    channel_loss = ChannelLoss(stream.domain_names, engine.device, world)
+    steps = GuardedSteps(engine, channel_loss, run.guard, scales_loss=resolved.dtype == "fp16")
+    context = TrainContext(
+        run=run,
+        folder=rank.folder,
+        world=world,
+        data=rank.inputs.data,
+        engine=engine,
+        loader=loader,
+        graphs=graphs,
+        forward=ForwardPass(engine, run.data.document_mask, rank.progress),
+        channel_loss=channel_loss,
+        steps=steps,
+        state=RunState(run, rank.folder, world, resolved, engine, loader, steps.guard, recorder),
+        recorder=recorder,
+        progress=rank.progress,
+    )
+    trainer = Trainer(context)
     rank.startup.done("engine")
     return trainer
 

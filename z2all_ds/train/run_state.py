@@ -16,7 +16,6 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS, held
 from z2all_ds.data import BatchLoader, StreamState, merge_states
 from z2all_ds.evaluate.probes import load_probes
-from z2all_ds.export.in_background import BackgroundExport
 from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_continuity
 from z2all_ds.train.guard.spike_guard import SpikeGuard
 from z2all_ds.train.recorder import Recorder
@@ -51,9 +50,8 @@ class RunState:
         self.stages = run_stages(run)
         self.rate_settings = run.optimizer.lr, run.schedule
         self._keeper = Keeper(folder, run.checkpoint, world, engine.device, recorder.say)
-        self._exports: BackgroundExport | None = None
-        if world.is_main and run.export.every_steps:
-            self._exports = BackgroundExport(folder, run.export.dtype, run.export.format)
+        self.on_checkpoint: Callable[[int, str], None] = lambda step, name: None
+        """Called with step and name of each checkpoint that is complete on the disk."""
         self.is_only_in_memory = False
         """The step that it began with, and nothing was saved since."""
         self._shape = {
@@ -192,20 +190,15 @@ class RunState:
         self.tell_news()
 
     def tell_news(self) -> None:
-        """Of checkpoints that are on the disk now, and of exports."""
+        """Of checkpoints that are on the disk now."""
         for saved in self._keeper.news():
             self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
-            if self._exports and saved.step % self._run.export.every_steps == 0:
-                self._recorder.say(self._exports.start(self._folder.checkpoints / saved.name))
-        for line in self._exports.poll() if self._exports else []:
-            self._recorder.say(line)
+            self.on_checkpoint(saved.step, saved.name)
 
-    def finish(self, waits_for_exports: bool) -> None:
+    def finish(self) -> None:
         """Before the run ends: what is on its way to the disk is there then."""
         self._keeper.finish()
         self.tell_news()
-        for line in self._exports.finish() if self._exports and waits_for_exports else []:
-            self._recorder.say(line)
 
     def let_saves_arrive(self) -> None:
         """Before this rank fails; not collective."""
@@ -214,8 +207,6 @@ class RunState:
 
     def close(self, keeps_memory: bool) -> None:
         self._keeper.close(keeps_memory)
-        if self._exports:
-            self._exports.close()
 
     @property
     def _saves_on_the_way(self) -> bool:

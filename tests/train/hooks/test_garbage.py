@@ -3,10 +3,13 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from z2all_ds.train.hooks.garbage import GarbageInStep
+from z2all_ds.base.config import load_run_config
+from z2all_ds.train.hooks.garbage import GarbageCollection
+from z2all_ds.train.hooks.hook import Step
 
 
 class Knot:
@@ -14,6 +17,17 @@ class Knot:
 
     def __init__(self) -> None:
         self.itself = self
+
+
+def collecting(every_steps: int) -> GarbageCollection:
+    run = load_run_config(None, [f"train.collect_every={every_steps}"])
+    garbage = GarbageCollection(SimpleNamespace(run=run))  # type: ignore[arg-type]
+    garbage.on_start()
+    return garbage
+
+
+def step(number: int) -> Step:
+    return Step(number, None, 0.1, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -24,14 +38,14 @@ def as_before() -> Iterator[None]:
 
 
 def test_garbage_stays_until_the_step_that_collects(as_before: None) -> None:
-    garbage = GarbageInStep(3)
+    garbage = collecting(3)
     assert not gc.isenabled()
     for first in (1, 4):
         knot = weakref.ref(Knot())
-        for step in (first, first + 1):
-            garbage.after_step(step)
+        for number in (first, first + 1):
+            garbage.after_record(step(number))
             assert knot() is not None
-        garbage.after_step(first + 2)
+        garbage.after_record(step(first + 2))
         assert knot() is None
     garbage.close()
     assert gc.isenabled()
@@ -40,9 +54,9 @@ def test_garbage_stays_until_the_step_that_collects(as_before: None) -> None:
 def test_what_was_there_before_is_looked_through_again_after_the_end(as_before: None) -> None:
     was_there = Knot()
     knot = weakref.ref(was_there)
-    garbage = GarbageInStep(1)
+    garbage = collecting(1)
     del was_there
-    garbage.after_step(1)
+    garbage.after_record(step(1))
     assert knot() is not None
     garbage.close()
     gc.collect()
@@ -50,19 +64,13 @@ def test_what_was_there_before_is_looked_through_again_after_the_end(as_before: 
 
 
 def test_nothing_is_collected_in_time_that_python_would_collect_by_itself(as_before: None) -> None:
-    garbage = GarbageInStep(1)
+    garbage = collecting(1)
     knots = [weakref.ref(Knot()) for _ in range(20 * gc.get_threshold()[0])]
     assert all(knot() for knot in knots)
-    garbage.after_step(1)
+    garbage.after_record(step(1))
     assert not any(knot() for knot in knots)
 
 
 def test_0_leaves_it_to_python() -> None:
-    garbage = GarbageInStep(0)
-    knot = weakref.ref(Knot())
-    garbage.after_step(0)
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-    garbage.close()
-    assert gc.isenabled()
-    gc.collect()
-    assert knot() is None
+    assert not GarbageCollection.is_wanted(load_run_config(None, ["train.collect_every=0"]))
+    assert GarbageCollection.is_wanted(load_run_config(None, ["train.collect_every=5"]))

@@ -132,6 +132,10 @@ def anchored(config: RunConfig) -> RunConfig:
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute()) if path and "://" not in path else path
 
+    def named(file: str) -> str:
+        """A name stands for a shipped file."""
+        return absolute(file) if file and Path(file).expanduser().is_file() else file
+
     data = config.data.model_copy(
         update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
     )
@@ -139,11 +143,10 @@ def anchored(config: RunConfig) -> RunConfig:
     init_from = absolute(config.train.init_from)
     train = config.train.model_copy(update={"nvme_folder": nvme_folder, "init_from": init_from})
     validation = config.validation.model_copy(update={"corpus": absolute(config.validation.corpus)})
-    probes_file = config.probes.file  # a name stands for a shipped file
-    is_path = bool(probes_file) and Path(probes_file).expanduser().is_file()
-    probes = config.probes.model_copy(update={"file": absolute(probes_file) if is_path else probes_file})
+    probes = config.probes.model_copy(update={"file": named(config.probes.file)})
+    files = {"preset": config.preset and named(config.preset), "deepspeed": named(config.deepspeed)}
     sections = {"data": data, "train": train, "validation": validation, "probes": probes}
-    return config.model_copy(update={"run_dir": absolute(config.run_dir), **sections})
+    return config.model_copy(update={"run_dir": absolute(config.run_dir), **files, **sections})
 
 
 def dump_yaml(config: RunConfig) -> str:

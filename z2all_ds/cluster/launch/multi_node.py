@@ -72,10 +72,10 @@ class Launch:
         if options.launcher not in LAUNCHERS:
             what, rule = f"launcher {options.launcher!r}", f"must be one of {', '.join(LAUNCHERS)}"
             raise ClusterError(what, rule, "Choose one.")
-        self.options, self.arguments = options, arguments
+        self.options = options
         self.nodes = nodes_of(options)
         parsed, self.run = parse(arguments)
-        self.config_file = parsed.config
+        self.resume = parsed.resume
         self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
         self.port = options.master_port or free_port()
         self.tests_health = options.health and not options.dry_run
@@ -85,7 +85,7 @@ class Launch:
         """At all nodes of the hostfile, also those that were left out before. Their health is tested the first time
         alone, for a restart has no time to lose; so what was found then stays true."""
         config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
-        files = shared_files(self.run, self.config_file)
+        files = shared_files(self.run)
         subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
         with heartbeat(f"looking at {len(self.nodes)} nodes"):
             found = preflight(subject, self.tests_health, self.options.exclude_slow)
@@ -139,7 +139,7 @@ class Launch:
         device = found.device if self.options.looks else device_type()
         ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
         extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
-        return make_plan(nodes, found.places, self.arguments, self.port, self.folder.root, ops, extra)
+        return make_plan(nodes, found.places, self.run, self.resume, self.port, ops, extra)
 
 
 def nodes_of(options: LaunchOptions) -> list[Node]:
@@ -179,9 +179,7 @@ def is_this_machine(nodes: list[Node]) -> bool:
 
 
 def train_here(job: Launch) -> str:
-    options, _ = parse(job.arguments)
-    overrides = [*options.overrides, *([f"deepspeed={options.deepspeed}"] if options.deepspeed else [])]
-    return train_on_this_machine(options.config, overrides, job.nodes[0].slots, options.resume)
+    return train_on_this_machine(job.run, job.nodes[0].slots, job.resume)
 
 
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
@@ -266,10 +264,9 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     return [NodeEnd(node.name, code, "", time.monotonic() - started) for node in plan.nodes]
 
 
-def shared_files(run: RunConfig, config: str | None) -> list[str]:
-    """What every node reads: the config, the DeepSpeed JSON if it is your own, the tokenizer, the corpus's manifest."""
-    files = [config] if config and Path(config).suffix == ".yaml" else []
-    files += [run.deepspeed] if run.deepspeed.endswith(".json") else []
+def shared_files(run: RunConfig) -> list[str]:
+    """What every node reads: the DeepSpeed JSON if it is your own, the tokenizer, the corpus's manifest."""
+    files = [run.deepspeed] if run.deepspeed.endswith(".json") else []
     if run.data.tokenizer:
         files.append(str(Path(run.data.tokenizer).expanduser() / "tokenizer.json"))
     if run.data.corpus and "://" not in run.data.corpus:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.machine import default_environment
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.forwarded import forwarded
 from z2all_ds.cluster.launch import slurm
@@ -34,8 +36,13 @@ class LaunchPlan:
     orders: dict[str, Orders]
     folder: str
     """Where commands run on every node."""
-    files: Path
-    """Where the files of the launch are written."""
+    run_folder: RunFolder
+    run: RunConfig
+
+    @property
+    def files(self) -> Path:
+        """Where the files of the launch are written."""
+        return self.run_folder.launch_config.parent
 
     @property
     def ssh_config(self) -> Path:
@@ -71,6 +78,7 @@ class LaunchPlan:
         write_whole(self.environment_file, environment_text(self.deepspeed_environment()))
         write_whole(self.tasks, slurm.tasks_text(self.nodes))
         write_whole(self.rank_script, slurm.RANK_SCRIPT)
+        write_whole(self.run_folder.launch_config, dump_yaml(self.run))
         for file in (self.hostfile, self.environment_file, self.tasks, self.rank_script):
             file.chmod(0o600)
 
@@ -166,15 +174,15 @@ class LaunchPlan:
 def make_plan(
     nodes: list[Node],
     places: Mapping[str, DataPlace],
-    arguments: list[str],
+    run: RunConfig,
+    resume: str,
     port: int,
-    run_dir: Path,
     ops: list[str],
     extra: Mapping[str, str],
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchPlan:
     """`places` may be empty, where nodes were not looked at: then names are trusted and interfaces left to gloo."""
-    master = nodes[0]
+    master, folder = nodes[0], RunFolder(Path(run.run_dir).expanduser().resolve())
     place = places.get(
         master.name, DataPlace(master.inside.address if master.inside else master.address_for_others, "")
     )
@@ -192,12 +200,12 @@ def make_plan(
             master_address=place.address if is_master else outside_address,
             master_port=inside_port(master, port) if is_master else outside_port,
             environment={**ours, **network, **extra, **node.environment},
-            arguments=arguments,
-            log=str(run_dir / "logs" / f"launcher_{node.name}.log"),
-            run_dir=str(run_dir),
+            arguments=["--config", str(folder.launch_config), "--resume", resume],
+            log=str(folder.root / "logs" / f"launcher_{node.name}.log"),
+            run_dir=str(folder.root),
             ops=ops,
         )
-    return LaunchPlan(nodes, orders, os.getcwd(), run_dir / "launch")
+    return LaunchPlan(nodes, orders, os.getcwd(), folder, run)
 
 
 def environment_text(environment: Mapping[str, str]) -> str:

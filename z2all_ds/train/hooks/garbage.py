@@ -9,6 +9,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from z2all_ds.base.config import RunConfig
+from z2all_ds.train.hooks.hook import Hook, Step
+
 
 @contextmanager
 def loading() -> Iterator[None]:
@@ -21,24 +24,24 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-class GarbageInStep:
-    """From its making to `close` nothing else collects."""
+class GarbageCollection(Hook):
+    """From the start to `close` nothing else collects."""
 
-    def __init__(self, every_steps: int) -> None:
-        """0 leaves it to Python."""
-        self._every_steps = every_steps
-        if every_steps:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
+    @classmethod
+    def is_wanted(cls, run: RunConfig) -> bool:
+        return run.train.collect_every > 0  # else it is left to Python
 
-    def after_step(self, step: int) -> None:
-        if self._every_steps and step % self._every_steps == 0:
+    def on_start(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def after_record(self, step: Step) -> None:
+        if step.number % self.context.run.train.collect_every == 0:
             # With the collector off everything new is of the youngest kind, and all of it is looked through here; what
             # outlives this and the next time is left alone.
             gc.collect(1)
 
     def close(self) -> None:
-        if self._every_steps:
-            gc.unfreeze()
-            gc.enable()
+        gc.unfreeze()
+        gc.enable()

@@ -7,7 +7,7 @@ documents are masked, many probes share one sample; where they are not, each has
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from z2all_ds.base.config.stages import RunStage
 from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.data.packing import Sample, best_fit, make_batch
 from z2all_ds.evaluate.probe_rows import Row, as_expected, read, verdict_line
-from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.track.fields import PROBE_PREFIX
-from z2all_ds.train.hooks.validation import Forward
+from z2all_ds.train.context import TrainContext
+from z2all_ds.train.hooks.hook import Hook, Step
 from z2all_ds.train.inputs import probes_asked
 
 
@@ -30,40 +30,49 @@ class Place(NamedTuple):
     start: int
 
 
-class Probing:
+class Probing(Hook):
     """The probes of a run, on one rank."""
 
-    def __init__(self, run: RunConfig, tokenizer: Z2allTokenizer, engine: Any) -> None:
-        self._every_steps, self._last_step = run.probes.every_steps, run.train.steps
-        self._asked = probes_asked(run, tokenizer)
+    def __init__(self, context: TrainContext) -> None:
+        super().__init__(context)
+        self._asked = probes_asked(context.run, context.data.tokenizer)
         self._rows = [row for one in self._asked for row in one.rows]
-        self._shares_samples, self._padding_id = run.data.document_mask, tokenizer.pad_id
-        self._engine = engine
 
-    def is_due(self, step: int) -> bool:
-        return step % self._every_steps == 0 or step == self._last_step
+    @classmethod
+    def is_wanted(cls, run: RunConfig) -> bool:
+        return bool(run.probes.file)
 
-    def measure(self, forward: Forward, stage: RunStage) -> dict[str, float]:
+    def after_step(self, step: Step) -> None:
+        run = self.context.run
+        if step.number % run.probes.every_steps and step.number != run.train.steps:
+            return
+        with step.timed("validation"):
+            found = self._measure(step.stage)
+        step.record.update(found)
+        self.context.recorder.say(f"probes: {self._verdict(found, step.number)}")
+
+    def _measure(self, stage: RunStage) -> dict[str, float]:
         """Values by the names of metrics.jsonl; what is no number is left out. All ranks call it."""
-        samples, places = pack(self._rows, stage.sequence_length, self._padding_id, self._shares_samples)
+        shares_samples, padding_id = self.context.run.data.document_mask, self.context.data.tokenizer.pad_id
+        samples, places = pack(self._rows, stage.sequence_length, padding_id, shares_samples)
         samples += samples[-1:] * (-len(samples) % stage.micro_batch)
         randomness = rng_state()
-        self._engine.eval()
+        self.context.engine.eval()
         losses = []
         try:
             with torch.no_grad():
                 for first in range(0, len(samples), stage.micro_batch):
                     batch = make_batch(samples[first : first + stage.micro_batch])
-                    losses.append(forward(batch).double().cpu())
+                    losses.append(self.context.forward.losses(batch).double().cpu())
         finally:
-            self._engine.train()
+            self.context.engine.train()
             set_rng_state(randomness)
         of_samples = torch.cat(losses)
         scored = iter([_scored(of_samples, row, place) for row, place in zip(self._rows, places, strict=True)])
         values = {one.probe.name: read(one, [next(scored) for _ in one.rows]).value for one in self._asked}
         return {f"{PROBE_PREFIX}{name}": value for name, value in values.items() if math.isfinite(value)}
 
-    def verdict(self, found: dict[str, float], step: int) -> str:
+    def _verdict(self, found: dict[str, float], step: int) -> str:
         """How many are as expected, for the person watching."""
         values = {name.removeprefix(PROBE_PREFIX): value for name, value in found.items()}
         return verdict_line(as_expected(values, [one.probe for one in self._asked], step), len(values))

@@ -4,34 +4,31 @@ Rank 0's alone: one rank's trace is large enough, and all do the same. A run tha
 has.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.base.world import World
+from z2all_ds.base.config import RunConfig
+from z2all_ds.train.context import TrainContext
+from z2all_ds.train.hooks.hook import Hook, Step
 
 
-class ProfileWindow:
-    """Told of every step; does nothing outside the window and on other ranks."""
+class Profiling(Hook):
+    """Does nothing outside the window and on other ranks."""
 
-    def __init__(
-        self,
-        steps: tuple[int, int] | None,
-        folder: RunFolder,
-        world: World,
-        device: torch.device,
-        say: Callable[[str], None],
-    ) -> None:
-        self._steps = steps if world.is_main else None
-        self._folder, self._device, self._say = folder, device, say
+    def __init__(self, context: TrainContext) -> None:
+        super().__init__(context)
+        self._steps = context.run.train.profile if context.world.is_main else None
+        self._device, self._say = context.engine.device, context.recorder.say
         self._profiler: Any = None
         self._last_step = 0
 
-    def before_step(self, step: int) -> None:
-        """`step` is the number of the one to come, from 1 on."""
-        if self._steps is None or step != self._steps[0] or self._profiler is not None:
+    @classmethod
+    def is_wanted(cls, run: RunConfig) -> bool:
+        return run.train.profile is not None
+
+    def before_step(self, number: int) -> None:
+        if self._steps is None or number != self._steps[0] or self._profiler is not None:
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
@@ -40,9 +37,9 @@ class ProfileWindow:
         self._profiler.start()
         self._say(f"profiling steps {self._steps[0]} to {self._steps[1]}: they take longer")
 
-    def after_step(self, step: int) -> None:
-        self._last_step = step
-        if self._steps and step >= self._steps[1]:
+    def after_step(self, step: Step) -> None:
+        self._last_step = step.number
+        if self._steps and step.number >= self._steps[1]:
             self.close()
 
     def close(self) -> None:
@@ -52,7 +49,7 @@ class ProfileWindow:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # kernels still running belong to the last step
         self._profiler.stop()
-        path = self._folder.profiles / f"steps_{self._steps[0]}-{self._last_step}.json.gz"
+        path = self.context.folder.profiles / f"steps_{self._steps[0]}-{self._last_step}.json.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(path))
         self._profiler, self._steps = None, None

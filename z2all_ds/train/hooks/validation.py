@@ -4,32 +4,27 @@ The same samples every time: the first ones of a stream of its own, over a corpu
 order of the training data and random numbers are as if nothing had been looked at.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from z2all_ds.base.config import RunConfig
-from z2all_ds.base.world import World
 from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.data import BatchLoader, PackedStream
 from z2all_ds.data.run_spec import corpus_location
 from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
-from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.train.context import TrainContext
+from z2all_ds.train.hooks.hook import Hook, Step
 from z2all_ds.train.inputs import validation_batches
 from z2all_ds.train.meters.channel_loss import ChannelLoss, perplexities
 
-Forward = Callable[[dict[str, Tensor]], Tensor]
-"""A batch on the host -> the loss of every token."""
 
-
-class Validation:
+class Validation(Hook):
     """Held-out samples of one rank."""
 
-    def __init__(self, run: RunConfig, tokenizer: Z2allTokenizer, world: World, engine: Any) -> None:
+    def __init__(self, context: TrainContext) -> None:
+        super().__init__(context)
+        run, world = context.run, context.world
         spec = StreamSpec(
             corpus_location(run.validation.corpus),
             [StageSpec(run.train.sequence_length, name="validation")],
@@ -37,26 +32,35 @@ class Validation:
             run.num_lanes,
             run.data.packing,
         )
-        self.every_steps = run.validation.every_steps
-        self._engine = engine
-        self._loader = BatchLoader(PackedStream(spec, tokenizer, world.rank, world.world_size), run.train.micro_batch)
+        stream = PackedStream(spec, context.data.tokenizer, world.rank, world.world_size, context.data.held_out)
+        self._loader = BatchLoader(stream, run.train.micro_batch)
         self._first = self._loader.state_dict()
         self._batches = validation_batches(run, world.world_size)
-        self._channel_loss = ChannelLoss(self._loader.stream.domain_names, engine.device)
+        self._channel_loss = ChannelLoss(self._loader.stream.domain_names, context.engine.device)
 
-    def measure(self, forward: Forward) -> dict[str, float]:
+    @classmethod
+    def is_wanted(cls, run: RunConfig) -> bool:
+        return bool(run.validation.corpus)
+
+    def after_step(self, step: Step) -> None:
+        if step.number % self.context.run.validation.every_steps == 0:
+            with step.timed("validation"):
+                step.record.update(self._measure())
+            self.context.recorder.say(f"validation: loss {step.record['validation_loss']:.4f}")
+
+    def _measure(self) -> dict[str, float]:
         """By the names of metrics.jsonl. All ranks call it."""
-        randomness = rng_state()
-        self._engine.eval()
+        engine, randomness = self.context.engine, rng_state()
+        engine.eval()
         try:
             with torch.no_grad():
                 for _ in range(self._batches):
                     batch = next(self._loader)
-                    losses = forward(batch)
+                    losses = self.context.forward.losses(batch)
                     device = losses.device
                     self._channel_loss.add(losses, batch["labels"].to(device), batch["domain_ids"].to(device))
         finally:
-            self._engine.train()
+            engine.train()
             set_rng_state(randomness)
             self._loader.load_state_dict(self._first)
         loss, per_domain = self._channel_loss.take()

@@ -6,8 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.command_group import run_group
-from z2all_ds.base.config import RunConfig, load_run_config
+from z2all_ds.base.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.base.console import heartbeat, say
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.machine import default_environment, device_type, gpu_count
@@ -49,9 +50,10 @@ def run_parity(
     with tempfile.TemporaryDirectory(prefix="z2all-parity-") as scratch:
         folder = Path(scratch)
         overrides = [*overrides, *prepare_data(config, overrides, folder)]
-        check_data(load_run_config(config, overrides), ranks)
-        reference = run_reference(config, overrides, steps, folder)
-        outcomes = [run_json(config, overrides, name, ranks, folder / f"run_{n}") for n, name in enumerate(names)]
+        run = anchored(load_run_config(config, overrides))
+        check_data(run, ranks)
+        reference = run_reference(run, steps, folder)
+        outcomes = [run_json(run, name, ranks, folder / f"run_{n}") for n, name in enumerate(names)]
     return Comparison(precision, ranks, reference, tuple(outcomes))
 
 
@@ -102,23 +104,27 @@ def check_comparable(run: RunConfig) -> None:
         raise ConfigError(f"optimizer.kind={run.optimizer.kind}", rule, "Compare with optimizer.kind=auto.")
 
 
-def run_reference(config: str | None, overrides: list[str], steps: int, folder: Path) -> tuple[StepValues, ...]:
+def run_reference(run: RunConfig, steps: int, folder: Path) -> tuple[StepValues, ...]:
     """In a process of its own: this one stays without torch, and DeepSpeed's ranks find all memory free."""
-    out = folder / "reference.json"
-    named = ["--config", config] if config else []
-    command = [sys.executable, "-m", REFERENCE_MODULE, "--out", str(out), "--steps", str(steps), *named, *overrides]
+    config, out = folder / "reference.yaml", folder / "reference.json"
+    write_whole(config, dump_yaml(run))
+    arguments = ["--config", str(config), "--out", str(out), "--steps", str(steps)]
     with heartbeat(f"reference: {steps} steps in plain torch"):
-        code = run_group(command, {**os.environ, **default_environment(ranks=1)}, folder / "reference.log")
+        code = run_group(
+            [sys.executable, "-m", REFERENCE_MODULE, *arguments],
+            {**os.environ, **default_environment(ranks=1)},
+            folder / "reference.log",
+        )
     if code:
         raise RanksFailed("the reference in plain torch", f"ended with code {code}", "Its reason stands above.", code)
     return tuple(StepValues(**values) for values in json.loads(out.read_text(encoding="utf-8")))
 
 
-def run_json(config: str | None, overrides: list[str], name: str, ranks: int, run_dir: Path) -> JsonOutcome:
+def run_json(run: RunConfig, name: str, ranks: int, run_dir: Path) -> JsonOutcome:
     """One real run, from its own records."""
     say(f"{name}: {ranks} ranks")
     try:
-        train_on_this_machine(config, [*overrides, f"run_dir={run_dir}", f"deepspeed={name}"], ranks)
+        train_on_this_machine(run.model_copy(update={"run_dir": str(run_dir), "deepspeed": name}), ranks)
     except RanksFailed as error:
         fix = f"Its reason stands above; `z2all train --deepspeed {name}` with the same settings keeps the logs."
         raise RanksFailed(name, f"ended with code {error.exit_code}", fix, error.exit_code) from None

@@ -127,15 +127,14 @@ def train_reference(run: RunConfig, steps: int, device: torch.device) -> Iterato
 def main(arguments: list[str] | None = None) -> int:
     """Entry of the process; returns the exit code."""
     parser = argparse.ArgumentParser(description="Take the steps of a run in plain torch.")
-    parser.add_argument("--config", help="run YAML, or the name of a preset")
+    parser.add_argument("--config", required=True, help="the resolved run YAML")
     parser.add_argument("--out", required=True, help="file for the losses and gradient norms, as JSON")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
     follow_owner()
     on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     try:
-        run = load_run_config(options.config, options.overrides)
+        run = load_run_config(options.config)
         values = list(train_reference(run, options.steps, torch.device("cuda" if on_gpu else "cpu")))
     except Z2allError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.command_group import run_group
+from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.errors import ClusterError, PortTaken
 from z2all_ds.base.machine import default_environment, free_port
+from z2all_ds.base.run_folder import RunFolder
 
 RANK_MODULE = "z2all_ds.train.pretrain"
 PORT_TRIES = 3
@@ -32,6 +35,15 @@ def deepspeed_command(arguments: list[str], ranks: int, port: int) -> list[str]:
         *("--log_level", "error", "--module", RANK_MODULE),
         *arguments,
     ]
+
+
+def rank_arguments(run: RunConfig, resume: str = "auto") -> list[str]:
+    """What ranks are started with. Writes the config, resolved once for all of them, into the run folder."""
+    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
+    os.close(folder.acquire_lock())  # no other job is reading it
+    folder.launch_config.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(folder.launch_config, dump_yaml(run))
+    return ["--config", str(folder.launch_config), "--resume", resume]
 
 
 def run_local_ranks(

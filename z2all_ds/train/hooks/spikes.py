@@ -4,15 +4,13 @@ import math
 from collections import deque
 from typing import Any
 
-from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import TrainingError
-from z2all_ds.base.world import World
-from z2all_ds.data import BatchLoader, StreamState
+from z2all_ds.data import StreamState
 from z2all_ds.data.trace import trace_sample
 from z2all_ds.track.fields import LOSS_PREFIX
-from z2all_ds.train.guard.guarded_steps import GuardedSteps, StepFigures
-from z2all_ds.train.recorder import Recorder
-from z2all_ds.train.run_state import RunState
+from z2all_ds.train.context import TrainContext
+from z2all_ds.train.guard.guarded_steps import StepFigures
+from z2all_ds.train.hooks.hook import Hook, Step
 
 NOT_FINITE_IN_A_ROW = 3
 """So often one after the other it is not the data: the weights themselves are broken."""
@@ -26,38 +24,32 @@ WHAT_IS_DONE = {
 }
 
 
-class Spikes:
+class SpikeHandling(Hook):
     """Remembers where the data stood before the last steps, and acts on bad ones. All ranks act alike."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        world: World,
-        loader: BatchLoader,
-        steps: GuardedSteps,
-        state: RunState,
-        recorder: Recorder,
-    ) -> None:
-        self._guard, self._world, self._loader = run.guard, world, loader
-        self._steps, self._state, self._recorder = steps, state, recorder
-        self._data_before: deque[StreamState] = deque(maxlen=run.guard.rollback_skips_steps)
+    def __init__(self, context: TrainContext) -> None:
+        super().__init__(context)
+        self._guard, self._world, self._loader = context.run.guard, context.world, context.loader
+        self._steps, self._state, self._recorder = context.steps, context.state, context.recorder
+        self._data_before: deque[StreamState] = deque(maxlen=self._guard.rollback_skips_steps)
         self._not_finite_in_a_row = 0
 
-    def before_step(self) -> None:
+    def before_step(self, number: int) -> None:
         """The data's state is small; with it the documents of a step are found at once."""
         self._data_before.append(self._loader.state_dict())
 
-    def after_step(self, figures: StepFigures) -> bool:
-        """True where the run has gone back to a checkpoint."""
+    def after_record(self, step: Step) -> None:
+        figures = step.figures
         self._not_finite_in_a_row = 0 if figures.is_finite else self._not_finite_in_a_row + 1
         if not figures.outliers:
-            return False
+            return
         policy = self._guard.policy
         what = ", ".join(map(str, figures.outliers))
         self._recorder.say(f"step {self._state.step}: {what}; {WHAT_IS_DONE[policy]}")
         self._write_down(figures)
         self._give_up_if_hopeless(what)
-        return policy == "rollback" and self._roll_back()
+        if policy == "rollback":
+            self._roll_back()
 
     def _write_down(self, figures: StepFigures) -> None:
         whole = self._state.of_all_ranks(self._data_before[-1])
@@ -108,16 +100,15 @@ class Spikes:
         if self._not_finite_in_a_row >= NOT_FINITE_IN_A_ROW:
             raise TrainingError(where, f"not finite {NOT_FINITE_IN_A_ROW} times in a row: the weights are broken", fix)
 
-    def _roll_back(self) -> bool:
+    def _roll_back(self) -> None:
         first, end = self._samples_since(self._data_before[0])
         bad_step = self._state.step
         if not self._state.roll_back(first, end):
             self._recorder.say("there is no checkpoint to go back to yet: the step is left out")
-            return False
+            return
         self._data_before.clear()
         self._recorder.event("rolled_back", step=self._state.step, from_step=bad_step, skipped_samples=[first, end])
         self._recorder.say(f"back at step {self._state.step}; samples {first} to {end - 1} are left out from here on")
-        return True
 
 
 def _for_json(value: float) -> float | str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ops.comparing import on_gpu
-from z2all_ds.train.meters.communication import CommunicationTime
+from z2all_ds.train.hooks.communication import CommunicationTime
 
 CPU = torch.device("cpu")
 PAUSE_SECONDS = 0.02

@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
+from z2all_ds.train.context import TrainContext
+from z2all_ds.train.hooks.hook import Hook, Step
 from z2all_ds.train.meters.timers import timer_for
+from z2all_ds.zero.engine import collectives_of_deepspeed
 
 COLLECTIVES = (
     *("all_reduce", "all_reduce_coalesced", "inference_all_reduce", "reduce"),
@@ -63,6 +66,20 @@ class CommunicationTime:
     def close(self) -> None:
         for name in self._wrapped:
             delattr(self._backend, name)  # the class has its own
+
+
+class CommunicationMeter(Hook):
+    """The time of a step's collectives, for its record."""
+
+    def __init__(self, context: TrainContext) -> None:
+        super().__init__(context)
+        self._time = CommunicationTime(collectives_of_deepspeed(), context.engine.device, context.world.world_size)
+
+    def after_step(self, step: Step) -> None:
+        step.seconds["communication"] = self._time.take()
+
+    def close(self) -> None:
+        self._time.close()
 
 
 class _Pending:
