@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.helpers.models import TINY
-from z2all_ds.export.layerwise_logits import logits_in_turn
+from z2all_ds.export.layerwise_logits import layerwise_logits
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
 TEXTS = [[5, 6, 7, 8, 9, 10, 11], [900, 2], [3], list(range(64))]
@@ -33,7 +33,7 @@ def test_logits_are_those_of_the_whole_model(kind: str, tied: bool) -> None:
         assert all(other.split(".")[:3] == block for other in others), "two blocks in memory at once"
         return whole.get_parameter(name).detach().clone()
 
-    found = list(logits_in_turn(empty, read, TEXTS))
+    found = list(layerwise_logits(empty, read, TEXTS))
     with torch.no_grad():
         for ids, logits in zip(TEXTS, found, strict=True):
             expected = whole(torch.tensor([ids])).logits[0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def logits_in_turn(model: Any, read: Callable[[str], Tensor], texts: list[list[int]]) -> Iterator[Tensor]:
+def layerwise_logits(model: Any, read: Callable[[str], Tensor], texts: list[list[int]]) -> Iterator[Tensor]:
     """Logits [T, V] of each text's tokens, by a causal model of Llama's structure that was built without memory (under
     `torch.device("meta")`); `read` gives a weight by its name in this model.
 

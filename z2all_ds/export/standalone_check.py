@@ -27,7 +27,9 @@ from torch import Tensor  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 sys.path.insert(0, str(HERE))
-logits_in_turn = importlib.import_module("in_turn").logits_in_turn  # the file beside this one, not a part of a package
+layerwise_logits = importlib.import_module(
+    "layerwise_logits"
+).layerwise_logits  # the file beside this one, not a part of a package
 sys.path.remove(str(HERE))
 
 NEW_TOKENS = 40
@@ -73,7 +75,7 @@ def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[s
     require_its_class(model)
     if FORMAT == "llama":
         model.model.rotary_emb = type(model.model.rotary_emb)(config)  # frequencies are no weights: here with values
-    for number, logits in enumerate(logits_in_turn(model, weights_of(folder), list(ids.values()))):
+    for number, logits in enumerate(layerwise_logits(model, weights_of(folder), list(ids.values()))):
         torch.save(logits, out / f"{number}.pt")
     return {}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from z2all_ds.base.errors import ExportError
 from z2all_ds.base.process_memory import available_bytes
 from z2all_ds.data.spec import open_documents
-from z2all_ds.export.layerwise_logits import logits_in_turn
+from z2all_ds.export.layerwise_logits import layerwise_logits
 
 if TYPE_CHECKING:
     from z2all_ds.export.weights import WeightReader
@@ -65,7 +65,7 @@ def reference_logits(reader: "WeightReader", config: "Z2allConfig", dtype: torch
 
     with torch.device("meta"):
         model = Z2allForCausalLM(config)
-    return lambda texts: logits_in_turn(model, lambda name: reader.read_rounded(name, dtype), texts)
+    return lambda texts: layerwise_logits(model, lambda name: reader.read_rounded(name, dtype), texts)
 
 
 def fits_whole(num_parameters: int) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
 from z2all_ds.cluster.nodes import Node, parse_nodes_text
@@ -21,8 +22,8 @@ EQUAL = {"n1": DataPlace("10.0.0.1", "eth0"), "n2": DataPlace("10.0.0.2", "eth0"
 
 
 def plan(nodes: list[Node], places: dict[str, DataPlace], tmp_path: Path, **environment: str) -> LaunchPlan:
-    arguments = ["--config", "my run.yaml", "train.steps=10"]
-    return make_plan(nodes, places, arguments, 29501, tmp_path, ["cpu_adam"], {"EXTRA": "1"}, environment)
+    run = RunConfig(run_dir=str(tmp_path))
+    return make_plan(nodes, places, run, "never", 29501, ["cpu_adam"], {"EXTRA": "1"}, environment)
 
 
 def equal_nodes() -> list[Node]:
@@ -68,6 +69,7 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     assert all("=" in line and line.strip() == line for line in lines)
     assert "NCCL_DEBUG=INFO" in lines
     assert "hush" not in "".join(file.read_text() for file in files)
+    assert load_run_config(str(tmp_path / "launch" / "run.yaml")) == RunConfig(run_dir=str(tmp_path))
 
 
 def test_what_is_shown_has_no_secret(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_what_deepspeed_s_own_way_cannot_say(tmp_path: Path) -> None:
 
 def test_the_plain_line_is_shell(tmp_path: Path) -> None:
     words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").plain_line())
-    assert words[-3:] == ["--config", "my run.yaml", "train.steps=10"]
+    assert words[-4:] == ["--config", f"{tmp_path}/a b/launch/run.yaml", "--resume", "never"]
     assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
 
 

@@ -16,6 +16,7 @@ from tests.helpers import node_lab, slurm_lab
 from tests.helpers.node_lab import Node
 from tests.helpers.node_launches import NodeLaunch, assert_nothing_is_left, write_hostfile
 from tests.helpers.training import losses, run_arguments, train
+from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.fault_records import KILLED, Fault, first_fault, forget_faults, read_faults, write_fault
 from z2all_ds.base.run_folder import RunFolder
@@ -181,7 +182,7 @@ STEP = {
 
 def planned(place: Path, environment: dict[str, str], slots: int = 2) -> LaunchPlan:
     nodes = [PlannedNode(name="n2", slots=slots), PlannedNode(name="n0", slots=slots)]
-    return make_plan(nodes, {}, ["--config", "my run.yaml"], 29501, place, [], {}, environment)
+    return make_plan(nodes, {}, RunConfig(run_dir=str(place)), "auto", 29501, [], {}, environment)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,8 @@ def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
     line = SlurmRunner(arguments, "", {}).get_cmd({}, {"n2": [0, 1], "n0": [0, 1]})
     script = str(made.rank_script)
     assert line[:4] == ["srun", "-n", "4", f"--nodelist={made.tasks}"]
-    assert line[-4:] == ["-u", script, "--config", "my run.yaml"]
+    config = str(tmp_path / "a b" / "launch" / "run.yaml")
+    assert line[-6:] == ["-u", script, "--config", config, "--resume", "auto"]
     assert made.tasks.read_text().split() == ["n2", "n2", "n0", "n0"]
     assert all(file.stat().st_mode & 0o077 == 0 for file in (made.tasks, made.rank_script))
 
@@ -251,7 +253,8 @@ def test_what_ranks_are_told_comes_by_the_environment(tmp_path: Path, monkeypatc
     assert "hush" not in shown
     line = shlex.split(shown.splitlines()[-1])
     assert line[:2] == ["NCCL_IB_HCA=a,b", "HF_TOKEN=***"]
-    assert line[-3:] == [str(made.rank_script), "--config", "my run.yaml"]
+    config = str(tmp_path / "launch" / "run.yaml")
+    assert line[-5:] == [str(made.rank_script), "--config", config, "--resume", "auto"]
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,11 @@ def run_reference(run: RunConfig, steps: int, folder: Path) -> tuple[StepValues,
     """In a process of its own: this one stays without torch, and DeepSpeed's ranks find all memory free."""
     config, out = folder / "reference.yaml", folder / "reference.json"
     write_whole(config, dump_yaml(run))
-    arguments = ["--config", str(config), "--out", str(out), "--steps", str(steps)]
+    command = [sys.executable, "-m", REFERENCE_MODULE, "--config", str(config), "--out", str(out)]
+    command += ["--steps", str(steps)]
+    environment = {**os.environ, **default_environment(ranks=1)}
     with heartbeat(f"reference: {steps} steps in plain torch"):
-        code = run_group(
-            [sys.executable, "-m", REFERENCE_MODULE, *arguments],
-            {**os.environ, **default_environment(ranks=1)},
-            folder / "reference.log",
-        )
+        code = run_group(command, environment, folder / "reference.log")
     if code:
         raise RanksFailed("the reference in plain torch", f"ended with code {code}", "Its reason stands above.", code)
     return tuple(StepValues(**values) for values in json.loads(out.read_text(encoding="utf-8")))
