@@ -232,6 +232,12 @@ def test_imports_go_down(module: str) -> None:
         assert there in ("", here) or level[there] > level[here], f"{module} imports {target}"
 
 
+def test_the_guide_lists_the_layers() -> None:
+    guide = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = guide.partition("## Layers")[2].split("```")[1]
+    assert tuple(tuple(line.split()) for line in block.split("\n") if line) == LAYERS
+
+
 def test_cycles_are_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

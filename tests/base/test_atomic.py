@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, publish, temporary_name, write_whole
 from z2all_ds.base.errors import ConfigError, MachineError
 
 NOBODY = 65534
@@ -60,7 +60,7 @@ def test_a_full_disk_is_a_machine_error() -> None:
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(MachineError, match=r"^folder /dev: the disk or the quota is full. Free some space") as caught:
-        with machine_limits_named(full.parent), full.open("wb", buffering=0) as stream:
+        with explain_disk_errors(full.parent), full.open("wb", buffering=0) as stream:
             stream.write(b"x")
     assert isinstance(caught.value.__cause__, OSError)
 
@@ -73,7 +73,7 @@ def test_a_folder_without_permission_is_a_machine_error() -> None:
         try:
             if as_root:  # root may write everywhere, so somebody else tries
                 os.seteuid(NOBODY)
-            with pytest.raises(MachineError) as caught, machine_limits_named(folder):
+            with pytest.raises(MachineError) as caught, explain_disk_errors(folder):
                 (folder / "x").touch()
         finally:
             if as_root:
@@ -82,7 +82,7 @@ def test_a_folder_without_permission_is_a_machine_error() -> None:
 
 
 def test_other_failures_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), machine_limits_named(tmp_path):
+    with pytest.raises(FileNotFoundError), explain_disk_errors(tmp_path):
         (tmp_path / "missing" / "x").touch()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import ClusterError
-from z2all_ds.cluster.nodes import Node, Place, SshAccess, parse_nodes_text, read_nodes
+from z2all_ds.cluster.nodes import Endpoint, Node, SshAccess, parse_nodes_text, read_nodes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
 TEXT = """\
@@ -29,7 +29,7 @@ def test_what_holds_for_all_and_what_a_node_says_itself() -> None:
     node1, node2, node3 = parse_nodes_text(TEXT, "f.yaml")
     assert [node.name for node in (node1, node2, node3)] == ["node1", "node2", "node3"]
     assert [node.slots for node in (node1, node2, node3)] == [8, 2, 8]
-    assert node1.inside == Place(address="172.17.0.2", port=9527)
+    assert node1.inside == Endpoint(address="172.17.0.2", port=9527)
     assert node2.ssh == SshAccess(address="192.0.2.12", port=30022, user="trainer")
     assert node2.environment == {"NCCL_DEBUG": "WARN", "SHARED": "mine", "NCCL_IB_DISABLE": "1"}
     assert node3.environment == {"NCCL_DEBUG": "WARN", "SHARED": "all"}

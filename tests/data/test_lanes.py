@@ -13,7 +13,7 @@ from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream,
 from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
 from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.lanes import Lane, Piece
+from z2all_ds.data.lanes import DocumentSpan, Lane
 from z2all_ds.data.packing import Sample
 
 
@@ -25,14 +25,14 @@ def lane_of(plan: DataPlan, number: int) -> Lane:
     return Lane(plan.sources, number, plan.fresh_lanes([number])[number])
 
 
-def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[Piece]]]:
+def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[DocumentSpan]]]:
     """The first `count` global samples, with what they were made of."""
     lanes = [lane_of(plan, number) for number in range(plan.spec.num_lanes)]
     return [with_pieces(lanes[k % len(lanes)], k, plan) for k in range(count)]
 
 
-def with_pieces(lane: Lane, sample: int, plan: DataPlan) -> tuple[Sample, list[Piece]]:
-    pieces: list[Piece] = []
+def with_pieces(lane: Lane, sample: int, plan: DataPlan) -> tuple[Sample, list[DocumentSpan]]:
+    pieces: list[DocumentSpan] = []
     return lane.next_sample(sample, plan.schedule.stage_of(sample), pieces), pieces
 
 

@@ -15,7 +15,7 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.cli.evaluate import harness as harness_verb
 from z2all_ds.evaluate import harness as room
 from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
-from z2all_ds.evaluate.harness_report import Row, sentences
+from z2all_ds.evaluate.harness_report import ScoreRow, sentences
 from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, task_manager
 from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.reshaping import RESHAPINGS
@@ -28,7 +28,7 @@ def report_of(model: LoadedModel, *tasks: str, **changes: object) -> HarnessRepo
     return judge(model, load(*tasks), settings)
 
 
-def row(report: HarnessReport, task: str, metric: str = "acc") -> Row:
+def row(report: HarnessReport, task: str, metric: str = "acc") -> ScoreRow:
     (found,) = [one for one in report.rows if (one.task, one.metric) == (task, metric)]
     return found
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from z2all_ds.evaluate.harness_report import Row, compare, render, sentences, to_dict
+from z2all_ds.evaluate.harness_report import ScoreRow, compare, render, sentences, to_dict
 
 
 def test_each_question_is_compared_with_itself() -> None:
@@ -38,15 +38,15 @@ def test_several_shuffles_are_averaged() -> None:
 def test_when_a_drop_is_doubtful(plain: list[float], reshaped: list[float], doubtful: bool) -> None:
     drop = compare(plain, [reshaped])
     assert drop.is_doubtful == doubtful
-    told = sentences([Row("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
+    told = sentences([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
     assert bool(told) == doubtful
     assert not told or ("school" in told[0] and "letters" in told[0] and "memorised" in told[0])
 
 
 def test_table_and_json() -> None:
     rows = [
-        Row("school", "acc", 4, 0.75, 0.25, 0.25, {"letters": compare([1, 1, 1, 0], [[1, 0, 0, 1]])}),
-        Row("text", "word_perplexity", 4, 123.4, None, None, {}),
+        ScoreRow("school", "acc", 4, 0.75, 0.25, 0.25, {"letters": compare([1, 1, 1, 0], [[1, 0, 0, 1]])}),
+        ScoreRow("text", "word_perplexity", 4, 123.4, None, None, {}),
     ]
     table = io.StringIO()
     render(rows, ["letters"], table)

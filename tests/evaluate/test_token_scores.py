@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.helpers.probe_files import write_probes
 from z2all_ds.base.errors import DataError
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.probe_rows import Row
+from z2all_ds.evaluate.probe_rows import ProbeRow
 from z2all_ds.evaluate.probe_runs import ask_model
 from z2all_ds.evaluate.probes import SentenceProbe, load_probes
 from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
@@ -71,7 +71,7 @@ def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_f
 
 
 def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
-    rows = [Row(tuple(range(3, 3 + length)), 1 + length % 2, 1) for length in (9, 3, 30, 4, 12)]
+    rows = [ProbeRow(tuple(range(3, 3 + length)), 1 + length % 2, 1) for length in (9, 3, 30, 4, 12)]
     losses = losses_of(loaded.model, loaded.device)
     alone = list(log_probabilities(rows, losses, rows_per_batch=1, padding_id=0))
     assert [len(found) for found in alone] == [len(row.ids) - row.first_scored for row in rows]

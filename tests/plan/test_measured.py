@@ -10,7 +10,7 @@ import pytest
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.cluster.agents.connections import Listener, Speed, measure
 from z2all_ds.cluster.doctor import OK, Finding, resources, to_json
-from z2all_ds.cluster.launch.rendezvous import DataPlace
+from z2all_ds.cluster.launch.rendezvous import DataAddress
 from z2all_ds.cluster.preflight import report
 from z2all_ds.cluster.preflight.checks import Preflight
 from z2all_ds.cluster.preflight.compare import NodeFinding
@@ -41,7 +41,7 @@ def health_of(*turns: Turn, device: str = "cuda") -> Health:
 
 def preflight_of(**changes: Speed) -> Preflight:
     """Three nodes, every pair both ways; `n1_n2=...` is the speed as n1 measured it."""
-    result = Preflight(places={name: DataPlace(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
+    result = Preflight(places={name: DataAddress(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
     for who in NAMES:
         for whom in NAMES:
             if who != whom:
@@ -99,7 +99,7 @@ def test_a_real_connection(tmp_path: Path) -> None:
         speed = measure("127.0.0.1", listener.port, "token", seconds=0.05)
     finally:
         listener.close()
-    result = Preflight(places={"a": DataPlace("127.0.0.1", "lo")}, speeds={("a", "b"): speed})
+    result = Preflight(places={"a": DataAddress("127.0.0.1", "lo")}, speeds={("a", "b"): speed})
     found = read_measured(written(tmp_path, result))
     assert found.link is not None
     slower = min(speed.gigabits_out, speed.gigabits_in)
@@ -148,7 +148,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_one_node_has_no_pair(tmp_path: Path) -> None:
-    message = refusal(written(tmp_path, Preflight(places={"n1": DataPlace("10.0.0.1", "eth0")})))
+    message = refusal(written(tmp_path, Preflight(places={"n1": DataAddress("10.0.0.1", "eth0")})))
     assert "no pair of nodes" in message and "two nodes or more" in message
 
 

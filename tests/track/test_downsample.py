@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.track.downsample import MOST_POINTS, ThinnedCurve
+from z2all_ds.track.downsample import MOST_POINTS, DownsampledCurve
 
 
-def thinned(values: list[float], most_points: int) -> ThinnedCurve:
-    curve = ThinnedCurve(most_points)
+def thinned(values: list[float], most_points: int) -> DownsampledCurve:
+    curve = DownsampledCurve(most_points)
     for x, value in enumerate(values):
         curve.add(x, value)
     return curve

@@ -48,7 +48,7 @@ def write_whole(final: Path, data: bytes | str) -> None:
 
 def make_folder(folder: Path) -> Path:
     """The folder, which is there now; a place where none can be is said in one line."""
-    with machine_limits_named(folder):
+    with explain_disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def machine_limits_named(folder: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """A disk without room, or a folder without permission, becomes a MachineError."""
     try:
         yield

@@ -200,10 +200,10 @@ class Measurement:
         """torch.distributed.checkpoint on the tensors that this rank steps, without names, index or checksums."""
         import torch.distributed.checkpoint as dcp
 
-        from z2all_ds.zero.state.optimizer_shards import flats_of
+        from z2all_ds.zero.state.optimizer_shards import optimizer_shards_of
 
         state = {}
-        for number, flat in enumerate(flats_of(self.engine)):
+        for number, flat in enumerate(optimizer_shards_of(self.engine)):
             tensors = {"weight": flat.tensor, **flat.state}
             for key, value in tensors.items():
                 if isinstance(value, self._torch.Tensor) and value.dim():
@@ -253,10 +253,10 @@ class Measurement:
     @contextmanager
     def keeper(self, folder: RunFolder) -> Iterator[Any]:
         from z2all_ds.base.console import say
-        from z2all_ds.zero.state.manager import Keeper
+        from z2all_ds.zero.state.manager import CheckpointManager
 
         section = self.run.checkpoint.model_copy(update={"disk_patience_seconds": MOST_WAIT_SECONDS})
-        keeper = Keeper(folder, section, self.world, self.device, say)
+        keeper = CheckpointManager(folder, section, self.world, self.device, say)
         try:
             keeper.begin_line(goes_on_from_memory=False)
             yield keeper

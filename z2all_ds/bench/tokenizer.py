@@ -24,7 +24,7 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.bench.text import built_in_text
 from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
-from z2all_ds.tokenizer.sampling import Domain, check_weights, open_sources, share_budget
+from z2all_ds.tokenizer.sampling import SampledDomain, check_weights, open_sources, share_budget
 from z2all_ds.tokenizer.spm import learn_spm
 
 SAMPLE_BYTES = 20_000_000
@@ -134,7 +134,7 @@ def _in_own_process(
 class Sampled:
     """Texts for a trainer, counted."""
 
-    def __init__(self, domains: Mapping[str, Domain], shares: Mapping[str, int]) -> None:
+    def __init__(self, domains: Mapping[str, SampledDomain], shares: Mapping[str, int]) -> None:
         self._domains, self._shares = domains, shares
         self.bytes_of_text = 0
 

@@ -117,7 +117,7 @@ def harness(
     import json
     from contextlib import suppress
 
-    from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
+    from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
     from z2all_ds.evaluate.harness_tasks import list_tasks as found_under
     from z2all_ds.evaluate.harness_tasks import require_harness
 
@@ -164,7 +164,7 @@ def harness(
     text = to_json(report.to_dict())
     try:
         if out is not None:
-            with machine_limits_named(out.parent):
+            with explain_disk_errors(out.parent):
                 write_whole(out, text + "\n")
     finally:  # a full disk does not take the results away
         if as_json:

@@ -58,7 +58,7 @@ class SshAccess(Section):
     """File of the private key."""
 
 
-class Place(Section):
+class Endpoint(Section):
     """An address and a port on it."""
 
     address: str
@@ -67,7 +67,7 @@ class Place(Section):
     """Where ranks meet, if this is the master; by default the launch picks one."""
 
 
-class Outside(Place):
+class Outside(Endpoint):
     """A node as the others reach it."""
 
     ssh_port: Port | None = None
@@ -81,7 +81,7 @@ class NodeSettings(Section):
     """Processes to start there, one per GPU."""
     ssh: SshAccess = SshAccess()
     """How the launcher gets in."""
-    inside: Place | None = None
+    inside: Endpoint | None = None
     """What the node itself calls its address; ranks on it meet the master there. By default as `outside`."""
     outside: Outside | None = None
     """Where the other nodes reach it, through a mapped port perhaps. By default the ssh address."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from z2all_ds.base.atomic import TEMPORARY_SUFFIX, machine_limits_named
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, explain_disk_errors
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.storage import Folder, Stamp, open_folder, reason
@@ -208,7 +208,7 @@ def _warn_of_large_groups(found: list[_Found]) -> None:
 
 def _write(folder: Folder, manifest: Manifest) -> None:
     try:
-        with machine_limits_named(Path(folder.location)):
+        with explain_disk_errors(Path(folder.location)):
             write_manifest(folder.location, manifest)
     except OSError as error:
         fix = "Give a place that can be written to, e.g. a copy."

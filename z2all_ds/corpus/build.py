@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import (
+    explain_disk_errors,
     force_to_disk,
-    machine_limits_named,
     make_folder,
     publish,
     temporary_name,
@@ -99,7 +99,7 @@ def build_corpus(
     stay = [s for s in there.shards if s.domain in complete or (add and s.domain not in wanted)]
     if len(complete) == len(domains) and len(stay) == len(there.shards) and not building.is_publishing():
         return there
-    with machine_limits_named(out_dir), only_build(make_folder(out_dir)), executor.opened() as run:
+    with explain_disk_errors(out_dir), only_build(make_folder(out_dir)), executor.opened() as run:
         building.open(there)
         next_gid = there.next_gid if stay else 0
         to_build = []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.base.atomic import machine_limits_named, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, publish, temporary_name, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.parts import Part
@@ -24,7 +24,7 @@ SMALLEST_SHARE = 16
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartSlice:
     """The documents of one part, from `start` to before `stop`, that go into one shard."""
 
     part: Part
@@ -45,13 +45,13 @@ class ShardTask:
     folder: str
     name: str
     domain: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PartSlice, ...]
 
 
 def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, max_shard_bytes: int) -> list[ShardTask]:
     """Fills shard after shard. Needs memory for the lengths of one part at a time."""
     tasks: list[ShardTask] = []
-    pieces: list[Piece] = []
+    pieces: list[PartSlice] = []
     room = max_shard_bytes
 
     def close() -> None:
@@ -64,7 +64,7 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
     for part in parts:
         if not part.keep and max(1, max_shard_bytes // SMALLEST_SHARE) <= part.bytes <= max_shard_bytes:
             close()
-            pieces.append(Piece(part, 0, part.documents, part.documents))
+            pieces.append(PartSlice(part, 0, part.documents, part.documents))
             close()
             continue
         kept = part.kept()
@@ -74,7 +74,7 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
             before = int(ends[done - 1]) if done else 0
             fits = int(np.searchsorted(ends, before + room, side="right"))
             if fits > done:
-                pieces.append(Piece(part, int(kept[done]), int(kept[fits - 1]) + 1, fits - done))
+                pieces.append(PartSlice(part, int(kept[done]), int(kept[fits - 1]) + 1, fits - done))
                 room -= int(ends[fits - 1]) - before
                 done = fits
             elif pieces:
@@ -93,7 +93,7 @@ def make_shard(task: ShardTask) -> ShardInfo:
     description = path.with_suffix(".json")
     if description.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
-    with machine_limits_named(path.parent):
+    with explain_disk_errors(path.parent):
         info = _link(task, path) or _copy(task, path)
         write_whole(description, json.dumps(asdict(info)))
     return info
@@ -132,7 +132,7 @@ def _copy(task: ShardTask, path: Path) -> ShardInfo:
     return ShardInfo(task.name, task.domain, documents, size, digest.hexdigest())
 
 
-def _blocks(piece: Piece) -> Iterator[bytes]:
+def _blocks(piece: PartSlice) -> Iterator[bytes]:
     """The lines that stay, in order."""
     with open(piece.part.path, "rb") as stream:
         for begin, end in _byte_ranges(piece):
@@ -145,7 +145,7 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
                 yield block
 
 
-def _byte_ranges(piece: Piece) -> Iterator[tuple[int, int]]:
+def _byte_ranges(piece: PartSlice) -> Iterator[tuple[int, int]]:
     """(begin, end) of each run of documents that stay."""
     kept = piece.part.kept()
     kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from z2all_ds.base.atomic import (
     TEMPORARY_SUFFIX,
+    explain_disk_errors,
     force_to_disk,
-    machine_limits_named,
     make_folder,
     publish,
     write_whole,
@@ -76,7 +76,7 @@ def split_corpus(
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         return _split_before(out_dir, key)
     make_folder(out_dir.parent)
-    with machine_limits_named(out_dir.parent):
+    with explain_disk_errors(out_dir.parent):
         temporary = out_dir.with_name(f".{out_dir.name}.split{TEMPORARY_SUFFIX}")
         shutil.rmtree(temporary, ignore_errors=True)  # of a split that was killed
         try:
@@ -136,7 +136,7 @@ def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard:
     paths = [folder / side / shard.path for side in SIDES]
     digests = [hashlib.sha256() for _ in SIDES]
     documents, sizes, whole = [0, 0], [0, 0], hashlib.sha256()
-    with machine_limits_named(folder), open(paths[0], "wb") as train, open(paths[1], "wb") as validation:
+    with explain_disk_errors(folder), open(paths[0], "wb") as train, open(paths[1], "wb") as validation:
         streams = (train, validation)
         try:
             with open(corpus_dir / shard.path, "rb") as lines:

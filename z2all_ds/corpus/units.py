@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.base.atomic import machine_limits_named, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.compose import with_composed_content
@@ -106,7 +106,7 @@ class UnitSummary:
 def convert_unit(unit: Unit) -> UnitSummary:
     """Does the unit unless it is done."""
     if not unit.is_finished():
-        with machine_limits_named(Path(unit.folder)):
+        with explain_disk_errors(Path(unit.folder)):
             _convert(unit)
     return UnitSummary.read(unit)
 

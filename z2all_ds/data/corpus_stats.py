@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder
+from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import human_bytes, progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.executors import Executor
@@ -172,7 +172,7 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
             axes.legend()
         axes.grid(alpha=0.3)
         figure.tight_layout()
-        with machine_limits_named(out.parent):
+        with explain_disk_errors(out.parent):
             make_folder(out.parent)
             figure.savefig(out)
     return out

@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
 
 
-class Place(NamedTuple):
+class DocumentLocation(NamedTuple):
     """Where a document lies."""
 
     shard: str
@@ -80,7 +80,7 @@ class Domain(Protocol):
         """The documents `first` to `end` - 1."""
         ...
 
-    def place(self, document_index: int) -> Place: ...
+    def place(self, document_index: int) -> DocumentLocation: ...
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class RawDomain:
     def open_block(self, first: int, end: int) -> "RawBlock":
         return RawBlock(self._reader.open_block(first, end), self._tokenizer)
 
-    def place(self, document_index: int) -> Place:
-        return Place(*self._reader.place(document_index))
+    def place(self, document_index: int) -> DocumentLocation:
+        return DocumentLocation(*self._reader.place(document_index))
 
 
 class RawBlock:

@@ -37,7 +37,7 @@ SAMPLES_PER_GROUP = 64
 128; a resume reads the group again, and a lane holds one of each domain."""
 
 
-class Piece(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Which tokens of which document went into a sample."""
 
     epoch: int
@@ -56,7 +56,7 @@ class Sources:
     packing: str
 
 
-class Row:
+class LaneDocuments:
     """The documents of one domain in the order in which one lane reads them."""
 
     def __init__(self, domain: Domain, order: DomainOrder, lane: int, num_lanes: int, block: int, place: int) -> None:
@@ -90,9 +90,9 @@ class Row:
             self._seek_block(self.block + 1)
             self.place = 0
 
-    def piece(self, ahead: int, start: int, end: int) -> Piece:
+    def piece(self, ahead: int, start: int, end: int) -> DocumentSpan:
         """Tokens of the document so many places ahead in the block."""
-        return Piece(self.epoch, self._place_of_block.first + self._within[self.place + ahead], start, end)
+        return DocumentSpan(self.epoch, self._place_of_block.first + self._within[self.place + ahead], start, end)
 
     def _open_block(self) -> Block:
         if self._opened is None:
@@ -109,7 +109,7 @@ class Row:
 class Packer(Protocol):
     """Samples of one domain in one lane."""
 
-    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
+    def next_sample(self, sequence_length: int, pieces: list[DocumentSpan] | None = None) -> Sample:
         """`pieces` takes what the sample is made of; in training nobody asks."""
         ...
 
@@ -119,7 +119,7 @@ class Packer(Protocol):
 class CutPacker:
     """Documents end to end, cut every `sequence_length` tokens."""
 
-    def __init__(self, open_row: Callable[[int, int], Row], domain_index: int, cursor: Cursor) -> None:
+    def __init__(self, open_row: Callable[[int, int], LaneDocuments], domain_index: int, cursor: Cursor) -> None:
         block, place, self._given = cursor
         self._row = open_row(block, place)
         self._domain_index = domain_index
@@ -127,7 +127,7 @@ class CutPacker:
         self._at = 0  # tokens given of the run
         self._document = 0  # number of the present document in the run; the row stands at the run's first
 
-    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
+    def next_sample(self, sequence_length: int, pieces: list[DocumentSpan] | None = None) -> Sample:
         tokens = np.empty(sequence_length + 1, dtype=np.int32)
         lengths: list[int] = []
         filled, goes_on = 0, False
@@ -153,7 +153,7 @@ class CutPacker:
         begin = self._run.ends[self._document - 1] if self._document else 0
         return [self._row.block, self._row.place + self._document, self._at - begin]
 
-    def _take(self, run: Run, stop: int, lengths: list[int], pieces: list[Piece] | None) -> bool:
+    def _take(self, run: Run, stop: int, lengths: list[int], pieces: list[DocumentSpan] | None) -> bool:
         """Counts the pieces up to `stop`; whether the last of them ends in the middle of its document."""
         begin, number, ends = self._at, self._document, run.ends
         while begin < stop:
@@ -184,16 +184,16 @@ class CutPacker:
 class BestFitPacker:
     """Groups of documents, packed whole where they fit into a sample."""
 
-    def __init__(self, open_row: Callable[[int, int], Row], domain_index: int, cursor: Cursor) -> None:
+    def __init__(self, open_row: Callable[[int, int], LaneDocuments], domain_index: int, cursor: Cursor) -> None:
         self._begin, history = cursor[:2], cursor[2:]
         self._row = open_row(*self._begin)
         self._domain_index = domain_index
         self._history = [(history[n], history[n + 1]) for n in range(0, len(history), 2)]
-        self._loose: list[tuple[Piece, TokenArray]] = []
+        self._loose: list[tuple[DocumentSpan, TokenArray]] = []
         """Pieces in hand that are in no bin yet."""
-        self._bins: list[list[tuple[Piece, TokenArray]]] | None = None
+        self._bins: list[list[tuple[DocumentSpan, TokenArray]]] | None = None
 
-    def next_sample(self, sequence_length: int, pieces: list[Piece] | None = None) -> Sample:
+    def next_sample(self, sequence_length: int, pieces: list[DocumentSpan] | None = None) -> Sample:
         self._replay()
         if self._history and self._history[-1][0] != sequence_length:  # a stage with another length has begun
             self._take_apart()
@@ -228,13 +228,13 @@ class BestFitPacker:
     def _take_apart(self) -> None:
         self._loose = [entry for content in self._bins or [] for entry in content]
 
-    def _make_bins(self, sequence_length: int) -> list[list[tuple[Piece, TokenArray]]]:
+    def _make_bins(self, sequence_length: int) -> list[list[tuple[DocumentSpan, TokenArray]]]:
         """Fills up what is in hand to a group, cuts what is too long, and packs it."""
         entries, total = self._loose, sum(piece.end - piece.start for piece, _ in self._loose)
         self._loose = []
         while total < SAMPLES_PER_GROUP * sequence_length:
             tokens = self._row.tokens()
-            entries.append((Piece(self._row.epoch, self._row.document_index, 0, len(tokens)), tokens))
+            entries.append((DocumentSpan(self._row.epoch, self._row.document_index, 0, len(tokens)), tokens))
             total += len(tokens)
             self._row.advance()
         cut = [
@@ -245,7 +245,7 @@ class BestFitPacker:
         bins = best_fit([piece.end - piece.start for piece, _ in cut], sequence_length)
         return [[cut[number] for number in content] for content in bins]
 
-    def _as_sample(self, content: list[tuple[Piece, TokenArray]], sequence_length: int) -> Sample:
+    def _as_sample(self, content: list[tuple[DocumentSpan, TokenArray]], sequence_length: int) -> Sample:
         tokens = np.zeros(sequence_length + 1, dtype=np.int32)
         at, lengths = 0, []
         for piece, document in content:
@@ -275,7 +275,7 @@ class Lane:
         self._cursors = [list(cursor) for cursor in state]
         self._packers: dict[int, Packer] = {}
 
-    def next_sample(self, sample: int, stage: Stage, pieces: list[Piece] | None = None) -> Sample:
+    def next_sample(self, sample: int, stage: Stage, pieces: list[DocumentSpan] | None = None) -> Sample:
         """Global sample `sample`; must be asked for in order. `pieces` takes what it is made of."""
         domain_index = stage.mixture.domain_of(sample)
         packer = self._packers.get(domain_index)
@@ -290,7 +290,7 @@ class Lane:
     def cursor(self, domain_index: int) -> Cursor:
         return self._cursors[domain_index]
 
-    def _row_opener(self, domain_index: int) -> Callable[[int, int], Row]:
+    def _row_opener(self, domain_index: int) -> Callable[[int, int], LaneDocuments]:
         sources = self._sources
         domain, order = sources.domains[domain_index], sources.orders[domain_index]
-        return lambda block, place: Row(domain, order, self.number, sources.num_lanes, block, place)
+        return lambda block, place: LaneDocuments(domain, order, self.number, sources.num_lanes, block, place)

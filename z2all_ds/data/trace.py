@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.documents import Place
-from z2all_ds.data.lanes import Lane, Piece
+from z2all_ds.data.documents import DocumentLocation
+from z2all_ds.data.lanes import DocumentSpan, Lane
 from z2all_ds.data.state import StreamState
 
 
@@ -18,7 +18,7 @@ from z2all_ds.data.state import StreamState
 class TracedPiece:
     """Tokens `start` to `end` of one document."""
 
-    place: Place
+    place: DocumentLocation
     document_index: int
     """Within its domain."""
     epoch: int
@@ -62,7 +62,7 @@ def trace_sample(
             lane.next_sample(number, stage)
         advance(plan.spec.num_lanes)
     stage = plan.schedule.stage_of(sample)
-    pieces: list[Piece] = []
+    pieces: list[DocumentSpan] = []
     made = lane.next_sample(sample, stage, pieces)
     domain = plan.sources.domains[domain_index]
     return SampleTrace(

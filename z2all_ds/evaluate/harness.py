@@ -16,7 +16,7 @@ from z2all_ds import __version__
 from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.harness_layouts import parse_fields
-from z2all_ds.evaluate.harness_report import ALL_TASKS, Row, compare, mean_and_error, sentences, to_dict
+from z2all_ds.evaluate.harness_report import ALL_TASKS, ScoreRow, compare, mean_and_error, sentences, to_dict
 from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, require_harness
 from z2all_ds.evaluate.harness_variants import Variants, make_variants
 from z2all_ds.evaluate.loading import LoadedModel, load_model
@@ -59,7 +59,7 @@ class HarnessSettings:
 class HarnessReport:
     """Rows of the table, why some cells are empty, and what JSON tells besides."""
 
-    rows: list[Row]
+    rows: list[ScoreRow]
     notes: list[str]
     settings: HarnessSettings
     about: dict[str, Any]
@@ -186,8 +186,8 @@ def _run(
 # From the harness's results to rows
 
 
-def _rows(results: Mapping[str, Any], loaded: Mapping[str, Any], variants: Mapping[str, Variants]) -> list[Row]:
-    rows, pooled = [], dict[str, list[tuple[str, Row]]]()
+def _rows(results: Mapping[str, Any], loaded: Mapping[str, Any], variants: Mapping[str, Variants]) -> list[ScoreRow]:
+    rows, pooled = [], dict[str, list[tuple[str, ScoreRow]]]()
     for name in loaded["tasks"]:
         for row in _rows_of(name, results, variants[name], loaded["tasks"][name]):
             rows.append(row)
@@ -199,7 +199,7 @@ def _rows(results: Mapping[str, Any], loaded: Mapping[str, Any], variants: Mappi
     return rows
 
 
-def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: Any = None) -> list[Row]:
+def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: Any = None) -> list[ScoreRow]:
     """One for each metric of a task, or of a group (then without `task`)."""
     scores = results["results"].get(name, {})
     rows = []
@@ -219,13 +219,13 @@ def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: An
         count = len(plain) or scores.get("sample_len", 0)
         is_choice = task and task.OUTPUT_TYPE == "multiple_choice" and metric.startswith("acc")
         chance = _chance(results["samples"][name]) if is_choice else None
-        rows.append(Row(name, shown, count, score, error if isinstance(error, float) else None, chance, drops))
+        rows.append(ScoreRow(name, shown, count, score, error if isinstance(error, float) else None, chance, drops))
     return rows
 
 
 def _pooled(
-    metric: str, results: Mapping[str, Any], variants: Mapping[str, Variants], members: Sequence[tuple[str, Row]]
-) -> Row:
+    metric: str, results: Mapping[str, Any], variants: Mapping[str, Variants], members: Sequence[tuple[str, ScoreRow]]
+) -> ScoreRow:
     """All questions of the reshaped tasks together; a reshaping is pooled where every task has it."""
     key = metric if "(" in metric else f"{metric},none"
     key = key.replace(" (", ",").rstrip(")")
@@ -239,7 +239,7 @@ def _pooled(
             drops[reshaping] = compare(plain, reshaped)
     chances = [row.chance * row.questions for _, row in members if row.chance is not None]
     chance = sum(chances) / len(plain) if len(chances) == len(members) else None
-    return Row(ALL_TASKS, metric, len(plain), score, error, chance, drops)
+    return ScoreRow(ALL_TASKS, metric, len(plain), score, error, chance, drops)
 
 
 def _chance(samples: Sequence[Mapping[str, Any]]) -> float | None:

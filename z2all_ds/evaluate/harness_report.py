@@ -33,7 +33,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoreRow:
     """One metric of one task."""
 
     task: str
@@ -63,7 +63,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
 
 
-def sentences(rows: Sequence[Row]) -> list[str]:
+def sentences(rows: Sequence[ScoreRow]) -> list[str]:
     """In words, where a drop is beyond what chance explains."""
     return [
         f"{row.task} ({row.metric}): {points(drop.drop)} points fewer when reshaped by {name} "
@@ -84,7 +84,7 @@ def with_error(share: float, error: float | None) -> str:
     return points(share) if error is None else f"{points(share)} ± {points(error)}"
 
 
-def render(rows: Sequence[Row], reshapings: Sequence[str], file: TextIO | None = None) -> None:
+def render(rows: Sequence[ScoreRow], reshapings: Sequence[str], file: TextIO | None = None) -> None:
     """A table, in per cent; for each reshaping the score, the drop in points and the questions lost."""
     from rich.console import Console
     from rich.table import Table
@@ -111,14 +111,14 @@ def render(rows: Sequence[Row], reshapings: Sequence[str], file: TextIO | None =
     console.print(table)
 
 
-def _figure(row: Row) -> str:
+def _figure(row: ScoreRow) -> str:
     """In per cent where it is a share; perplexities and the like as they are."""
     if 0 <= row.score <= 1 and not any(word in row.metric for word in ("perplexity", "bits", "brier")):
         return with_error(row.score, row.standard_error)
     return f"{row.score:.4g}" if row.standard_error is None else f"{row.score:.4g} ± {row.standard_error:.2g}"
 
 
-def to_dict(row: Row) -> dict[str, Any]:
+def to_dict(row: ScoreRow) -> dict[str, Any]:
     """The row as JSON has it."""
     drops = {
         name: {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from z2all_ds.evaluate.loading import AUTO, LoadedModel
 from z2all_ds.evaluate.scoring import score
-from z2all_ds.evaluate.texts import Domain
+from z2all_ds.evaluate.texts import TextDomain
 from z2all_ds.evaluate.windows import Way, Window, choose_way, document_windows, packed_windows, read_document
 
 DEFAULT_BATCH = 8
@@ -63,7 +63,7 @@ class RankAnswer:
 
 def measure_share(
     loaded: LoadedModel,
-    domains: list[Domain],
+    domains: list[TextDomain],
     question: Question,
     rank: int,
     ranks: int,
@@ -87,7 +87,7 @@ def measure_share(
     return answer
 
 
-def _alone(loaded: LoadedModel, domain: Domain, way: Way, sums: Sums, rank: int, ranks: int) -> Iterator[Window]:
+def _alone(loaded: LoadedModel, domain: TextDomain, way: Way, sums: Sums, rank: int, ranks: int) -> Iterator[Window]:
     for text in domain.read(rank, ranks):
         document = read_document(loaded.tokenizer, text, first_counts=way.bos_id is not None)
         sums.documents += 1
@@ -96,7 +96,7 @@ def _alone(loaded: LoadedModel, domain: Domain, way: Way, sums: Sums, rank: int,
         yield from document_windows(document.ids, way)
 
 
-def _packed(loaded: LoadedModel, domain: Domain, way: Way, sums: Sums, rank: int, ranks: int) -> Iterator[Window]:
+def _packed(loaded: LoadedModel, domain: TextDomain, way: Way, sums: Sums, rank: int, ranks: int) -> Iterator[Window]:
     """Every rank reads all documents, as a window begins where the one before ends, and counts only its own."""
 
     def documents() -> Iterator[list[int]]:

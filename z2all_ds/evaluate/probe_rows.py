@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class ProbeRow:
     """Tokens of which those from `first_scored` on are asked for."""
 
     ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Asked:
     """A probe and its rows."""
 
     probe: Probe
-    rows: tuple[Row, ...]
+    rows: tuple[ProbeRow, ...]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def verdict_line(passed: dict[str, bool], num_probes: int) -> str:
     return f"{len(passed) - len(failed)} of {len(passed)} as expected{named}"
 
 
-def _rows(probe: Probe, tokenizer: Tokenizer, before: tuple[int, ...]) -> tuple[Row, ...]:
+def _rows(probe: Probe, tokenizer: Tokenizer, before: tuple[int, ...]) -> tuple[ProbeRow, ...]:
     if isinstance(probe, SentenceProbe):
         return (_row("", probe.text, tokenizer, before),)
     if isinstance(probe, CompareProbe):
@@ -121,7 +121,7 @@ def _rows(probe: Probe, tokenizer: Tokenizer, before: tuple[int, ...]) -> tuple[
     return tuple(row for ids, row in different.items() if not any(ids[:end] in different for end in range(len(ids))))
 
 
-def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) -> Row:
+def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) -> ProbeRow:
     prompt_ids = tuple(tokenizer.encode(prompt)) if prompt else ()
     ids = tuple(tokenizer.encode(prompt + text))
     if ids[: len(prompt_ids)] != prompt_ids or len(ids) == len(prompt_ids):
@@ -130,7 +130,7 @@ def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) 
     if first == 0:
         # The first token's bytes do not count where it does not, or the figures per byte would flatter.
         first, num_bytes = 1, max(1, bytes_after_first(text, ids, tokenizer.decode))
-    return Row(before + ids, first, num_bytes)
+    return ProbeRow(before + ids, first, num_bytes)
 
 
 def _apart(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:

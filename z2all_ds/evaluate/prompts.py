@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder, temporary_name, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, temporary_name, write_whole
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.evaluate.chat import require_characters
 from z2all_ds.evaluate.generate import Answer
@@ -72,12 +72,12 @@ def require_place(out: Path) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out}", "is a folder", "Give a file in it.")
     make_folder(out.parent)
-    with machine_limits_named(out.parent):
+    with explain_disk_errors(out.parent):
         temporary_name(out).touch()
         temporary_name(out).unlink()
 
 
 def write_answers(out: Path, found: list[Record]) -> None:
     """Whole or not at all."""
-    with machine_limits_named(out.parent):
+    with explain_disk_errors(out.parent):
         write_whole(out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))

@@ -32,7 +32,7 @@ class Read(Protocol):
 
 
 @dataclass(frozen=True)
-class Domain:
+class TextDomain:
     """Some documents of one kind."""
 
     name: str
@@ -41,7 +41,7 @@ class Domain:
     """None where nobody has counted them."""
 
 
-def open_texts(data: str | Path, documents: int | None) -> list[Domain]:
+def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
     """`documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
     if documents is not None and documents < 0:
         raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Give a larger number.")
@@ -56,9 +56,9 @@ def open_texts(data: str | Path, documents: int | None) -> list[Domain]:
     return [_corpus_domain(reader, most) for reader in open_domains(data, load_manifest(data)).values()]
 
 
-def _corpus_domain(reader: DomainReader, most: int) -> Domain:
+def _corpus_domain(reader: DomainReader, most: int) -> TextDomain:
     count = min(most or reader.num_documents, reader.num_documents)
-    return Domain(reader.name, partial(_shuffled, reader, count), count)
+    return TextDomain(reader.name, partial(_shuffled, reader, count), count)
 
 
 def _shuffled(reader: DomainReader, count: int, rank: int, ranks: int) -> Iterator[str]:
@@ -76,10 +76,10 @@ def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     return domains
 
 
-def _file_domain(name: str, files: list[Path], most: int | None) -> Domain:
+def _file_domain(name: str, files: list[Path], most: int | None) -> TextDomain:
     if files[0].suffix not in SUFFIXES:
         raise DataError(f"data {files[0]}", f"no reader for {files[0].suffix!r}", f"Known: {', '.join(SUFFIXES)}.")
-    return Domain(name, partial(_in_order, files, most), None)
+    return TextDomain(name, partial(_in_order, files, most), None)
 
 
 def _in_order(files: list[Path], most: int | None, rank: int, ranks: int) -> Iterator[str]:

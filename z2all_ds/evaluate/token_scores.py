@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from z2all_ds.evaluate.probe_rows import Row
+from z2all_ds.evaluate.probe_rows import ProbeRow
 
 IGNORED = -100
 PIECE_TOKENS = 1024
@@ -19,7 +19,7 @@ aligned: that of a position is the token after it."""
 
 
 def log_probabilities(
-    rows: Sequence[Row], token_losses: TokenLosses, rows_per_batch: int, padding_id: int
+    rows: Sequence[ProbeRow], token_losses: TokenLosses, rows_per_batch: int, padding_id: int
 ) -> Iterator[list[float]]:
     """Of each row's scored tokens, in the order of the rows.
 

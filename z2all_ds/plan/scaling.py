@@ -111,7 +111,7 @@ def draw(swept: Sweep, out: Path) -> Path:
     check_picture(out)
     from matplotlib.figure import Figure
 
-    from z2all_ds.base.atomic import machine_limits_named, make_folder
+    from z2all_ds.base.atomic import explain_disk_errors, make_folder
 
     figure = Figure(figsize=(10, 4.5), dpi=120)
     left, right = figure.subplots(1, 2)
@@ -136,7 +136,7 @@ def draw(swept: Sweep, out: Path) -> Path:
     figure.tight_layout()
     make_folder(out.parent)
     try:
-        with machine_limits_named(out.parent):
+        with explain_disk_errors(out.parent):
             figure.savefig(out)
     except OSError as error:
         raise ConfigError(f"--out {out}", f"cannot be written ({error.strerror})", "Give another place.") from None

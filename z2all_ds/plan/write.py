@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.console import say
@@ -26,7 +26,7 @@ def write_choice(plan: Plan, path: Path) -> None:
     run = chosen_run(plan)
     make_folder(path.parent)
     try:
-        with machine_limits_named(path.parent):
+        with explain_disk_errors(path.parent):
             write_whole(path, dump_yaml(run))
     except OSError as error:
         raise ConfigError(f"--write {path}", f"cannot be written ({error.strerror})", "Give another place.") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from z2all_ds.base.atomic import force_to_disk, machine_limits_named, temporary_name
+from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, temporary_name
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES, SPECIAL_TOKENS
 
@@ -43,7 +43,7 @@ def write_folder(
     """Everything into a temporary folder beside the final one, forced to disk, then one rename."""
     from transformers import PreTrainedTokenizerFast  # seconds to import, and needed here alone
 
-    with machine_limits_named(out_dir.parent):
+    with explain_disk_errors(out_dir.parent):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(out_dir)
         shutil.rmtree(temporary, ignore_errors=True)  # of a killed training

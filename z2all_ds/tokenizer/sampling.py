@@ -19,20 +19,20 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import Manifest, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.corpus.schema import parse_record
-from z2all_ds.tokenizer.text_files import Piece, file_pieces, file_sha256
+from z2all_ds.tokenizer.text_files import TextPiece, file_pieces, file_sha256
 
 HASH_BAR_FROM_BYTES = 200_000_000
 DOCUMENTS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True)
-class Domain:
+class SampledDomain:
     """Text of one kind."""
 
     name: str
     bytes: int
     """As it lies on disk, JSON and all, since that is known without reading."""
-    pieces: Callable[[], Iterator[Piece]]
+    pieces: Callable[[], Iterator[TextPiece]]
 
     def sample(self, budget: int) -> Iterator[tuple[int, str]]:
         """(bytes on disk, text) of about `budget` bytes, evenly spread from the first piece to the last.
@@ -52,7 +52,7 @@ class Domain:
 class Sources:
     """Where text comes from, and a hash of all of it."""
 
-    domains: dict[str, Domain]
+    domains: dict[str, SampledDomain]
     fingerprint: str
     label: str
     """For messages."""
@@ -124,7 +124,7 @@ def _corpus_sources(location: str | Path) -> Sources:
     readers = open_domains(location, manifest) if manifest.shards else {}
     own = manifest.holds_records and is_local  # read line by line: no index is needed for that
     domains = {
-        name: Domain(
+        name: SampledDomain(
             name,
             readers[name].num_bytes,
             partial(_shard_pieces, folder, manifest, name) if own else partial(_text_pieces, readers[name]),
@@ -137,7 +137,7 @@ def _corpus_sources(location: str | Path) -> Sources:
     return Sources(domains, manifest.fingerprint, f"corpus {location}")
 
 
-def _text_pieces(reader: DomainReader) -> Iterator[Piece]:
+def _text_pieces(reader: DomainReader) -> Iterator[TextPiece]:
     """Of adopted files, whatever their form."""
     for first in range(0, reader.num_documents, DOCUMENTS_AT_A_TIME):
         end = min(first + DOCUMENTS_AT_A_TIME, reader.num_documents)
@@ -147,7 +147,7 @@ def _text_pieces(reader: DomainReader) -> Iterator[Piece]:
             yield len(text.encode()), lambda text=text: text  # type: ignore[misc]
 
 
-def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[Piece]:
+def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[TextPiece]:
     for shard in manifest.shards:
         if shard.domain != domain:
             continue
@@ -176,7 +176,7 @@ def _file_sources(given: list[str], with_fingerprint: bool) -> Sources:
         paths.setdefault(domain, []).append(path)
     sizes = {name: sum(path.stat().st_size for path in some) for name, some in paths.items()}
     domains = {
-        name: Domain(name, sizes[name], lambda some=some: (p for path in some for p in file_pieces(path)))  # type: ignore[misc]
+        name: SampledDomain(name, sizes[name], lambda some=some: (p for path in some for p in file_pieces(path)))  # type: ignore[misc]
         for name, some in sorted(paths.items())
     }
     fingerprint = _files_fingerprint(paths, sum(sizes.values())) if with_fingerprint else ""

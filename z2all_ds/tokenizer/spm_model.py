@@ -24,7 +24,7 @@ MODEL_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class SpmPiece:
     """One entry of the vocabulary; its place in the list is its id."""
 
     text: str
@@ -36,7 +36,7 @@ class Piece:
 class SpmModel:
     """What a .model file says. Flags have SentencePiece's defaults where the file is silent."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SpmPiece, ...]
     kind: str
     charsmap: bytes
     """Compiled rules such as NFKC; empty: text is left as it is."""
@@ -53,7 +53,7 @@ class SpmModel:
 
 def parse_spm_model(data: bytes, where: str) -> SpmModel:
     """Reads the file's bytes; `where` names it in errors."""
-    pieces: list[Piece] = []
+    pieces: list[SpmPiece] = []
     trainer: dict[int, int | bytes] = {}
     rules: dict[int, int | bytes] = {}
     try:
@@ -62,7 +62,7 @@ def parse_spm_model(data: bytes, where: str) -> SpmModel:
                 one = dict(_fields(value))
                 text, score, kind = one.get(1, b""), one.get(2, b"\0\0\0\0"), one.get(3, 1)
                 assert isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)
-                pieces.append(Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind)))
+                pieces.append(SpmPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind)))
             elif field == 2 and isinstance(value, bytes):
                 trainer = dict(_fields(value))
             elif field == 3 and isinstance(value, bytes):

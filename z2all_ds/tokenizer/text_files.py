@@ -11,7 +11,7 @@ from pathlib import Path
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.schema import has_lone_surrogate
 
-Piece = tuple[int, Callable[[], str]]
+TextPiece = tuple[int, Callable[[], str]]
 """Bytes of a piece of text where it lies, and how to read it."""
 
 BLOCK_BYTES = 1 << 16
@@ -20,7 +20,7 @@ LONGEST_LINE_BYTES = 1 << 20
 TEXT_FIELDS = ("text", "content")
 
 
-def file_pieces(path: Path) -> Iterator[Piece]:
+def file_pieces(path: Path) -> Iterator[TextPiece]:
     """The pieces of one file, in its order."""
     try:
         yield from (_json_lines(path) if path.suffix == ".jsonl" else _text_blocks(path))
@@ -37,7 +37,7 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _json_lines(path: Path) -> Iterator[Piece]:
+def _json_lines(path: Path) -> Iterator[TextPiece]:
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.isspace():
@@ -60,7 +60,7 @@ def _text_of(line: bytes, where: str) -> str:
     return text
 
 
-def _text_blocks(path: Path) -> Iterator[Piece]:
+def _text_blocks(path: Path) -> Iterator[TextPiece]:
     place, rest = 0, b""
     with open(path, "rb") as stream:
         while block := stream.read(BLOCK_BYTES):

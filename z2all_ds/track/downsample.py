@@ -21,7 +21,7 @@ class Points(NamedTuple):
     high: list[float]
 
 
-class ThinnedCurve:
+class DownsampledCurve:
     """Takes points in the order of their x."""
 
     def __init__(self, most_points: int = MOST_POINTS) -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from z2all_ds.base.console import human_bytes, human_seconds
-from z2all_ds.track.downsample import ThinnedCurve
+from z2all_ds.track.downsample import DownsampledCurve
 from z2all_ds.track.fields import LOSS_PREFIX
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class PanelState:
         self.title, self.steps, self.step = _printable(title), steps, first_step
         self.last: dict[str, Any] = {}
         self.validation: tuple[int, float] | None = None
-        self.curves: dict[str, ThinnedCurve] = {}
+        self.curves: dict[str, DownsampledCurve] = {}
         self.events: deque[str] = deque(maxlen=LAST_EVENTS)
         self._began_unix = time.time() if now_unix is None else now_unix
         self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS + 1)
@@ -53,7 +53,7 @@ class PanelState:
         self._times.append((step, record["time_unix"]))
         for key, value in record.items():
             if value is not None and (key == "loss" or key.startswith(LOSS_PREFIX)):
-                self.curves.setdefault(key, ThinnedCurve(CURVE_POINTS)).add(step, value)
+                self.curves.setdefault(key, DownsampledCurve(CURVE_POINTS)).add(step, value)
         self.last.update(record)
         if record.get("validation_loss") is not None:
             self.validation = (step, record["validation_loss"])

@@ -13,7 +13,7 @@ from typing import Any
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.downsample import ThinnedCurve
+from z2all_ds.track.downsample import DownsampledCurve
 from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tail import LineTail, LocalFile
@@ -38,9 +38,9 @@ class RunCurves:
     """What is drawn of one run."""
 
     name: str
-    curves: dict[str, ThinnedCurve] = field(default_factory=dict)
+    curves: dict[str, DownsampledCurve] = field(default_factory=dict)
     """By field of metrics.jsonl; of `tokens_of_X` the share since the stage began."""
-    smoothed: dict[str, ThinnedCurve] = field(default_factory=dict)
+    smoothed: dict[str, DownsampledCurve] = field(default_factory=dict)
     marks: dict[str, list[float]] = field(default_factory=dict)
     """Where something happened, by what it was."""
     asked: list[Asked] = field(default_factory=list)
@@ -113,12 +113,12 @@ class _Reader:
         self._is_time = x_axis == "time"
         self._wanted = [KINDS[kind] for kind in kinds]
         self._stage_starts = stage_starts
-        self._curves: dict[str, ThinnedCurve] = {}
+        self._curves: dict[str, DownsampledCurve] = {}
         self._takers: dict[str, list[Callable[[float, float], None]]] = {}
         """Of every field met so far; most have none."""
         self._token_keys: list[str] = []
         self._averages: dict[str, _MovingAverage] = {}
-        self._steps = ThinnedCurve()
+        self._steps = DownsampledCurve()
         self._tokens: dict[str, float] = {}
         self._stage = 0
         self.has_steps = False
@@ -163,7 +163,7 @@ class _Reader:
         kind = next((kind for kind in self._wanted if kind.has(key)), None)
         if kind is None:
             return
-        curve = self._curves[key] = ThinnedCurve()
+        curve = self._curves[key] = DownsampledCurve()
         if key.startswith(TOKENS_PREFIX):
             self._token_keys.append(key)
             return
@@ -194,7 +194,7 @@ class _MovingAverage:
     """Exponential, and free of its beginning: the first values weigh as much as they should, not more."""
 
     def __init__(self, keeps: float) -> None:
-        self.curve = ThinnedCurve()
+        self.curve = DownsampledCurve()
         self._keeps, self._sum, self._weight = keeps, 0.0, 0.0
 
     def add(self, x: float, value: float) -> None:

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.fonts import Lettering, lettering_for
@@ -136,7 +136,7 @@ def _write(out: Path, panels: list[PanelPlan], options: PlotOptions, lettering: 
     with matplotlib.rc_context(style):
         _figure(panels, options, lettering).savefig(drawn, format=out.suffix[1:])
     make_folder(out.parent)
-    with machine_limits_named(out.parent):
+    with explain_disk_errors(out.parent):
         write_whole(out, drawn.getvalue())
     return out
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from z2all_ds.base.accounting import count_parameters
-from z2all_ds.base.atomic import machine_limits_named
+from z2all_ds.base.atomic import explain_disk_errors
 from z2all_ds.base.config import RunConfig, anchored
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, ConfigError
@@ -106,7 +106,7 @@ def check_run_folder(run: RunConfig) -> None:
     """It can be written, and one checkpoint fits: fp32 weights and two moments, bf16 weights, and some headers."""
     folder = Path(run.run_dir).expanduser().resolve()
     require_free_disk(folder, 16 * count_parameters(run.model.shape).total, "a checkpoint of this model")
-    with machine_limits_named(folder):
+    with explain_disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

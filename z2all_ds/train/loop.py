@@ -15,7 +15,7 @@ from z2all_ds.train.hooks.registry import make_hooks
 from z2all_ds.train.meters.channel_loss import RankCost, perplexities
 from z2all_ds.train.meters.step_cost import Meters, step_line
 from z2all_ds.train.meters.time_split import TimeSplit
-from z2all_ds.train.processes.lost_peer import leave_together, others_speak_first
+from z2all_ds.train.processes.lost_peer import defer_peer_errors, leave_together
 from z2all_ds.train.schedules import learning_rate
 from z2all_ds.zero.engine import set_learning_rate
 from z2all_ds.zero.stage_start import begin_stage
@@ -38,11 +38,11 @@ class Trainer:
         self.outcome = ""
         self.state.on_checkpoint = self._tell_checkpoint
 
-    @others_speak_first()
+    @defer_peer_errors()
     def restore(self, resume: str) -> None:
         self.state.resume(resume)
 
-    @others_speak_first()
+    @defer_peer_errors()
     def run_steps(self) -> str:
         """Trains up to the last step, saving on the way. Returns `done`, `stopped` (as planned) or `requeue`."""
         train, state = self.run.train, self.state

@@ -23,7 +23,7 @@ from z2all_ds.train.schedules import check_no_jump, rates_around
 from z2all_ds.zero.collective import from_rank_0, gathered
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed
 from z2all_ds.zero.stage_start import begin_stage, check_stages_past
-from z2all_ds.zero.state.manager import Keeper
+from z2all_ds.zero.state.manager import CheckpointManager
 from z2all_ds.zero.state.restore import restore
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class RunState:
         """Steps done."""
         self.stages = run_stages(run)
         self.rate_settings = run.optimizer.lr, run.schedule
-        self._keeper = Keeper(folder, run.checkpoint, world, engine.device, recorder.say)
+        self._manager = CheckpointManager(folder, run.checkpoint, world, engine.device, recorder.say)
         self.on_checkpoint: Callable[[int, str], None] = lambda step, name: None
         """Called with step and name of each checkpoint that is complete on the disk."""
         self.is_only_in_memory = False
@@ -74,7 +74,7 @@ class RunState:
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
             proof = self._proof_of_continuity(checkpoint)
             self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
-        self._keeper.begin_line(goes_on_from_memory=self.is_only_in_memory)
+        self._manager.begin_line(goes_on_from_memory=self.is_only_in_memory)
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in layout.remove_leftovers(checkpoints):
@@ -96,7 +96,7 @@ class RunState:
     def _newest(self) -> tuple[layout.Checkpoint | None, list[str]]:
         """What to go on from, and a line for each damaged checkpoint passed over."""
         checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
-        in_memory = self._keeper.newest_in_memory(self._engine)
+        in_memory = self._manager.newest_in_memory(self._engine)
         if in_memory and in_memory.step >= from_rank_0(layout.newest_step(checkpoints)):
             return in_memory, []  # nothing of the disk is read
         on_disk, damaged = self._found_by_rank_0(lambda: layout.find_latest(checkpoints, verify))
@@ -173,9 +173,9 @@ class RunState:
         trainer = self._trainer() | ({} if validation_loss is None else {VALIDATION_LOSS: validation_loss})
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
         if wait:
-            is_saved = self._keeper.save_and_wait(self._engine, self.step, trainer, data_state)
+            is_saved = self._manager.save_and_wait(self._engine, self.step, trainer, data_state)
         else:
-            is_saved = self._keeper.save(self._engine, self.step, trainer, data_state, to_disk)
+            is_saved = self._manager.save(self._engine, self.step, trainer, data_state, to_disk)
         seconds = time.monotonic() - started
         self.is_only_in_memory = False
         if is_saved:
@@ -186,27 +186,27 @@ class RunState:
     def after_step(self, taken: bool) -> None:
         """What a save will need is made ready beside the first steps; checkpoints that are on the disk are told of."""
         if taken and self._saves_on_the_way:
-            self._keeper.prepare(self._engine)
+            self._manager.prepare(self._engine)
         self.tell_news()
 
     def tell_news(self) -> None:
         """Of checkpoints that are on the disk now."""
-        for saved in self._keeper.news():
+        for saved in self._manager.news():
             self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
             self.on_checkpoint(saved.step, saved.name)
 
     def finish(self) -> None:
         """Before the run ends: what is on its way to the disk is there then."""
-        self._keeper.finish()
+        self._manager.finish()
         self.tell_news()
 
     def let_saves_arrive(self) -> None:
         """Before this rank fails; not collective."""
-        self._keeper.let_arrive()
+        self._manager.let_arrive()
         self.tell_news()
 
     def close(self, keeps_memory: bool) -> None:
-        self._keeper.close(keeps_memory)
+        self._manager.close(keeps_memory)
 
     @property
     def _saves_on_the_way(self) -> bool:

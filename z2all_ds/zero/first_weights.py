@@ -52,14 +52,14 @@ def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: 
 
     from z2all_ds.model.llama_weights import LlamaWeights
     from z2all_ds.zero.collective import from_rank_0
-    from z2all_ds.zero.state.optimizer_shards import flats_of, weights_changed
+    from z2all_ds.zero.state.optimizer_shards import optimizer_shards_of, weights_changed
 
     found = from_rank_0(found)
     if found is None:
         return
     weights = LlamaWeights(found.folder, found.rows, seed)
     with weights_changed(engine), torch.no_grad():
-        for flat in flats_of(engine):
+        for flat in optimizer_shards_of(engine):
             with flat.resident(True):
                 values = flat.tensor.view(-1)
                 for piece in flat.pieces:

@@ -7,7 +7,7 @@ import pytest
 from z2all_ds.cluster.doctor import FAIL
 from z2all_ds.cluster.launch import multi_node
 from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions
-from z2all_ds.cluster.launch.rendezvous import DataPlace
+from z2all_ds.cluster.launch.rendezvous import DataAddress
 from z2all_ds.cluster.preflight.checks import Preflight, Subject
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.cluster.preflight.health_run import Health
@@ -20,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
     def preflight(subject: Subject, health: bool, exclude_slow: bool) -> Preflight:
         asked.append((health, exclude_slow))
-        places = {node.name: DataPlace("10.0.0.1", "eth0") for node in subject.nodes}
+        places = {node.name: DataAddress("10.0.0.1", "eth0") for node in subject.nodes}
         slow = [NodeFinding("n1: slow", FAIL, "3 ms", "", ("n1",))] if health and exclude_slow else []
         return Preflight(list(slow), places=places, health=Health(findings=slow) if health else None)
 

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from z2all_ds.cluster.doctor import FAIL
-from z2all_ds.cluster.launch.rendezvous import DataPlace
+from z2all_ds.cluster.launch.rendezvous import DataAddress
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.preflight.health_run import Health, HealthTest, load_torch
 
@@ -37,7 +37,7 @@ class Pretender:
 
 def health_of(agents: dict[str, Pretender]) -> Health:
     nodes = [Node(name=name, slots=1) for name in agents]
-    places = {name: DataPlace(f"10.0.0.{number}", "eth0") for number, name in enumerate(agents)}
+    places = {name: DataAddress(f"10.0.0.{number}", "eth0") for number, name in enumerate(agents)}
     test = HealthTest(nodes, places, agents, 29500)  # type: ignore[arg-type]
     return test.run(load_torch(nodes, agents))  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from tests.helpers.warm_python import FRESH
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.board import started_board
 from z2all_ds.track.board import remote
-from z2all_ds.track.board.remote import FarPlace, RemoteFiles, parse_place
+from z2all_ds.track.board.remote import RemoteFiles, RemoteRunPath, parse_place
 from z2all_ds.track.board.watch import Watch
 
 PATIENCE_SECONDS = 60.0
@@ -49,18 +49,18 @@ def until(what: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ("me@box:runs/first", FarPlace("me@box", None, "runs/first")),
-        ("box:/data/run/", FarPlace("box", None, "/data/run")),
-        ("box:", FarPlace("box", None, ".")),
-        ("me@[fe80::1]:x", FarPlace("me@fe80::1", None, "x")),
-        ("ssh://me@box:2222/data/run", FarPlace("me@box", 2222, "/data/run")),
-        ("ssh://box/~/runs/a%20b", FarPlace("box", None, "~/runs/a b")),
+        ("me@box:runs/first", RemoteRunPath("me@box", None, "runs/first")),
+        ("box:/data/run/", RemoteRunPath("box", None, "/data/run")),
+        ("box:", RemoteRunPath("box", None, ".")),
+        ("me@[fe80::1]:x", RemoteRunPath("me@fe80::1", None, "x")),
+        ("ssh://me@box:2222/data/run", RemoteRunPath("me@box", 2222, "/data/run")),
+        ("ssh://box/~/runs/a%20b", RemoteRunPath("box", None, "~/runs/a b")),
         ("runs/first", None),
         ("./odd:name", None),
         ("/data/odd:name", None),
     ],
 )
-def test_places(given: str, place: FarPlace | None) -> None:
+def test_places(given: str, place: RemoteRunPath | None) -> None:
     assert parse_place(given) == place
 
 
@@ -82,7 +82,7 @@ def test_files_there(tmp_path: Path) -> None:
     run.mkdir()
     metrics = run / "metrics.jsonl"
     metrics.write_text(line(1) + line(2))
-    files = RemoteFiles(FarPlace("far", None, str(tmp_path)))
+    files = RemoteFiles(RemoteRunPath("far", None, str(tmp_path)))
     try:
         assert files.run_folders(str(tmp_path)) == [str(run)]
         now, (sign, missing) = files.signs([str(metrics), str(run / "missing")])
@@ -139,7 +139,7 @@ def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
     until(lambda: not far.has_session())
 
 
-def trouble(place: FarPlace) -> str:
+def trouble(place: RemoteRunPath) -> str:
     files = RemoteFiles(place)
     try:
         with pytest.raises(remote.Unreachable) as caught:
@@ -152,15 +152,15 @@ def trouble(place: FarPlace) -> str:
 
 @pytest.mark.usefixtures("_with_its_ssh")
 def test_not_in(far: OwnSshd) -> None:
-    assert "Could not resolve hostname" in trouble(FarPlace("nowhere.invalid", None, "run"))
-    assert "Connection refused" in trouble(FarPlace("127.0.0.1", 1, "run"))
-    denied = trouble(FarPlace("nobody-here@far", None, "run"))
+    assert "Could not resolve hostname" in trouble(RemoteRunPath("nowhere.invalid", None, "run"))
+    assert "Connection refused" in trouble(RemoteRunPath("127.0.0.1", 1, "run"))
+    denied = trouble(RemoteRunPath("nobody-here@far", None, "run"))
     assert "Permission denied" in denied and "without a password" in denied
     known = far.folder / "known_hosts"
     right = known.read_text()
     known.write_text(f"[127.0.0.1]:{far.port} {(far.folder / 'key.pub').read_text()}")
     try:
-        assert "by hand" in trouble(FarPlace("far", None, "run"))
+        assert "by hand" in trouble(RemoteRunPath("far", None, "run"))
     finally:
         known.write_text(right)
 
@@ -185,7 +185,7 @@ def instead(far: OwnSshd, command: str) -> Iterator[None]:
 def test_no_python_there(far: OwnSshd, tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     with instead(far, f'exec /usr/bin/env -i PATH={tmp_path} sh -c "$SSH_ORIGINAL_COMMAND"'):
-        assert "no python3" in trouble(FarPlace("far", None, "run"))
+        assert "no python3" in trouble(RemoteRunPath("far", None, "run"))
 
 
 @pytest.mark.usefixtures("_with_its_ssh")

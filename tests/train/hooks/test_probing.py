@@ -13,7 +13,7 @@ from tests.ops.comparing import on_gpu
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data.packing import make_batch
-from z2all_ds.evaluate.probe_rows import Row
+from z2all_ds.evaluate.probe_rows import ProbeRow
 from z2all_ds.evaluate.probe_runs import ask_models
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.hooks.probing import pack
@@ -92,7 +92,7 @@ def test_what_is_as_expected_is_said(runs: Path) -> None:
 
 
 def test_rows_are_packed_as_documents_that_do_not_see_each_other() -> None:
-    rows = [Row((1, 2, 3), 1, 1), Row((4, 5, 6, 7, 8), 2, 1), Row((9, 10), 1, 1)]
+    rows = [ProbeRow((1, 2, 3), 1, 1), ProbeRow((4, 5, 6, 7, 8), 2, 1), ProbeRow((9, 10), 1, 1)]
     samples, places = pack(rows, sequence_length=6, padding_id=0, shares_samples=True)
     batch = {name: column.tolist() for name, column in make_batch(samples).items()}
     assert len(samples) == 2

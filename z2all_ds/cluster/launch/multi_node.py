@@ -22,7 +22,7 @@ from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.launch import slurm
-from z2all_ds.cluster.launch.owned_command import followed
+from z2all_ds.cluster.launch.owned_command import owned
 from z2all_ds.cluster.launch.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.launch.remote import NodeEnd, run_on_nodes
 from z2all_ds.cluster.launch.verdicts import Verdict, judge
@@ -241,7 +241,7 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     variables = plan.deepspeed_variables(launcher)
     by_srun = launcher == "slurm"
     process = subprocess.Popen(
-        followed(plan.deepspeed_command(launcher)),
+        owned(plan.deepspeed_command(launcher)),
         env={**os.environ, **variables, OWNER_VARIABLE: owner_mark()},
         stderr=subprocess.PIPE if by_srun else None,
         text=True,

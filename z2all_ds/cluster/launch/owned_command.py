@@ -15,7 +15,7 @@ from typing import Any
 from z2all_ds.base.parent_watch import OWNER_VARIABLE, follow_owner
 
 
-def followed(command: list[str]) -> list[str]:
+def owned(command: list[str]) -> list[str]:
     return [sys.executable, "-m", "z2all_ds.cluster.launch.owned_command", *command]
 
 

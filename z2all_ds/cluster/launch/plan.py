@@ -20,7 +20,7 @@ from z2all_ds.cluster.forwarded import forwarded
 from z2all_ds.cluster.launch import slurm
 from z2all_ds.cluster.launch.node import Orders, hostfile_text, launcher_command
 from z2all_ds.cluster.launch.remote import MODULE
-from z2all_ds.cluster.launch.rendezvous import DataPlace, inside_port, meeting_point
+from z2all_ds.cluster.launch.rendezvous import DataAddress, inside_port, meeting_point
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.train.processes.local_ranks import RANK_MODULE
 
@@ -173,7 +173,7 @@ class LaunchPlan:
 
 def make_plan(
     nodes: list[Node],
-    places: Mapping[str, DataPlace],
+    places: Mapping[str, DataAddress],
     run: RunConfig,
     resume: str,
     port: int,
@@ -184,7 +184,7 @@ def make_plan(
     """`places` may be empty, where nodes were not looked at: then names are trusted and interfaces left to gloo."""
     master, folder = nodes[0], RunFolder(Path(run.run_dir).expanduser().resolve())
     place = places.get(
-        master.name, DataPlace(master.inside.address if master.inside else master.address_for_others, "")
+        master.name, DataAddress(master.inside.address if master.inside else master.address_for_others, "")
     )
     outside_address, outside_port = meeting_point(master, place, port)
     ours = forwarded(environment)

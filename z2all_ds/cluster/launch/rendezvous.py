@@ -6,14 +6,14 @@ from z2all_ds.cluster.nodes import Node
 
 
 @dataclass(frozen=True)
-class DataPlace:
+class DataAddress:
     """Where a node's ranks are reached by those of the others."""
 
     address: str
     interface: str
 
 
-def meeting_point(master: Node, place: DataPlace, port: int) -> tuple[str, int]:
+def meeting_point(master: Node, place: DataAddress, port: int) -> tuple[str, int]:
     """Where ranks of the other nodes find the master."""
     if master.outside:
         return master.outside.address, master.outside.port or port

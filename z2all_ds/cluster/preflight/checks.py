@@ -23,7 +23,7 @@ from z2all_ds.cluster.agents.connections import Speed
 from z2all_ds.cluster.agents.fleet import NoAnswer, RemoteAgent, agents_on
 from z2all_ds.cluster.agents.pairs import rounds
 from z2all_ds.cluster.doctor import FAIL, OK
-from z2all_ds.cluster.launch.rendezvous import DataPlace, inside_port, meeting_point
+from z2all_ds.cluster.launch.rendezvous import DataAddress, inside_port, meeting_point
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.overlay.plan import DEVICE as OVERLAY_DEVICE
 from z2all_ds.cluster.preflight.compare import NodeFinding, judge_clock, judge_nodes
@@ -44,7 +44,7 @@ class Preflight:
     findings: list[NodeFinding] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Nodes that could not be entered or did not answer."""
-    places: dict[str, DataPlace] = field(default_factory=dict)
+    places: dict[str, DataAddress] = field(default_factory=dict)
     gpus: dict[str, int] = field(default_factory=dict)
     speeds: dict[tuple[str, str], Speed] = field(default_factory=dict)
     """By who connected to whom."""
@@ -227,7 +227,7 @@ def _find_places(
                 NodeFinding(f"{node.name}: interface", FAIL, f"no {wanted} among {found}", fix, (node.name,))
             )
             continue
-        result.places[node.name] = DataPlace(address, interface)
+        result.places[node.name] = DataAddress(address, interface)
         result.findings.append(NodeFinding(f"{node.name}: data interface", OK, f"{interface} {address}"))
 
 

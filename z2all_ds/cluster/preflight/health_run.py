@@ -18,7 +18,7 @@ from typing import Any
 from z2all_ds.cluster.agents.fleet import NoAnswer, RemoteAgent
 from z2all_ds.cluster.doctor import FAIL, OK
 from z2all_ds.cluster.forwarded import forwarded
-from z2all_ds.cluster.launch.rendezvous import DataPlace, inside_port, meeting_point
+from z2all_ds.cluster.launch.rendezvous import DataAddress, inside_port, meeting_point
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.cluster.preflight.health_rules import Pair, Turn, judge_health, pairs_of_round
@@ -58,7 +58,7 @@ class HealthTest:
     """On nodes that passed all else, and on which torch is being loaded."""
 
     def __init__(
-        self, nodes: list[Node], places: Mapping[str, DataPlace], agents: Mapping[str, RemoteAgent], master_port: int
+        self, nodes: list[Node], places: Mapping[str, DataAddress], agents: Mapping[str, RemoteAgent], master_port: int
     ) -> None:
         self.nodes, self.places, self.agents, self.master_port = nodes, places, agents, master_port
         self.result = Health()

@@ -145,7 +145,7 @@ class GuardedStream:
         return data
 
 
-class PackedStream:
+class CompressedStream:
     """gzip or Zstandard, with any number of members or frames one after the other."""
 
     def __init__(self, stream: ByteStream, packing: str, guard: ExpansionGuard) -> None:

@@ -9,9 +9,9 @@ from z2all_ds.corpus.forms.archives import tar_members, zip_members
 from z2all_ds.corpus.forms.slices import ReadLimits
 from z2all_ds.corpus.forms.streams import (
     TAR_PEEK_BYTES,
+    CompressedStream,
     DiskFile,
     ExpansionGuard,
-    PackedStream,
     Peekable,
     Unreadable,
     packing_of,
@@ -49,7 +49,7 @@ def contents(
             yield _member_content(member.name, member.content, disk, limits)
         return
     if packing in ("gz", "zst"):
-        stream = Peekable(PackedStream(stream, packing, ExpansionGuard(disk, limits)))
+        stream = Peekable(CompressedStream(stream, packing, ExpansionGuard(disk, limits)))
         packed_tar = path.name.lower().endswith((".tgz", ".tzst", ".tar.gz", ".tar.zst"))
         packing = packing_of(stream.peek(TAR_PEEK_BYTES), ".tar" if packed_tar else "")
     if packing == "tar":
@@ -68,7 +68,7 @@ def _member_content(member: str, content: Peekable | Fault, disk: DiskFile, limi
     try:
         packing = packing_of(content.peek(TAR_PEEK_BYTES), member)
         if packing in ("gz", "zst"):
-            content = Peekable(PackedStream(content, packing, ExpansionGuard(disk, limits)))
+            content = Peekable(CompressedStream(content, packing, ExpansionGuard(disk, limits)))
             packing = packing_of(content.peek(TAR_PEEK_BYTES), "")
         if packing:
             return Content(name, member, Fault("container", f"{packing} inside an archive; unpack the outer one first"))

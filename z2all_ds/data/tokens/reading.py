@@ -16,7 +16,7 @@ import numpy as np
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, open_folder, reason
-from z2all_ds.data.documents import Documents, Place, Run, TokenArray
+from z2all_ds.data.documents import DocumentLocation, Documents, Run, TokenArray
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -94,9 +94,9 @@ class TokenDomain:
             first = end_here
         return blocks[0] if len(blocks) == 1 else StraddlingBlock(blocks)
 
-    def place(self, document_index: int) -> Place:
+    def place(self, document_index: int) -> DocumentLocation:
         number = self._shard_of(document_index)
-        return Place(self._shards[number].path, document_index - self._first_document[number])
+        return DocumentLocation(self._shards[number].path, document_index - self._first_document[number])
 
     def _shard_of(self, document_index: int) -> int:
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)

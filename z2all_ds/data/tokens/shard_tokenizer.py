@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, publish, temporary_name, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.manifest import ShardInfo
@@ -63,7 +63,7 @@ def tokenize_shard(job: ShardJob, numbered: tuple[int, ShardInfo]) -> TokenShard
     tokens_file, ends_file = files_of(shard.path)
     # With the number of the process: one whose owner was killed may live a moment longer beside its successor.
     with (
-        machine_limits_named(out),
+        explain_disk_errors(out),
         ProgressFile(work / f"{number:05d}.progress", lambda: num_tokens) as progress,
         _GrowingFile(work / f"{number:05d}-{os.getpid()}.tokens") as tokens_out,
         _GrowingFile(work / f"{number:05d}-{os.getpid()}.ends") as ends_out,

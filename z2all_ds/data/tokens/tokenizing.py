@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.atomic import machine_limits_named, make_folder
+from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import usable_cores
@@ -48,7 +48,7 @@ def tokenize_corpus(
         raise ConfigError(f"folder {out}", "is a corpus of text", "Give the tokens a folder of their own.")
     dtype = dtype_for(tokenizer.size)
     job = Job(tokenizer.fingerprint, raw.fingerprint, tuple(shard.path for shard in shards))
-    with machine_limits_named(out), only_build(make_folder(out)), TokenFolder(out, job, dtype) as folder:
+    with explain_disk_errors(out), only_build(make_folder(out)), TokenFolder(out, job, dtype) as folder:
         published = folder.open(replace)
         if published is not None:
             say(f"{out}: the tokens of all {len(shards)} shards are there")

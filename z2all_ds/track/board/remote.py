@@ -47,7 +47,7 @@ FIXES = {
 
 
 @dataclass(frozen=True)
-class FarPlace:
+class RemoteRunPath:
     """Where a folder is."""
 
     target: str
@@ -65,7 +65,7 @@ class FarPlace:
         return ["ssh", "-C", "-T", "-x", *options, *port, "--", self.target, f"exec sh -c {shlex.quote(there)}"]
 
 
-def parse_place(given: str) -> FarPlace | None:
+def parse_place(given: str) -> RemoteRunPath | None:
     """user@host:path or ssh://user@host:port/path; None for a folder on this machine."""
     if given.startswith("ssh://"):
         try:
@@ -77,16 +77,16 @@ def parse_place(given: str) -> FarPlace | None:
         if not host or not folder.strip("/"):
             raise ConfigError(given, "names no host or no folder", "Write ssh://user@host:port/path.")
         target = f"{unquote(parts.username)}@{host}" if parts.username else host
-        place = FarPlace(target, port, "~" + folder[2:] if folder.startswith("/~") else folder)
+        place = RemoteRunPath(target, port, "~" + folder[2:] if folder.startswith("/~") else folder)
     else:
         # As scp reads it: a colon before any slash. What is there under that very name is a folder here.
         found = re.fullmatch(r"([^/:\[\]]+|(?:[^/@]+@)?\[[^\]/]+\]):(.*)", given, flags=re.DOTALL)
         if found is None or Path(given).exists():
             return None
-        place = FarPlace(found[1].replace("[", "").replace("]", ""), None, found[2] or ".")
+        place = RemoteRunPath(found[1].replace("[", "").replace("]", ""), None, found[2] or ".")
     if place.target.startswith("-"):
         raise ConfigError(given, "a host's name does not begin with -", "Write user@host:path.")
-    return FarPlace(place.target, place.port, place.folder.rstrip("/") or "/")
+    return RemoteRunPath(place.target, place.port, place.folder.rstrip("/") or "/")
 
 
 def _source() -> bytes:
@@ -98,7 +98,7 @@ class RemoteFiles:
 
     is_far = True
 
-    def __init__(self, place: FarPlace) -> None:
+    def __init__(self, place: RemoteRunPath) -> None:
         self._place = place
         self._lock = threading.Lock()
         self._ssh: subprocess.Popen[bytes] | None = None
@@ -228,13 +228,13 @@ def _lines(pieces: list[bytes]) -> list[tuple[int, bytes]]:
     return list(zip(json.loads(pieces[0]), pieces[1:], strict=True))
 
 
-def no_greeting(place: FarPlace) -> str:
+def no_greeting(place: RemoteRunPath) -> str:
     """Of a login that takes us in and then gets no further."""
     fix = f"`ssh {place.target} python3 -V` by hand shows where it stops"
     return f"{place.target}: the login did not get to python3 within {GREETING_SECONDS:.0f} s. {fix}"
 
 
-def trouble_of(place: FarPlace, code: int, stderr: str) -> str:
+def trouble_of(place: RemoteRunPath, code: int, stderr: str) -> str:
     """ssh's own line and what to do about it."""
     if code == NO_PYTHON:
         return f"{place.target}: there is no python3 on its PATH, which the board needs to read the run there"

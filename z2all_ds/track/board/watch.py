@@ -15,7 +15,7 @@ SEEK_EVERY_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Place:
+class WatchedFolder:
     """What a person gave: a run's folder, or a folder of runs, here or elsewhere."""
 
     given: str
@@ -37,11 +37,11 @@ class Watch:
         self.pace = Pace()
         self._lock, self._over = threading.Lock(), threading.Event()
 
-    def _place(self, given: str) -> Place:
+    def _place(self, given: str) -> WatchedFolder:
         far = parse_place(given)
         if far is None:
-            return Place(given, LocalFiles(), given.rstrip("/") or "/")
-        return Place(given, RemoteFiles(far), far.folder)
+            return WatchedFolder(given, LocalFiles(), given.rstrip("/") or "/")
+        return WatchedFolder(given, RemoteFiles(far), far.folder)
 
     def start(self) -> None:
         for place in self._places:
@@ -76,13 +76,13 @@ class Watch:
         counts = {name: list(short.values()).count(name) for name in short.values()}
         return {run.id: short[run.id] if counts[short[run.id]] == 1 else run.place for run in runs}
 
-    def _keep_seeking(self, place: Place) -> None:
+    def _keep_seeking(self, place: WatchedFolder) -> None:
         if place.files.is_far and not self._over.is_set():
             self._seek(place)
         while not self._over.wait(SEEK_EVERY_SECONDS):
             self._seek(place)
 
-    def _seek(self, place: Place) -> None:
+    def _seek(self, place: WatchedFolder) -> None:
         try:
             folders = place.files.run_folders(place.folder)
         except OSError:
@@ -90,7 +90,7 @@ class Watch:
         for folder in folders:
             self._add(place, folder)
 
-    def _add(self, place: Place, folder: str) -> None:
+    def _add(self, place: WatchedFolder, folder: str) -> None:
         with self._lock:
             if self._over.is_set() or any(run.place == place.name_of(folder) for run in self._runs):
                 return

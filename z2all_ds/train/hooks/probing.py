@@ -16,14 +16,14 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import RunStage
 from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.data.packing import Sample, best_fit, make_batch
-from z2all_ds.evaluate.probe_rows import Row, as_expected, read, verdict_line
+from z2all_ds.evaluate.probe_rows import ProbeRow, as_expected, read, verdict_line
 from z2all_ds.track.fields import PROBE_PREFIX
 from z2all_ds.train.context import TrainContext
 from z2all_ds.train.hooks.hook import Hook, Step
 from z2all_ds.train.inputs import probes_asked
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """Where a row of tokens stands: sample, and first position in it."""
 
     sample: int
@@ -79,18 +79,18 @@ class Probing(Hook):
 
 
 def pack(
-    rows: Sequence[Row], sequence_length: int, padding_id: int, shares_samples: bool
-) -> tuple[list[Sample], list[Place]]:
+    rows: Sequence[ProbeRow], sequence_length: int, padding_id: int, shares_samples: bool
+) -> tuple[list[Sample], list[RowPosition]]:
     """Each row as a document of its own; and where it went."""
     lengths = [len(row.ids) for row in rows]
     bins = best_fit(lengths, sequence_length) if shares_samples else [[number] for number in range(len(rows))]
-    places: dict[int, Place] = {}
+    places: dict[int, RowPosition] = {}
     samples = []
     for sample, numbers in enumerate(bins):
         tokens = np.full(sequence_length + 1, padding_id, dtype=np.int32)
         start = 0
         for number in numbers:
-            places[number] = Place(sample, start)
+            places[number] = RowPosition(sample, start)
             tokens[start : start + lengths[number]] = rows[number].ids
             start += lengths[number]
         empty = sequence_length - start
@@ -99,7 +99,7 @@ def pack(
     return samples, [places[number] for number in range(len(rows))]
 
 
-def _scored(losses: torch.Tensor, row: Row, place: Place) -> list[float]:
+def _scored(losses: torch.Tensor, row: ProbeRow, place: RowPosition) -> list[float]:
     """Log-probabilities of the row's scored tokens; the loss of a token stands one position before it."""
     first, end = place.start + row.first_scored - 1, place.start + len(row.ids) - 1
     found: list[float] = (-losses[place.sample, first:end]).tolist()

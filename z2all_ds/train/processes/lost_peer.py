@@ -34,7 +34,7 @@ def leave_together(world: World, beat: Callable[[], None]) -> None:
 
 
 @contextmanager
-def others_speak_first() -> Iterator[None]:
+def defer_peer_errors() -> Iterator[None]:
     """Holds back the error of a lost connection until the launcher had time to end this rank."""
     try:
         yield

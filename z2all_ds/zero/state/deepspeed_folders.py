@@ -26,7 +26,7 @@ from torch import Tensor
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.optimizer_compat import ADAMS, KIND_KEY
-from z2all_ds.zero.state.optimizer_shards import Piece
+from z2all_ds.zero.state.optimizer_shards import ParameterPiece
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
@@ -39,7 +39,7 @@ FIRST_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_mo
 class SavedFlat:
     """One tensor that an optimizer stepped, with its states, all one-dimensional."""
 
-    pieces: list[Piece]
+    pieces: list[ParameterPiece]
     tensors: dict[str, Tensor]
     """WEIGHT, and the moments once a step was taken."""
     steps_taken: float | None
@@ -169,7 +169,7 @@ class DeepSpeedFolder:
 
     # Where the parameters lie
 
-    def _cut(self, rank: int, number: int, row: dict[str, int], optimizer: dict[str, Any]) -> list[Piece]:
+    def _cut(self, rank: int, number: int, row: dict[str, int], optimizer: dict[str, Any]) -> list[ParameterPiece]:
         """ZeRO 1 and 2: parameters in a row, cut into equal partitions, one a rank."""
         master = optimizer["single_partition_of_fp32_groups"][number]
         # BF16_Optimizer saves the padding behind the last parameter too, ZeRO's optimizer all but that.
@@ -180,18 +180,18 @@ class DeepSpeedFolder:
         for (name, numel), gap in zip(row.items(), gaps, strict=True):
             first, end = max(start, begin), min(start + numel, begin + master.numel())
             if first < end:
-                pieces.append(Piece(name, first - start, first - begin, end - first))
+                pieces.append(ParameterPiece(name, first - start, first - begin, end - first))
             start += numel + gap
         return pieces
 
-    def _shares(self, rank: int, row: dict[str, int]) -> list[Piece]:
+    def _shares(self, rank: int, row: dict[str, int]) -> list[ParameterPiece]:
         """ZeRO 3: each parameter is cut into equal shares; a rank's shares lie in a row."""
         pieces, offset = [], 0
         for name, numel in row.items():
             share = -(-numel // self.ranks)
             length = min(share, numel - rank * share)  # the last ranks may have padding, or nothing else
             if length > 0:
-                pieces.append(Piece(name, rank * share, offset, length))
+                pieces.append(ParameterPiece(name, rank * share, offset, length))
             offset += share
         return pieces
 
@@ -203,7 +203,7 @@ class DeepSpeedFolder:
         for number, (name, master) in enumerate(zip(names, masters or map(weights.get, names), strict=True)):
             moments, taken = states.of(number)
             weight = master.detach().reshape(-1)
-            yield SavedFlat([Piece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
+            yield SavedFlat([ParameterPiece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
 
     def _names_by_number(self, states: _States) -> list[str]:
         """torch numbers parameters group by group and forgets their names. All in one group, or matrices before the

@@ -25,7 +25,7 @@ from z2all_ds.checkpoint.state_files import (
     file_name,
     write_state_file,
 )
-from z2all_ds.zero.state.optimizer_shards import Flat, flats_of, weights_changed
+from z2all_ds.zero.state.optimizer_shards import OptimizerShard, optimizer_shards_of, weights_changed
 
 ENGINE_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 STEP = "step"
@@ -52,7 +52,7 @@ class StateFileWriter(Protocol):
 def write_state(engine: Any, checkpoint: Path, write_file: StateFileWriter = write_state_file) -> Written:
     """This rank's part, into the folder `state`, which exists."""
     rank, folder = dist.get_rank(), checkpoint / STATE_FOLDER
-    flats = flats_of(engine)
+    flats = optimizer_shards_of(engine)
     entries = _all_entries(flats)
     files = {f"{STATE_FOLDER}/{file_name(rank)}": write_file(folder / file_name(rank), entries, _tensors(flats))}
     opaque = {number: found for number, flat in enumerate(flats) if (found := _opaque_states(flat))}
@@ -64,7 +64,7 @@ def write_state(engine: Any, checkpoint: Path, write_file: StateFileWriter = wri
 
 def entries_to_write(engine: Any) -> list[Entry]:
     """What `write_state` would write into this rank's file now."""
-    return _all_entries(flats_of(engine))
+    return _all_entries(optimizer_shards_of(engine))
 
 
 def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
@@ -72,7 +72,7 @@ def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
     facts = {
         "ranks": len(of_ranks),
         "optimizer": _kind(engine),
-        "steps_taken": _steps_taken(flats_of(engine)),
+        "steps_taken": _steps_taken(optimizer_shards_of(engine)),
         "engine": {name: getattr(engine, name) for name in ENGINE_COUNTERS},
         "loss_scale": _loss_scale(engine),
         "is_opaque": any(written.is_opaque for written in of_ranks),
@@ -87,7 +87,7 @@ def read_state(engine: Any, checkpoint: Path) -> None:
     index = reader.index
     require_same_states(index["optimizer"], _kind(engine))
     _require_same_model(engine, reader, checkpoint)
-    flats = flats_of(engine)
+    flats = optimizer_shards_of(engine)
     opaque = _read_opaque(flats, index, checkpoint) if index["is_opaque"] else {}
     with weights_changed(engine), torch.no_grad():
         for number, flat in enumerate(flats):
@@ -112,7 +112,7 @@ def can_read(engine: Any, checkpoint: Path) -> bool:
     reader = StateReader(checkpoint)
     ranks = {
         rank
-        for flat in flats_of(engine)
+        for flat in optimizer_shards_of(engine)
         for piece in flat.pieces
         for rank in reader.ranks_needed(piece.name, piece.start, piece.length)
     }
@@ -122,11 +122,11 @@ def can_read(engine: Any, checkpoint: Path) -> bool:
 # What is written
 
 
-def _all_entries(flats: list[Flat]) -> list[Entry]:
+def _all_entries(flats: list[OptimizerShard]) -> list[Entry]:
     return [entry for flat in flats for entry in _entries(flat)]
 
 
-def _entries(flat: Flat) -> list[Entry]:
+def _entries(flat: OptimizerShard) -> list[Entry]:
     dtypes = {WEIGHT: flat.tensor.dtype, **{key: flat.state[key].dtype for key in _piecewise_keys(flat)}}
     return [
         Entry(key, piece.name, piece.start, piece.length, dtype)
@@ -135,7 +135,7 @@ def _entries(flat: Flat) -> list[Entry]:
     ]
 
 
-def _tensors(flats: list[Flat]) -> Iterator[Tensor]:
+def _tensors(flats: list[OptimizerShard]) -> Iterator[Tensor]:
     """In the order of the entries."""
     for flat in flats:
         with flat.resident(False):
@@ -145,12 +145,12 @@ def _tensors(flats: list[Flat]) -> Iterator[Tensor]:
                     yield values[piece.offset : piece.offset + piece.length]
 
 
-def _values(flat: Flat, key: str) -> Tensor:
+def _values(flat: OptimizerShard, key: str) -> Tensor:
     tensor = flat.tensor if key == WEIGHT else flat.state[key]
     return tensor.detach().view(-1)
 
 
-def _piecewise_keys(flat: Flat) -> list[str]:
+def _piecewise_keys(flat: OptimizerShard) -> list[str]:
     """States with a value for each weight. While they lie in a file they are empty."""
     return [
         key
@@ -162,7 +162,7 @@ def _piecewise_keys(flat: Flat) -> list[str]:
     ]
 
 
-def _opaque_states(flat: Flat) -> dict[str, Any]:
+def _opaque_states(flat: OptimizerShard) -> dict[str, Any]:
     """The other tensors, but for plain numbers."""
     piecewise = set(_piecewise_keys(flat))
     return {key: value for key, value in flat.state.items() if key not in piecewise and not _is_number(value)}
@@ -172,12 +172,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-def _counting(flat: Flat) -> dict[str, Any]:
+def _counting(flat: OptimizerShard) -> dict[str, Any]:
     """Who counts its steps: apex's Adam once for the whole group; DeepSpeed's keeps an old 0 there."""
     return flat.state if STEP in flat.state else flat.settings
 
 
-def _steps_taken(flats: list[Flat]) -> list[float | None]:
+def _steps_taken(flats: list[OptimizerShard]) -> list[float | None]:
     """By parameter group; None where nothing was stepped yet."""
     found: list[float | None] = [None] * (1 + max(flat.group for flat in flats))
     for flat in flats:
@@ -203,7 +203,7 @@ def _loss_scale(engine: Any) -> dict[str, float]:
     return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
 
 
-def _layout(flats: list[Flat]) -> list[list[tuple[str, int, int, int]]]:
+def _layout(flats: list[OptimizerShard]) -> list[list[tuple[str, int, int, int]]]:
     return [[(piece.name, piece.start, piece.offset, piece.length) for piece in flat.pieces] for flat in flats]
 
 
@@ -225,7 +225,7 @@ def _require_same_model(engine: Any, reader: StateReader, checkpoint: Path) -> N
             )
 
 
-def _make_states(flat: Flat) -> None:
+def _make_states(flat: OptimizerShard) -> None:
     """Optimizers make their states in the first step, each in its own way. So the first step is taken, with gradients
     of zero; what it does to the weights is written over right after."""
     if flat.state:
@@ -244,14 +244,14 @@ def _make_states(flat: Flat) -> None:
             group["params"] = before
 
 
-def _read_flat(flat: Flat, reader: StateReader) -> None:
+def _read_flat(flat: OptimizerShard, reader: StateReader) -> None:
     for key in (WEIGHT, *_piecewise_keys(flat)):
         values = _values(flat, key)
         for piece in flat.pieces:
             reader.read_into(values[piece.offset : piece.offset + piece.length], key, piece.name, piece.start)
 
 
-def _set_steps_taken(flat: Flat, steps: float) -> None:
+def _set_steps_taken(flat: OptimizerShard, steps: float) -> None:
     counting = _counting(flat)
     taken = counting.get(STEP)
     if isinstance(taken, Tensor):
@@ -267,7 +267,7 @@ def _set_loss_scale(engine: Any, saved: dict[str, float]) -> None:
             setattr(engine.optimizer.loss_scaler, name, value)
 
 
-def _read_opaque(flats: list[Flat], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:
+def _read_opaque(flats: list[OptimizerShard], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:
     path = checkpoint / STATE_FOLDER / _opaque_name(dist.get_rank())
     if index["ranks"] == dist.get_world_size():
         saved = torch.load(path, weights_only=True)
@@ -281,7 +281,7 @@ def _read_opaque(flats: list[Flat], index: dict[str, Any], checkpoint: Path) -> 
     )
 
 
-def _replay_cpu_adam(flats: list[Flat]) -> None:
+def _replay_cpu_adam(flats: list[OptimizerShard]) -> None:
     """Brings the powers of beta that DeepSpeed's CPU Adam keeps in C++ to where the unbroken run had them.
 
     It multiplies them from step to step, once for all tensors of a step, and computes them by `pow` where a step does

@@ -65,7 +65,7 @@ class _InFlight:
     """The run stands still until it is there; then it says itself what went wrong."""
 
 
-class Keeper:
+class CheckpointManager:
     """One rank's part; all methods but `news`, `let_arrive` and `close` are collective."""
 
     def __init__(

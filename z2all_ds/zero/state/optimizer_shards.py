@@ -22,7 +22,7 @@ from z2all_ds.base.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """So many elements of a parameter (flattened), and where they lie in a flat tensor."""
 
     name: str
@@ -32,10 +32,10 @@ class Piece:
     """In the flat tensor."""
     length: int
 
-    def share(self, rank: int, ranks: int) -> "Piece":
+    def share(self, rank: int, ranks: int) -> "ParameterPiece":
         """The part of a replica that one of its holders writes."""
         begin, end = self.length * rank // ranks, self.length * (rank + 1) // ranks
-        return Piece(self.name, self.start + begin, self.offset + begin, end - begin)
+        return ParameterPiece(self.name, self.start + begin, self.offset + begin, end - begin)
 
 
 def _in_memory(will_change: bool) -> AbstractContextManager[None]:
@@ -43,7 +43,7 @@ def _in_memory(will_change: bool) -> AbstractContextManager[None]:
 
 
 @dataclass
-class Flat:
+class OptimizerShard:
     """One tensor that an optimizer steps on this rank: master weights, and the key of their states."""
 
     tensor: Tensor
@@ -52,7 +52,7 @@ class Flat:
     optimizer: torch.optim.Optimizer
     group: int
     """Number of its parameter group."""
-    pieces: list[Piece]
+    pieces: list[ParameterPiece]
     is_replica: bool = False
     """All ranks hold the same."""
     resident: Callable[[bool], AbstractContextManager[None]] = _in_memory
@@ -70,14 +70,14 @@ class Flat:
         found: dict[str, Any] = self.optimizer.param_groups[self.group]
         return found
 
-    def to_write(self) -> list[Piece]:
+    def to_write(self) -> list[ParameterPiece]:
         if not self.is_replica:
             return self.pieces
         shares = (piece.share(dist.get_rank(), dist.get_world_size()) for piece in self.pieces)
         return [piece for piece in shares if piece.length]
 
 
-def flats_of(engine: Any) -> list[Flat]:
+def optimizer_shards_of(engine: Any) -> list[OptimizerShard]:
     """All that this rank steps."""
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
@@ -91,7 +91,14 @@ def flats_of(engine: Any) -> list[Flat]:
         return _of_partitions(optimizer, names, optimizer.fp32_groups_flat_partition, groups, map(_offsets, groups))
     if isinstance(optimizer, torch.optim.Optimizer):
         return [
-            Flat(weight, weight.numel(), optimizer, number, [Piece(names[id(weight)], 0, 0, weight.numel())], True)
+            OptimizerShard(
+                weight,
+                weight.numel(),
+                optimizer,
+                number,
+                [ParameterPiece(names[id(weight)], 0, 0, weight.numel())],
+                True,
+            )
             for number, group in enumerate(optimizer.param_groups)
             for weight in group["params"]
         ]
@@ -119,7 +126,9 @@ def _offsets(group: list[Tensor]) -> list[int]:
     return [int(end) for end in ends[:-1]]
 
 
-def _of_partitions(optimizer: Any, names: dict[int, str], flats: Any, groups: Any, offsets: Any) -> list[Flat]:
+def _of_partitions(
+    optimizer: Any, names: dict[int, str], flats: Any, groups: Any, offsets: Any
+) -> list[OptimizerShard]:
     """The group's parameters lie in a row, which is cut into equal partitions, one a rank."""
     found = []
     for number, (tensor, group, starts) in enumerate(zip(flats, groups, offsets, strict=True)):
@@ -128,12 +137,12 @@ def _of_partitions(optimizer: Any, names: dict[int, str], flats: Any, groups: An
         for weight, start in zip(group, starts, strict=True):
             first, end = max(start, begin), min(start + weight.numel(), begin + tensor.numel())
             if first < end:
-                pieces.append(Piece(names[id(weight)], first - start, first - begin, end - first))
-        found.append(Flat(tensor, tensor.numel(), optimizer.optimizer, number, pieces))
+                pieces.append(ParameterPiece(names[id(weight)], first - start, first - begin, end - first))
+        found.append(OptimizerShard(tensor, tensor.numel(), optimizer.optimizer, number, pieces))
     return found
 
 
-def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[Flat]:
+def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
     """Each parameter is cut into equal partitions; of several parameters they lie in a row."""
     found = []
     for number, (tensor, weights) in enumerate(
@@ -145,9 +154,9 @@ def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[Flat]:
             start = dist.get_rank(group=weight.ds_process_group) * share
             length = min(share, weight.ds_numel - start)  # the last ones may hold padding, or nothing else
             if length > 0:
-                pieces.append(Piece(names[id(weight)], start, offset, length))
+                pieces.append(ParameterPiece(names[id(weight)], start, offset, length))
         found.append(
-            Flat(
+            OptimizerShard(
                 tensor,
                 int(optimizer.fp16_partitioned_groups_flat_numel[number]),
                 _stepping(optimizer, number),
