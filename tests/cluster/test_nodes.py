@@ -91,6 +91,12 @@ def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["{}:", "nodes: {[a]: {}}", "? [a, b]\n: 1"])
+def test_a_key_that_is_no_plain_value(text: str) -> None:
+    with pytest.raises(ClusterError, match="f.yaml, line 1: not valid YAML .a key must be a plain value"):
+        parse_nodes_text(text, "f.yaml")
+
+
 @given(st.text(alphabet="nodes: {}1-[]\n\t#a&*!|", max_size=60))
 def test_any_text_is_read_or_refused_cleanly(text: str) -> None:
     try:

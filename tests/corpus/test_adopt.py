@@ -11,9 +11,8 @@ import pytest
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds.base import storage
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
-from z2all_ds.base.storage import open_folder
+from z2all_ds.base.storage import folders, open_folder
 from z2all_ds.corpus import adopt as adopt_module
 from z2all_ds.corpus.adopt import adopt_corpus, domain_of
 from z2all_ds.corpus.executors import Executor
@@ -218,7 +217,7 @@ def test_large_row_groups_are_warned_of(
 
 
 def test_a_store_that_refuses_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store():
         put("flaky://c", {"a.jsonl": jsonl(["a"])})
         monkeypatch.setattr(FlakyStore, "pipe_file", read_only)

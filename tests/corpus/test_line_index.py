@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds.base import storage
-from z2all_ds.base.storage import Folder, Stamp, open_folder
+from z2all_ds.base.storage import Folder, Stamp, folders, open_folder
 from z2all_ds.corpus import line_index
 from z2all_ds.corpus.line_index import (
     IndexDamaged,
@@ -41,7 +40,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlakyStore]]:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         yield store
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.stores import flaky_store
-from z2all_ds.base import storage
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import folders
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
 
 A = ShardInfo("code-00000.jsonl", "code", 3, 100, "a" * 64)
@@ -96,7 +96,7 @@ def test_urls(tmp_path: Path, location: str) -> None:
 
 
 def test_a_store_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         write_manifest("flaky://c", MANIFEST)
         store.errors[:] = [OSError("connection lost")] * 4

@@ -188,6 +188,9 @@ def _refuse_repeated_keys(tree: Any, source: str) -> None:
     if isinstance(tree, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in tree.value:
+            if not isinstance(key, yaml.ScalarNode):
+                mark = key.start_mark
+                raise yaml.constructor.ConstructorError(problem="a key must be a plain value", problem_mark=mark)
             if key.value in lines:
                 line = key.start_mark.line + 1
                 rule = f"already there in line {lines[key.value]}"

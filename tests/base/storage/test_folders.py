@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.base.storage.test_open_files import open_descriptors
-from z2all_ds.base import storage
-from z2all_ds.base.storage import open_folder, reason
+from z2all_ds.base.storage import folders, open_folder, reason
 from z2all_ds.base.storage.folders import try_again
 from z2all_ds.base.storage.local import LocalFolder
 from z2all_ds.base.storage.open_files import OPEN_FILES
@@ -19,7 +18,7 @@ from z2all_ds.base.storage.open_files import OPEN_FILES
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
 
 
 def test_paths_are_local_and_urls_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

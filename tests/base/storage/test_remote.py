@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds.base import storage
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.base.storage import open_folder
+from z2all_ds.base.storage import folders, open_folder
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
 from z2all_ds.cluster.nodes import Node, parse_nodes_text
-from z2all_ds.cluster.preflight.checks import DataPlace
+from z2all_ds.cluster.preflight.checks import DataAddress
 
 MAPPED = """\
 all: {slots: 2, ssh: {user: root}}
@@ -17,11 +17,11 @@ nodes:
   box1: {inside: {address: 172.17.0.2, port: 9527}, outside: {address: 192.0.2.11, port: 30846}}
   box2: {inside: {address: 172.17.0.2}, outside: {address: 192.0.2.12}, environment: {HF_TOKEN: hush, ONLY: here}}
 """
-PLACES = {"box1": DataPlace("172.17.0.2", "eth0"), "box2": DataPlace("172.17.0.2", "ens3")}
-EQUAL = {"n1": DataPlace("10.0.0.1", "eth0"), "n2": DataPlace("10.0.0.2", "eth0")}
+PLACES = {"box1": DataAddress("172.17.0.2", "eth0"), "box2": DataAddress("172.17.0.2", "ens3")}
+EQUAL = {"n1": DataAddress("10.0.0.1", "eth0"), "n2": DataAddress("10.0.0.2", "eth0")}
 
 
-def plan(nodes: list[Node], places: dict[str, DataPlace], tmp_path: Path, **environment: str) -> LaunchPlan:
+def plan(nodes: list[Node], places: dict[str, DataAddress], tmp_path: Path, **environment: str) -> LaunchPlan:
     run = RunConfig(run_dir=str(tmp_path))
     return make_plan(nodes, places, run, "never", 29501, ["cpu_adam"], {"EXTRA": "1"}, environment)
 

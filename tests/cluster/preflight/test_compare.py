@@ -4,7 +4,7 @@ from typing import Any
 
 from z2all_ds.cluster.agents.connections import Speed
 from z2all_ds.cluster.doctor import FAIL, OK, WARN
-from z2all_ds.cluster.preflight.checks import DataPlace, Preflight
+from z2all_ds.cluster.preflight.checks import DataAddress, Preflight
 from z2all_ds.cluster.preflight.compare import NodeFinding, judge_clock, judge_nodes
 
 SMALL = {"name": "shared memory", "status": "warn", "value": "64 MiB", "fix": "More."}
@@ -74,7 +74,7 @@ def test_clocks() -> None:
 
 
 def result(*failures: NodeFinding) -> Preflight:
-    places = {name: DataPlace("10.0.0.1", "eth0") for name in "abcd"}
+    places = {name: DataAddress("10.0.0.1", "eth0") for name in "abcd"}
     return Preflight(findings=list(failures), places=places, speeds={("a", "b"): Speed(1.0, 1.0, 1.0)})
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from tests.corpus.reading.shard_maker import reader_of, texts_of, write_jsonl
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds.base import storage
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import folders
 from z2all_ds.base.storage.open_files import OPEN_FILES
 from z2all_ds.corpus.reading import jsonl_shard
 
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlakyStore]]:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         yield store
 

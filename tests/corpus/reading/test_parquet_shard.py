@@ -12,8 +12,8 @@ import pytest
 
 from tests.corpus.reading.shard_maker import reader_of, texts_of, write_parquet
 from tests.helpers.stores import FlakyStore, flaky_store, put
-from z2all_ds.base import storage
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import folders
 from z2all_ds.corpus.reading import parquet_shard
 from z2all_ds.corpus.reading.parquet_shard import BoundedCache
 
@@ -29,7 +29,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch) -> BoundedCache:
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlakyStore]]:
-    monkeypatch.setattr(storage, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         yield store
 
