@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from tests.helpers.docker_files import DOCKER, ROOT
-from tests.helpers.node_lab import LOGIN_HOME
+from tests.helpers.ssh_server import login_ssh_folder
 from z2all_ds.base.machine import free_port
 
 TOOLS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "tini": "tini", "unshare": "util-linux"}
@@ -145,20 +145,16 @@ def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
 @contextmanager
 def z2all_beside(*words: str) -> Iterator["subprocess.Popen[str]"]:
     """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
-    home = LOGIN_HOME / ".ssh"
-    had = home.exists()
-    home.mkdir(mode=0o700, exist_ok=True)
-    script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
-    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        if not had:
-            home.rmdir()
+    with login_ssh_folder() as home:
+        script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
+        command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
 
 
 def z2all(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -9,7 +9,6 @@ Needs root and Debian's openssh-server, pdsh, iproute2 and tini; `why_no_lab` sa
 """
 
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -22,10 +21,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.ssh_server import make_key, sshd_config, tool_path
+from tests.helpers.ssh_server import LOGIN_HOME, login_ssh_folder, make_key, sshd_config, tool_path
 
-LOGIN_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
-"""Where ssh looks for keys, whatever $HOME says."""
 NETWORK = "10.77.0"
 SSH_PORT = 2222
 START_PATIENCE_SECONDS = 20.0
@@ -228,16 +225,9 @@ def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
 @contextmanager
 def place_for_keys(folder: Path) -> Iterator[Path]:
     """The key that all nodes of a lab have, and a ~/.ssh to mount their own on."""
-    had_ssh = (LOGIN_HOME / ".ssh").exists()
-    (LOGIN_HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    key = folder / "key"
-    make_key(key)
-    try:
-        yield key
-    finally:
-        if not had_ssh:
-            (LOGIN_HOME / ".ssh").rmdir()
+    with login_ssh_folder():
+        yield make_key(folder / "key")
 
 
 def add_bridge(namespace: str) -> None:

@@ -1,9 +1,17 @@
 """What the tests' own ssh servers have in common."""
 
+import fcntl
 import os
+import pwd
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+LOGIN_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
+"""Where ssh looks for keys, whatever $HOME says."""
 
 
 def tool_path(name: str) -> str | None:
@@ -32,3 +40,24 @@ def sshd_config(port: int, host_key: Path, authorized: Path, *more: str) -> str:
         *more,
     ]
     return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def login_ssh_folder() -> Iterator[Path]:
+    """A ~/.ssh to mount another on. If tests made it, the last of those that use it removes it: a folder that is
+    removed here is unmounted in every namespace."""
+    folder = LOGIN_HOME / ".ssh"
+    with open(Path(tempfile.gettempdir()) / f"z2all_tests_{os.getuid()}_ssh", "a+b") as made_by_tests:
+        fcntl.flock(made_by_tests, fcntl.LOCK_SH)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            made_by_tests.write(b"made")
+            made_by_tests.flush()
+        try:
+            yield folder
+        finally:
+            with suppress(BlockingIOError):
+                fcntl.flock(made_by_tests, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(made_by_tests.fileno()).st_size:
+                    folder.rmdir()
+                    made_by_tests.truncate(0)

@@ -150,7 +150,7 @@ def _measured(board: StartedBoard, records: int, file_bytes: int) -> BoardCosts:
         round(first, 3),
         round(first_share, 4),
         round(slowest, 3),
-        round(read_all, 2),
+        round(read_all, 3),
         round(board.get(curves)[1], 3),
         round(board.get(zoom)[1], 3),
         peak_memory_bytes(board.process.pid),
