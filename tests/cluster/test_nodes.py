@@ -93,7 +93,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["{}:", "nodes: {[a]: {}}", "? [a, b]\n: 1"])
 def test_a_key_that_is_no_plain_value(text: str) -> None:
-    with pytest.raises(ClusterError, match="f.yaml, line 1: not valid YAML .a key must be a plain value"):
+    with pytest.raises(ClusterError, match=r"f.yaml, line 1: not valid YAML .a key must be a plain value"):
         parse_nodes_text(text, "f.yaml")
 
 
