@@ -68,6 +68,8 @@ setup(
     description="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=[*find_packages(include=["z2all_ds", "z2all_ds.*"]), "z2all_ds.ds_configs"],
     package_dir={"z2all_ds.ds_configs": "ds_configs"},
