@@ -21,7 +21,7 @@ def generate(
         str | None, typer.Option(help='File with one prompt per line (-: stdin), or .jsonl with a "prompt" field.')
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this .jsonl file.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per answer.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="0: greedy (default: 0, or 1 if another sampling option is given).")
     ] = None,

@@ -24,17 +24,17 @@ def plan(
     peak_tflops: Annotated[
         float | None, typer.Option(help="Peak dense 16-bit throughput of one GPU, in TFLOP/s.")
     ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per machine (default: 8, or all).")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node (default: 8, or all).")] = None,
     link: Annotated[
-        str | None, typer.Option(help="Link between GPUs of a machine: nvlink4, pcie4, ... or 200GB/s.")
+        str | None, typer.Option(help="Link between GPUs of a node: nvlink4, pcie4, ... or 200GB/s.")
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Network between machines: ib400, eth100, ... or 100Gbit/s (default: eth100).")
+        str | None, typer.Option(help="Network between nodes: ib400, eth100, ... or 100Gbit/s (default: eth100).")
     ] = None,
-    adapters: Annotated[int | None, typer.Option(help="Network adapters per machine (default: 1).")] = None,
+    adapters: Annotated[int | None, typer.Option(help="Network adapters per node (default: 1).")] = None,
     host_bus: Annotated[str | None, typer.Option(help="Link between a GPU and its host (default: pcie4).")] = None,
     host_memory: Annotated[
-        str | None, typer.Option(help="Host memory per machine, e.g. 1TB; then it limits what fits, too.")
+        str | None, typer.Option(help="Host memory per node, e.g. 1TB; it then also limits what fits.")
     ] = None,
     host_memory_speed: Annotated[
         str | None, typer.Option(help="Host memory bandwidth for optimizer steps on the CPU, e.g. 100GB/s.")

@@ -29,7 +29,9 @@ def train(
         str | None, typer.Option(help="DeepSpeed JSON: zero0 ... zero3, zero2_offload, ... or a path.")
     ] = None,
     ranks: RanksOption = None,
-    resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
+    resume: Annotated[
+        str, typer.Option(help="Checkpoint to resume from: auto (the newest), never, or a path.")
+    ] = "auto",
     profile: Annotated[str, typer.Option(help="Write a profiler trace of these steps, e.g. 10:15.")] = "",
     overrides: Overrides = None,
 ) -> None:
