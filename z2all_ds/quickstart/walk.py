@@ -116,7 +116,7 @@ def prepare_folder(root: Path, fresh: bool) -> None:
         root.mkdir(parents=True, exist_ok=True)
         (root / MARK).touch()
     except OSError as error:
-        raise ConfigError(f"--out {root}", f"is not writable ({error.strerror})", "Give another folder.") from None
+        raise ConfigError(f"--out {root}", f"cannot be written ({error.strerror})", "Give another folder.") from None
 
 
 def run_overrides(folders: Folders) -> list[str]:
