@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The checks: ruff, mypy, pytest. Makes .venv and installs what they need.
+# Run the checks: ruff, mypy, pytest. Creates .venv and installs what they need.
 #
-#   launch/test.sh          the everyday tier: all subpackages, and one training from raw text to a proven export
+#   launch/test.sh          the everyday tests: all subpackages, and one training from raw text to a verified export
 #   launch/test.sh --all    everything; continuous integration runs this
 #
-# Further arguments go to pytest. Z2ALL_TEST_WORKERS sets the number of tests that run at once (default: the number of cores).
+# Other arguments go to pytest. Z2ALL_TEST_WORKERS sets the number of tests to run in parallel (default: one per core).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-# Debian packages the tests need, by the command or file that shows they are there. Without root the tests in need skip.
+# Debian packages for the tests, detected by a command or file. Without root, tests that need a missing one are skipped.
 install_debian_packages() {
     local missing=() pair wanted=(g++:g++ hostname:hostname /usr/include/libaio.h:libaio-dev)
     # A browser for the board, and a font with Chinese characters for its pictures and the plots.
     wanted+=(chromium:chromium /usr/share/fonts/truetype/wqy:fonts-wqy-microhei)
-    # For several nodes on this one machine. Where systemd runs, installing an sshd would also start one: not ours to do.
+    # For several nodes on this machine. Under systemd, installing sshd would also start it, so it is not installed there.
     [ -d /run/systemd/system ] || wanted+=(sshd:openssh-server ssh:openssh-client pdsh:pdsh ip:iproute2 iptables:iptables tini:tini mpirun:openmpi-bin slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge)
     for pair in "${wanted[@]}"; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -e "${pair%%:*}" ] || missing+=("${pair##*:}")
@@ -24,7 +24,7 @@ install_debian_packages() {
     fi
 }
 
-# The ops named, or all that this machine can use. They take minutes: ruff and mypy run meanwhile.
+# Build the given ops, or all that this machine supports. This takes minutes; ruff and mypy run meanwhile.
 build_ops() {
     "$venv/bin/python" -c 'import sys
 from z2all_ds.zero.op_builds import buildable_ops, prebuild

@@ -72,26 +72,26 @@ def test_a_given_command_runs_instead(tmp_path: Path) -> None:
 def test_without_authorized_keys_it_says_how_to_mount_them(tmp_path: Path) -> None:
     file = tmp_path / "authorized_keys"
     assert one_line(entrypoint(tmp_path)) == (
-        f"{file}: is missing, and nobody could log in. Mount your public key: -v ~/.ssh/z2all_docker.pub:{file}:ro"
+        f"{file}: is missing, so nobody could log in. Mount your public key: -v ~/.ssh/z2all_docker.pub:{file}:ro"
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_docker_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").mkdir()
-    assert "is a folder, which docker makes where the file to mount is missing" in one_line(entrypoint(tmp_path))
+    assert "is a folder, which docker creates if the file to mount is missing" in one_line(entrypoint(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "# only words\n", "not a key\n"])
 def test_a_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").write_text(text)
-    assert "holds no public key. Make one with ssh-keygen" in one_line(entrypoint(tmp_path))
+    assert "contains no public key. Create one with ssh-keygen" in one_line(entrypoint(tmp_path))
 
 
 def test_a_private_key_is_refused_and_not_shown(key: Path, tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").write_text(key.read_text())
     line = one_line(entrypoint(tmp_path))
-    assert "is a private key, which belongs on no node" in line
+    assert "is a private key, which must not be on a node" in line
     assert not any(part in line for part in key.read_text().splitlines()[1:-1])
 
 
@@ -102,7 +102,7 @@ def test_a_private_key_is_refused_and_not_shown(key: Path, tmp_path: Path) -> No
         ({"Z2ALL_SSH_PORT": "65536"}, "Z2ALL_SSH_PORT=65536: must be 1 to 65535."),
         ({"Z2ALL_SSH_PORT": "22 22"}, "Z2ALL_SSH_PORT=22 22: must be 1 to 65535."),
         ({"Z2ALL_SSH_ADDRESS": "::1\nPermitEmptyPasswords yes"}, ""),
-        ({"Z2ALL_SSH_ADDRESS": "node1"}, "Z2ALL_SSH_ADDRESS=node1: must be an address in numbers."),
+        ({"Z2ALL_SSH_ADDRESS": "node1"}, "Z2ALL_SSH_ADDRESS=node1: must be a numeric address."),
         ({"Z2ALL_OVERLAY": "yes"}, "Z2ALL_OVERLAY=yes: must be 0 or 1."),
     ],
 )
@@ -116,7 +116,7 @@ def test_settings_that_cannot_be(variables: dict[str, str], told: str, tmp_path:
 def test_a_variable_that_would_break_the_config_is_refused(key: Path, tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").write_text(key.with_name("key.pub").read_text())
     assert one_line(entrypoint(tmp_path, MAX_JOBS='1" "PATH=/evil')) == (
-        "MAX_JOBS: has a quote, a backslash or a line break in it. Give it without."
+        "MAX_JOBS: contains a quote, a backslash or a line break. Remove it."
     )
 
 
@@ -182,7 +182,7 @@ def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
     script = f"mount --make-rprivate /; mount -t tmpfs -o mode=755 tmpfs /run; exec bash {DOCKER / 'entrypoint.sh'}"
     answer = subprocess.run([*ISOLATED, "bash", "-c", script], env=own, capture_output=True, text=True, timeout=30)
     assert answer.returncode == MachineError.exit_code
-    assert answer.stderr.splitlines()[-1].startswith("MachineError: sshd: refuses its settings")
+    assert answer.stderr.splitlines()[-1].startswith("MachineError: sshd: rejects its settings")
 
 
 # All together

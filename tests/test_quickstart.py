@@ -162,7 +162,7 @@ def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
 def test_only_its_own_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("ten years of work")
     for fresh in (False, True):
-        with pytest.raises(ConfigError, match="was not made by the quickstart"):
+        with pytest.raises(ConfigError, match="was not created by the quickstart"):
             prepare_folder(tmp_path, fresh)
     assert (tmp_path / "thesis.txt").read_text() == "ten years of work"
 

@@ -130,6 +130,6 @@ def test_a_row_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "step", "--ablate", "--floor", cwd=tmp_path), ConfigError.exit_code)
-    assert line == "ConfigError: --ablate: is a table by itself. Leave out --floor and --peer."
+    assert line == "ConfigError: --ablate: cannot be combined with --floor or --peer. Leave these out."
     line = one_line(z2all("bench", "step", "--rows", "naive", cwd=tmp_path), ConfigError.exit_code)
-    assert line == "ConfigError: --rows naive: names rows of --ablate. Give --ablate too."
+    assert line == "ConfigError: --rows naive: needs --ablate. Give --ablate too."

@@ -175,7 +175,7 @@ def test_train_refuses_before_anything_heavy(small_corpus: Path, small_tokenizer
 def test_quickstart_leaves_a_folder_of_others_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     line = one_line(z2all("quickstart", "--out", tmp_path, "--fresh", cwd=tmp_path), 2)
-    assert line == f"ConfigError: --out {tmp_path}: exists and was not made by the quickstart. Give a new folder."
+    assert line == f"ConfigError: --out {tmp_path}: exists and was not created by the quickstart. Give a new folder."
     assert (tmp_path / "precious.txt").read_text() == "mine"
     line = one_line(z2all("quickstart", "--out", "/dev/null/x", cwd=tmp_path), 2)
     assert line.startswith("ConfigError: --out /dev/null/x: cannot be written")

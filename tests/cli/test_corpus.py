@@ -46,7 +46,7 @@ def test_from_raw_text_to_a_tokenizer(raw: Path, tmp_path: Path) -> None:
     assert "corpus notes: " in answer.stderr
 
     answer = z2all("corpus", "audit", corpus, cwd=tmp_path)
-    assert (answer.returncode, answer.stdout) == (0, f"{corpus}: 60 documents in 1 shards, no problem found\n")
+    assert (answer.returncode, answer.stdout) == (0, f"{corpus}: 60 documents in 1 shards, no problems found\n")
 
     answer = z2all("tokenizer", "train", corpus, "--out", tmp_path / "tok", "--vocab-size", "300", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -140,8 +140,12 @@ def test_sources_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "code", "start"),
     [
-        ("notes", 2, "ConfigError: source 'notes': must read DOMAIN=CONVERTER[:PATH,...]. E.g. code=python_code."),
-        ("notes=", 2, "ConfigError: source 'notes=': must read DOMAIN=CONVERTER"),
+        (
+            "notes",
+            2,
+            "ConfigError: source 'notes': must have the form DOMAIN=CONVERTER[:PATH,...]. E.g. code=python_code.",
+        ),
+        ("notes=", 2, "ConfigError: source 'notes=': must have the form DOMAIN=CONVERTER"),
         ("notes=jsonlines:x", 2, "ConfigError: converter 'jsonlines': the converters are "),
         ("a/b=jsonl:x", 2, "ConfigError: domain 'a/b': "),
         ("notes=jsonl:missing.jsonl", 3, "DataError: missing.jsonl: does not exist."),

@@ -135,10 +135,10 @@ def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--greedy", "--top-k", "5", "-p", "x"), "--greedy with --top-k: there is nothing to choose from"),
-        (("--temperature", "0", "--num", "2", "-p", "x"), "--temperature 0 with --num above 1: there is nothing"),
-        (("--stream", "--json", "-p", "x"), "--stream: writes text as it comes, not JSON"),
-        (("-p", "x", "--file", "y"), "-p and --file: are two places of prompts"),
+        (("--greedy", "--top-k", "5", "-p", "x"), "--greedy with --top-k: greedy decoding does not sample"),
+        (("--temperature", "0", "--num", "2", "-p", "x"), "--temperature 0 with --num above 1: greedy decoding"),
+        (("--stream", "--json", "-p", "x"), "--stream: streams text, not JSON"),
+        (("-p", "x", "--file", "y"), "-p and --file: cannot be combined"),
         (("-p", ""), "an empty prompt: must hold at least one character"),
         ((), "an empty prompt: must hold at least one character"),
     ],

@@ -115,10 +115,10 @@ def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
         ("--sweep gpus=8,64", "--sweep: needs the speed of a GPU."),
         ("--sweep gpus=8,12 --gpu h100", "--sweep gpus=12: must be whole machines of 8."),
         ("--sweep gpus=8 --gpu h100 --out x.pdf", "--out x.pdf: must end in .png or .svg."),
-        ("--sweep gpus=8 --gpu h100 --write x.yaml", "--sweep: goes without --write."),
-        ("--sweep gpus=8 --gpu h100 --fit", "--sweep: goes without --fit."),
-        ("--sweep gpus=8 --gpu h100 --gpus 8", "--sweep: goes without --gpus."),
-        ("--out x.png", "--out x.png: is for --sweep."),
+        ("--sweep gpus=8 --gpu h100 --write x.yaml", "--sweep: cannot be combined with --write."),
+        ("--sweep gpus=8 --gpu h100 --fit", "--sweep: cannot be combined with --fit."),
+        ("--sweep gpus=8 --gpu h100 --gpus 8", "--sweep: cannot be combined with --gpus."),
+        ("--out x.png", "--out x.png: needs --sweep."),
         ("--restart-seconds -1", "--restart-seconds -1.0: must be 0 or more."),
         ("--gpu-hours-per-failure 0", "--gpu-hours-per-failure 0.0: must be above 0."),
         ("--network warp", "link 'warp': is none that we know: nvlink4"),
@@ -128,8 +128,11 @@ def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
         ("--write x.txt", "--write x.txt: must end in .yaml."),
         ("--model nosuch", "run config 'nosuch': neither a file nor one of the shipped ones"),
         ("train.stepz=5", "train.stepz: no such setting. Did you mean train.steps?"),
-        ("--fit --gpus 8", "--fit: tries on the GPUs that are here, and takes no --gpus."),
-        ("--fit --write x.yaml --tokens 3B", "--fit: tries on the GPUs that are here, and takes no --tokens, --write."),
+        ("--fit --gpus 8", "--fit: runs on the GPUs of this machine and cannot be combined with --gpus."),
+        (
+            "--fit --write x.yaml --tokens 3B",
+            "--fit: runs on the GPUs of this machine and cannot be combined with --tokens, --write.",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(line: str, start: str, here: Callable[..., Answer]) -> None:

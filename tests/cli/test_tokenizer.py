@@ -45,7 +45,7 @@ def test_train_with_sentencepiece_from_files_import_and_report(texts: Path, tmp_
     first, *domains, last = answer.stdout.splitlines()
     assert first == "spm: 342 ids"
     assert [line.split(":")[0] for line in domains] == ["en", "zh"]
-    assert last == "a model for it: model.vocab_size=640"
+    assert last == "for a model with this tokenizer: model.vocab_size=640"
 
     arguments = ("--special-start", "400", "--special", "<|PAD|>=500", "--strict")
     answer = z2all("tokenizer", "import", "spm/sentencepiece.model", "--out", "imported", *arguments, cwd=tmp_path)

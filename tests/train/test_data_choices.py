@@ -176,7 +176,7 @@ def test_the_command_names_shard_record_and_domain(runs: Path, small_corpus: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plain"], "neither a sample nor a step"),
+        (["plain"], "needs a sample or a step"),
         (["plain", "--step", "13"], "step 13: the run has steps 1 to 12"),
         (["plain", "--sample", "-2"], "sample -2: samples are numbered from 0"),
         (["nowhere", "--sample", "2"], "it has no run.yaml"),

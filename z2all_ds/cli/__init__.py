@@ -1,8 +1,8 @@
-"""The command `z2all`: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
+"""The `z2all` command: verbs and their options. Each verb imports what it needs when it runs, so that help is instant.
 
 The groups of verbs (`train`, `corpus`, `tokenizer`, `checkpoint`, `evaluate`, `cluster`, `track`, `bench`) and verbs
-with many options have files of their own. Nothing else imports this room. A user's mistake ends with one line and its
-class's exit code; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
+with many options have their own files. No other package imports this one. A user error prints one line and exits with
+the code of its class; `--debug` (or Z2ALL_DEBUG=1) shows the traceback.
 """
 
 import os
@@ -35,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="From raw text to a Hugging Face checkpoint of a Llama-2-structure model, trained with DeepSpeed.",
+    help="Train a Llama-2-structure model with DeepSpeed, from raw text to a Hugging Face checkpoint.",
 )
 app.add_typer(train_app, name="train")
 app.add_typer(corpus_app, name="corpus")
@@ -53,8 +53,8 @@ app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
-    # SIGTERM ends us as Ctrl-C does: through `finally`, so that no process we started is left behind.
+    """Run the console script."""
+    # Handle SIGTERM like Ctrl-C: `finally` blocks run, so no child process is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
@@ -76,8 +76,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors too.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Also show the traceback of user errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     if debug:
         os.environ["Z2ALL_DEBUG"] = "1"
@@ -85,11 +87,11 @@ def common(
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("quickstart_out"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for all output.")] = Path("quickstart_out"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """The whole way once: corpus, tokenizer, training with a stop and a resume, export, proof, generation."""
+    """Run everything once: corpus, tokenizer, training with a stop and a resume, verified export, generation."""
     from z2all_ds.quickstart.walk import run_quickstart
 
     run_quickstart(out, fresh, overrides or [])
@@ -98,10 +100,12 @@ def quickstart(
 @app.command()
 def config(
     config: ConfigOption = None,
-    from_hf: Annotated[Path | None, typer.Option(help="Print the model section of this Llama folder instead.")] = None,
+    from_hf: Annotated[
+        Path | None, typer.Option(help="Print only the model section, taken from this Llama folder.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Print the resolved run config, every setting with its value."""
+    """Print the resolved run config: every setting with its value."""
     from z2all_ds.base.config import dump_model_yaml, dump_yaml, load_run_config
 
     if from_hf is not None:
@@ -114,18 +118,20 @@ def config(
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="Run folder (its newest checkpoint) or one checkpoint's folder.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write (default: in the run's exports/).")] = None,
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Run folder (exports its newest checkpoint) or checkpoint folder.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: exports/step_N in the run folder).")] = None,
     model_format: Annotated[
-        str, typer.Option("--format", help="llama: loads without this package. z2all: our own model class.")
+        str, typer.Option("--format", help="llama: loads without this package. z2all: this package's model class.")
     ] = "llama",
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "bf16",
-    max_shard_size: Annotated[str, typer.Option(help="Of one safetensors file, e.g. 4GB or 500MB.")] = "4GB",
+    dtype: Annotated[str, typer.Option(help="Weight dtype: fp32, bf16 or fp16.")] = "bf16",
+    max_shard_size: Annotated[str, typer.Option(help="Maximum size of a safetensors file, e.g. 4GB or 500MB.")] = "4GB",
 ) -> None:
-    """Write a Hugging Face folder and prove that its logits are those of the training weights."""
+    """Write a Hugging Face folder and verify that its logits match those of the training weights."""
     from z2all_ds.base.parent_watch import follow_owner
 
-    follow_owner()  # started by a run in its background, it ends with the run
+    follow_owner()  # an export that a run starts in the background ends with the run
     from z2all_ds.base.console import human_bytes
     from z2all_ds.export.to_hf import export_checkpoint
 
@@ -140,31 +146,35 @@ def export(
 @app.command()
 def doctor(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where runs will be written: here, or as --config says.")
+        Path | None, typer.Argument(help="Folder for runs (default: run_dir of --config, else the current folder).")
     ] = None,
-    config: Annotated[str | None, typer.Option(help="Run YAML: look at its data, tokenizer and JSON, too.")] = None,
-    hostfile: Annotated[str | None, typer.Option(help="Look at these nodes and every pair of them instead.")] = None,
-    health: Annotated[bool, typer.Option(help="With --hostfile: a short torch job that finds slow nodes.")] = True,
-    exclude_slow: Annotated[bool, typer.Option("--exclude-slow", help="Slow nodes are a failure.")] = False,
+    config: Annotated[
+        str | None, typer.Option(help="Run YAML: also check its data, tokenizer and DeepSpeed JSON.")
+    ] = None,
+    hostfile: Annotated[str | None, typer.Option(help="Check these nodes and every pair of them instead.")] = None,
+    health: Annotated[bool, typer.Option(help="With --hostfile: run a short torch job that finds slow nodes.")] = True,
+    exclude_slow: Annotated[
+        bool, typer.Option("--exclude-slow", help="With --hostfile: treat slow nodes as failures.")
+    ] = False,
     prebuild: Annotated[bool, typer.Option("--prebuild", help="Build DeepSpeed's ops now.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="Remove locks of builds that were killed.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Remove locks of killed builds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at everything on this machine, or on all nodes of a hostfile, that has stopped a run before."""
+    """Check this machine, or all nodes of a hostfile, for everything that has stopped a run before."""
     from z2all_ds.base.config import load_run_config
     from z2all_ds.base.errors import ConfigError
-    from z2all_ds.cluster import doctor as room
+    from z2all_ds.cluster import doctor as impl
 
     of_one = {"--config": config, "--prebuild": prebuild, "--fix": fix}
     of_many = {"--no-health": not health, "--exclude-slow": exclude_slow}
     for option, given in (of_one if hostfile else of_many).items():
         if given:
-            rule = "is for one machine, and --hostfile is for several" if hostfile else "is for --hostfile alone"
-            way = "Run it on a node, without --hostfile" if hostfile else "Give --hostfile H"
-            raise ConfigError(option, rule, f"{way}, or leave {option} out.")
-    run = load_run_config(config) if config else None  # first: a mistake in it need not wait for a build
+            rule = "works on one machine, not with --hostfile" if hostfile else "needs --hostfile"
+            advice = "Run it on a node, without --hostfile" if hostfile else "Give --hostfile H"
+            raise ConfigError(option, rule, f"{advice}, or leave out {option}.")
+    run = load_run_config(config) if config else None  # first, so that an error in it is reported before a build
     folder = folder or Path(run.run_dir if run else ".")
-    room.require_folder(folder)
+    impl.require_folder(folder)
     if hostfile:
         from z2all_ds.cluster.preflight.command import look_at_nodes
 
@@ -181,12 +191,12 @@ def doctor(
         from z2all_ds.zero.op_builds import prebuild as build
 
         build(buildable_ops())
-    findings = [*room.examine(folder), *room.examine_further(folder, run)]
+    findings = [*impl.examine(folder), *impl.examine_further(folder, run)]
     if as_json:
-        print(room.to_json(findings))
+        print(impl.to_json(findings))
     else:
-        room.render(findings)
-    raise typer.Exit(MachineError.exit_code if room.has_failures(findings) else 0)
+        impl.render(findings)
+    raise typer.Exit(MachineError.exit_code if impl.has_failures(findings) else 0)
 
 
 if __name__ == "__main__":

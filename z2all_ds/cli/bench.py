@@ -8,7 +8,7 @@ import typer
 
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
-RoundsOption = Annotated[int, typer.Option(help="Passes over everything; medians count.")]
+RoundsOption = Annotated[int, typer.Option(help="Number of passes; medians are reported.")]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
@@ -16,22 +16,22 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 @bench_app.command("step")
 def bench_step(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
-    floor: Annotated[bool, typer.Option("--floor", help="Measure the floor too, and the distance to it.")] = False,
-    peer: Annotated[bool, typer.Option("--peer", help="Measure Hugging Face's Llama with Liger too.")] = False,
-    ablate: Annotated[bool, typer.Option("--ablate", help="A run without each part of the speed in turn.")] = False,
+    ranks: Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to run; the second half is measured.")] = 20,
+    floor: Annotated[bool, typer.Option("--floor", help="Also measure the floor and the distance to it.")] = False,
+    peer: Annotated[bool, typer.Option("--peer", help="Also measure Hugging Face's Llama with Liger.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Repeat the run without each optimization in turn.")] = False,
     rows: Annotated[str, typer.Option(help="Only these rows of --ablate, e.g. naive,use_all.")] = "",
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Time, tokens per second, MFU and peak memory of a training step."""
+    """Measure time, tokens per second, MFU and peak memory of a training step."""
     from z2all_ds.base.errors import ConfigError
 
     if ablate and (floor or peer):
-        raise ConfigError("--ablate", "is a table by itself", "Leave out --floor and --peer.")
+        raise ConfigError("--ablate", "cannot be combined with --floor or --peer", "Leave these out.")
     if rows and not ablate:
-        raise ConfigError(f"--rows {rows}", "names rows of --ablate", "Give --ablate too.")
+        raise ConfigError(f"--rows {rows}", "needs --ablate", "Give --ablate too.")
     if ablate:
         _ablate(config, overrides or [], ranks, steps, [name for name in rows.split(",") if name], as_json)
         return
@@ -45,78 +45,78 @@ def bench_step(
 def _ablate(
     config: str | None, overrides: list[str], ranks: int | None, steps: int, names: list[str], as_json: bool
 ) -> None:
-    """A line as soon as there is one: a table takes minutes."""
-    from z2all_ds.bench import ablation as room
+    """Print each row as soon as it is measured: a table takes minutes."""
+    from z2all_ds.bench import ablation as impl
 
     file = sys.stderr if as_json else sys.stdout
-    results: list[room.AblationResult] = []
-    for result in room.ablate(config, overrides, ranks, steps, names):
+    results: list[impl.AblationResult] = []
+    for result in impl.ablate(config, overrides, ranks, steps, names):
         if not results:
-            print(room.header(), file=file)
-        print(room.to_line(result), file=file, flush=True)
+            print(impl.header(), file=file)
+        print(impl.to_line(result), file=file, flush=True)
         results.append(result)
     if as_json:
-        print(room.to_json(results))
+        print(impl.to_json(results))
 
 
 @bench_app.command("memory")
 def bench_memory(
     config: ConfigOption = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be given several times.")] = None,
-    ranks: Annotated[int, typer.Option(help="Of a run of your own.")] = 1,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks of your own run.")] = 1,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Peak memory on the GPU beside what `z2all plan` says: of your own run, or of cases that cover the planner."""
-    from z2all_ds.bench import gpu_memory as room
+    """Compare peak GPU memory with `z2all plan`, for your own run or for cases that cover the planner."""
+    from z2all_ds.bench import gpu_memory as impl
 
     file = sys.stderr if as_json else sys.stdout
-    cases = room.chosen_cases(case or [], config, overrides or [], ranks)
-    results: list[room.MeasuredMemory] = []
-    for result in room.measure_cases(cases):
+    cases = impl.chosen_cases(case or [], config, overrides or [], ranks)
+    results: list[impl.MeasuredMemory] = []
+    for result in impl.measure_cases(cases):
         if not results:
-            print(room.header(), file=file)
-        print(room.to_line(result), file=file, flush=True)
+            print(impl.header(), file=file)
+        print(impl.to_line(result), file=file, flush=True)
         results.append(result)
     if as_json:
-        print(room.to_json(results))
+        print(impl.to_json(results))
 
 
 @bench_app.command("checkpoint")
 def bench_checkpoint(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")] = None,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="On the disk to be measured (default: the temporary folder).")
+        Path | None, typer.Option("--dir", help="Folder on the disk to measure (default: the temporary folder).")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Saves by each way; all but the first count.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Saves per method; the first is not counted.")] = 4,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """How long saves keep training waiting and how fast they are, beside DeepSpeed's, torch's and the disk itself."""
-    from z2all_ds.bench import checkpoint as room
+    """Measure how long saves block training and how fast they are, compared with DeepSpeed, torch and the raw disk."""
+    from z2all_ds.bench import checkpoint as impl
 
-    figures = room.bench_checkpoint(config, overrides or [], ranks, folder, rounds)
-    print(room.to_json(figures) if as_json else "\n".join(room.to_lines(figures)))
+    figures = impl.bench_checkpoint(config, overrides or [], ranks, folder, rounds)
+    print(impl.to_json(figures) if as_json else "\n".join(impl.to_lines(figures)))
 
 
 @bench_app.command("ops")
 def bench_ops(
     config: ConfigOption = None,
-    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be given several times.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be repeated.")] = None,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Every implementation of every op at the model's shapes: time forward and backward, memory, rate."""
+    """Measure every backend of every op at the model's shapes: forward and backward time, memory, rate."""
     from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 
-    from z2all_ds.bench import ops as room
+    from z2all_ds.bench import ops as impl
     from z2all_ds.bench.timing import device_here
 
-    costs = room.bench_ops(run, device_here(), op or [])
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    costs = impl.bench_ops(run, device_here(), op or [])
+    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))
 
 
 @bench_app.command("floor")
@@ -126,78 +126,80 @@ def bench_floor(
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """What the matrix products and the attention of a training step cost here at the model's shapes, nothing else."""
+    """Measure only the matrix products and the attention of a training step at the model's shapes."""
     from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 
-    from z2all_ds.bench import floor as room
+    from z2all_ds.bench import floor as impl
     from z2all_ds.bench.timing import device_here
 
-    floor = room.measure_floor(run, device_here(), rounds)
-    print(room.to_json(floor) if as_json else "\n".join(room.to_lines(floor)))
+    floor = impl.measure_floor(run, device_here(), rounds)
+    print(impl.to_json(floor) if as_json else "\n".join(impl.to_lines(floor)))
 
 
 @bench_app.command("shapes")
 def bench_shapes(
     config: ConfigOption = None,
     hidden: Annotated[int | None, typer.Option(help="Hidden size (default: the config's).")] = None,
-    ffn: Annotated[int | None, typer.Option(help="Feed-forward size you wish (default: 8/3 of hidden).")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Tokens of the vocabulary (default: the config's).")] = None,
+    ffn: Annotated[int | None, typer.Option(help="Desired feed-forward size (default: 8/3 of hidden).")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size (default: the config's).")] = None,
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Feed-forward and vocabulary sizes near those you wish: which of them this device computes fastest."""
+    """Find the feed-forward and vocabulary sizes near the desired ones that are fastest on this device."""
     from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
 
-    from z2all_ds.bench import shapes as room
+    from z2all_ds.bench import shapes as impl
     from z2all_ds.bench.timing import device_here
 
-    report = room.measure_shapes(run, device_here(), hidden, ffn, vocab, rounds)
-    print(room.to_json(report) if as_json else "\n".join(room.to_lines(report)))
+    report = impl.measure_shapes(run, device_here(), hidden, ffn, vocab, rounds)
+    print(impl.to_json(report) if as_json else "\n".join(impl.to_lines(report)))
 
 
 @bench_app.command("corpus")
 def bench_corpus(
-    megabytes: Annotated[int, typer.Option(help="Of text in each form.")] = 200,
-    form: Annotated[list[str] | None, typer.Option(help="Only this form; may be given several times.")] = None,
-    workers: Annotated[list[int] | None, typer.Option(help="Also with so many processes; may be repeated.")] = None,
-    clean: Annotated[list[str] | None, typer.Option(help="Cleaning steps for --workers.")] = None,
-    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
+    megabytes: Annotated[int, typer.Option(help="Megabytes of text per format.")] = 200,
+    form: Annotated[list[str] | None, typer.Option(help="Only this format; may be repeated.")] = None,
+    workers: Annotated[list[int] | None, typer.Option(help="Also measure with N processes; may be repeated.")] = None,
+    clean: Annotated[
+        list[str] | None, typer.Option(help="Cleaning step for the --workers runs; may be repeated.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Measurements of each; the median is reported.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """MB/s per core and peak memory of converting raw data, for each form, beside orjson alone."""
-    from z2all_ds.bench import corpus as room
+    """Measure MB/s per core and peak memory of converting each raw format, compared with orjson alone."""
+    from z2all_ds.bench import corpus as impl
 
-    costs = room.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
+    costs = impl.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
     if as_json:
-        print(room.to_json(costs))
+        print(impl.to_json(costs))
         return
-    for line in room.to_lines(costs):
+    for line in impl.to_lines(costs):
         print(line)
 
 
 @bench_app.command("tokenizer")
 def bench_tokenizer(
     inputs: Annotated[list[str] | None, typer.Argument(help="Corpus folder or files (default: built-in text).")] = None,
-    sample_bytes: Annotated[int, typer.Option("--bytes", help="Text to train on.")] = 20_000_000,
-    vocab_size: Annotated[int, typer.Option(help="Text tokens.")] = 16_000,
-    weights: Annotated[str, typer.Option(help="Part of each domain, e.g. zh=0.3,en=0.4,code=0.3.")] = "",
+    sample_bytes: Annotated[int, typer.Option("--bytes", help="Bytes of text to train on.")] = 20_000_000,
+    vocab_size: Annotated[int, typer.Option(help="Number of text tokens.")] = 16_000,
+    weights: Annotated[str, typer.Option(help="Share of each domain, e.g. zh=0.3,en=0.4,code=0.3.")] = "",
     trainer: Annotated[list[str] | None, typer.Option(help="Only this trainer; may be repeated.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time and peak memory of training, beside the Hugging Face trainer with its default split, and encoding speed."""
-    from z2all_ds.bench import tokenizer as room
+    """Measure encoding speed, and training time and memory against the Hugging Face trainer with its default split."""
+    from z2all_ds.bench import tokenizer as impl
     from z2all_ds.tokenizer.sampling import parse_weights
 
     chosen = {"names": trainer} if trainer else {}
-    costs = room.bench_tokenizer(
+    costs = impl.bench_tokenizer(
         inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
     )
-    print(room.to_json(costs) if as_json else room.to_line(costs))
+    print(impl.to_json(costs) if as_json else impl.to_line(costs))
 
 
 @bench_app.command("data")
@@ -206,19 +208,19 @@ def bench_data(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer folder (default: 16,000 tokens, trained on the text).")
     ] = None,
-    megabytes: Annotated[int, typer.Option(help="Of text to read.")] = 60,
-    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave other loaders out.")] = False,
-    peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; made if missing.")] = None,
-    shards: Annotated[int, typer.Option(help="Of the large corpus; 0 leaves it out.")] = 1000,
-    shard_megabytes: Annotated[int, typer.Option(help="Of each of its shards; it is on disk once.")] = 100,
+    megabytes: Annotated[int, typer.Option(help="Megabytes of text to read.")] = 60,
+    repeats: Annotated[int, typer.Option(help="Measurements of each; the median is reported.")] = 3,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Do not measure other loaders.")] = False,
+    peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; created if missing.")] = None,
+    shards: Annotated[int, typer.Option(help="Shards of the large corpus; 0 skips it.")] = 1000,
+    shard_megabytes: Annotated[int, typer.Option(help="Megabytes per shard; the shard is stored only once.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokens per second of one core and time to resume, beside the tokenizer alone and other loaders."""
-    from z2all_ds.bench import data as room
+    """Measure tokens per second per core and time to resume, compared with the tokenizer alone and other loaders."""
+    from z2all_ds.bench import data as impl
     from z2all_ds.bench.data.report import to_json, to_lines
 
-    costs = room.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
+    costs = impl.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
     if as_json:
         print(to_json(costs))
         return
@@ -228,26 +230,26 @@ def bench_data(
 
 @bench_app.command("optimizers")
 def bench_optimizers(
-    parameters: Annotated[int | None, typer.Option(help="Weights to step (default: by device).")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Number of parameters (default: by device).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """State bytes per parameter and milliseconds per step of every optimizer that runs here."""
-    from z2all_ds.bench import optimizers as room
+    """Measure state bytes per parameter and milliseconds per step of every optimizer that runs here."""
+    from z2all_ds.bench import optimizers as impl
 
-    costs = room.bench_optimizers(parameters)
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    costs = impl.bench_optimizers(parameters)
+    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))
 
 
 @bench_app.command("board")
 def bench_board(
-    records: Annotated[int, typer.Option(help="Steps of the run that is made.")] = 1_000_000,
+    records: Annotated[int, typer.Option(help="Steps of the generated run.")] = 1_000_000,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Where its files are made (default: the temporary folder).")
+        Path | None, typer.Option("--dir", help="Folder for its files (default: the temporary folder).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How soon the board shows a long run, how long it reads all of it, and its peak memory."""
-    from z2all_ds.bench import board as room
+    """Measure how soon the board shows a long run, how long it takes to read all of it, and its peak memory."""
+    from z2all_ds.bench import board as impl
 
-    costs = room.bench_board(records, folder)
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    costs = impl.bench_board(records, folder)
+    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))

@@ -1,4 +1,4 @@
-"""`z2all checkpoint ...`"""
+"""The verbs of `z2all checkpoint`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,13 +7,13 @@ import typer
 
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, take over others' and delete old ones.")
-PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoint's folder.")]
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, import and delete checkpoints.")
+PathArgument = Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")]
 
 
 @checkpoint_app.command("list")
 def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Step, size, shape, optimizer, data position and health (by sizes) of a run's checkpoints."""
+    """List the checkpoints of a run: step, size, JSON and ranks, optimizer, data position, health (by file sizes)."""
     from z2all_ds.checkpoint.report import look_at, render, to_json
 
     found = look_at(path, verify_checksums=False)
@@ -22,7 +22,7 @@ def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
 
 @checkpoint_app.command()
 def show(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Everything that can be told of one checkpoint, or of a run's newest."""
+    """Show all details of one checkpoint, or of the newest of a run."""
     from z2all_ds.checkpoint.report import look_at, render_one, to_json
 
     newest = look_at(path, verify_checksums=False)[-1]
@@ -31,7 +31,7 @@ def show(path: PathArgument, as_json: JsonOption = False) -> None:
 
 @checkpoint_app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Read every byte against its checksum; ends with code 4 where one is damaged."""
+    """Check every byte against its checksum; exit code 4 if a checkpoint is damaged."""
     from z2all_ds.checkpoint.report import look_at, refuse_damage, render, to_json
 
     found = look_at(path, verify_checksums=True)
@@ -41,17 +41,21 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
 
 @checkpoint_app.command()
 def prune(
-    run: Annotated[Path, typer.Argument(help="Run folder that no job is using.")],
-    keep_last: Annotated[int | None, typer.Option(min=2, help="Newest ones to keep (default: as in run.yaml).")] = None,
-    keep_every: Annotated[int | None, typer.Option(min=0, help="Keep those of every so many steps too.")] = None,
-    keep_best: Annotated[
-        int | None, typer.Option(min=0, help="Keep so many of the lowest validation loss too.")
+    run: Annotated[Path, typer.Argument(help="Run folder; no job may be using it.")],
+    keep_last: Annotated[
+        int | None, typer.Option(min=2, help="Number of newest checkpoints to keep (default: from run.yaml).")
     ] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Also what a killed run has left in this memory.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep_every: Annotated[int | None, typer.Option(min=0, help="Also keep steps that are a multiple of N.")] = None,
+    keep_best: Annotated[
+        int | None, typer.Option(min=0, help="Also keep the N with the lowest validation loss.")
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also free snapshots of a killed run in shared memory.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete checkpoints that are not to be kept, and what cut-off saves have left; says why the others stay."""
+    """Delete old checkpoints and the remains of interrupted saves, and say why the others stay."""
     from z2all_ds.checkpoint.pruning import prune_by_hand, render, to_json
 
     pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory)
@@ -60,12 +64,12 @@ def prune(
 
 @checkpoint_app.command("import")
 def import_checkpoint(
-    source: Annotated[Path, typer.Argument(help="Folder DeepSpeed's save_checkpoint wrote into, or one tag's in it.")],
-    run: Annotated[Path | None, typer.Option(help="Run folder to go on in; its run.yaml says the run.")] = None,
+    source: Annotated[Path, typer.Argument(help="Folder written by DeepSpeed's save_checkpoint, or one tag's folder.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder to continue in; its run.yaml is the config.")] = None,
     config: ConfigOption = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make a checkpoint of a run from what DeepSpeed's own engine.save_checkpoint wrote, bit for bit."""
+    """Convert a checkpoint of DeepSpeed's engine.save_checkpoint to one of a run, bit for bit."""
     from z2all_ds.zero.state.import_command import import_deepspeed
 
     for line in import_deepspeed(source, run, config, overrides or []).lines:

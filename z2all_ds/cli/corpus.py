@@ -11,36 +11,45 @@ from z2all_ds.cli.options import JsonOption, WorkersOption
 if TYPE_CHECKING:
     from z2all_ds.corpus import Manifest
 
-corpus_app = typer.Typer(no_args_is_help=True, help="Raw text to clean shards with a manifest.")
+corpus_app = typer.Typer(no_args_is_help=True, help="Convert raw text to clean shards with a manifest.")
 
 CorpusArgument = Annotated[Path, typer.Argument(help="Corpus folder.")]
-OutOption = Annotated[Path, typer.Option(help="Corpus folder.")]
-MaxBytesOption = Annotated[int | None, typer.Option(help="Limit of each domain in bytes.")]
+OutOption = Annotated[Path, typer.Option(help="Output corpus folder.")]
+MaxBytesOption = Annotated[int | None, typer.Option(help="Maximum bytes per domain.")]
 CleanOption = Annotated[
-    list[str] | None, typer.Option("--clean", help="A cleaning step, e.g. control_characters, min_chars=20, or all.")
+    list[str] | None,
+    typer.Option("--clean", help="Cleaning step, e.g. control_characters, min_chars=20, or all; may be repeated."),
 ]
-OnErrorOption = Annotated[str, typer.Option(help="What to do with broken data: stop or skip.")]
-BadShareOption = Annotated[float, typer.Option(help="With skip: stop when more than this share of the rows is broken.")]
-ReplaceOption = Annotated[bool, typer.Option("--replace", help="Do away with what was built from other data.")]
-RayOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster to work on; `local` starts one here.")]
-PluginOption = Annotated[Path | None, typer.Option(help="Python file that registers further converters.")]
+OnErrorOption = Annotated[str, typer.Option(help="What to do with invalid rows: stop or skip.")]
+BadShareOption = Annotated[
+    float, typer.Option(help="With --on-error skip: fail if more than this fraction of rows is invalid.")
+]
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Overwrite a corpus that was built from different inputs.")
+]
+RayOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on; `local` starts one here.")]
+PluginOption = Annotated[Path | None, typer.Option(help="Python file that registers more converters.")]
 
 
 @corpus_app.command("convert")
 def corpus_convert(
-    source: Annotated[str, typer.Argument(help="Name of the converter, see `corpus sources`.")],
-    raw: Annotated[list[str], typer.Argument(help="Raw files, folders or patterns; .gz, .zst, .zip and .tar.* too.")],
+    source: Annotated[str, typer.Argument(help="Converter name, see `corpus sources`.")],
+    raw: Annotated[list[str], typer.Argument(help="Raw files, folders or patterns; also .gz, .zst, .zip and .tar.*.")],
     out: OutOption,
-    domain: Annotated[str | None, typer.Option(help="Name of the domain (default: the source's).")] = None,
-    form: Annotated[str, typer.Option(help="jsonl, json_array, parquet, txt or lines, if left open.")] = "",
-    fields: Annotated[str, typer.Option(help="For generic: content=RAW_FIELD,title=RAW_FIELD...")] = "",
-    compose: Annotated[str, typer.Option(help=r"Content from several fields, e.g. '{title}\n{content}'.")] = "",
+    domain: Annotated[str | None, typer.Option(help="Domain name (default: the source's).")] = None,
+    form: Annotated[
+        str, typer.Option(help="Format if the converter sets none: jsonl, json_array, parquet, txt or lines.")
+    ] = "",
+    fields: Annotated[str, typer.Option(help="For the generic converter: content=RAW_FIELD,title=RAW_FIELD...")] = "",
+    compose: Annotated[
+        str, typer.Option(help=r"Compose the content from several fields, e.g. '{title}\n{content}'.")
+    ] = "",
     clean: CleanOption = None,
     on_error: OnErrorOption = "stop",
     max_bad_share: BadShareOption = 0.01,
     max_bytes: MaxBytesOption = None,
-    max_record_bytes: Annotated[int, typer.Option(help="Longer rows are broken ones.")] = 64 * 2**20,
-    max_expansion: Annotated[float, typer.Option(help="Refuse archives that grow more than so many times.")] = 200.0,
+    max_record_bytes: Annotated[int, typer.Option(help="Longer rows are invalid.")] = 64 * 2**20,
+    max_expansion: Annotated[float, typer.Option(help="Refuse archives that expand more than N times.")] = 200.0,
     workers: WorkersOption = None,
     ray: RayOption = None,
     plugin: PluginOption = None,
@@ -67,7 +76,7 @@ def corpus_convert(
         plugin,
     )
     manifest = build_corpus(out, [spec], replace=replace, add=True, executor=Executor(workers, ray))
-    _tell(out, manifest, [spec.domain])
+    _print_summary(out, manifest, [spec.domain])
 
 
 @corpus_app.command("build")
@@ -83,7 +92,7 @@ def corpus_build(
     plugin: PluginOption = None,
     replace: ReplaceOption = False,
 ) -> None:
-    """Build a corpus from one or more sources in one go."""
+    """Build a corpus from one or more sources."""
     from z2all_ds.base.errors import ConfigError
     from z2all_ds.corpus import Executor, SourceSpec, build_corpus
     from z2all_ds.corpus.cleaning import CleaningRules
@@ -93,7 +102,9 @@ def corpus_build(
         domain, equals, rest = text.partition("=")
         converter, _, paths = rest.partition(":")
         if not equals or not converter:
-            raise ConfigError(f"source {text!r}", "must read DOMAIN=CONVERTER[:PATH,...]", "E.g. code=python_code.")
+            raise ConfigError(
+                f"source {text!r}", "must have the form DOMAIN=CONVERTER[:PATH,...]", "E.g. code=python_code."
+            )
         raw = tuple(Path(p).expanduser() for p in paths.split(",") if p)
         specs.append(
             SourceSpec(
@@ -108,10 +119,10 @@ def corpus_build(
             )
         )
     manifest = build_corpus(out, specs, replace=replace, executor=Executor(workers, ray))
-    _tell(out, manifest, [spec.domain for spec in specs])
+    _print_summary(out, manifest, [spec.domain for spec in specs])
 
 
-def _tell(out: Path, manifest: "Manifest", domains: list[str]) -> None:
+def _print_summary(out: Path, manifest: "Manifest", domains: list[str]) -> None:
     from z2all_ds.corpus import read_report
     from z2all_ds.corpus.report import summary_lines
 
@@ -122,7 +133,7 @@ def _tell(out: Path, manifest: "Manifest", domains: list[str]) -> None:
 
 @corpus_app.command("report")
 def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
-    """What the build counted: broken rows with their places, and what each cleaning step changed or dropped."""
+    """Show what the build counted: invalid rows with their locations, and the effect of each cleaning step."""
     from z2all_ds.corpus import load_manifest, read_report
     from z2all_ds.corpus.report import full_lines
 
@@ -148,7 +159,7 @@ def corpus_sources(plugin: PluginOption = None) -> None:
 
 @corpus_app.command("audit")
 def corpus_audit(corpus: CorpusArgument, workers: WorkersOption = None) -> None:
-    """Check every shard and record against the manifest: hashes, schema, numbers, encoding."""
+    """Check every shard and record against the manifest: hashes, schema, ids, encoding."""
     from z2all_ds.base.errors import DataError
     from z2all_ds.corpus import audit_corpus
 
@@ -157,57 +168,57 @@ def corpus_audit(corpus: CorpusArgument, workers: WorkersOption = None) -> None:
         print(line)
     if report.problems:
         raise DataError(f"corpus {corpus}", f"{len(report.problems)} problems", "Build it again.")
-    print(f"{corpus}: {report.documents:,} documents in {report.shards} shards, no problem found")
+    print(f"{corpus}: {report.documents:,} documents in {report.shards} shards, no problems found")
 
 
 @corpus_app.command("stats")
 def corpus_stats(
     corpus: CorpusArgument,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder, to count tokens.")] = None,
-    sample: Annotated[float, typer.Option(help="Look at this share of the text and scale up.")] = 1.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the lengths into this .png or .svg.")] = None,
+    sample: Annotated[float, typer.Option(help="Read only this fraction of the text and extrapolate.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Plot the document lengths to this .png or .svg.")] = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Documents, bytes, lengths and tokens of each domain."""
+    """Show documents, bytes, lengths and tokens of each domain."""
     from rich.console import Console
 
-    from z2all_ds.data import corpus_stats as room
+    from z2all_ds.data import corpus_stats as impl
 
-    found = room.corpus_stats(corpus, tokenizer, workers, sample)
+    found = impl.corpus_stats(corpus, tokenizer, workers, sample)
     if as_json:
-        print(json.dumps(room.to_json(found), ensure_ascii=False, indent=1))
+        print(json.dumps(impl.to_json(found), ensure_ascii=False, indent=1))
     else:
-        Console().print(room.render(found))
+        Console().print(impl.render(found))
     if plot is not None:
-        print(room.draw_lengths(found, plot))
+        print(impl.draw_lengths(found, plot))
 
 
 @corpus_app.command("sample")
 def corpus_sample(
     corpus: CorpusArgument,
-    count: Annotated[int, typer.Option("--count", "-n", help="So many documents.")] = 3,
-    domain: Annotated[str | None, typer.Option(help="Of this domain alone.")] = None,
-    gid: Annotated[int | None, typer.Option(help="The document with this number.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
-    max_chars: Annotated[int, typer.Option(help="Of each document.")] = 1000,
+    count: Annotated[int, typer.Option("--count", "-n", help="Number of documents.")] = 3,
+    domain: Annotated[str | None, typer.Option(help="Only from this domain.")] = None,
+    gid: Annotated[int | None, typer.Option(help="Show the document with this gid.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the selection.")] = 0,
+    max_chars: Annotated[int, typer.Option(help="Characters to show per document.")] = 1000,
 ) -> None:
-    """Look at documents."""
-    from z2all_ds.corpus import sample as room
+    """Print some documents."""
+    from z2all_ds.corpus import sample as impl
 
-    documents = room.sample_documents(corpus, count, domain, seed) if gid is None else [room.find_document(corpus, gid)]
-    print(room.render(documents, max_chars))
+    documents = impl.sample_documents(corpus, count, domain, seed) if gid is None else [impl.find_document(corpus, gid)]
+    print(impl.render(documents, max_chars))
 
 
 @corpus_app.command("split")
 def corpus_split(
     corpus: CorpusArgument,
-    out: Annotated[Path, typer.Option(help="Folder for the two corpora, train and validation.")],
-    share: Annotated[float, typer.Option(help="Share of the documents that goes to validation.")] = 0.001,
-    seed: Annotated[str, typer.Option(help="Another seed, another choice.")] = "",
+    out: Annotated[Path, typer.Option(help="Output folder for the two corpora, train and validation.")],
+    share: Annotated[float, typer.Option(help="Fraction of the documents for validation.")] = 0.001,
+    seed: Annotated[str, typer.Option(help="Seed of the selection.")] = "",
     workers: WorkersOption = None,
 ) -> None:
-    """Set documents aside for validation, chosen by a hash of their text: the same ones when the corpus grows."""
+    """Split off documents for validation by a hash of their text: the choice is stable when the corpus grows."""
     from z2all_ds.corpus.split import split_corpus
 
     report = split_corpus(corpus, out, share, seed, workers)
@@ -222,31 +233,33 @@ def corpus_split(
 def corpus_tokenize(
     corpus: Annotated[str, typer.Argument(help="Corpus folder or URL.")],
     tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for the tokens.")],
+    out: Annotated[Path, typer.Option(help="Output folder for the tokens.")],
     workers: WorkersOption = None,
     replace: ReplaceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenize a corpus once: training reads the tokens instead of the text, with the same samples."""
-    from z2all_ds.data.tokens import tokenizing as room
+    """Tokenize a corpus once; training then reads tokens instead of text, with the same samples."""
+    from z2all_ds.data.tokens import tokenizing as impl
 
-    manifest = room.tokenize_corpus(corpus, tokenizer, out, workers, replace)
+    manifest = impl.tokenize_corpus(corpus, tokenizer, out, workers, replace)
     if as_json:
-        print(json.dumps(room.figures_of(manifest), ensure_ascii=False, indent=1))
+        print(json.dumps(impl.figures_of(manifest), ensure_ascii=False, indent=1))
         return
-    for line in room.summary_lines(manifest):
+    for line in impl.summary_lines(manifest):
         print(line)
 
 
 @corpus_app.command("adopt")
 def corpus_adopt(
     corpus: Annotated[str, typer.Argument(help="Folder or URL (s3://, hf:// ...) of .jsonl or .parquet files.")],
-    text_field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "content",
-    domain: Annotated[str | None, typer.Option(help="One for all files (default: by sub-folder or name).")] = None,
+    text_field: Annotated[str, typer.Option(help="Field or column that contains the text.")] = "content",
+    domain: Annotated[
+        str | None, typer.Option(help="One domain for all files (default: by subfolder or file name).")
+    ] = None,
     workers: WorkersOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Write another manifest over the one there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing manifest.")] = False,
 ) -> None:
-    """Make a folder of raw files a corpus where it lies: counts, hashes and a manifest, nothing copied."""
+    """Turn a folder of files into a corpus in place: counts, hashes and a manifest; nothing is copied."""
     from z2all_ds.base.console import human_bytes
     from z2all_ds.corpus import Executor
     from z2all_ds.corpus.adopt import adopt_corpus
@@ -259,20 +272,20 @@ def corpus_adopt(
 
 @corpus_app.command("trace")
 def corpus_trace(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    sample: Annotated[list[int] | None, typer.Option(help="Number of a global sample; may be repeated.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    sample: Annotated[list[int] | None, typer.Option(help="Global sample number; may be repeated.")] = None,
     step: Annotated[int | None, typer.Option(help="All samples of this step.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which documents, shards and domain a sample of a run came from."""
+    """Show which documents, shards and domain a sample of a run came from."""
     from z2all_ds.base.errors import ConfigError
-    from z2all_ds.data import step_traces as room
+    from z2all_ds.data import step_traces as impl
 
     if not sample and step is None:
-        raise ConfigError("corpus trace", "neither a sample nor a step was named", "Give --sample K or --step S.")
-    traced = room.trace_run(run, sample or [], step)
+        raise ConfigError("corpus trace", "needs a sample or a step", "Give --sample K or --step S.")
+    traced = impl.trace_run(run, sample or [], step)
     if as_json:
-        print(room.to_json(traced))
+        print(impl.to_json(traced))
         return
-    for line in room.lines_of(traced, room.tokenizer_of(run)):
+    for line in impl.lines_of(traced, impl.tokenizer_of(run)):
         print(line)

@@ -1,4 +1,4 @@
-"""`z2all evaluate ...`: judge a model."""
+"""The verbs of `z2all evaluate`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,41 +8,44 @@ import typer
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.cli.options import JsonOption
 
-evaluate_app = typer.Typer(no_args_is_help=True, help="Judge a model.")
+evaluate_app = typer.Typer(no_args_is_help=True, help="Evaluate a model.")
 
 ModelArgument = Annotated[
-    Path, typer.Argument(help="Hugging Face folder, run folder (its newest checkpoint) or checkpoint.")
+    Path, typer.Argument(help="Hugging Face folder, run folder (newest checkpoint) or checkpoint.")
 ]
-DtypeOption = Annotated[str, typer.Option(help="fp32, bf16, fp16; auto: bf16 on a GPU, fp32 on a CPU.")]
+DtypeOption = Annotated[str, typer.Option(help="fp32, bf16, fp16, or auto: bf16 on a GPU, fp32 on a CPU.")]
 
 
 @evaluate_app.command("ppl")
 def ppl(
     models: Annotated[list[Path], typer.Argument(help="Hugging Face folders, run folders or checkpoints.")],
     data: Annotated[
-        str, typer.Option("--data", "--corpus", help="Corpus, or .jsonl, .parquet or .txt file, or a folder of them.")
+        str,
+        typer.Option("--data", "--corpus", help="Corpus, .jsonl, .parquet or .txt file, or a folder of such files."),
     ],
     documents: Annotated[
-        int | None, typer.Option(help="Per domain; 0: all (default: 50 of a corpus, all of plain files).")
+        int | None, typer.Option(help="Documents per domain; 0: all (default: 50 of a corpus, all of plain files).")
     ] = None,
-    window: Annotated[int | None, typer.Option(help="Tokens the model sees (default: as many as it allows).")] = None,
+    window: Annotated[int | None, typer.Option(help="Context window in tokens (default: the model's maximum).")] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Below the window: each token has at least window - stride before it.")
+        int | None, typer.Option(help="If below the window, each token has at least window - stride tokens of context.")
     ] = None,
-    packed: Annotated[bool, typer.Option("--packed", help="Documents in a row, cut as in training.")] = False,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Concatenate documents and cut them as in training.")
+    ] = False,
     bos: Annotated[
         str,
         typer.Option(
-            help="Begin-of-text before each document: yes; no: the first token does not count, nor do its bytes; auto: "
-            "as the tokenizer does by itself."
+            help="Begin-of-text before each document: yes, no (the first token and its bytes do not count), or auto "
+            "(the tokenizer's default)."
         ),
     ] = "auto",
-    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
-    ranks: Annotated[int, typer.Option(help="Processes, each on its GPU or share of the cores.")] = 1,
+    batch: Annotated[int, typer.Option(help="Windows per batch.")] = 8,
+    ranks: Annotated[int, typer.Option(help="Number of processes, each on its own GPU or share of the cores.")] = 1,
     dtype: DtypeOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Perplexity per domain: by token, byte and character, and bits per byte so that tokenizers can be compared."""
+    """Measure perplexity per domain, by token, byte and character; bits per byte are comparable across tokenizers."""
     from z2all_ds.evaluate.perplexity import measure_perplexity
     from z2all_ds.evaluate.perplexity_report import render, to_json
     from z2all_ds.evaluate.perplexity_share import Question
@@ -58,22 +61,26 @@ def ppl(
 @evaluate_app.command("probes")
 def probes(
     models: Annotated[
-        list[Path], typer.Argument(help="Run folders (every checkpoint there is), checkpoints, Hugging Face folders.")
+        list[Path], typer.Argument(help="Run folders (all checkpoints), checkpoints or Hugging Face folders.")
     ],
     file: Annotated[
-        str | None, typer.Option(help="YAML of probes, or a shipped one's name. Default: the run's own, else zh_en.")
+        str | None,
+        typer.Option(help="YAML of probes, or the name of a shipped one (default: the run's own, else zh_en)."),
     ] = None,
     all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints/--newest", help="Of a run folder: all, or the newest alone.")
+        bool, typer.Option("--all-checkpoints/--newest", help="For a run folder: all checkpoints or only the newest.")
     ] = True,
     dtype: DtypeOption = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Texts read at a time.")] = 16,
-    strict: Annotated[bool, typer.Option("--strict", help="End with code 8 where one is not as expected.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 16,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 8 if a probe misses its expectation.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask small questions: probability of a completion, perplexity of a sentence, A against B, form of an answer.
+    """Ask probes: probability of a completion, perplexity of a sentence, A against B, format of an answer.
 
-    Of a run folder the answers of all checkpoints are kept in evaluations/probes_FILE.json, where the board finds them.
+    For a run folder, the answers of all checkpoints are stored in evaluations/probes_FILE.json, where the board reads
+    them.
     """
     from z2all_ds.evaluate.probe_report import failures_at_last, render, to_json
     from z2all_ds.evaluate.probe_runs import ask_models
@@ -87,33 +94,37 @@ def probes(
     if strict and failed:
         from z2all_ds.base.errors import TrainingError
 
-        raise TrainingError(f"probes {', '.join(failed)}", "not as expected", "Train on, or expect less of them.")
+        raise TrainingError(
+            f"probes {', '.join(failed)}", "missed their expectation", "Train longer, or lower the expectation."
+        )
 
 
 @evaluate_app.command("harness")
 def harness(
     model: Annotated[
-        Path | None, typer.Argument(help="Hugging Face folder, run folder (its newest checkpoint) or checkpoint.")
+        Path | None, typer.Argument(help="Hugging Face folder, run folder (newest checkpoint) or checkpoint.")
     ] = None,
-    tasks: Annotated[str, typer.Option(help="Names with commas between; * and ? may stand in them.")] = "",
-    include: Annotated[Path | None, typer.Option(help="Folder with tasks of one's own (YAML) and their data.")] = None,
+    tasks: Annotated[str, typer.Option(help="Comma-separated names; * and ? are wildcards.")] = "",
+    include: Annotated[Path | None, typer.Option(help="Folder with your own tasks (YAML) and their data.")] = None,
     list_tasks: Annotated[bool, typer.Option("--list", help="Only list the tasks under --include.")] = False,
-    shots: Annotated[int | None, typer.Option(help="Examples before the question (default: as the task says).")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many questions of each task.")] = None,
-    batch: Annotated[int, typer.Option(help="Prompts at a time; halved where memory does not suffice.")] = 8,
-    reshape: Annotated[str, typer.Option(help="letters,others_wrong,shuffled, or all: does the score hold?")] = "none",
-    shuffles: Annotated[int, typer.Option(help="Orders tried by `shuffled`, of which the mean is taken.")] = 3,
+    shots: Annotated[int | None, typer.Option(help="Examples before the question (default: the task's).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N questions of each task.")] = None,
+    batch: Annotated[int, typer.Option(help="Prompts per batch; halved when memory runs out.")] = 8,
+    reshape: Annotated[
+        str, typer.Option(help="Ask again in other forms: letters,others_wrong,shuffled, or all.")
+    ] = "none",
+    shuffles: Annotated[int, typer.Option(help="Number of orders that `shuffled` averages over.")] = 3,
     fields: Annotated[
-        str | None, typer.Option(help="Where a task keeps them: question=NAME,options=NAME (or N1|N2|N3),answer=NAME.")
+        str | None, typer.Option(help="Fields of a task: question=NAME,options=NAME (or N1|N2|N3),answer=NAME.")
     ] = None,
-    others_wrong_text: Annotated[str | None, typer.Option(help="Wording of `others_wrong`.")] = None,
-    seed: Annotated[int, typer.Option(help="For examples, shuffles and sampling.")] = 1234,
+    others_wrong_text: Annotated[str | None, typer.Option(help="Option text for `others_wrong`.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for examples, shuffles and sampling.")] = 1234,
     dtype: DtypeOption = "auto",
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Prompts by the tokenizer's chat template.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the results there as JSON.")] = None,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the tokenizer's chat template.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the results to this JSON file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Benchmarks by lm-evaluation-harness, without network; --reshape shows memorised answers."""
+    """Run lm-evaluation-harness benchmarks offline; --reshape reveals memorized answers."""
     import json
     from contextlib import suppress
 
@@ -123,7 +134,7 @@ def harness(
 
     if list_tasks:
         if include is None:
-            raise ConfigError("--list", "lists the tasks of a folder", "Give --include DIR.")
+            raise ConfigError("--list", "needs a folder of tasks", "Give --include DIR.")
         require_harness()
         found = found_under(include)
         lines = [f"{one.name}\t{one.kind}\t{one.file}" for one in found]
@@ -131,42 +142,42 @@ def harness(
         return
     if model is None:
         raise ConfigError("MODEL", "is missing", "Give a Hugging Face folder, a run folder or a checkpoint.")
-    from z2all_ds.evaluate import harness as room
+    from z2all_ds.evaluate import harness as impl
     from z2all_ds.evaluate.harness_report import render, sentences
 
-    settings = room.HarnessSettings(
+    settings = impl.HarnessSettings(
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         include=None if include is None else str(include),
         shots=shots,
         limit=limit,
         batch=batch,
-        reshape=room.parse_reshapings(reshape),
+        reshape=impl.parse_reshapings(reshape),
         shuffles=shuffles,
         seed=seed,
         chat=chat,
         fields=fields,
         others_wrong_text=others_wrong_text,
     )
-    if out is not None:  # now: not after an hour
+    if out is not None:  # fail now, not after an hour
         if out.is_dir():
-            raise ConfigError(f"--out {out}", "is a folder", "Give the name of a file in it.")
+            raise ConfigError(f"--out {out}", "is a folder", "Give a file name in it.")
         make_folder(out.parent)
 
-    def to_json(told: object) -> str:
-        return json.dumps(told, indent=2, ensure_ascii=False, default=str)  # a version in a YAML may be a date
+    def to_json(result: object) -> str:
+        return json.dumps(result, indent=2, ensure_ascii=False, default=str)  # a version in a YAML may be a date
 
     def keep(scores: dict[str, object]) -> None:
         if out is not None:
-            with suppress(OSError):  # it is written once more, and then told
+            with suppress(OSError):  # the final write reports the error
                 write_whole(out, to_json(scores) + "\n")
 
-    report = room.run_harness(model, settings, dtype, keep)
+    report = impl.run_harness(model, settings, dtype, keep)
     text = to_json(report.to_dict())
     try:
         if out is not None:
             with explain_disk_errors(out.parent):
                 write_whole(out, text + "\n")
-    finally:  # a full disk does not take the results away
+    finally:  # print the results even if the disk is full
         if as_json:
             print(text)
         else:

@@ -1,4 +1,4 @@
-"""`z2all generate`: continue prompts or answer messages, once, from a file, or at a terminal."""
+"""The verb `z2all generate`: continue prompts or answer messages, once, from a file, or interactively."""
 
 import sys
 from pathlib import Path
@@ -16,38 +16,42 @@ if TYPE_CHECKING:
 
 def generate(
     model: ModelArgument,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="May be given several times.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="Prompt; may be repeated.")] = None,
     file: Annotated[
-        str | None, typer.Option(help='One prompt a line (-: of stdin), or .jsonl with a "prompt" in each.')
+        str | None, typer.Option(help='File with one prompt per line (-: stdin), or .jsonl with a "prompt" field.')
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the answers here, as .jsonl.")] = None,
-    max_new_tokens: Annotated[int, typer.Option()] = 64,
+    out: Annotated[Path | None, typer.Option(help="Write the answers to this .jsonl file.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per answer.")] = 64,
     temperature: Annotated[
-        float | None, typer.Option(help="0: greedy (the default, unless sampling is asked for; then 1).")
+        float | None, typer.Option(help="0: greedy (default: 0, or 1 if another sampling option is given).")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of the likeliest tokens that make up this share.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of so many of the likeliest; 0: of all.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="At least this share of the likeliest's probability.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: what has come becomes less likely.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="An answer ends before this; several times.")] = None,
-    seed: Annotated[int, typer.Option()] = 0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the K most likely tokens; 0: from all.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Minimum probability, relative to the most likely token.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeated tokens become less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     num: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Answers per batch.")] = 8,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--no-chat",
-            help="Prompts are messages, in the tokenizer's chat template (default: where the model came with one; the "
-            "one that every tokenizer trained here has is used on --chat only).",
+            help="Treat prompts as chat messages (default: if the model came with a chat template; the template of "
+            "tokenizers trained here is used only with --chat).",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
-    stream: Annotated[bool | None, typer.Option(help="Write as it comes (default: one prompt at a terminal).")] = None,
+    stream: Annotated[
+        bool | None, typer.Option(help="Stream the output (default: for one prompt at a terminal).")
+    ] = None,
     dtype: DtypeOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Continue prompts: of -p, of a file, of a pipe, or, without any, typed at the terminal."""
+    """Continue prompts from -p, a file or a pipe, or start an interactive session if there are none."""
     from z2all_ds.evaluate.generate import Generator
     from z2all_ds.evaluate.loading import load_model
 
@@ -55,10 +59,10 @@ def generate(
         temperature, greedy, num, top_p, top_k, min_p, max_new_tokens, repetition_penalty, stop or [], seed
     )
     if stream and (as_json or out):
-        raise ConfigError("--stream", "writes text as it comes, not JSON", "Leave out --stream, or --json and --out.")
+        raise ConfigError("--stream", "streams text, not JSON", "Leave out --stream, or --json and --out.")
     records = _records(prompt, file)
     if records is None and (as_json or out or num > 1):
-        raise ConfigError("--json, --out or --num", "want prompts, and there is none", "Give -p or --file.")
+        raise ConfigError("--json, --out or --num", "needs prompts, and there are none", "Give -p or --file.")
     if out:
         from z2all_ds.evaluate.prompts import require_place
 
@@ -95,27 +99,29 @@ def _sampling(
     if temperature is None:
         temperature = 1.0 if sampled and not greedy else 0.0
     if sampled and (greedy or temperature == 0):
-        way = "--greedy" if greedy else "--temperature 0"
-        raise ConfigError(f"{way} with {', '.join(sampled)}", "there is nothing to choose from", "Leave one out.")
+        choice = "--greedy" if greedy else "--temperature 0"
+        raise ConfigError(
+            f"{choice} with {', '.join(sampled)}", "greedy decoding does not sample", "Leave out one of them."
+        )
     max_new_tokens, repetition_penalty, stop, seed = others
     chosen = (1.0 if top_p is None else top_p, top_k or 0, min_p or 0.0)
     return Sampling(max_new_tokens, temperature, *chosen, repetition_penalty, tuple(stop), seed)
 
 
 def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]] | None:
-    """None: a person is to type them."""
+    """Return the prompts as records, or None for an interactive session."""
     from z2all_ds.evaluate.chat import require_characters
     from z2all_ds.evaluate.prompts import read_prompts, read_stdin
 
     if prompts and file:
-        raise ConfigError("-p and --file", "are two places of prompts", "Give one of them.")
+        raise ConfigError("-p and --file", "cannot be combined", "Give one of them.")
     if file:
         return read_prompts(file)
     if not prompts and sys.stdin.isatty():
         return None
     prompts = prompts or [read_stdin().removesuffix("\n")]
     if not all(prompts):
-        raise ConfigError("an empty prompt", "must hold at least one character", "Give -p, --file or text by a pipe.")
+        raise ConfigError("an empty prompt", "must hold at least one character", "Give -p or --file, or pipe text in.")
     for one in prompts:
         require_characters(one, "a prompt")
     return [{"prompt": one} for one in prompts]

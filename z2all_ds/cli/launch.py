@@ -6,19 +6,25 @@ import typer
 
 
 def launch(
-    arguments: Annotated[list[str] | None, typer.Argument(help="After --: as for `z2all train`.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of `z2all train`, after --.")] = None,
     hostfile: Annotated[
         str | None,
-        typer.Option(help="DeepSpeed's hostfile, or a YAML that says more (hostfiles/). For slurm: default its nodes."),
+        typer.Option(
+            help="DeepSpeed hostfile, or YAML with more settings (see hostfiles/; default with slurm: its nodes)."
+        ),
     ] = None,
-    launcher: Annotated[str, typer.Option(help="ssh, or one of DeepSpeed's own: pdsh, openmpi, slurm.")] = "ssh",
-    restarts: Annotated[int, typer.Option(help="How often to start again after a fault that may be cured.")] = 0,
-    min_nodes: Annotated[int | None, typer.Option(help="Go on without unfit nodes, with so many at least.")] = None,
-    preflight: Annotated[bool, typer.Option(help="Look at nodes and pairs before every start.")] = True,
-    health: Annotated[bool, typer.Option(help="A short torch job before the first start finds slow nodes.")] = True,
-    exclude_slow: Annotated[bool, typer.Option("--exclude-slow", help="Slow nodes are not fit.")] = False,
+    launcher: Annotated[str, typer.Option(help="ssh, or one of DeepSpeed's: pdsh, openmpi, slurm.")] = "ssh",
+    restarts: Annotated[int, typer.Option(help="Maximum number of restarts after recoverable faults.")] = 0,
+    min_nodes: Annotated[int | None, typer.Option(help="Leave out failing nodes, as long as N remain.")] = None,
+    preflight: Annotated[bool, typer.Option(help="Check nodes and pairs before every start.")] = True,
+    health: Annotated[
+        bool, typer.Option(help="Run a short torch job that finds slow nodes before the first start.")
+    ] = True,
+    exclude_slow: Annotated[bool, typer.Option("--exclude-slow", help="Treat slow nodes as failures.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the files and commands.")] = False,
-    master_port: Annotated[int | None, typer.Option(help="Where ranks meet (default: a free port).")] = None,
+    master_port: Annotated[
+        int | None, typer.Option(help="Rendezvous port of the ranks (default: a free port).")
+    ] = None,
 ) -> None:
     """Train on all nodes of a hostfile: z2all launch --hostfile hosts.yaml -- --config run.yaml train.steps=1000"""
     from z2all_ds.cluster.launch.multi_node import LaunchOptions

@@ -7,46 +7,60 @@ import typer
 
 from z2all_ds.cli.options import JsonOption, Overrides
 
-GpuHours = Annotated[float, typer.Option(help="GPU hours between two failures; Llama 3 saw 50,000.")]
+GpuHours = Annotated[float, typer.Option(help="Mean GPU hours between failures; Llama 3 reported 50,000.")]
 NOT_FOR_SWEEP = {"gpus", "write", "fit"}
 FOR_FIT = {"model", "overrides", "as_json", "fit"}
-"""Parameters by their names here."""
+"""Parameter names of `plan`."""
 
 
 def plan(
     context: typer.Context,
-    model: Annotated[str, typer.Option("--model", "--config", help="Preset or run YAML.")] = "z2all_1b",
-    gpus: Annotated[int, typer.Option(help="In all.")] = 1,
-    gpu: Annotated[str | None, typer.Option(help="Its name, e.g. h100, a100-80, rtx4090: memory, speed, link.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, e.g. 80GB or 80GiB.")] = None,
-    peak_tflops: Annotated[float | None, typer.Option(help="Of one GPU, dense, in 16 bits.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="Of one machine (default: 8, or all).")] = None,
-    link: Annotated[str | None, typer.Option(help="Between GPUs of a machine: nvlink4, pcie4, ... or 200GB/s.")] = None,
+    model: Annotated[str, typer.Option("--model", "--config", help="Preset name or run YAML.")] = "z2all_1b",
+    gpus: Annotated[int, typer.Option(help="Total number of GPUs.")] = 1,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU name, e.g. h100, a100-80, rtx4090: sets memory, speed and link.")
+    ] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, e.g. 80GB or 80GiB.")] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Peak dense 16-bit throughput of one GPU, in TFLOP/s.")
+    ] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node (default: 8, or all).")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Link between GPUs of a node: nvlink4, pcie4, ... or 200GB/s.")
+    ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Between machines: ib400, eth100, ... or 100Gbit/s (default: eth100).")
+        str | None, typer.Option(help="Network between nodes: ib400, eth100, ... or 100Gbit/s (default: eth100).")
     ] = None,
-    adapters: Annotated[int | None, typer.Option(help="Of the network, in each machine (default: 1).")] = None,
-    host_bus: Annotated[str | None, typer.Option(help="Between a GPU and its host (default: pcie4).")] = None,
+    adapters: Annotated[int | None, typer.Option(help="Network adapters per node (default: 1).")] = None,
+    host_bus: Annotated[str | None, typer.Option(help="Link between a GPU and its host (default: pcie4).")] = None,
     host_memory: Annotated[
-        str | None, typer.Option(help="Of one machine, e.g. 1TB; what fits must fit there too.")
+        str | None, typer.Option(help="Host memory per node, e.g. 1TB; it then also limits what fits.")
     ] = None,
-    host_memory_speed: Annotated[str | None, typer.Option(help="For steps on the CPU, e.g. 100GB/s.")] = None,
-    disk_speed: Annotated[str | None, typer.Option(help="For checkpoints and offload, e.g. 3GB/s.")] = None,
+    host_memory_speed: Annotated[
+        str | None, typer.Option(help="Host memory bandwidth for optimizer steps on the CPU, e.g. 100GB/s.")
+    ] = None,
+    disk_speed: Annotated[str | None, typer.Option(help="Disk speed for checkpoints and offload, e.g. 3GB/s.")] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="Links and disk as in this file, written by `z2all doctor --json`.")
+        Path | None, typer.Option(help="File with measured link and disk speeds, written by `z2all doctor --json`.")
     ] = None,
-    reached: Annotated[float | None, typer.Option(help="Share of the peak that training computes at.")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Of the whole run, e.g. 300B (default: by train.steps).")] = None,
+    reached: Annotated[float | None, typer.Option(help="Fraction of peak throughput that training reaches.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens of the whole run, e.g. 300B (default: from train.steps).")
+    ] = None,
     gpu_hours_per_failure: GpuHours = 50_000.0,
-    restart_seconds: Annotated[float, typer.Option(help="From a failure to the next new step.")] = 300.0,
-    sweep: Annotated[str | None, typer.Option(help="Fleets instead of JSONs, e.g. gpus=8,64,512,4096.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Of --sweep: draw the curves, .png or .svg.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the run YAML with the best choice here.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Largest micro-batch on this machine's GPUs, by trial.")] = False,
+    restart_seconds: Annotated[float, typer.Option(help="Seconds from a failure to the next new step.")] = 300.0,
+    sweep: Annotated[
+        str | None, typer.Option(help="Compare numbers of GPUs instead of JSONs, e.g. gpus=8,64,512,4096.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --sweep: plot the curves to this .png or .svg.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the run config with the best choice to this YAML.")] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Find the largest micro-batch on this machine's GPUs by trial.")
+    ] = False,
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """What a run takes of GPUs, network, time and failures under each ZeRO JSON, and which one to take."""
+    """Estimate memory, traffic, time and failures of a run under each ZeRO JSON, and recommend one."""
     from z2all_ds.base.config import load_run_config
     from z2all_ds.base.errors import ConfigError
     from z2all_ds.base.sizes import parse_count
@@ -54,10 +68,12 @@ def plan(
 
     given = _given(context)
     if sweep is not None and given & NOT_FOR_SWEEP:
-        raise ConfigError("--sweep", f"goes without {_options(given & NOT_FOR_SWEEP)}", "Give one or the other.")
+        raise ConfigError(
+            "--sweep", f"cannot be combined with {_options(given & NOT_FOR_SWEEP)}", "Give one or the other."
+        )
     if fit and given - FOR_FIT:
-        rule = f"tries on the GPUs that are here, and takes no {_options(given - FOR_FIT)}"
-        raise ConfigError("--fit", rule, "Leave it out.")
+        rule = f"runs on the GPUs of this machine and cannot be combined with {_options(given - FOR_FIT)}"
+        raise ConfigError("--fit", rule, "Leave that out.")
     run = load_run_config(model, overrides)
     if fit:
         from z2all_ds.bench.fit import fit_here
@@ -85,7 +101,7 @@ def plan(
     risks = Risks(gpu_hours_per_failure, restart_seconds)
     budget = parse_count(tokens, "--tokens") if tokens is not None else None
     if out and sweep is None:
-        raise ConfigError(f"--out {out}", "is for --sweep", "Give --sweep too, e.g. --sweep gpus=8,64,512.")
+        raise ConfigError(f"--out {out}", "needs --sweep", "Give --sweep too, e.g. --sweep gpus=8,64,512.")
     if sweep is not None:
         from z2all_ds.plan.scaling_report import show_sweep
 
@@ -94,7 +110,7 @@ def plan(
     if write:
         from z2all_ds.plan.write import check_name, write_choice
 
-        check_name(write)  # before any work
+        check_name(write)  # before the computation
     found_plan = make_plan(run, make_fleet(wishes), budget, risks)
     if as_json:
         print(to_json(found_plan))
@@ -105,7 +121,7 @@ def plan(
 
 
 def _given(context: typer.Context) -> set[str]:
-    """Parameters that the command line has, rather than their defaults."""
+    """Return the parameters that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 

@@ -10,26 +10,28 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[
         str | None,
-        typer.Option(help="A .png or .svg, or a folder for a file of each kind (default: plots/ of the first run)."),
+        typer.Option(help="A .png or .svg, or a folder for one file per kind (default: plots/ of the first run)."),
     ] = None,
     what: Annotated[
         str,
         typer.Option(
-            help="Some of loss, validation, lr, grad_norm, speed, mfu, time, memory, mixture, probes with commas "
-            "between them; or all there is."
+            help="Comma-separated list of loss, validation, lr, grad_norm, speed, mfu, time, memory, mixture, probes; "
+            "or all."
         ),
     ] = "loss",
-    x: Annotated[str, typer.Option(help="step, tokens or time.")] = "step",
+    x: Annotated[str, typer.Option(help="X-axis: step, tokens or time.")] = "step",
     log: Annotated[bool, typer.Option("--log", help="Logarithmic y-axis.")] = False,
-    smooth: Annotated[float, typer.Option(help="Moving average: 0 (none) to 0.999; raw curves stay, faint.")] = 0.0,
-    events: Annotated[bool, typer.Option(help="Marks of spikes, rollbacks, checkpoints, restarts and stages.")] = True,
-    title: Annotated[str, typer.Option(help="Above the picture.")] = "",
-    width: Annotated[float | None, typer.Option(help="Inches.")] = None,
-    height: Annotated[float | None, typer.Option(help="Inches.")] = None,
+    smooth: Annotated[
+        float, typer.Option(help="Moving average: 0 (none) to 0.999; raw curves stay visible, faint.")
+    ] = 0.0,
+    events: Annotated[bool, typer.Option(help="Mark spikes, rollbacks, checkpoints, restarts and stages.")] = True,
+    title: Annotated[str, typer.Option(help="Title of the plot.")] = "",
+    width: Annotated[float | None, typer.Option(help="Width in inches.")] = None,
+    height: Annotated[float | None, typer.Option(help="Height in inches.")] = None,
     dpi: Annotated[int, typer.Option(help="Dots per inch of a PNG.")] = 120,
-    file_format: Annotated[str, typer.Option("--format", help="png or svg: of the files in a folder.")] = "png",
+    file_format: Annotated[str, typer.Option("--format", help="Format of files in a folder: png or svg.")] = "png",
 ) -> None:
-    """Draw the curves of one run, or of several side by side, for papers and issues."""
+    """Plot the curves of one or more runs."""
     from z2all_ds.base.run_folder import RunFolder
     from z2all_ds.track.plot_options import PlotOptions
     from z2all_ds.track.plots import plot as draw

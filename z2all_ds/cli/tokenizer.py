@@ -7,13 +7,13 @@ import typer
 
 from z2all_ds.cli.options import JsonOption
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="A vocabulary from text, as a Hugging Face folder.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train, import and compare tokenizers.")
 
-InputsArgument = Annotated[list[str], typer.Argument(help="A corpus folder, or files: PATH or NAME=PATH.")]
-OutOption = Annotated[Path, typer.Option(help="Tokenizer folder.")]
+InputsArgument = Annotated[list[str], typer.Argument(help="Corpus folder, or files: PATH or NAME=PATH.")]
+OutOption = Annotated[Path, typer.Option(help="Output tokenizer folder.")]
 SafeOption = Annotated[
     bool,
-    typer.Option("--safe-by-default", help="Plain transformers, too, reads spelled-out control tokens as text."),
+    typer.Option("--safe-by-default", help="Make plain transformers also read spelled-out control tokens as text."),
 ]
 
 
@@ -22,12 +22,12 @@ def tokenizer_train(
     inputs: InputsArgument,
     out: OutOption,
     algorithm: Annotated[
-        str, typer.Option(help="bbpe (byte-level BPE) or spm (SentencePiece, byte fallback).")
+        str, typer.Option(help="bbpe (byte-level BPE) or spm (SentencePiece with byte fallback).")
     ] = "bbpe",
-    vocab_size: Annotated[int, typer.Option(help="Text tokens; 12 control tokens come after them.")] = 64000,
-    weights: Annotated[str, typer.Option(help="Part of each domain, e.g. zh=0.5,en=0.3,code=0.2.")] = "",
+    vocab_size: Annotated[int, typer.Option(help="Number of text tokens; 12 control tokens follow them.")] = 64000,
+    weights: Annotated[str, typer.Option(help="Share of each domain, e.g. zh=0.5,en=0.3,code=0.2.")] = "",
     max_bytes: Annotated[
-        int | None, typer.Option(help="Read at most so much text (default: 1 GB, spm 500 MB).")
+        int | None, typer.Option(help="Maximum bytes of text to read (default: 1 GB, spm 500 MB).")
     ] = None,
     safe_by_default: SafeOption = False,
 ) -> None:
@@ -47,7 +47,7 @@ def tokenizer_train(
     print(f"{report.folder}: {report.size:,} ids")
     for domain, bytes_per_token in report.bytes_per_token.items():
         print(f"{domain}: {bytes_per_token:.2f} bytes per token")
-    print(f"a model for it: model.vocab_size={padded_vocabulary(report.size)}")
+    print(f"for a model with this tokenizer: model.vocab_size={padded_vocabulary(report.size)}")
 
 
 @tokenizer_app.command("import")
@@ -56,10 +56,12 @@ def tokenizer_import(
     out: OutOption,
     special: Annotated[list[str] | None, typer.Option(help="NAME=ID of a control token; may be repeated.")] = None,
     special_start: Annotated[int | None, typer.Option(help="First id of the other control tokens.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse what cannot give every text back.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a tokenizer that cannot reproduce every text.")
+    ] = False,
     safe_by_default: SafeOption = False,
 ) -> None:
-    """Adopt a tokenizer that exists already; its ids stay, the control tokens are added."""
+    """Import an existing tokenizer: its ids do not change, the control tokens are added."""
     from z2all_ds.tokenizer import import_tokenizer
     from z2all_ds.tokenizer.import_existing import parse_special_ids
 
@@ -71,22 +73,22 @@ def tokenizer_import(
         strict=strict,
         safe_by_default=safe_by_default,
     )
-    print(f"{report.folder}: {report.text_vocab_size:,} ids of its own, {report.size:,} with the control tokens")
+    print(f"{report.folder}: {report.text_vocab_size:,} original ids, {report.size:,} with the control tokens")
     for name, number in report.special_ids.items():
         print(f"{number} {name}")
 
 
 @tokenizer_app.command("report")
 def tokenizer_report(
-    folders: Annotated[list[Path], typer.Argument(help="Tokenizer folders, side by side.")],
-    corpus: Annotated[list[str], typer.Option(help="Corpus folder; or files, each as an option of its own.")],
+    folders: Annotated[list[Path], typer.Argument(help="Tokenizer folders to compare.")],
+    corpus: Annotated[list[str], typer.Option(help="Corpus folder, or files; may be repeated.")],
     as_json: JsonOption = False,
 ) -> None:
-    """How well tokenizers pack each domain, numbers, indentation and Chinese, and whether text comes back."""
-    from z2all_ds.tokenizer import report as room
+    """Compare compression of each domain, numbers, indentation and Chinese, and check that text round-trips."""
+    from z2all_ds.tokenizer import report as impl
 
-    figures = room.report_tokenizers(folders, corpus)
+    figures = impl.report_tokenizers(folders, corpus)
     if as_json:
-        print(room.to_json(figures))
+        print(impl.to_json(figures))
     else:
-        room.print_report(figures)
+        impl.print_report(figures)

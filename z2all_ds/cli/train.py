@@ -1,4 +1,4 @@
-"""The verb `z2all train`, and those under it (`z2all train parity`)."""
+"""The verbs `z2all train` and `z2all train parity`."""
 
 from typing import Annotated, Any
 
@@ -7,11 +7,11 @@ from typer.core import TyperGroup
 
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
-RanksOption = Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")]
+RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")]
 
 
 class _TrainsByDefault(TyperGroup):
-    """`z2all train` with anything but the name of a verb after it is the training itself, its help included."""
+    """Run training (or show its help) unless the first argument of `z2all train` is the name of a verb."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if args and args[0] in self.commands and args[0] != "run":
@@ -25,15 +25,19 @@ train_app = typer.Typer(cls=_TrainsByDefault, help="Train on this machine, or co
 @train_app.command("run", hidden=True)
 def train(
     config: ConfigOption = None,
-    deepspeed: Annotated[str | None, typer.Option(help="zero0 ... zero3, zero2_offload, or a path.")] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option(help="DeepSpeed JSON: zero0 ... zero3, zero2_offload, ... or a path.")
+    ] = None,
     ranks: RanksOption = None,
-    resume: Annotated[str, typer.Option(help="auto, never, or the path of a checkpoint.")] = "auto",
-    profile: Annotated[str, typer.Option(help="Steps to write a profiler's trace of, e.g. 10:15.")] = "",
+    resume: Annotated[
+        str, typer.Option(help="Checkpoint to resume from: auto (the newest), never, or a path.")
+    ] = "auto",
+    profile: Annotated[str, typer.Option(help="Write a profiler trace of these steps, e.g. 10:15.")] = "",
     overrides: Overrides = None,
 ) -> None:
-    """Train on this machine; goes on from the newest checkpoint of the run folder.
+    """Train on this machine; resumes from the newest checkpoint in the run folder.
 
-    `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
+    See also `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
     """
     from z2all_ds.base.config import load_run_config
     from z2all_ds.train.command import train_on_this_machine
@@ -47,15 +51,17 @@ def train(
 @train_app.command("parity")
 def train_parity(
     config: ConfigOption = None,
-    stages: Annotated[str, typer.Option(help="ZeRO stages, e.g. 0,1,2,3 (also the default without --jsons).")] = "",
-    jsons: Annotated[str, typer.Option(help="More DeepSpeed JSONs, names or paths, e.g. zero2_offload,my.json.")] = "",
+    stages: Annotated[str, typer.Option(help="ZeRO stages, e.g. 0,1,2,3 (the default without --jsons).")] = "",
+    jsons: Annotated[
+        str, typer.Option(help="DeepSpeed JSONs to add, names or paths, e.g. zero2_offload,my.json.")
+    ] = "",
     ranks: RanksOption = None,
     steps: Annotated[int, typer.Option(help="Steps to compare.")] = 10,
     precision: Annotated[str, typer.Option(help="fp32 or bf16 (default: train.precision, or fp32).")] = "",
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """The same steps under several DeepSpeed JSONs and in plain torch; fails where a loss or a gradient differs."""
+    """Run the same steps under several DeepSpeed JSONs and in plain torch; fail if losses or gradients differ."""
     from z2all_ds.train.parity.command import run_parity
     from z2all_ds.train.parity.report import to_json, to_table
 

@@ -1,1 +1,1 @@
-"""`z2all quickstart`: raw text to a verified export, on what every machine has."""
+"""`z2all quickstart`: raw text to a verified export, with data that every machine has."""

@@ -1,7 +1,7 @@
-"""`z2all quickstart`: the main job once, on what every machine has, in a few minutes on two CPU cores.
+"""`z2all quickstart`: every stage once, with data that every machine has, in a few minutes on two CPU cores.
 
-Each stage leaves a complete result or none, so running it again after a Ctrl-C, a kill or a power cut goes on where it
-was and ends with the same loss. Everything lies in one folder.
+Each stage leaves a complete result or none. Running it again after a Ctrl-C, a kill or a power failure therefore
+continues where it stopped and ends with the same loss. All output is in one folder.
 """
 
 import shutil
@@ -36,15 +36,15 @@ TEXT_VOCAB_SIZE = 2048
 TOKENIZER_BYTES = 4_000_000
 DISK_BYTES = 500_000_000
 MIN_LOSS_DROP_NATS = 2.0
-"""Guessing evenly among 2112 tokens costs 7.66 nats; the preset's 300 steps ended at 4.9, 5.3, 5.4 and 5.4 for four
-draws of documents. Less of a fall is broken."""
+"""A uniform guess over 2112 tokens costs 7.66 nats; the preset's 300 steps ended at 4.9, 5.3, 5.4 and 5.4 for four
+different document samples. A smaller drop indicates a bug."""
 MARK = ".z2all_quickstart"
-"""Only a folder with this file is ever deleted by --fresh."""
+"""--fresh only deletes a folder that contains this file."""
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Everything below the output folder."""
+    """The paths below the output folder."""
 
     root: Path
 
@@ -66,7 +66,7 @@ class Folders:
 
 
 def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
-    """All stages, each skipped where its result is there already; then the table."""
+    """Run all stages, skip those that are already done, and print the table."""
     started = time.monotonic()
     folders = Folders(out.expanduser().resolve())
     prepare_folder(folders.root, fresh)
@@ -74,7 +74,7 @@ def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
     total_steps = load_run_config(None, overrides).train.steps
     ranks = min(RANKS, gpu_count()) or RANKS
 
-    say("[1/5] corpus: Python's own sources, its docstrings, and Chinese text of ours")
+    say("[1/5] corpus: Python's sources, its docstrings, and a Chinese sample")
     build_corpus(folders.corpus, SOURCES)
     say(f"[2/5] tokenizer: byte-level BPE, {TEXT_VOCAB_SIZE} text tokens")
     from z2all_ds.tokenizer import train_tokenizer
@@ -82,33 +82,33 @@ def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
     train_tokenizer(folders.corpus, folders.tokenizer, TEXT_VOCAB_SIZE, TOKENIZER_BYTES)
     half = total_steps // 2
     if _steps_done(folders.run) < half:
-        say(f"[3/5] training on {ranks} ranks by the deepspeed launcher with {DEEPSPEED}, to be stopped at step {half}")
-        # Started as on many nodes, while what follows starts its ranks itself: both ways are shown to work here.
+        say(f"[3/5] training: {ranks} ranks, deepspeed launcher, {DEEPSPEED}; stops at step {half}")
+        # This part uses the deepspeed launcher, as on several nodes; the next part starts its ranks directly.
         stopped_half_way = [*overrides, f"train.stop_at_step={half}"]
         train_on_this_machine(load_run_config(None, stopped_half_way), ranks, command=deepspeed_command)
     if last_outcome(folders.run) != "done":
-        say("[4/5] training: resumed from its checkpoint")
+        say("[4/5] training: resuming from the checkpoint")
         train_on_this_machine(load_run_config(None, overrides), ranks)
     records = list(read_records(folders.run.metrics))
-    # With fewer steps asked for, it is enough that the loss falls at all.
+    # With fewer steps, any drop of the loss is enough.
     is_whole = total_steps >= load_run_config(PRESET).train.steps
     check_learning(records, MIN_LOSS_DROP_NATS if is_whole else 0.0)
-    say("[5/5] export: Hugging Face folder, proven by a process without this package")
+    say("[5/5] export: Hugging Face folder, verified by a process without this package")
     from z2all_ds.export.to_hf import export_checkpoint
 
     report = export_checkpoint(folders.run.root, folders.export, dtype="fp32")
     png = plot_loss([folders.run.root], folders.run.plots / "loss.png")
     for prompt, continuation in report.verdict.generated.items():
         say(f"generated: {prompt!r} -> {continuation!r}")
-    proof = f"logits within {report.verdict.max_relative_difference:.0e} of the training weights"
-    print_table(records, folders, png, proof)
+    verification = f"logits within {report.verdict.max_relative_difference:.0e} of the training weights"
+    print_table(records, folders, png, verification)
     say(f"quickstart finished in {human_seconds(time.monotonic() - started)}")
 
 
 def prepare_folder(root: Path, fresh: bool) -> None:
-    """Takes a new, an empty or an earlier quickstart's folder; nothing else is touched."""
+    """Accept a new or empty folder, or one of an earlier quickstart; refuse any other."""
     if root.exists() and (not root.is_dir() or (any(root.iterdir()) and not (root / MARK).exists())):
-        raise ConfigError(f"--out {root}", "exists and was not made by the quickstart", "Give a new folder.")
+        raise ConfigError(f"--out {root}", "exists and was not created by the quickstart", "Give a new folder.")
     if fresh and root.exists():
         shutil.rmtree(root)
     require_free_disk(root, DISK_BYTES, "the quickstart")
@@ -120,7 +120,7 @@ def prepare_folder(root: Path, fresh: bool) -> None:
 
 
 def run_overrides(folders: Folders) -> list[str]:
-    """The run config of the quickstart, as a user would write it on the command line."""
+    """Return the overrides of the quickstart's run config, as on the command line."""
     return [
         f"preset={PRESET}",
         f"deepspeed={DEEPSPEED}",
@@ -132,7 +132,7 @@ def run_overrides(folders: Folders) -> list[str]:
 
 
 def _quoted(path: Path) -> str:
-    """A path as a YAML value, whatever characters it has."""
+    """Return a path as a YAML string, with any characters."""
     return "'" + str(path).replace("'", "''") + "'"
 
 
@@ -141,24 +141,24 @@ def _steps_done(run: RunFolder) -> int:
 
 
 def check_learning(records: list[dict[str, Any]], min_drop_nats: float) -> None:
-    """The loss must really fall."""
+    """Raise unless the loss falls by more than `min_drop_nats`."""
     first, last = records[0]["loss"], _last_mean(records, "loss")
     if not first - last > min_drop_nats:
         raise TrainingError(
             f"loss {first:.3f} -> {last:.3f}",
             f"must fall by more than {min_drop_nats} nats",
-            "Run it again with --fresh; if it stays so, report it as a bug.",
+            "Run it again with --fresh; if it fails again, report a bug.",
         )
 
 
 def _last_mean(records: list[dict[str, Any]], key: str, window: int = 5) -> float:
-    """Mean over the last few steps in which the value occurs: one step of 16 samples is noisy."""
+    """Return the mean of the last few values of `key`: one step of 16 samples is noisy."""
     values = [record[key] for record in records if key in record][-window:]
     return float(sum(values) / len(values))
 
 
-def print_table(records: list[dict[str, Any]], folders: Folders, png: Path, proof: str) -> None:
-    """The one table at the end, on stdout."""
+def print_table(records: list[dict[str, Any]], folders: Folders, png: Path, verification: str) -> None:
+    """Print the final table to stdout."""
     from rich.console import Console
     from rich.table import Table
 
@@ -171,14 +171,14 @@ def print_table(records: list[dict[str, Any]], folders: Folders, png: Path, proo
     table.add_row("tokens/s", "", f"{records[-1]['tokens_per_second']:,.0f}")
     table.add_row("tokens seen", "", f"{records[-1]['tokens_seen']:,}")
     used = goodput(read_records(folders.run.events), records)
-    table.add_row("time in steps that counted", "", f"{100 * used.share:.0f}% of {human_seconds(used.wall_seconds)}")
+    table.add_row("goodput", "", f"{100 * used.share:.0f}% of {human_seconds(used.wall_seconds)}")
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     places = {
         "corpus": folders.corpus,
         "tokenizer": folders.tokenizer,
         "run (config, metrics, logs, checkpoints)": folders.run.root,
-        "Hugging Face model": f"{folders.export} ({proof})",
+        "Hugging Face model": f"{folders.export} ({verification})",
         "loss curve": png,
     }
     for name, place in places.items():

@@ -27,10 +27,10 @@ def doctor(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
         (["file"], "ConfigError: folder file: "),
         (["--config", "none.yaml"], "ConfigError: run config 'none.yaml': neither a file nor one of the shipped ones"),
         (["--config", "file.yaml"], "ConfigError: folder "),
-        (["--exclude-slow"], "ConfigError: --exclude-slow: is for --hostfile alone. Give --hostfile H, or leave"),
+        (["--exclude-slow"], "ConfigError: --exclude-slow: needs --hostfile. Give --hostfile H, or leave"),
         (
             ["--hostfile", "h", "--prebuild"],
-            "ConfigError: --prebuild: is for one machine, and --hostfile is for several.",
+            "ConfigError: --prebuild: works on one machine, not with --hostfile.",
         ),
     ],
 )
