@@ -212,7 +212,9 @@ class JsonArrayReader:
                     return self._take(end)
                 failed_at, why = end, "a number is cut"
             if why.startswith("Unterminated") or failed_at >= len(buffer.data) - _DOUBT_BYTES:
-                if buffer.ended and not self._looks_whole(failed_at):
+                rest = buffer.data.rstrip() if buffer.ended else b""
+                # an error before the end of the array is a broken last element
+                if buffer.ended and not (rest.endswith(b"]") and failed_at < len(rest) - 1):
                     self._over = True
                     return None if self._stream.fault else Fault("truncated", "the file ends inside this element")
                 if not buffer.ended:
@@ -221,11 +223,6 @@ class JsonArrayReader:
                     buffer.grow(max(FILL_BYTES, buffer.left()))
                     continue
             return self._give_up("json", f"{why} at byte {failed_at - buffer.at + 1} of the element", buffer.at + 1)
-
-    def _looks_whole(self, failed_at: int) -> bool:
-        """Whether an error near the end of the file is a broken last element, with the array's end behind it."""
-        rest = self._buffer.data.rstrip()
-        return rest.endswith(b"]") and failed_at < len(rest) - 1
 
     def _take(self, end: int) -> Row | Fault:
         buffer = self._buffer
@@ -245,9 +242,8 @@ class JsonArrayReader:
         """Moves to the comma in front of the next element that can be told; else to the end of the file."""
         buffer = self._buffer
         buffer.at = max(buffer.at, search_from - _BORDER_BYTES) if search_from == len(buffer.data) else search_from
-        borders = (self._border, _ANY_BORDER)
         while True:
-            for border in borders:
+            for border in (self._border, _ANY_BORDER):
                 found = next((b for b in border.finditer(buffer.data, buffer.at) if self._may_begin(b.end())), None)
                 if found:
                     self._slow_bytes -= found.end() - buffer.at
@@ -275,11 +271,11 @@ class JsonArrayReader:
         return self._text
 
     def _not_an_array(self, first: bytes) -> Fault:
-        head = self._buffer.data[self._buffer.at : self._buffer.at + 64 * 2**10]
         if not first:
             return self._fault("empty_file", "nothing in it")
         if first != b"{":
             return self._fault("json", f"begins with {first.decode('latin-1')!a}, where an array begins with '['")
+        head = self._buffer.data[self._buffer.at : self._buffer.at + 64 * 2**10]
         if type(read_object(head.partition(b"\n")[0], self._loads)) is dict:
             return self._fault("not_an_object", "JSON lines, not one array: read it with the form jsonl")
         if key := re.search(rb'"([^"\\\x00-\x1f]{1,80})"\s*:\s*\[', head):

@@ -95,17 +95,16 @@ class _SliceReader:
         elif form != "parquet":
             if start:
                 self._disk.seek(start - 1)  # the byte before tells whether a line begins here
-            size = None if stop is None else stop - start
             line_reader = JsonlReader if form == "jsonl" else LinesReader
-            yield line_reader(stream, name, limits, start=start, size=size, path=self._disk.path)
+            yield line_reader(stream, name, limits, self._disk.path, start, stop)
         elif not content.is_packed:
-            yield ParquetReader(self._disk.path, name, limits, self._disk.advance, start=start, stop=stop)
+            yield ParquetReader(self._disk.path, name, limits, self._disk.advance, slice(start, stop))
         else:
             with self._spooled(stream) as file:
                 if stream.fault:
                     yield _OnlyFault(name, stream.fault)
                 else:
-                    yield ParquetReader(file, name, limits, lambda _: None)
+                    yield ParquetReader(file, name, limits, lambda _: None, slice(None))
 
     def _spooled(self, stream: Stream) -> IO[bytes]:
         try:

@@ -35,20 +35,10 @@ def open_parquet(file: Path | IO[bytes]) -> Any:
 
 
 class ParquetReader:
-    """Row groups `start` to `stop` of one file."""
+    """Reads the row groups `groups` of one file."""
 
-    def __init__(
-        self,
-        file: Path | IO[bytes],
-        name: str,
-        limits: ReadLimits,
-        advance: Advance,
-        *,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        self._file, self._name, self._limits, self._advance = file, name, limits, advance
-        self._start, self._stop = start, stop
+    def __init__(self, file: Path | IO[bytes], name: str, limits: ReadLimits, advance: Advance, groups: slice) -> None:
+        self._file, self._name, self._limits, self._advance, self._groups = file, name, limits, advance, groups
         self._place = ""
 
     def where(self) -> str:
@@ -58,27 +48,16 @@ class ParquetReader:
         import pyarrow as pa
 
         try:
-            head, tail, size = _ends(self._file)
-        except OSError as error:
-            yield os_fault(error).fault
-            return
-        if size == 0:
-            yield Fault("empty_file", "no bytes in it")
-            return
-        if head == PARQUET_MAGIC and tail != PARQUET_MAGIC:
-            yield Fault("truncated", "a Parquet file without its end, where the table of contents is")
-            return
-        try:
             table = open_parquet(self._file)
         except (pa.ArrowException, OSError) as error:
-            yield Fault("container", f"no readable Parquet file ({_one_line(error)})")
+            yield _why_unreadable(self._file, error)
             return
         with table:
-            groups = table.metadata.num_row_groups
-            stop = groups if self._stop is None else min(self._stop, groups)
-            rows_before = sum(table.metadata.row_group(group).num_rows for group in range(min(self._start, stop)))
-            for group in range(self._start, stop):
-                yield from self._row_group(table, group, rows_before)
+            rows_before = 0
+            wanted = range(table.metadata.num_row_groups)[self._groups]
+            for group in range(wanted.stop):
+                if group in wanted:
+                    yield from self._row_group(table, group, rows_before)
                 rows_before += table.metadata.row_group(group).num_rows
 
     def _row_group(self, table: Any, group: int, rows_before: int) -> Iterator[Row | Fault]:
@@ -133,15 +112,20 @@ def _rows_per_batch(table: Any, group: int) -> int:
     return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / bytes_per_row)))
 
 
-def _ends(file: Path | IO[bytes]) -> tuple[bytes, bytes, int]:
-    if isinstance(file, Path):
-        with file.open("rb") as opened:
-            return _ends(opened)
-    head = (file.seek(0), file.read(4))[1]
-    size = file.seek(0, 2)
-    tail = (file.seek(max(0, size - 4)), file.read(4))[1]
-    file.seek(0)
-    return head, tail, size
+def _why_unreadable(file: Path | IO[bytes], error: Exception) -> Fault:
+    try:
+        with file.open("rb") if isinstance(file, Path) else file as opened:
+            opened.seek(0)
+            head, size = opened.read(4), opened.seek(0, 2)
+            opened.seek(max(0, size - 4))
+            tail = opened.read(4)
+    except OSError as os_error:
+        return os_fault(os_error).fault
+    if size == 0:
+        return Fault("empty_file", "no bytes in it")
+    if head == PARQUET_MAGIC != tail:
+        return Fault("truncated", "a Parquet file without its end, where the table of contents is")
+    return Fault("container", f"no readable Parquet file ({_one_line(error)})")
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ A slice of a file owns the lines whose first byte is in it, so slices of any siz
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 
@@ -44,15 +45,11 @@ def line_blocks(
         if size is not None:
             size -= len(data)
         if skipping:
-            line_end = data.find(b"\n")
-            if line_end < 0:
-                continue
-            data, skipping = data[line_end + 1 :], False
-        if last_line:
-            line_end = data.find(b"\n")
-            data = data[: line_end + 1] if line_end >= 0 else data
+            skipping = b"\n" not in data
+            data = data.partition(b"\n")[2]
         # data: [rest of the open line] [whole lines] [begin of the next open line]
         first_end = data.find(b"\n") + 1
+        data = data[:first_end] if last_line and first_end else data
         if not first_end:
             open_bytes += len(data)
             open_line.append(data)
@@ -82,33 +79,36 @@ def line_blocks(
 class _LineReader:
     """What both line forms share: blocks, line numbers, faults of the whole file."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        name: str,
-        limits: ReadLimits,
-        *,
-        start: int = 0,
-        size: int | None = None,
-        path: Path | None = None,
-    ) -> None:
-        """A slice that starts inside a file has a stream that starts one byte before `start`."""
-        self._stream, self._name, self._limits = stream, name, limits
-        self._start, self._size, self._path = start, size, path
+    def __init__(self, stream: Stream, name: str, limits: ReadLimits, path: Path, start: int, stop: int | None) -> None:
+        """Reads the slice from byte `start` to `stop`. Its stream starts one byte before, unless `start` is 0."""
+        self._stream, self._name, self._limits, self._path = stream, name, limits, path
+        self._start = start
+        self._size = None if stop is None else stop - max(0, start - 1)
         self._line = 0  # of the last row or fault, counted from the first line of the slice
-        self._lines_before: int | None = 0 if start == 0 else None
 
     def where(self) -> str:
-        if self._lines_before is None:
-            self._lines_before = _line_ends_before(self._path, self._start)
         return f"{self._name}:{self._lines_before + self._line}"
+
+    @cached_property
+    def _lines_before(self) -> int:
+        """Counts the lines before the first own line of the slice: after the first line end at start - 1 or later."""
+        if self._start == 0:
+            return 0
+        count, left = 1, self._start - 1
+        try:
+            with self._path.open("rb") as file:
+                while left and (block := file.read(min(BLOCK_BYTES, left))):
+                    count += block.count(b"\n")
+                    left -= len(block)
+        except OSError:
+            pass  # the place is then a guess, which is better than no report of the fault itself
+        return count
 
     def __iter__(self) -> Iterator[Row | Fault]:
         line_ends_known = False
         inside, limit = self._start > 0, self._limits.max_record_bytes
-        size = None if self._size is None else self._size + inside
         block = None
-        for block in line_blocks(self._stream, limit, skip_first=inside, size=size):
+        for block in line_blocks(self._stream, limit, skip_first=inside, size=self._size):
             if isinstance(block, LongLine):
                 self._line += 1
                 yield Fault("too_long", f"{block:,} bytes; the limit is {limit:,}")
@@ -217,17 +217,3 @@ class TextReader:
             yield _LINE_ENDS_FAULT
             text = text.replace("\r\n", "\n")
         yield {"text": text, "name": self._stem}
-
-
-def _line_ends_before(path: Path | None, start: int) -> int:
-    """Counts the line ends before the first own line of the slice: after the first line end at start - 1 or later."""
-    assert path is not None
-    count, left = 1, start - 1
-    try:
-        with path.open("rb") as file:
-            while left and (block := file.read(min(BLOCK_BYTES, left))):
-                count += block.count(b"\n")
-                left -= len(block)
-    except OSError:
-        pass  # the place is then a guess, which is better than no report of the fault itself
-    return count
