@@ -26,23 +26,15 @@ def open_slice(
     try:
         disk = DiskFile(Path(slice_.path), advance)
     except Unreadable as end:
-        yield _OnlyFault(harmless(slice_.path), end.fault)
+        yield _only_fault(harmless(slice_.path), end.fault)
         return
     with closing(disk):
         yield _SliceReader(disk, slice_, limits, spool_folder)
 
 
-class _OnlyFault:
-    """The reader of what cannot be read at all."""
-
-    def __init__(self, name: str, fault: Fault) -> None:
-        self._name, self._fault = name, fault
-
-    def where(self) -> str:
-        return self._name
-
-    def __iter__(self) -> Iterator[Row | Fault]:
-        yield self._fault
+def _only_fault(name: str, fault: Fault) -> RowReader:
+    """Returns the reader of what cannot be read at all."""
+    return TextReader(Stream((), fault), name, ReadLimits(), "")
 
 
 class _SliceReader:
@@ -51,7 +43,7 @@ class _SliceReader:
     def __init__(self, disk: DiskFile, slice_: Slice, limits: ReadLimits, spool_folder: Path | None) -> None:
         self._disk, self._slice, self._limits, self._spool_folder = disk, slice_, limits, spool_folder
         self._name = harmless(slice_.path)
-        self._current: RowReader = _OnlyFault(self._name, Fault("empty_file", "no file in the archive"))
+        self._current = _only_fault(self._name, Fault("empty_file", "no file in the archive"))
 
     def where(self) -> str:
         return self._current.where()
@@ -68,7 +60,7 @@ class _SliceReader:
         except Unreadable as end:
             # a member that met the end of the archive has said so already
             if not (isinstance(item, Fault) and item.kind == end.fault.kind):
-                self._current = _OnlyFault(self._name, end.fault)
+                self._current = _only_fault(self._name, end.fault)
                 yield end.fault
             return
         if not anything:
@@ -80,14 +72,13 @@ class _SliceReader:
         stream, form, limits = content.stream, self._slice.form, self._limits
         # A zip slice counts members; the other packings are not sliced.
         start, stop = (0, None) if content.is_packed else (self._slice.start, self._slice.stop)
-        if content.is_packed and not stream.peek(1) and stream.fault:
-            yield _OnlyFault(name, stream.fault)
-            return
         try:
-            form = content.form() if form == "auto" else form
+            if content.is_packed and not stream.peek(1) and stream.fault:
+                form = "txt"  # its reader yields only the fault
+            elif form == "auto":
+                form = content.form()
         except ConfigError as error:
-            yield _OnlyFault(name, Fault("container", f"{error.rule}; {error.fix}"))
-            return
+            form, stream = "txt", Stream((), Fault("container", f"{error.rule}; {error.fix}"))
         if form == "json_array":
             yield JsonArrayReader(stream, name, limits)
         elif form == "txt":
@@ -101,10 +92,8 @@ class _SliceReader:
             yield ParquetReader(self._disk.path, name, limits, self._disk.advance, slice(start, stop))
         else:
             with self._spooled(stream) as file:
-                if stream.fault:
-                    yield _OnlyFault(name, stream.fault)
-                else:
-                    yield ParquetReader(file, name, limits, lambda _: None, slice(None))
+                parquet = ParquetReader(file, name, limits, lambda _: None, slice(None))
+                yield _only_fault(name, stream.fault) if stream.fault else parquet
 
     def _spooled(self, stream: Stream) -> IO[bytes]:
         try:
