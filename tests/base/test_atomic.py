@@ -1,6 +1,7 @@
 """Files that are whole or not there; a full disk and a closed folder as one line."""
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder, publish, temporary_name, write_whole
 from z2all_ds.base.errors import ConfigError, MachineError
 
 NOBODY = 65534
@@ -94,3 +95,15 @@ def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
             make_folder(place)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_hashed_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    final = tmp_path / "a"
+    with HashedFile(final) as file:
+        file.write(b"ab")
+        file.write(memoryview(b"c"))
+        file.finish(final)
+    assert (final.read_bytes(), file.size, file.sha256) == (b"abc", 3, hashlib.sha256(b"abc").hexdigest())
+    with HashedFile(tmp_path / "b") as file:
+        file.write(b"x")
+    assert list(tmp_path.iterdir()) == [final]

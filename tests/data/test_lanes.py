@@ -13,8 +13,8 @@ from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream,
 from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
 from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.lanes import DocumentSpan, Lane
-from z2all_ds.data.packing import Sample
+from z2all_ds.data.lanes import Lane
+from z2all_ds.data.packing import DocumentSpan, Sample
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:

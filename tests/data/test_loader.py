@@ -53,7 +53,7 @@ def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
         assert loader.state_dict() == plain.state_dict()
         for _ in range(4):
             next(loader)
-            wait_until(lambda: loader._prefetcher.num_waiting == 3)
+            wait_until(lambda: loader._prefetcher._made.qsize() == 3)
             for _ in range(5):
                 next(samples)
             assert loader.state_dict() == plain.state_dict()

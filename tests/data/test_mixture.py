@@ -68,9 +68,9 @@ mixtures = st.builds(
 @given(mixture=mixtures)
 def test_a_million_tokens_are_within_half_a_percent(mixture: Mixture) -> None:
     """488 samples of 2048 tokens, of any mixture, from the first of a stage on; and never far off after."""
-    for count in (488, 489, 1000, 5000, 100_000):
-        counts = mixture.samples_by_domain(mixture.first_sample, mixture.first_sample + count)
-        assert counts.sum() == count
+    numbers = [mixture.domain_of(mixture.first_sample + k) for k in range(20_000)]
+    for count in (488, 489, 1000, 5000, 20_000):
+        counts = np.bincount(numbers[:count], minlength=len(mixture.shares))
         assert np.abs(counts / count - np.array(mixture.shares)).max() < 0.005
 
 
@@ -85,19 +85,12 @@ def test_every_lane_meets_every_domain_by_its_share(mixture: Mixture, data: st.D
     assert np.abs(counts - 400 * np.array(mixture.shares)).max() < 6
 
 
-@settings(max_examples=30, deadline=None)
-@given(mixture=mixtures, count=st.integers(1, 300))
-def test_counts_are_those_of_the_samples(mixture: Mixture, count: int) -> None:
-    first = mixture.first_sample + 17
-    one_by_one = np.bincount([mixture.domain_of(k) for k in range(first, first + count)], minlength=len(mixture.shares))
-    np.testing.assert_array_equal(mixture.samples_by_domain(first, first + count), one_by_one)
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_domain_without_a_share_is_never_drawn(place: int) -> None:
     shares = [0.5, 0.5]
     shares.insert(place, 0.0)
-    counts = Mixture(tuple(shares), 12, 1).samples_by_domain(0, 100_000)
+    mixture = Mixture(tuple(shares), 12, 1)
+    counts = np.bincount([mixture.domain_of(k) for k in range(100_000)], minlength=3)
     assert counts[place] == 0
     assert abs(counts[(place + 1) % 3] - 50_000) < 5
 

@@ -42,7 +42,7 @@ def test_works_ahead_no_further_than_its_depth() -> None:
     prefetcher = Prefetcher(items(), depth=3)
     wait_until(lambda: len(made) >= 3)
     time.sleep(0.05)
-    assert len(made) == prefetcher.num_waiting == 3
+    assert len(made) == prefetcher._made.qsize() == 3
     assert next(prefetcher) == 0
     wait_until(lambda: len(made) == 4)
     prefetcher.close()

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from tests.helpers.checkpoints import checkpoint_of, weight_shapes, write_run
 from tests.helpers.models import TINY
+from tests.helpers.stock_names import to_stock
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export.shards import INDEX_NAME, Part, exported_parts, plan_shards, write_shards
 from z2all_ds.export.weights import WeightReader, read_weights
 from z2all_ds.model import Z2allConfig
-from z2all_ds.model.stock_keys import to_stock
 
 CONFIG = Z2allConfig.from_section(TINY)
 

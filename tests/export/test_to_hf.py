@@ -14,6 +14,7 @@ from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.marked import wait_until
 from tests.helpers.models import TINY
 from tests.helpers.processes import ended
+from tests.helpers.stock_names import to_stock
 from z2all_ds.base.errors import CheckpointError, ConfigError, ExportError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import open_checkpoint
@@ -22,7 +23,6 @@ from z2all_ds.export.place import UNFINISHED
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.export.weights import WeightReader, read_weights
 from z2all_ds.model import Z2allForCausalLM
-from z2all_ds.model.stock_keys import to_stock
 
 NAME = f"step_{STEP:08d}"
 SETTINGS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.helpers.models import TINY
+from tests.helpers.stock_names import to_stock
 from z2all_ds.base.errors import ExportError
 from z2all_ds.export.verify import Logits, Verdict, compare_with_folder, fits_whole, real_texts
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
-from z2all_ds.model.stock_keys import to_stock
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

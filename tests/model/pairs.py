@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.helpers.stock_names import to_stock
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
-from z2all_ds.model.stock_keys import to_stock
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {},

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.helpers.stock_names import to_stock
 from tests.model.pairs import SHAPES, pair, some_ids
 from tests.model.test_rotary import ROPES
 from z2all_ds.model import Z2allForCausalLM
-from z2all_ds.model.stock_keys import to_stock
 
 NEW_TOKENS = 20
 PROMPT = 6

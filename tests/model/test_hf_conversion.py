@@ -9,11 +9,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from tests.helpers.stock_names import to_stock
 from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_model
 from tests.model.ranks import run_ranks
 from tests.model.zero_load_ranks import HEADLESS
 from z2all_ds.model import Z2allForCausalLM, Z2allModel
-from z2all_ds.model.stock_keys import to_stock
 
 SAME_VALUES = 1e-6
 """fp32 from the same weights; fused products sum in another order (seen: 0 to 3e-7)."""

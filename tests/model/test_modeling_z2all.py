@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.stock_names import to_stock
 from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_config, tiny_model
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.modeling_z2all import TokenLosses
-from z2all_ds.model.stock_keys import to_stock
 from z2all_ds.ops import Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 

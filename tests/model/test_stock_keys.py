@@ -1,4 +1,4 @@
-"""Fused weights under stock names and back, bit for bit."""
+"""Fused weights under stock names, bit for bit."""
 
 import pytest
 import torch
@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from tests.helpers.stock_names import to_stock
 from tests.model.pairs import SHAPES, tiny_config, tiny_model
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
-from z2all_ds.model.stock_keys import from_stock, split_tensor, to_stock
+from z2all_ds.model.stock_keys import split_tensor
 
 
 @st.composite
@@ -31,7 +32,7 @@ def configs(draw: st.DrawFn) -> Z2allConfig:
 
 @given(config=configs())
 @settings(max_examples=15, deadline=None)
-def test_there_and_back_is_bitwise_the_same(config: Z2allConfig) -> None:
+def test_names_and_shapes_are_those_of_llama(config: Z2allConfig) -> None:
     state = Z2allForCausalLM(config).state_dict()
     with torch.device("meta"):
         llama = LlamaForCausalLM(config.to_llama()).state_dict()
@@ -39,10 +40,6 @@ def test_there_and_back_is_bitwise_the_same(config: Z2allConfig) -> None:
     assert {name: tensor.shape for name, tensor in stock.items()} == {
         name: tensor.shape for name, tensor in llama.items()
     }
-    back = from_stock(stock, config)
-    assert back.keys() == state.keys()
-    for name, tensor in state.items():
-        assert torch.equal(back[name], tensor), name
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -61,10 +58,3 @@ def test_row_order_is_q_k_v_and_gate_up(shape: str) -> None:
 def test_other_tensors_pass_through_untouched() -> None:
     tensor = torch.ones(3)
     assert list(split_tensor("model.norm.weight", tensor, tiny_config())) == [("model.norm.weight", tensor)]
-
-
-def test_half_a_layer_is_an_error() -> None:
-    stock = to_stock(tiny_model().state_dict(), tiny_config())
-    del stock["model.layers.0.self_attn.k_proj.weight"]
-    with pytest.raises(KeyError, match=r"model\.layers\.0\.self_attn\.k_proj\.weight"):
-        from_stock(stock, tiny_config())

@@ -5,10 +5,12 @@ as a rename is not durable before that.
 """
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from z2all_ds.base.errors import ConfigError, MachineError
 
@@ -29,6 +31,12 @@ def force_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def flush_to_disk(stream: IO[bytes]) -> None:
+    """Forces what was written to an open file to disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
 def publish(temporary: Path, final: Path) -> None:
     """Gives a finished, already forced file its name."""
     os.replace(temporary, final)
@@ -41,9 +49,41 @@ def write_whole(final: Path, data: bytes | str) -> None:
     temporary = temporary_name(final)
     with open(temporary, "wb") as stream:
         stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+        flush_to_disk(stream)
     publish(temporary, final)
+
+
+class HashedFile:
+    """A file under a temporary name, hashed as it grows. Without `finish` it is removed."""
+
+    def __init__(self, path: Path) -> None:
+        self._temporary = temporary_name(path)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def __enter__(self) -> "HashedFile":
+        self._stream = open(self._temporary, "wb")
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._temporary.unlink(missing_ok=True)
+        try:
+            self._stream.close()
+        except OSError:  # a full disk; the error that ended the block says so
+            if kind is None:
+                raise
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        self.size += self._stream.write(data)
+
+    def finish(self, final: Path) -> None:
+        flush_to_disk(self._stream)
+        publish(self._temporary, final)
 
 
 def make_folder(folder: Path) -> Path:

@@ -92,19 +92,19 @@ def _hash_of(parts: list[Any], text_field: str) -> str:
     return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
 
-def write_manifest(corpus_dir: str | Path, manifest: Manifest, name: str = MANIFEST_NAME) -> None:
+def write_manifest(corpus_dir: str | Path, manifest: Manifest) -> None:
     """Writes the manifest whole or not at all. Call it when every shard has its final name."""
     text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
-    open_folder(corpus_dir).write_whole(name, text.encode())
+    open_folder(corpus_dir).write_whole(MANIFEST_NAME, text.encode())
 
 
-def load_manifest(corpus_dir: str | Path, name: str = MANIFEST_NAME) -> Manifest:
+def load_manifest(corpus_dir: str | Path) -> Manifest:
     """Opens the corpus in a folder or at a URL; whatever is wrong with the manifest is a DataError that says so."""
     folder = open_folder(corpus_dir)
-    path = folder.where(name)
+    path = folder.where(MANIFEST_NAME)
     rebuild = "Build the corpus again, or restore the manifest that belongs to these shards."
     try:
-        values = json.loads(folder.read(name))
+        values = json.loads(folder.read(MANIFEST_NAME))
     except FileNotFoundError:
         rule = "no such file; it is written when a build is complete"
         raise DataError(path, rule, "Give the folder of a finished build, or build one.") from None

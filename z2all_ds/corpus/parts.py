@@ -6,7 +6,6 @@ and `.signatures` its MinHash.
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import orjson
 
-from z2all_ds.base.atomic import publish, temporary_name
+from z2all_ds.base.atomic import flush_to_disk, publish, temporary_name
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.exact_duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature
@@ -138,8 +137,7 @@ class PartWriter:
         self._lengths[: self._part_documents].tofile(self._streams[".lengths"])
         del self._lengths[: self._part_documents]
         for stream in self._streams.values():
-            stream.flush()
-            os.fsync(stream.fileno())
+            flush_to_disk(stream)
             stream.close()
         path, number = self._path_of(len(self.parts)), sum(part.documents for part in self.parts)
         sizes = (self._part_documents, self._part_bytes)

@@ -4,7 +4,6 @@ A large part of which everything stays is a shard as it is, and only gets anothe
 those that lost documents, are copied together until a shard is full.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.base.atomic import explain_disk_errors, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import HashedFile, explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.parts import Part
@@ -113,23 +112,13 @@ def _link(task: ShardTask, path: Path) -> ShardInfo | None:
 
 
 def _copy(task: ShardTask, path: Path) -> ShardInfo:
-    digest, size = hashlib.sha256(), 0
-    temporary = temporary_name(path)
-    try:
-        with open(temporary, "wb") as stream:
-            for piece in task.pieces:
-                for block in _blocks(piece):
-                    stream.write(block)
-                    digest.update(block)
-                    size += len(block)
-            stream.flush()
-            os.fsync(stream.fileno())
-        publish(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with HashedFile(path) as file:
+        for piece in task.pieces:
+            for block in _blocks(piece):
+                file.write(block)
+        file.finish(path)
     documents = sum(piece.documents for piece in task.pieces)
-    return ShardInfo(task.name, task.domain, documents, size, digest.hexdigest())
+    return ShardInfo(task.name, task.domain, documents, file.size, file.sha256)
 
 
 def _blocks(piece: PartSlice) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from z2all_ds.base.atomic import (
     TEMPORARY_SUFFIX,
     explain_disk_errors,
+    flush_to_disk,
     force_to_disk,
     make_folder,
     publish,
@@ -152,8 +153,7 @@ def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard:
             fix = "Restore it, or build the corpus again."
             raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
         for stream in streams:
-            stream.flush()
-            os.fsync(stream.fileno())
+            flush_to_disk(stream)
     if whole.hexdigest() != shard.sha256:
         rule = "its SHA-256 is not that of the manifest, the content was changed"
         raise DataError(f"{corpus_dir / shard.path}", rule, "Run `z2all corpus audit`, and build the corpus again.")

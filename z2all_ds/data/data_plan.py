@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from z2all_ds.data.documents import Documents, Tokenizer
-from z2all_ds.data.lanes import LaneState, Sources, fresh_cursor
+from z2all_ds.data.lanes import LaneState, Sources
 from z2all_ds.data.order import DomainOrder, documents_per_block
+from z2all_ds.data.packing import fresh_cursor
 from z2all_ds.data.spec import StreamSpec, open_documents
 from z2all_ds.data.stages import Schedule, SkipRange
 from z2all_ds.data.state import STATE_VERSION, StreamState, adopt_lanes

@@ -94,15 +94,6 @@ class Mixture:
         point = ((sample - self.first_sample) * self._step + self._start) % _CIRCLE
         return self._read[bisect_right(self._bounds, point)]
 
-    def samples_by_domain(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """How many of the global samples `first` to `end` - 1 come from each domain."""
-        counts = np.zeros(len(self.shares), dtype=np.int64)
-        for begin in range(first - self.first_sample, end - self.first_sample, 1 << 20):
-            numbers = np.arange(begin, min(begin + (1 << 20), end - self.first_sample), dtype=np.uint64)
-            found = np.bincount(self._arcs(numbers, self._start), minlength=len(self._read))
-            counts[self._read] += found
-        return counts
-
     def _arcs(self, numbers: npt.NDArray[np.uint64], start: int) -> npt.NDArray[np.intp]:
         points = numbers * np.uint64(self._step) + np.uint64(start)  # uint64 wraps around as the circle does
         return np.searchsorted(np.array(self._bounds, dtype=np.uint64), points, side="right")

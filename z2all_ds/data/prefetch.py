@@ -42,11 +42,6 @@ class Prefetcher(Generic[Item]):
         weakref.finalize(self, _end_thread, self._thread, self._permits)  # also runs when the interpreter exits
         self._thread.start()
 
-    @property
-    def num_waiting(self) -> int:
-        """Items made and not yet taken."""
-        return self._made.qsize()
-
     def __iter__(self) -> "Prefetcher[Item]":
         return self
 

@@ -8,7 +8,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import Documents, RawDomain, Tokenizer
-from z2all_ds.data.lanes import PACKING_MODES
+from z2all_ds.data.packing import PACKING_MODES
 from z2all_ds.data.stages import SkipRange, StageSpec
 from z2all_ds.data.state import divisors
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus

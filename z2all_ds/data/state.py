@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.data.lanes import Cursor, LaneState, fresh_cursor
+from z2all_ds.data.lanes import LaneState
+from z2all_ds.data.packing import Cursor, fresh_cursor
 
 STATE_VERSION = 2
 

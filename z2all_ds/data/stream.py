@@ -29,8 +29,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import Documents, Tokenizer
-from z2all_ds.data.lanes import Cursor, Lane
-from z2all_ds.data.packing import Sample, make_batch
+from z2all_ds.data.lanes import Lane
+from z2all_ds.data.packing import Cursor, Sample, make_batch
 from z2all_ds.data.spec import StreamSpec, check_shape
 from z2all_ds.data.state import StreamState, check_world_size
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.documents import DocumentLocation
-from z2all_ds.data.lanes import DocumentSpan, Lane
+from z2all_ds.data.lanes import Lane
+from z2all_ds.data.packing import DocumentSpan
 from z2all_ds.data.state import StreamState
 
 

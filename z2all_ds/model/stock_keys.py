@@ -4,9 +4,8 @@ Pure functions on {name: tensor}; the row order inside a fused matrix is q, k, v
 that slice and concatenate along dimension 0, so also on shards that stream through an export one at a time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -36,20 +35,3 @@ def split_tensor(name: str, tensor: Tensor, config: LlamaConfig) -> Iterator[tup
                 yield name.replace(fused, stock), part
             return
     yield name, tensor
-
-
-def to_stock(state: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """Our state dict under Llama's names."""
-    return {stock: part for name, tensor in state.items() for stock, part in split_tensor(name, tensor, config)}
-
-
-def from_stock(state: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """Llama's state dict under our names; whatever is not part of a fused matrix passes through."""
-    remaining = dict(state)
-    merged: dict[str, Tensor] = {}
-    for fused, stock_names in STOCK_PARTS.items():
-        first = stock_names[0]
-        for name in [n for n in remaining if f".{first}." in n]:
-            pieces = [remaining.pop(name.replace(first, stock)) for stock in stock_names]
-            merged[name.replace(first, fused)] = torch.cat(pieces, dim=0)
-    return {**remaining, **merged}

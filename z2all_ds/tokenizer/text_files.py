@@ -29,12 +29,9 @@ def file_pieces(path: Path) -> Iterator[TextPiece]:
 
 
 def file_sha256(path: Path) -> str:
-    """Of the whole content, read in blocks."""
-    digest = hashlib.sha256()
+    """Returns the SHA-256 of the whole content."""
     with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _json_lines(path: Path) -> Iterator[TextPiece]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.corpus.cleaning.test_text_rules import runs, texts
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.cleaning.cleaner import EMPTIED, first_change, num_bytes
-from z2all_ds.corpus.cleaning.report import COLUMNS, SAMPLES_PER_RULE
+from z2all_ds.corpus.cleaning.report import SAMPLES_PER_RULE
 from z2all_ds.corpus.draft import Draft
 
 ALL = CleaningRules.parse(["all"])
@@ -113,18 +113,6 @@ def test_reports_of_workers_are_one_report():
         merged.merge(CleaningReport.from_json(json.loads(json.dumps(part.report.to_json()))))
     assert merged == whole.report
     assert len(merged.rule("control_characters").samples) == SAMPLES_PER_RULE
-
-
-def test_duplicates_are_counted_when_they_are_known():
-    cleaner = Cleaner(CleaningRules(exact_duplicates=True), is_code=False)
-    for _ in range(3):
-        cleaner.clean(Draft("", "same"))
-    cleaner.report.drop_later("exact_duplicates", 2, 8, ["same: as document 0"])
-    assert (cleaner.report.records_out, cleaner.report.bytes_out) == (1, 4)
-    rows = cleaner.report.rows()
-    assert rows[0] == ("exact_duplicates", "-", "-", "2", "8", "same: as document 0")
-    assert rows[-1][-1] == "1 of 3 records, 4 of 12 bytes kept"
-    assert all(len(row) == len(COLUMNS) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import MachineError
-from z2all_ds.corpus.cleaning import near_duplicates
+from z2all_ds.corpus.cleaning import near_duplicates, prefix_buckets
 from z2all_ds.corpus.cleaning.near_duplicates import (
     NUM_PERM,
     SEED,
     bands_and_rows,
-    candidate_pairs,
     find_near_duplicates,
     signature,
 )
@@ -60,7 +59,7 @@ def test_a_signature_is_datasketchs_own():
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
-def test_the_candidates_are_those_of_datasketchs_index(threshold):
+def test_the_candidates_are_those_of_datasketchs_index(tmp_path, threshold):
     rng = random.Random(1)
     texts = [document(rng, WORDS, 120) for _ in range(150)]
     texts += [edited(rng, rng.choice(texts), rng.randint(0, 8), WORDS) for _ in range(150)]
@@ -73,7 +72,11 @@ def test_the_candidates_are_those_of_datasketchs_index(threshold):
         minhash = datasketch.MinHash(num_perm=NUM_PERM, seed=SEED, hashvalues=values, **options)
         theirs |= {(number, earlier) for earlier in index.query(minhash)}
         index.insert(number, minhash)
-    ours = candidate_pairs([signatures[:100], signatures[100:]], bands_and_rows(threshold))
+    ours = set()
+    parts = [signatures[:100], signatures[100:]]
+    for numbers, places in near_duplicates._runs(parts, bands_and_rows(threshold), None, tmp_path):
+        for at, place in enumerate(places):
+            ours |= {(int(numbers[at]), int(earlier)) for earlier in numbers[at - place : at]}
     assert ours == theirs and len(ours) >= 30
 
 
@@ -98,7 +101,7 @@ def test_the_reason_is_an_earlier_document_that_is_alike():
     texts += [edited(rng, texts[number], 1, HAN, "") for number in (3, 7, 11)]
     found = find_near_duplicates([sign(texts[:9]), sign(texts[9:])], 0.8)
     assert found.pairs == [(20, 3), (21, 7), (22, 11)] and found.count == 3
-    assert [len(mask) for mask in found.keep] == [9, 14] and found.part_and_row(20) == (1, 11)
+    assert [len(mask) for mask in found.keep] == [9, 14]
 
 
 def test_in_a_chain_each_is_judged_by_any_earlier_one():
@@ -155,7 +158,8 @@ def test_parts_buckets_and_files_make_no_difference(tmp_path, monkeypatch, limit
     parts = [np.load(tmp_path / "part.npy", mmap_mode="r"), sign(texts[50:51]), sign(texts[51:])]
     if limit is not None:
         monkeypatch.setattr(near_duplicates, "_BYTES_IN_MEMORY", limit)
-    found = find_near_duplicates(parts, 0.8, scratch=tmp_path, rows_per_bucket=7)
+    monkeypatch.setattr(prefix_buckets, "ROWS_PER_BUCKET", 7)
+    found = find_near_duplicates(parts, 0.8, scratch=tmp_path)
     assert np.concatenate(found.keep).tolist() == whole.keep[0].tolist() and found.pairs == whole.pairs
     assert 10 < found.count == whole.count < 60
     assert [path.name for path in tmp_path.iterdir()] == ["part.npy"]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write
 from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms import ReadLimits, array_buffer, json_array
+from z2all_ds.corpus.forms import ReadLimits, json_array
 from z2all_ds.corpus.forms.json_array import JsonArrayReader
+from z2all_ds.corpus.forms.streams import Stream
 
 TEXT = st.text(alphabet='ab{}[],:"\\\n \u4e2d\U0001f600', max_size=12)
 VALUE = st.recursive(
@@ -19,16 +20,6 @@ VALUE = st.recursive(
     max_leaves=8,
 )
 ROWS = st.lists(st.dictionaries(TEXT | st.sampled_from(["id", "text"]), VALUE, max_size=4), max_size=8)
-
-
-class Pieces:
-    def __init__(self, data: bytes, size: int) -> None:
-        self.data, self.size, self.at = data, size, 0
-
-    def read(self, size: int) -> bytes:
-        piece = self.data[self.at : self.at + min(size, self.size)]
-        self.at += len(piece)
-        return piece
 
 
 @settings(max_examples=150, deadline=None)
@@ -47,8 +38,8 @@ def test_any_array_gives_its_rows(
     data = json.dumps(rows, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_array, "FILL_BYTES", fill)
-        patch.setattr(array_buffer.ArrayBuffer.grow, "__defaults__", (fill,))
-        reader = JsonArrayReader(Pieces(data, 7), "x.json", ReadLimits())
+        stream = Stream(data[start : start + 7] for start in range(0, len(data), 7))
+        reader = JsonArrayReader(stream, "x.json", ReadLimits())
         assert list(reader) == rows
 
 

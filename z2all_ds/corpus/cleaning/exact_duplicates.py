@@ -12,12 +12,9 @@ import numpy.typing as npt
 
 from z2all_ds.corpus.cleaning.prefix_buckets import (
     PAIRS_SHOWN,
-    ROWS_PER_BUCKET,
     Duplicates,
-    Mask,
     Rows,
     buckets,
-    flat_alive,
     split_like,
 )
 
@@ -44,20 +41,12 @@ def as_rows(keys: npt.NDArray[np.generic]) -> Rows:
     return keys.view(np.uint64)
 
 
-def find_exact_duplicates(
-    keys: Sequence[npt.NDArray[np.generic]],
-    alive: Sequence[Mask] | None = None,
-    rows_per_bucket: int = ROWS_PER_BUCKET,
-) -> Duplicates:
-    """Which documents repeat an earlier one. `keys`: one array a part (mapped or not), in the order of the parts.
-
-    Documents that are not `alive` were dropped before: they neither stay nor count.
-    """
+def find_exact_duplicates(keys: Sequence[npt.NDArray[np.generic]]) -> Duplicates:
+    """Finds documents that repeat an earlier one. `keys`: one array per part (mapped or not), in the order of parts."""
     parts = [as_rows(part) for part in keys]
-    alive_flat = flat_alive(parts, alive)
-    keep = np.ones(sum(len(part) for part in parts), dtype=bool) if alive_flat is None else alive_flat.copy()
+    keep = np.ones(sum(len(part) for part in parts), dtype=bool)
     count, pairs = 0, list[tuple[int, int]]()
-    for rows, numbers in buckets(parts, alive_flat, rows_per_bucket):
+    for rows, numbers in buckets(parts):
         order = np.lexsort((rows[:, 1], rows[:, 0]))  # stable, so that equal keys stay in the order of documents
         rows = rows[order]
         repeats = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1)) + 1

@@ -24,13 +24,11 @@ import numpy.typing as npt
 from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.cleaning.prefix_buckets import (
     PAIRS_SHOWN,
-    ROWS_PER_BUCKET,
     Duplicates,
     Indices,
     Mask,
     Rows,
     buckets,
-    flat_alive,
     split_like,
 )
 from z2all_ds.corpus.cleaning.shingles import shingle_hashes
@@ -105,7 +103,6 @@ def find_near_duplicates(
     threshold: float,
     alive: Sequence[Mask] | None = None,
     scratch: Path | None = None,
-    rows_per_bucket: int = ROWS_PER_BUCKET,
 ) -> Duplicates:
     """Which documents are like an earlier one. `signatures`: (documents, NUM_PERM) per part, mapped or not.
 
@@ -117,11 +114,12 @@ def find_near_duplicates(
     assert all(part.shape[1:] == (NUM_PERM,) for part in signatures), [part.shape for part in signatures]
     offsets = np.cumsum([0, *(len(part) for part in signatures)])
     needed = math.ceil(threshold * NUM_PERM - 1e-9)
-    alive_flat = flat_alive(signatures, alive)
+    alive_flat = None if alive is None else np.concatenate([np.zeros(0, dtype=bool), *alive])
+    assert alive_flat is None or len(alive_flat) == offsets[-1], "the masks belong to other parts"
     keep = np.ones(offsets[-1], dtype=bool) if alive_flat is None else alive_flat.copy()
     pairs: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory(prefix="near_duplicates_", dir=scratch) as folder:
-        for numbers, places in _runs(signatures, bands_and_rows(threshold), alive_flat, Path(folder), rows_per_bucket):
+        for numbers, places in _runs(signatures, bands_and_rows(threshold), alive_flat, Path(folder)):
             for later, earlier in _neighbours(numbers, places, keep):
                 alike = _values_in_common(signatures, offsets, later, earlier) >= needed
                 keep[later[alike]] = False
@@ -130,18 +128,8 @@ def find_near_duplicates(
     return Duplicates(split_like(keep, signatures), before - int(keep.sum()), pairs)
 
 
-def candidate_pairs(signatures: Sequence[Signatures], bands: tuple[int, int]) -> set[tuple[int, int]]:
-    """All (later, earlier) that share a band; for looking at, it can be the square of the number of documents."""
-    found: set[tuple[int, int]] = set()
-    with tempfile.TemporaryDirectory() as folder:
-        for numbers, places in _runs(signatures, bands, None, Path(folder), ROWS_PER_BUCKET):
-            for at, place in enumerate(places.tolist()):
-                found.update((int(numbers[at]), int(one)) for one in numbers[at - place : at])
-    return found
-
-
 def _runs(
-    signatures: Sequence[Signatures], bands: tuple[int, int], alive: Mask | None, folder: Path, rows_per_bucket: int
+    signatures: Sequence[Signatures], bands: tuple[int, int], alive: Mask | None, folder: Path
 ) -> Iterator[tuple[Indices, Indices]]:
     """Documents that share a band, per band and bucket: (their numbers, run after run, ascending in each; the place of
     each in its run)."""
@@ -149,7 +137,7 @@ def _runs(
     hashes, not_empty = _band_hashes(signatures, num_bands, rows, folder)
     usable = not_empty if alive is None else not_empty & alive
     for band in range(num_bands):
-        for values, numbers in buckets([hashes[band]], usable, rows_per_bucket):
+        for values, numbers in buckets([hashes[band]], usable):
             order = np.argsort(values, kind="stable")
             values = values[order]
             same_as_before = np.zeros(len(values), dtype=bool)

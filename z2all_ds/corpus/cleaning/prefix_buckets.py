@@ -30,14 +30,6 @@ class Duplicates:
     pairs: list[tuple[int, int]] = field(default_factory=list)
     """A few (duplicate, the earlier document it is like), in order of the duplicates."""
 
-    def part_and_row(self, document: int) -> tuple[int, int]:
-        """Where a document of `pairs` is found."""
-        for part, mask in enumerate(self.keep):
-            if document < len(mask):
-                return part, document
-            document -= len(mask)
-        raise AssertionError("beyond the last document")
-
 
 def split_like(flat: Mask, parts: Sequence[np.ndarray]) -> list[Mask]:
     """A mask over all documents as one mask a part."""
@@ -45,24 +37,14 @@ def split_like(flat: Mask, parts: Sequence[np.ndarray]) -> list[Mask]:
     return np.split(flat, ends[:-1]) if len(parts) else []
 
 
-def flat_alive(parts: Sequence[np.ndarray], alive: Sequence[Mask] | None) -> Mask | None:
-    """The masks of all parts as one."""
-    if alive is None:
-        return None
-    assert [len(mask) for mask in alive] == [len(part) for part in parts], "the masks belong to other parts"
-    return np.concatenate([np.asarray(mask, dtype=bool) for mask in alive]) if parts else np.zeros(0, dtype=bool)
-
-
-def buckets(
-    parts: Sequence[Rows], alive: Mask | None = None, rows_per_bucket: int = ROWS_PER_BUCKET
-) -> Iterator[tuple[Rows, Indices]]:
+def buckets(parts: Sequence[Rows], alive: Mask | None = None) -> Iterator[tuple[Rows, Indices]]:
     """Yields (rows, numbers of their documents, ascending) of one bucket after the other.
 
     A part is an array (documents,) or (documents, words), mapped or not; the bucket is told by the first bits of the
     first word, which must be a good hash.
     """
     num_rows = sum(len(part) for part in parts)
-    bits = max(0, (num_rows - 1) // rows_per_bucket).bit_length()
+    bits = max(0, (num_rows - 1) // ROWS_PER_BUCKET).bit_length()
     for bucket in range(1 << bits):
         rows: list[Rows] = []
         numbers: list[Indices] = []

@@ -47,16 +47,6 @@ class CleaningReport:
     def rule(self, name: str) -> RuleCount:
         return self.rules.setdefault(name, RuleCount())
 
-    def drop_later(self, rule: str, records: int, bytes_dropped: int, samples: list[str]) -> None:
-        """Counts documents that were let through and are found to be duplicates when all are known."""
-        count = self.rule(rule)
-        count.records_dropped += records
-        count.bytes_dropped += bytes_dropped
-        for sample in samples:
-            count.add_sample(sample)
-        self.records_out -= records
-        self.bytes_out -= bytes_dropped
-
     def merge(self, other: "CleaningReport") -> None:
         """Adds what another worker counted; its samples come after ours."""
         for name in ("records_in", "bytes_in", "records_out", "bytes_out"):

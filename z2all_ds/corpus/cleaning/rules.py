@@ -8,8 +8,6 @@ from z2all_ds.base.errors import ConfigError
 
 ALTERING = ("control_characters", "space_before_cjk", "repeated_punctuation")
 """Steps that change a text; never taken on code."""
-DROPPING = ("garbled", "min_chars", "max_chars", "max_symbol_share", "exact_duplicates", "near_duplicates")
-"""Steps that leave whole documents out."""
 
 EVERY_STEP: dict[str, Any] = {
     "garbled": True,

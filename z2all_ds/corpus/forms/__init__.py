@@ -1,9 +1,8 @@
 """Reading raw files as rows: JSON lines, JSON arrays, Parquet and plain text, packed or not, in bounded memory."""
 
-from z2all_ds.corpus.forms.detect import FORMS, detect_form
+from z2all_ds.corpus.forms.detect import FORMS
 from z2all_ds.corpus.forms.opening import open_slice
-from z2all_ds.corpus.forms.plan import plan_slices
-from z2all_ds.corpus.forms.raw_files import expand_raw
+from z2all_ds.corpus.forms.plan import expand_raw, plan_slices
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row, RowReader, Slice
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "Row",
     "RowReader",
     "Slice",
-    "detect_form",
     "expand_raw",
     "open_slice",
     "plan_slices",

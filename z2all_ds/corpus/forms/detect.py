@@ -1,20 +1,28 @@
-"""Which form a raw file has: by its name, and by its first bytes where the name does not tell."""
+"""Detects the packing and the form of data by its first bytes and its name. No other module does."""
 
 import re
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms.naming import harmless
-from z2all_ds.corpus.forms.parquet import MAGIC
-from z2all_ds.corpus.forms.slices import ReadLimits
-from z2all_ds.corpus.forms.streams import DiskFile, Unreadable, without_packing_endings
-from z2all_ds.corpus.forms.unpack import contents
+from z2all_ds.corpus.forms.judge import BOM
+from z2all_ds.corpus.forms.slices import harmless
 
 FORMS = ("jsonl", "json_array", "parquet", "txt", "lines")
-_PEEK_BYTES = 4096
-_BY_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
-_TEXT_ENDINGS = {".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".py", ".html", ".htm"}
+HEAD_BYTES = 4096
+"""How many first bytes the functions below need."""
+PARQUET_MAGIC = b"PAR1"
+_PACKING_MAGICS = {
+    "gz": (b"\x1f\x8b",),
+    "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n, 0x2A, 0x4D, 0x18]) for n in range(16))),
+    "zip": (b"PK\x03\x04", b"PK\x05\x06"),
+}
+_PACKING_ENDINGS = {"gz": (".gz", ".tgz"), "zst": (".zst", ".tzst"), "zip": (".zip",), "tar": (".tar",)}
+_STRIPPED_ENDINGS = re.compile(r"(?is)(?<=.)(\.tar|\.zip|\.tgz|\.tzst|(\.tar)?\.(gz|zst))\Z")
+_FORM_BY_ENDING = {
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".py", ".html", ".htm"), "txt"),
+}
 _OTHER_FORMATS = {
     ".csv": "pandas.read_csv(...).to_json(..., orient='records', lines=True) makes JSON lines of it.",
     ".tsv": "pandas.read_csv(..., sep='\\t').to_json(..., orient='records', lines=True) makes JSON lines of it.",
@@ -27,63 +35,41 @@ _OTHER_FORMATS = {
 }
 
 
-def check_form(form: str) -> None:
-    if form not in (*FORMS, "auto"):
-        raise ConfigError(f"form {form!r}", f"must be one of {', '.join(FORMS)} or auto", "Leave it out.")
+def packing_of(head: bytes, name: str) -> str:
+    """Returns gz, zst, zip, tar or "": by the first bytes, else by the name. An empty file has no packing."""
+    for packing, magics in _PACKING_MAGICS.items():
+        if head.startswith(magics):
+            return packing
+    if head[257:262] == b"ustar":
+        return "tar"
+    endings = _PACKING_ENDINGS.items() if head else ()
+    return next((packing for packing, names in endings if name.lower().endswith(names)), "")
 
 
-def form_by_name(name: str) -> str | None:
-    """Of a name without packing endings; None when the first bytes have to be asked."""
-    ending = Path(name).suffix.lower()
-    return "txt" if ending in _TEXT_ENDINGS else _BY_ENDING.get(ending)
+def is_packed_tar(name: str) -> bool:
+    return name.lower().endswith((".tgz", ".tzst", ".tar.gz", ".tar.zst"))
+
+
+def without_packing_endings(name: str) -> str:
+    """Returns `a` for `a.tar.gz`, `a.jsonl` for `a.jsonl.zst`."""
+    return _STRIPPED_ENDINGS.sub("", name)
 
 
 def form_of(name: str, head: bytes) -> str:
-    """Of a name without packing endings and the first bytes behind it."""
-    form = form_by_name(name)
-    if form:
-        return form
+    """Returns the form of a file with this name (without packing endings) and these first bytes."""
     ending = Path(name).suffix.lower()
+    if form := _FORM_BY_ENDING.get(ending):
+        return form
     rule = f"is of no form that can be read ({', '.join(FORMS)})"
     if ending in _OTHER_FORMATS:
         raise ConfigError(harmless(name), rule, _OTHER_FORMATS[ending])
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = head.removeprefix(BOM).lstrip()
     if ending == ".json":
         return "json_array" if text.startswith(b"[") else "jsonl"
-    if head.startswith(MAGIC):
+    if head.startswith(PARQUET_MAGIC):
         return "parquet"
     if b"\0" in head:
         raise ConfigError(harmless(name), rule, "It looks binary; leave it out, or name its form.")
     if not ending and re.match(rb"\[\s*\{", text):
         return "json_array"
     return "jsonl" if not ending and re.match(rb'\{\s*"', text) else "txt"
-
-
-def detect_form(path: Path) -> str:
-    """The form of a file; of an archive that of its first member with one (`auto` reads each by its own)."""
-    return detect(path)[0]
-
-
-def detect(path: Path) -> tuple[str, bool]:
-    """The form, and whether it is an archive, whose members may differ."""
-    refused: ConfigError | None = None
-    is_archive = False
-    disk = None
-    try:
-        disk = DiskFile(path, lambda _: None)
-        for content in contents(disk, path, ReadLimits()):
-            is_archive = bool(content.member)
-            head = b"" if isinstance(content.stream, Fault) else content.stream.peek(_PEEK_BYTES)
-            try:
-                return form_of(content.name, head), is_archive
-            except ConfigError as error:
-                refused = refused or error
-    except Unreadable:
-        pass  # reading it says what is wrong
-    finally:
-        if disk:
-            disk.close()
-    if refused:
-        raise ConfigError(str(path), refused.rule, refused.fix)
-    name = without_packing_endings(path.name)
-    return form_by_name(name) or ("jsonl" if name.lower().endswith(".json") else "txt"), is_archive

@@ -1,7 +1,7 @@
-"""What is wrong with a piece of JSON, said slowly and exactly; and what can be saved of it.
+"""Says exactly what is wrong with a piece of JSON or text, and saves what can be saved of it.
 
-Readers parse with orjson and come here only when it fails or when a value looks odd, so this may take its time. It
-saves what orjson refuses or bends: halves of surrogate pairs become U+FFFD, integers beyond 64 bits stay exact.
+Readers parse with orjson and call this only when it fails or when a value looks odd, so it may be slow. It saves what
+orjson refuses or changes: halves of surrogate pairs become U+FFFD, integers beyond 64 bits stay exact.
 """
 
 import json
@@ -16,14 +16,16 @@ from z2all_ds.corpus.schema import may_be_huge_number, without_lone_surrogates
 BOM = b"\xef\xbb\xbf"
 
 
-class _Refused(ValueError):
+class BadValue(ValueError):
+    """A value that no corpus can hold; `fault` says why."""
+
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
         self.fault = Fault(kind, detail)
 
 
 def fast_loads() -> Callable[[bytes], Any]:
-    """orjson's; without orjson one that always fails, so that every row goes the slow, exact way."""
+    """Returns orjson.loads; without orjson a function that always fails, so that judge_json reads every row."""
     try:
         import orjson
     except ImportError:
@@ -36,18 +38,15 @@ def _no_loads(_: bytes) -> NoReturn:
 
 
 def judge_json(data: bytes) -> Row | Fault:
-    """The row in these bytes, or why there is none."""
-    if 0 in data:
-        return Fault("nul", f"a NUL byte at byte {data.index(0)}")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return utf8_fault(error)
+    """Returns the row in these bytes, or why there is none."""
+    text = decode_text(data)
+    if isinstance(text, Fault):
+        return text
     try:
         value = _DECODER.decode(text)
         if isinstance(value, dict):
             return _mended(value, "")
-    except _Refused as refused:
+    except BadValue as refused:
         return refused.fault
     except json.JSONDecodeError as error:
         return Fault("json", f"{error.msg} at column {error.colno}")
@@ -59,7 +58,7 @@ def judge_json(data: bytes) -> Row | Fault:
 
 
 def read_object(data: bytes, loads: Callable[[bytes], Any]) -> Row | Fault:
-    """The row in these bytes: the fast way where nothing is odd, else judged."""
+    """Returns the row in these bytes, by `loads` where nothing is odd, else by judge_json."""
     try:
         row = loads(data)
     except ValueError:
@@ -67,6 +66,15 @@ def read_object(data: bytes, loads: Callable[[bytes], Any]) -> Row | Fault:
     if type(row) is not dict or b"\\u0000" in data or may_be_huge_number(row):
         return judge_json(data)
     return row
+
+
+def decode_text(data: bytes) -> str | Fault:
+    """Returns the text in these bytes, or why there is none."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return utf8_fault(error)
+    return Fault("nul", f"a NUL byte at byte {data.index(0)}; a binary file?") if "\0" in text else text
 
 
 def utf8_fault(error: UnicodeDecodeError) -> Fault:
@@ -77,7 +85,7 @@ def utf8_fault(error: UnicodeDecodeError) -> Fault:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refused("json", f"{name} is no JSON value")
+    raise BadValue("json", f"{name} is no JSON value")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -85,15 +93,15 @@ _JSON_NAMES = {str: "string", int: "number", float: "number", bool: "truth value
 
 
 def _mended(value: Any, path: str) -> Any:
-    """The same value without lone surrogates; refuses what no corpus can hold."""
+    """Returns the value without lone surrogates; refuses what no corpus can hold."""
     if isinstance(value, str):
         if "\0" in value:
-            raise _Refused("nul", f"\\u0000 in the text{path and f' of {path.lstrip(chr(46))!r}'}")
+            raise BadValue("nul", f"\\u0000 in the text{path and f' of {path[1:]!r}'}")
         return without_lone_surrogates(value)
     if isinstance(value, dict):
         return {_mended(key, path): _mended(inner, f"{path}.{key}") for key, inner in value.items()}
     if isinstance(value, list):
         return [_mended(inner, path) for inner in value]
     if isinstance(value, float) and math.isinf(value):
-        raise _Refused("json", f"a number beyond all floats{path and f' in {path.lstrip(chr(46))!r}'}")
+        raise BadValue("json", f"a number beyond all floats{path and f' in {path[1:]!r}'}")
     return value

@@ -1,18 +1,22 @@
 """Reader of Parquet: rows in small batches, so that a row group of gigabytes needs no more memory than a small one.
 
-A row group that cannot be read costs that row group; the others are still read.
+A row group that cannot be read costs that row group; the others are still read. Values become plain JSON values:
+times as ISO text, decimals as text, bytes as the text they hold.
 """
 
+import base64
+import datetime
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms.parquet_values import column_values
+from z2all_ds.corpus.forms.detect import PARQUET_MAGIC
+from z2all_ds.corpus.forms.judge import BadValue, utf8_fault
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row
 from z2all_ds.corpus.forms.streams import os_fault
 
-MAGIC = b"PAR1"
 BATCH_BYTES = 2 * 2**20
 """Smaller ones save no memory, larger ones no time."""
 MAX_BATCH_ROWS = 1024
@@ -31,20 +35,10 @@ def open_parquet(file: Path | IO[bytes]) -> Any:
 
 
 class ParquetReader:
-    """Row groups `start` to `stop` of one file."""
+    """Reads the row groups `groups` of one file."""
 
-    def __init__(
-        self,
-        file: Path | IO[bytes],
-        name: str,
-        limits: ReadLimits,
-        advance: Advance,
-        *,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        self._file, self._name, self._limits, self._advance = file, name, limits, advance
-        self._start, self._stop = start, stop
+    def __init__(self, file: Path | IO[bytes], name: str, limits: ReadLimits, advance: Advance, groups: slice) -> None:
+        self._file, self._name, self._limits, self._advance, self._groups = file, name, limits, advance, groups
         self._place = ""
 
     def where(self) -> str:
@@ -54,27 +48,16 @@ class ParquetReader:
         import pyarrow as pa
 
         try:
-            head, tail, size = _ends(self._file)
-        except OSError as error:
-            yield os_fault(error).fault
-            return
-        if size == 0:
-            yield Fault("empty_file", "no bytes in it")
-            return
-        if head == MAGIC and tail != MAGIC:
-            yield Fault("truncated", "a Parquet file without its end, where the table of contents is")
-            return
-        try:
             table = open_parquet(self._file)
         except (pa.ArrowException, OSError) as error:
-            yield Fault("container", f"no readable Parquet file ({_one_line(error)})")
+            yield _why_unreadable(self._file, error)
             return
         with table:
-            groups = table.metadata.num_row_groups
-            stop = groups if self._stop is None else min(self._stop, groups)
-            rows_before = sum(table.metadata.row_group(group).num_rows for group in range(min(self._start, stop)))
-            for group in range(self._start, stop):
-                yield from self._row_group(table, group, rows_before)
+            rows_before = 0
+            wanted = range(table.metadata.num_row_groups)[self._groups]
+            for group in range(wanted.stop):
+                if group in wanted:
+                    yield from self._row_group(table, group, rows_before)
                 rows_before += table.metadata.row_group(group).num_rows
 
     def _row_group(self, table: Any, group: int, rows_before: int) -> Iterator[Row | Fault]:
@@ -82,46 +65,41 @@ class ParquetReader:
 
         meta = table.metadata.row_group(group)
         bytes_on_disk = sum(meta.column(number).total_compressed_size for number in range(meta.num_columns))
-        bytes_told, done = 0, 0
-        batches: Any = None
+        bytes_counted, done = 0, 0
+        batches = _batches(table, group, self._limits.max_record_bytes)
         while True:
             try:
-                if batches is None:
-                    batch_rows = _rows_per_batch(table, group)
-                    batches = table.iter_batches(batch_size=batch_rows, row_groups=[group], use_threads=False)
                 batch = next(batches, None)
-                if batch is None:
-                    break
-                names = batch.schema.names
-                columns = [column_values(name, column) for name, column in zip(names, batch.columns, strict=True)]
             except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
                 self._place = f", row {rows_before + done + 1}"
                 lost = f"{meta.num_rows - done:,} rows of row group {group + 1} are lost"
                 yield Fault("row_group", f"{lost} ({_one_line(error)})")
                 break
-            too_long = self._long_rows(batch, columns)
-            faults = {number: fault for _, found in columns for number, fault in found.items()} | too_long
-            number_of_rows = batch.num_rows
-            del batch
-            for number, values in enumerate(zip(*(values for values, _ in columns), strict=True)):
+            if batch is None:
+                break
+            names, columns, faults = batch
+            for number, values in enumerate(zip(*columns, strict=True)):
                 self._place = f", row {rows_before + done + number + 1}"
                 yield faults[number] if number in faults else dict(zip(names, values, strict=True))
-            done += number_of_rows
+            done += len(columns[0]) if columns else 0
             reached = bytes_on_disk * done // max(1, meta.num_rows)
-            self._advance(reached - bytes_told)
-            bytes_told = reached
-        self._advance(bytes_on_disk - bytes_told)
+            self._advance(reached - bytes_counted)
+            bytes_counted = reached
+        self._advance(bytes_on_disk - bytes_counted)
 
-    def _long_rows(self, batch: Any, columns: list[tuple[list[Any], dict[int, Fault]]]) -> dict[int, Fault]:
-        limit = self._limits.max_record_bytes
-        if batch.nbytes <= limit:
-            return {}
-        faults = {}
-        for number in range(batch.num_rows):
-            size = sum(len(values[number]) for values, _ in columns if isinstance(values[number], str))
-            if size > limit:
-                faults[number] = Fault("too_long", f"{size:,} characters; the limit is {limit:,}")
-        return faults
+
+def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], list[list[Any]], dict[int, Fault]]]:
+    """Yields names of columns, their values, and what is wrong with some rows, for each batch of a row group."""
+    for batch in table.iter_batches(_rows_per_batch(table, group), row_groups=[group], use_threads=False):
+        names, size = batch.schema.names, batch.nbytes
+        faults: dict[int, Fault] = {}
+        columns = [_column_values(name, column, faults) for name, column in zip(names, batch.columns, strict=True)]
+        del batch
+        if size > limit:
+            for number, values in enumerate(zip(*columns, strict=True)):
+                if (length := sum(len(value) for value in values if isinstance(value, str))) > limit:
+                    faults[number] = Fault("too_long", f"{length:,} characters; the limit is {limit:,}")
+        yield names, columns, faults
 
 
 def _rows_per_batch(table: Any, group: int) -> int:
@@ -134,16 +112,87 @@ def _rows_per_batch(table: Any, group: int) -> int:
     return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / bytes_per_row)))
 
 
-def _ends(file: Path | IO[bytes]) -> tuple[bytes, bytes, int]:
-    if isinstance(file, Path):
-        with file.open("rb") as opened:
-            return _ends(opened)
-    head = (file.seek(0), file.read(4))[1]
-    size = file.seek(0, 2)
-    tail = (file.seek(max(0, size - 4)), file.read(4))[1]
-    file.seek(0)
-    return head, tail, size
+def _why_unreadable(file: Path | IO[bytes], error: Exception) -> Fault:
+    try:
+        with file.open("rb") if isinstance(file, Path) else file as opened:
+            opened.seek(0)
+            head, size = opened.read(4), opened.seek(0, 2)
+            opened.seek(max(0, size - 4))
+            tail = opened.read(4)
+    except OSError as os_error:
+        return os_fault(os_error).fault
+    if size == 0:
+        return Fault("empty_file", "no bytes in it")
+    if head == PARQUET_MAGIC != tail:
+        return Fault("truncated", "a Parquet file without its end, where the table of contents is")
+    return Fault("container", f"no readable Parquet file ({_one_line(error)})")
 
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def _column_values(name: str, column: Any, faults: dict[int, Fault]) -> list[Any]:
+    """Returns one column of a batch as plain values; adds what is wrong with some of them to `faults`, by row."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_null(kind):
+        return column.to_pylist()
+    if types.is_string(kind) or types.is_large_string(kind):
+        try:
+            texts: list[Any] = column.to_pylist()
+        except UnicodeDecodeError:  # somewhere in it; as bytes each value can be looked at alone
+            column = column.cast(pa.large_binary() if types.is_large_string(kind) else pa.binary())
+        else:
+            faults |= {n: _nul(name).fault for n, text in enumerate(texts) if text is not None and "\0" in text}
+            return texts
+    if types.is_timestamp(kind):
+        # Nanoseconds need pandas to become Python objects; nobody dates a document so closely.
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        if not types.is_temporal(kind):
+            raise
+        values = column.cast(pa.string()).to_pylist()  # years that Python's calendar does not have
+    for number, value in enumerate(values):
+        try:
+            values[number] = _plain(value, name, inside=False)
+        except BadValue as bad:
+            faults[number] = bad.fault
+    return values
+
+
+def _nul(name: str) -> BadValue:
+    return BadValue("nul", f"a NUL character in column {name!r}")
+
+
+def _plain(value: Any, name: str, inside: bool) -> Any:
+    """Returns the plain value. `inside` a list or struct, bytes are seldom text (pictures): they may become Base64."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        if "\0" in value:
+            raise _nul(name)
+        return value
+    if isinstance(value, bytes):
+        try:
+            return _plain(value.decode("utf-8"), name, inside)
+        except UnicodeDecodeError as error:
+            if inside:
+                return base64.b64encode(value).decode("ascii")
+            fault = utf8_fault(error)
+            raise BadValue(fault.kind, f"column {name!r}: {fault.detail}") from None
+    if isinstance(value, dict):
+        return {str(_plain(key, name, True)): _plain(inner, name, True) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, name, True) for inner in value]
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value)  # a decimal, and whatever else there is

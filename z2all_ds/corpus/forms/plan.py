@@ -1,46 +1,83 @@
-"""Cuts raw files into slices that workers can read on their own."""
+"""Finds the raw files of a domain and cuts them into slices that workers read independently."""
 
+import glob
+import os
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
-from z2all_ds.base.errors import DataError
-from z2all_ds.corpus.forms.archives import open_zip, zip_files
-from z2all_ds.corpus.forms.detect import check_form, detect
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.corpus.forms.contents import detect, open_zip, zip_files
+from z2all_ds.corpus.forms.detect import FORMS, form_of, without_packing_endings
 from z2all_ds.corpus.forms.parquet import open_parquet
 from z2all_ds.corpus.forms.slices import Slice
 from z2all_ds.corpus.forms.streams import DiskFile, Unreadable
-from z2all_ds.corpus.forms.unpack import packing_of_file
 
 DEFAULT_SLICE_BYTES = 128 * 2**20
 
 
+def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
+    """Returns each file once: files as given, folders in sorted order without hidden files, patterns expanded."""
+    found: dict[str, Path] = {}  # by real path: links may give a file several names
+    for given in paths:
+        path = Path(given).expanduser()
+        if path.exists():
+            files = _files_in(path)
+        elif glob.has_magic(str(path)):
+            files = [file for match in sorted(glob.glob(str(path), recursive=True)) for file in _files_in(Path(match))]
+        else:
+            raise DataError(str(given), "does not exist", "Check the path; relative ones start at the current folder.")
+        if not files:
+            raise DataError(str(given), "holds no file (hidden ones do not count)", "Check the path.")
+        for file in files:
+            found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
+
+
+def _files_in(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files, seen = [], set()
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        # a link may lead back to a folder above it
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.is_file() or file.is_symlink())
+
+
 def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -> list[Slice]:
-    """Slices in the file's order; together they are the whole file. `form` may be auto."""
-    check_form(form)
+    """Returns slices in the order of the file; together they are the whole file. `form` may be auto."""
+    if form not in (*FORMS, "auto"):
+        raise ConfigError(f"form {form!r}", f"must be one of {', '.join(FORMS)} or auto", "Leave it out.")
     assert slice_bytes > 0, slice_bytes
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(
-            str(path), f"cannot be read ({error.strerror})", "Check the path and its permissions."
-        ) from None
-    packing = packing_of_file(path)
-    if packing == "zip":
-        return _plan_zip(path, form, size, slice_bytes)
-    if form == "auto":
-        form, is_archive = detect(path)
-        if is_archive:
-            form = "auto"
-    if packing:
+        rule = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), rule, "Check the path and its permissions.") from None
+    try:
+        disk = DiskFile(path)
+    except Unreadable:  # reading it says what is wrong
+        form = form_of(without_packing_endings(path.name), b"") if form == "auto" else form
         return [Slice(str(path), form, raw_bytes=size)]
-    if form in ("jsonl", "lines"):
-        last = max(0, size - 1) // slice_bytes * slice_bytes
-        return [
-            Slice(str(path), form, start, stop if start < last else None, raw_bytes=min(stop, size) - start)
-            for start, stop in ((start, start + slice_bytes) for start in range(0, last + 1, slice_bytes))
-        ]
-    if form == "parquet":
+    with closing(disk):
+        if disk.packing == "zip":
+            return _plan_zip(disk, form, size, slice_bytes)
+        form = detect(disk) if form == "auto" else form
+    if form == "parquet" and not disk.packing:
         return _plan_parquet(path, size, slice_bytes)
-    return [Slice(str(path), form, raw_bytes=size)]
+    if form not in ("jsonl", "lines") or disk.packing:
+        return [Slice(str(path), form, raw_bytes=size)]
+    last = max(0, size - 1) // slice_bytes * slice_bytes
+    return [
+        Slice(str(path), form, start, stop if start < last else None, raw_bytes=min(stop, size) - start)
+        for start, stop in ((start, start + slice_bytes) for start in range(0, last + 1, slice_bytes))
+    ]
 
 
 def _plan_parquet(path: Path, size: int, slice_bytes: int) -> list[Slice]:
@@ -56,26 +93,23 @@ def _plan_parquet(path: Path, size: int, slice_bytes: int) -> list[Slice]:
     return [Slice(str(path), "parquet", start, stop, raw_bytes=sum(sizes[start:stop])) for start, stop in ranges]
 
 
-def _plan_zip(path: Path, form: str, size: int, slice_bytes: int) -> list[Slice]:
-    """Many small members make one slice: each slice reads the archive's table of contents anew."""
+def _plan_zip(disk: DiskFile, form: str, size: int, slice_bytes: int) -> list[Slice]:
+    """Puts many small members into one slice, because each slice reads the table of contents again."""
+    path = str(disk.path)
     try:
-        disk = DiskFile(path, lambda _: None)
-        try:
-            with open_zip(disk) as archive:
-                members = zip_files(archive)
-        finally:
-            disk.close()
+        with open_zip(disk) as archive:
+            members = zip_files(archive)
     except Unreadable:
-        return [Slice(str(path), form, raw_bytes=size)]
+        members = []
     slices = []
     for start, stop in _together([max(info.file_size, info.compress_size) for info in members], slice_bytes):
         raw_bytes = sum(info.compress_size for info in members[start:stop])
-        slices.append(Slice(str(path), form, start, stop, members[start].filename, raw_bytes))
-    return slices or [Slice(str(path), form, raw_bytes=size)]
+        slices.append(Slice(path, form, start, stop, members[start].filename, raw_bytes))
+    return slices or [Slice(path, form, raw_bytes=size)]
 
 
 def _together(sizes: list[int], slice_bytes: int) -> list[tuple[int, int]]:
-    """Ranges of neighbours that stay within the slice size; one that is larger stands alone."""
+    """Returns ranges of neighbours that stay within the slice size; one that is larger has its own range."""
     ranges: list[tuple[int, int]] = []
     start, total = 0, 0
     for number, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Slices: the pieces of raw files that workers read on their own, and the shape of every reader."""
+"""What all readers share: slices of raw files, limits, rows, and names that are safe to print."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from z2all_ds.corpus.faults import Fault
 
 Row = dict[str, Any]
 Advance = Callable[[int], None]
-"""Called now and then with the raw bytes read since the last call."""
+"""Takes the number of raw bytes read since the last call."""
+_LONGEST_NAME = 300
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """What no honest file goes beyond."""
+    """Limits against hostile and broken files."""
 
     max_record_bytes: int = 64 * 2**20
     max_expansion: float = 200.0
@@ -24,11 +25,11 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of one raw file, in the form that is read."""
+    """A part of one raw file that one worker reads."""
 
     path: str
     form: str
-    """jsonl, json_array, parquet, txt or lines; auto for a tar whose members are read by their names."""
+    """jsonl, json_array, parquet, txt or lines; auto for an archive, whose members each have their own form."""
     start: int = 0
     """First byte (jsonl, lines), row group (parquet) or member (zip)."""
     stop: int | None = None
@@ -40,8 +41,14 @@ class Slice:
 
 
 class RowReader(Protocol):
-    """Iterate for rows and faults; `where()` names the place of the last one given (`news.json:17`)."""
+    """Iterates over rows and faults; `where()` names the place of the last one (`news.json:17`)."""
 
     def __iter__(self) -> Iterator[Row | Fault]: ...
 
     def where(self) -> str: ...
+
+
+def harmless(name: str) -> str:
+    """Returns the name with U+FFFD for each character that does not print, cut to 300 characters."""
+    name = "".join(char if char.isprintable() else "\ufffd" for char in name)
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

@@ -4,7 +4,6 @@ The files grow under temporary names in the folder of unfinished work and get th
 small record beside them is written last and says that this shard is finished.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.manifest import ShardInfo
@@ -65,8 +64,8 @@ def tokenize_shard(job: ShardJob, numbered: tuple[int, ShardInfo]) -> TokenShard
     with (
         explain_disk_errors(out),
         ProgressFile(work / f"{number:05d}.progress", lambda: num_tokens) as progress,
-        _GrowingFile(work / f"{number:05d}-{os.getpid()}.tokens") as tokens_out,
-        _GrowingFile(work / f"{number:05d}-{os.getpid()}.ends") as ends_out,
+        HashedFile(work / f"{number:05d}-{os.getpid()}.tokens") as tokens_out,
+        HashedFile(work / f"{number:05d}-{os.getpid()}.ends") as ends_out,
     ):
         for texts, size in _batches(job, shard):
             try:
@@ -79,8 +78,8 @@ def tokenize_shard(job: ShardJob, numbered: tuple[int, ShardInfo]) -> TokenShard
             row = np.concatenate(documents)
             assert int(row.min()) >= 0 and int(row.max()) < tokenizer.size
             ends = np.cumsum([len(document) for document in documents], dtype=np.uint64) + np.uint64(num_tokens)
-            tokens_out.write(row.astype(dtype))
-            ends_out.write(ends.astype(ENDS_DTYPE))
+            tokens_out.write(row.astype(dtype).data)
+            ends_out.write(ends.astype(ENDS_DTYPE).data)
             text_bytes, num_tokens, num_documents = text_bytes + size, num_tokens + len(row), num_documents + len(texts)
             progress.advance(len(texts) * shard.bytes // shard.documents)
         make_folder((out / tokens_file).parent)
@@ -139,36 +138,3 @@ def _batches(job: ShardJob, shard: ShardInfo) -> Iterator[tuple[list[str], int]]
                 texts, size = [], 0
     if texts:
         yield texts, size
-
-
-class _GrowingFile:
-    """A file under a temporary name, hashed as it grows. Left without `finish`, it is gone."""
-
-    def __init__(self, path: Path) -> None:
-        self._temporary = temporary_name(path)
-        self._digest = hashlib.sha256()
-
-    def __enter__(self) -> "_GrowingFile":
-        self._stream = open(self._temporary, "wb")
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._temporary.unlink(missing_ok=True)
-        try:
-            self._stream.close()
-        except OSError:  # a full disk; the error that brought us here says so
-            if kind is None:
-                raise
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-    def write(self, values: np.ndarray) -> None:
-        self._stream.write(values.data)
-        self._digest.update(values.data)
-
-    def finish(self, final: Path) -> None:
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        publish(self._temporary, final)

@@ -1,4 +1,4 @@
-"""JSON lines and text lines: every line once whatever the slices, and every broken line named."""
+"""JSON lines, text lines and plain text: every line once whatever the slices, and every broken line named."""
 
 import json
 import subprocess
@@ -12,21 +12,10 @@ from hypothesis import strategies as st
 from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms import ReadLimits, judge, plan_slices
-from z2all_ds.corpus.forms.line_blocks import LongLine, line_blocks
+from z2all_ds.corpus.forms.streams import Stream
+from z2all_ds.corpus.forms.text_files import LongLine, line_blocks
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"\r")), max_size=12)
-
-
-class Trickle:
-    """A stream that gives as little as it may."""
-
-    def __init__(self, data: bytes, start: int = 0) -> None:
-        self.data, self.at = data, start
-
-    def read(self, size: int) -> bytes:
-        piece = self.data[self.at : self.at + min(size, 3)]
-        self.at += len(piece)
-        return piece
 
 
 @given(lines=LINES, ended=st.booleans(), slice_bytes=st.integers(1, 40), longest=st.integers(1, 12))
@@ -39,10 +28,10 @@ def test_slices_of_any_size_give_every_line_once(
         wanted.pop()
     found: list[bytes | int] = []
     for start in range(0, max(1, len(data)), slice_bytes):
-        stream = Trickle(data, max(0, start - 1))
+        stream = Stream(data[at : at + 3] for at in range(max(0, start - 1), len(data), 3))
         size = slice_bytes + (start > 0)
         for block in line_blocks(stream, longest, skip_first=start > 0, size=size):
-            found += [block.size] if isinstance(block, LongLine) else block.removesuffix(b"\n").split(b"\n")
+            found += [block] if isinstance(block, LongLine) else block.removesuffix(b"\n").split(b"\n")
     assert found == wanted
 
 
@@ -155,3 +144,22 @@ def test_a_line_of_100_mb_needs_little_memory(tmp_path: Path) -> None:
     """
     grown_kib = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
     assert grown_kib < 150 * 1024  # the limit of one record is 64 MiB
+
+
+@pytest.mark.parametrize(
+    ("data", "kinds", "text"),
+    [
+        (b"one\ntwo", [], "one\ntwo"),
+        (b"\xef\xbb\xbfone\r\ntwo\r\n", ["bom", "line_ends"], "one\ntwo\n"),
+        (b"", ["empty_file"], None),
+        (b"a\0b", ["nul"], None),
+        ("中文".encode("gb18030"), ["utf8"], None),
+        (b"x" * 1001, ["too_long"], None),
+    ],
+)
+def test_plain_text(tmp_path: Path, data: bytes, kinds: list[str], text: str | None) -> None:
+    items = read_all(write(tmp_path, "a.b.txt", data), limits=ReadLimits(max_record_bytes=1000))
+    assert faults_of(items) == [(kind, "a.b.txt") for kind in kinds]
+    assert rows_of(items) == ([] if text is None else [{"text": text, "name": "a.b"}])
+    if kinds == ["utf8"]:
+        assert "iconv -f GB18030" in details_of(items)

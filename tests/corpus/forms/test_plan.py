@@ -1,13 +1,13 @@
-"""Which files, which form, and plain text files."""
+"""Which files, and which form."""
 
 import gzip
 from pathlib import Path
 
 import pytest
 
-from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write, zip_of
+from tests.corpus.forms.reading import tar_of, write, zip_of
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.forms import ReadLimits, detect_form, expand_raw, plan_slices
+from z2all_ds.corpus.forms import expand_raw, plan_slices
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,13 @@ from z2all_ds.corpus.forms import ReadLimits, detect_form, expand_raw, plan_slic
         ("a.cpp", b"int x;", "txt"),
         ("wiki_00", b'{"id": 1}\n', "jsonl"),
         ("README", b"[see] text", "txt"),
-        ("a.zip", zip_of({"x/": b"", "__MACOSX/x": b"", "p.png": b"\x89\0", "b.json": b"[]"}), "json_array"),
+        ("a.zip", zip_of({"x/": b"", "__MACOSX/x": b"", "p.png": b"\x89\0", "b.json": b"[]"}), "auto"),
+        ("a.tar.gz", gzip.compress(tar_of({"p.png": b"\x89\0", "b.json": b"[]"}), mtime=0), "auto"),
         ("broken.json.gz", b"\x1f\x8bxx", "jsonl"),
     ],
 )
 def test_forms(tmp_path: Path, name: str, data: bytes, form: str) -> None:
-    assert detect_form(write(tmp_path, name, data)) == form
+    assert [piece.form for piece in plan_slices(write(tmp_path, name, data), "auto")] == [form]
 
 
 @pytest.mark.parametrize(("name", "fix"), [("a.csv", "JSON lines"), ("a.xz", "unxz"), ("a.bin", "binary")])
@@ -57,22 +58,3 @@ def test_expanding(tmp_path: Path) -> None:
     for missing in ("nothing.txt", "*.nothing", ".git/y"):
         with pytest.raises(DataError, match=r"does not exist|holds no file"):
             names(missing)
-
-
-@pytest.mark.parametrize(
-    ("data", "kinds", "text"),
-    [
-        (b"one\ntwo", [], "one\ntwo"),
-        (b"\xef\xbb\xbfone\r\ntwo\r\n", ["bom", "line_ends"], "one\ntwo\n"),
-        (b"", ["empty_file"], None),
-        (b"a\0b", ["nul"], None),
-        ("中文".encode("gb18030"), ["utf8"], None),
-        (b"x" * 1001, ["too_long"], None),
-    ],
-)
-def test_plain_text(tmp_path: Path, data: bytes, kinds: list[str], text: str | None) -> None:
-    items = read_all(write(tmp_path, "a.b.txt", data), limits=ReadLimits(max_record_bytes=1000))
-    assert faults_of(items) == [(kind, "a.b.txt") for kind in kinds]
-    assert rows_of(items) == ([] if text is None else [{"text": text, "name": "a.b"}])
-    if kinds == ["utf8"]:
-        assert "iconv -f GB18030" in details_of(items)

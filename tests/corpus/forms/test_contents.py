@@ -24,7 +24,7 @@ from tests.corpus.forms.reading import (
     zst,
 )
 from z2all_ds.base.errors import MachineError
-from z2all_ds.corpus.forms import ReadLimits, detect_form, open_slice, plan_slices
+from z2all_ds.corpus.forms import ReadLimits, open_slice, plan_slices
 
 PACKINGS = ("", ".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 ENDINGS = {"jsonl": ".jsonl", "json_array": ".json", "parquet": ".parquet", "txt": ".txt", "lines": ".lines"}
@@ -52,7 +52,8 @@ def test_every_form_in_every_packing(tmp_path: Path, form: str, packing: str) ->
         rows, wanted = [{"text": row["text"]} for row in rows], [{"text": row["text"]} for row in wanted]
     assert rows == wanted
     if form != "lines":
-        assert detect_form(path) == form
+        is_archive = "tar" in packing or packing in (".tgz", ".zip")
+        assert plan_slices(path, "auto")[0].form == ("auto" if is_archive else form)
 
 
 def test_progress_adds_up_to_the_bytes_on_disk(tmp_path: Path) -> None:
