@@ -29,9 +29,12 @@ def file_pieces(path: Path) -> Iterator[TextPiece]:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of the whole content."""
+    """Return the SHA-256 of the whole file, read in blocks."""
+    digest = hashlib.sha256()
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _json_lines(path: Path) -> Iterator[TextPiece]:
