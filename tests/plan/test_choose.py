@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from z2all_ds.plan.timing import StepTime
 
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Estimate, Fleet, Wishes, estimate, make_fleet, with_json
 from z2all_ds.plan.choose import AS_FAST, SHIPPED, candidates, explain, micro_batches, rank
 from z2all_ds.plan.hardware import GPUS
-from z2all_ds.plan.timing import StepTime
 
 RUN = load_run_config("z2all_1b")
 

@@ -5,8 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.failures import (
     HOUR,
     Interruptions,
@@ -17,6 +15,8 @@ from z2all_ds.plan.failures import (
     seconds_between_failures,
     simulate,
 )
+
+from z2all_ds.base.errors import ConfigError
 
 DAY = 24 * HOUR
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
 
 from z2all_ds.base.accounting import count_parameters
 from z2all_ds.base.config import load_run_config
-from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
 from z2all_ds.zero.ds_config import resolve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from z2all_ds.plan.measured import MATMUL_OPERATIONS, Measured, read_measured
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.cluster.agents.connections import Listener, Speed, measure
@@ -17,7 +18,6 @@ from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.cluster.preflight.health_rules import Turn
 from z2all_ds.cluster.preflight.health_run import Health, HealthTest
 from z2all_ds.plan.hardware import Link
-from z2all_ds.plan.measured import MATMUL_OPERATIONS, Measured, read_measured
 
 NAMES = ("n1", "n2", "n3")
 TURNS = (

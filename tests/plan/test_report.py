@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from z2all_ds.plan.gpu_memory import GpuMemory
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.plan import Plan, Risks, Wishes, make_fleet, make_plan, render, to_json
-from z2all_ds.plan.gpu_memory import GpuMemory
 from z2all_ds.plan.report import PARTS, WIDTH, between, print_whole
 
 PARAMETERS_1B = 1_255_499_776

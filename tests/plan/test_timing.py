@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from z2all_ds.plan.timing import Host, Network, StepTime, sending, step_time
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.hardware import LINKS, REACHED, Link
-from z2all_ds.plan.timing import Host, Network, StepTime, sending, step_time
 from z2all_ds.plan.traffic import Collective, HostTraffic
 
 PEAK = 1e15

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from z2all_ds.plan.write import write_choice
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Plan, Risks, Wishes, make_fleet, make_plan
-from z2all_ds.plan.write import write_choice
 
 OVERRIDES = ["optimizer.lr=3e-4", "run_dir=runs/它's"]
 
