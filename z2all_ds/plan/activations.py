@@ -38,14 +38,10 @@ def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", compiled: bool = F
 class Activations:
     """Activations of one micro-batch on one GPU, in bytes."""
 
-    kept: int
-    """Kept by all layers, the embedding and the last norm until their backward pass."""
-    logits: int
-    """Peak of the head: logits, what the loss keeps of them, and gradients."""
-    again: int
-    """Recomputed for one layer, or for a part of it, before its backward pass."""
-    backward: int
-    """Gradients inside a layer during its backward pass."""
+    kept: int  # Kept by all layers, the embedding and the last norm until their backward pass
+    logits: int  # Peak of the head: logits, what the loss keeps of them, and gradients
+    again: int  # Recomputed for one layer, or for a part of it, before its backward pass
+    backward: int  # Gradients inside a layer during its backward pass
 
     def temporary(self, graphs: bool) -> int:
         """Return the peak of all that is not kept.

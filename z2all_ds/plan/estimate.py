@@ -30,10 +30,8 @@ class StepTime:
     """Seconds of one optimizer step."""
 
     compute: float
-    hidden: float
-    """Communication that DeepSpeed overlaps with compute, if there is enough compute."""
-    exposed: float
-    """Communication that is waited for, and all of an offload."""
+    hidden: float  # Communication that DeepSpeed overlaps with compute, if there is enough compute
+    exposed: float  # Communication that is waited for, and all of an offload
 
     @property
     def least(self) -> float:
@@ -85,10 +83,8 @@ class Estimate:
     memory: GpuMemory
     collectives: tuple[Collective, ...]
     offload: HostTraffic
-    time: StepTime | None
-    """None where the speed is not known: no GPU is named, or weights are fp32."""
-    reached: float | None
-    """Share of the peak that `time` assumes."""
+    time: StepTime | None  # None where the speed is not known: no GPU is named, or weights are fp32
+    reached: float | None  # Share of the peak that `time` assumes
 
     @property
     def name(self) -> str:
@@ -139,13 +135,6 @@ class Estimate:
             low, high = (self.tokens_per_step * flops / (seconds * peak * gpus) for seconds in bounds)
             found[name] = (low, high)
         return found
-
-    def days(self, tokens: int) -> tuple[float, float] | None:
-        """Return (at least, at most) without failures."""
-        if self.time is None:
-            return None
-        steps = tokens / self.tokens_per_step
-        return steps * self.time.least / 86400, steps * self.time.most / 86400
 
 
 def estimate(run: RunConfig, fleet: Fleet) -> Estimate:

@@ -12,8 +12,7 @@ from z2all_ds.plan.traffic import HostTraffic
 GPUS_PER_NODE = 8
 INSIDE, BETWEEN = "pcie4", "eth100"
 HOST_MEMORY_SPEED = 100e9
-"""Bytes per second of the optimizer step on a machine's CPUs, for all its GPUs: 16 cores reached it for one H200 (ZeRO-2
-with offload)."""
+"""Bytes per second of the optimizer step on a machine's CPUs, for all its GPUs: reached by 16 cores for one H200."""
 DISK_SPEED = 3e9
 """Bytes per second of a machine's disk, for all its GPUs. Assumed: about one NVMe disk at PCIe 3."""
 
@@ -45,8 +44,7 @@ class Network:
     gpus_per_node: int
     inside: Link
     between: Link
-    adapters: int
-    """Adapters per machine, each with the speed of `between`."""
+    adapters: int  # Adapters per machine, each with the speed of `between`
 
     def speed(self, gpus: int) -> float:
         """Return the bytes per second of each GPU's part of a ring. A machine uses all its adapters at once, with as
@@ -65,8 +63,7 @@ class Network:
 class Host:
     """Speeds of each machine that an offload uses."""
 
-    bus: Link = LINKS["pcie4"]
-    """Per GPU, in one direction."""
+    bus: Link = LINKS["pcie4"]  # Per GPU, in one direction
     memory: float = HOST_MEMORY_SPEED
     disk: float = DISK_SPEED
 
@@ -82,17 +79,13 @@ class Fleet:
     """GPUs with their links and hosts."""
 
     gpus: int
-    memory: int | None
-    """Per GPU."""
-    peak: float | None
-    """16-bit operations per second of one GPU; without it there are no times."""
+    memory: int | None  # Per GPU
+    peak: float | None  # 16-bit operations per second of one GPU; without it there are no times
     has_bf16: bool
     network: Network
     host: Host
-    host_memory: int | None
-    """Per machine, for the ranks of all its GPUs."""
-    reached: float | None
-    """Share of the peak, where the user gives it."""
+    host_memory: int | None  # Per machine, for the ranks of all its GPUs
+    reached: float | None  # Share of the peak, where the user gives it
     assumptions: tuple[str, ...]
 
     @property

@@ -1,8 +1,8 @@
 """GPUs and links by name with the values that a plan uses, and values that `z2all doctor --json` has measured.
 
 Options of `z2all plan` replace every value. Peaks are in `base/accounting.py`. Memory is what nvidia-smi shows. Link
-speeds are those of one direction: of NVLink and PCIe per GPU, of networks per adapter. Large messages reach `REACHED` of
-them.
+speeds are those of one direction: of NVLink and PCIe per GPU, of networks per adapter. Large messages reach the
+share `REACHED` of them.
 """
 
 import json
@@ -27,12 +27,10 @@ class Gpu:
     """One type of GPU."""
 
     name: str
-    peak: float
-    """Dense 16-bit operations per second."""
+    peak: float  # Dense 16-bit operations per second
     memory: int
-    link: str
-    """Default link to the other GPUs of its machine."""
-    has_bf16: bool = True
+    link: str  # Default link to the other GPUs of its machine
+    has_bf16: bool
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,9 @@ class Link:
     """A connection between GPUs."""
 
     name: str
-    speed: float
-    """Bytes per second in one direction."""
-    latency: float
-    """Seconds for an empty message."""
-    is_reached: bool = False
-    """The speed was measured and is not from a data sheet."""
+    speed: float  # Bytes per second in one direction
+    latency: float  # Seconds for an empty message
+    is_reached: bool = False  # The speed was measured and is not from a data sheet
 
     @property
     def usable(self) -> float:
@@ -53,29 +48,30 @@ class Link:
         return self.speed if self.is_reached else REACHED * self.speed
 
 
-def _gpu(key: str, cuda_name: str, mebibytes: int, link: str, has_bf16: bool = True) -> tuple[str, Gpu]:
+def _peak(cuda_name: str) -> float:
     peak = peak_flops(cuda_name)
     assert peak is not None, cuda_name
-    return key, Gpu(key, peak, mebibytes * MIB, link, has_bf16)
+    return peak
 
 
-GPUS: dict[str, Gpu] = dict(
-    (
-        _gpu("h200", "NVIDIA H200", 143_771, "nvlink4"),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", 81_559, "nvlink4"),
-        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81_559, "pcie5"),
-        _gpu("h800", "NVIDIA H800", 81_559, "nvlink-h800"),
-        _gpu("a100-80", "NVIDIA A100-SXM4-80GB", 81_920, "nvlink3"),
-        _gpu("a100-40", "NVIDIA A100-SXM4-40GB", 40_960, "nvlink3"),
-        _gpu("a800", "NVIDIA A800-SXM4-80GB", 81_920, "nvlink-a800"),
-        _gpu("l40s", "NVIDIA L40S", 46_068, "pcie4"),
-        _gpu("a6000", "NVIDIA RTX A6000", 49_140, "pcie4"),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_564, "pcie4"),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_576, "pcie4"),
-        _gpu("v100-32", "Tesla V100-SXM2-32GB", 32_768, "nvlink2", has_bf16=False),
-        _gpu("v100-16", "Tesla V100-SXM2-16GB", 16_384, "nvlink2", has_bf16=False),
+GPUS: dict[str, Gpu] = {
+    key: Gpu(key, _peak(cuda_name), mebibytes * MIB, link, has_bf16=not key.startswith("v100"))
+    for key, cuda_name, mebibytes, link in (
+        ("h200", "NVIDIA H200", 143_771, "nvlink4"),
+        ("h100", "NVIDIA H100 80GB HBM3", 81_559, "nvlink4"),
+        ("h100-pcie", "NVIDIA H100 PCIe", 81_559, "pcie5"),
+        ("h800", "NVIDIA H800", 81_559, "nvlink-h800"),
+        ("a100-80", "NVIDIA A100-SXM4-80GB", 81_920, "nvlink3"),
+        ("a100-40", "NVIDIA A100-SXM4-40GB", 40_960, "nvlink3"),
+        ("a800", "NVIDIA A800-SXM4-80GB", 81_920, "nvlink-a800"),
+        ("l40s", "NVIDIA L40S", 46_068, "pcie4"),
+        ("a6000", "NVIDIA RTX A6000", 49_140, "pcie4"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", 24_564, "pcie4"),
+        ("rtx3090", "NVIDIA GeForce RTX 3090", 24_576, "pcie4"),
+        ("v100-32", "Tesla V100-SXM2-32GB", 32_768, "nvlink2"),
+        ("v100-16", "Tesla V100-SXM2-16GB", 16_384, "nvlink2"),
     )
-)
+}
 
 LINKS: dict[str, Link] = {
     name: Link(name, speed, latency)
@@ -128,8 +124,6 @@ def _named(name: str, table: Mapping[str, Known], what: str, fix: str) -> Known:
     return found
 
 
-MATMUL_OPERATIONS = {"cpu": 2 * 512**3, "cuda": 2 * 8192**3}
-"""Operations of one product in the health test (shapes: `cluster/preflight/health_worker.py`), in fp32 and bf16."""
 MEASURE = "Write one: `z2all doctor FOLDER --hostfile H --json > FILE`, or without --hostfile for this machine alone."
 
 
@@ -141,17 +135,8 @@ class Measured:
     link: Link | None = None
     """Slowest connection of two nodes: speed of one TCP stream in its slower direction, half of the round trip. A lower
     bound where NCCL uses InfiniBand or several adapters."""
-    pair: tuple[str, str] | None = None
-    """Nodes of that connection, in the slower direction."""
-    matmul: float | None = None
-    """Operations per second of a large product on the slowest node; bf16 on GPUs, fp32 on CPUs."""
-    matmul_node: str | None = None
-    matmul_device: str | None = None
-    """cuda or cpu."""
-    all_gather: float | None = None
-    """Bytes per second between the slowest two nodes, by NCCL (by gloo on CPU nodes)."""
-    disk: float | None = None
-    """Bytes per second, written and synced in the folder of runs."""
+    all_gather: float | None = None  # Bytes per second between the slowest two nodes, by NCCL (by gloo on CPU nodes)
+    disk: float | None = None  # Bytes per second, written and synced in the folder of runs
 
 
 def read_measured(path: str | Path) -> Measured:
@@ -181,36 +166,20 @@ def _of_one_machine(file: str, findings: Sequence[Mapping[str, Any]]) -> Measure
 
 
 def _of_nodes(file: str, content: Mapping[str, Any]) -> Measured:
-    ways: list[tuple[float, tuple[str, str], float]] = []
+    ways: list[tuple[float, float]] = []
     for entry in content["pairs"]:
         pair = (str(entry["from"]), str(entry["to"]))
         latency = _positive(file, f"the latency of {' -> '.join(pair)}", entry["latency_us"]) / 2e6  # of a round trip
         for direction, gigabits in ((pair, entry["gigabits_out"]), (pair[::-1], entry["gigabits_in"])):
             speed = _positive(file, f"the speed of {' -> '.join(direction)}", gigabits) * 1e9 / 8
-            ways.append((speed, direction, latency))
+            ways.append((speed, latency))
     if not ways:
         rule = f"has no pair of nodes that was measured ({len(content['places'])} data interfaces found)"
         raise ConfigError(f"file {file}", rule, "Give `z2all doctor` a hostfile of two nodes or more that connect.")
-    speed, pair, latency = min(ways)
-    return Measured(file, Link("measured", speed, latency), pair, **_of_health(file, content.get("health") or {}))
-
-
-def _of_health(file: str, health: Mapping[str, Any]) -> dict[str, Any]:
-    turns, device = health.get("turns", []), health.get("device")
+    turns = (content.get("health") or {}).get("turns", [])
     gathers = [turn["gather_gbps"] for turn in turns if turn["gather_gbps"] is not None]
-    found: dict[str, Any] = {}
-    if gathers:
-        found["all_gather"] = _positive(file, "the speed of an all-gather", min(gathers)) * 1e9
-    best: dict[str, float] = {}  # per node, because other work can disturb one round
-    for turn in turns:
-        if turn["matmul_ms"] is not None:
-            took = _positive(file, f"the time of a matmul on {turn['node']}", turn["matmul_ms"]) / 1e3
-            best[turn["node"]] = min(took, best.get(turn["node"], math.inf))
-    if best and device in MATMUL_OPERATIONS:
-        slowest = max(best, key=lambda node: best[node])
-        rate = MATMUL_OPERATIONS[device] / best[slowest]
-        found |= {"matmul": rate, "matmul_node": slowest, "matmul_device": device}
-    return found
+    all_gather = _positive(file, "the speed of an all-gather", min(gathers)) * 1e9 if gathers else None
+    return Measured(file, Link("measured", *min(ways)), all_gather)
 
 
 def _positive(file: str, what: str, value: Any) -> float:

@@ -33,24 +33,17 @@ class GpuMemory:
     """Memory of one GPU in bytes."""
 
     weights: int = 0
-    gradients: int = 0
-    """Gradients of one micro-batch in the compute dtype."""
-    accumulation: int = 0
-    """Separate sums over micro-batches."""
+    gradients: int = 0  # Gradients of one micro-batch in the compute dtype
+    accumulation: int = 0  # Separate sums over micro-batches
     master_weights: int = 0
     moments: int = 0
-    gathered: int = 0
-    """Stage 3: weights of other ranks that are present, prefetched or kept for the backward pass."""
-    buckets: int = 0
-    """Communication buckets of gradients, and DeepSpeed's copies in the step."""
+    gathered: int = 0  # Stage 3: weights of other ranks that are present, prefetched or kept for the backward pass
+    buckets: int = 0  # Communication buckets of gradients, and DeepSpeed's copies in the step
     activations: int = 0
     logits: int = 0
-    context: int = 0
-    """CUDA's own memory and NCCL's buffers."""
-    fragmentation: int = 0
-    """Allowance for holes between tensors."""
-    host: int = 0
-    """Main memory of this GPU's rank."""
+    context: int = 0  # CUDA's own memory and NCCL's buffers
+    fragmentation: int = 0  # Allowance for holes between tensors
+    host: int = 0  # Main memory of this GPU's rank
     disk: int = 0
 
     @property
@@ -141,8 +134,8 @@ def _states(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemor
 def _keeps_gradients(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
     """Return whether gradients in the compute dtype exist when activations are largest.
 
-    Gradients of a single micro-batch appear while activations are freed. Stage 0, and stage 1 in one dtype, add the next
-    micro-batch to them; DeepSpeed's BF16 optimizer keeps them, filled with zeros, unless there are sinks.
+    Gradients of a single micro-batch appear while activations are freed. Stage 0, and stage 1 in one dtype, add the
+    next micro-batch to them; DeepSpeed's BF16 optimizer keeps them, filled with zeros, unless there are sinks.
     """
     if resolved.accumulation == 1 or resolved.stage > 1 or _all_in_sinks(run, resolved):
         return resolved.stage > 1 and resolved.dtypes.accumulation == resolved.dtype

@@ -54,12 +54,9 @@ class Interruptions:
     """Seconds between failures of the whole fleet, and seconds that failures and checkpoints cost."""
 
     between: float
-    restart: float
-    """From a failure to the next new step."""
-    save: float
-    """Training waits for a checkpoint."""
-    write: float = 0.0
-    """Until a checkpoint is on disk, while training continues."""
+    restart: float  # From a failure to the next new step
+    save: float  # Training waits for a checkpoint
+    write: float = 0.0  # Until a checkpoint is on disk, while training continues
 
 
 @dataclass(frozen=True)
@@ -68,22 +65,17 @@ class Nodes:
 
     training: int
     spare: int = 0
-    least: int = 1
-    """With fewer nodes training waits; between `least` and `training` it continues more slowly."""
-    repair: float = 0.0
-    """Seconds until a failed node returns."""
+    least: int = 1  # With fewer nodes training waits; between `least` and `training` it continues more slowly
+    repair: float = 0.0  # Seconds until a failed node returns
 
 
 @dataclass(frozen=True)
 class Simulated:
     """Means over several simulated runs."""
 
-    goodput: float
-    """Share of the whole fleet's time that is training that counts."""
-    error: float
-    """Standard error of the goodput."""
-    failures: float
-    """Per run."""
+    goodput: float  # Share of the whole fleet's time that is training that counts
+    error: float  # Standard error of the goodput
+    failures: float  # Per run
 
 
 def failure_probability(seconds: float, between: float) -> float:
@@ -164,30 +156,25 @@ class Outlook:
     """A run of `tokens`; pairs are (at least, at most)."""
 
     tokens: int
-    days: tuple[float, float]
-    """Without failures."""
+    days: tuple[float, float]  # Without failures
     gpu_hours: tuple[float, float]
     checkpoint_bytes: int
-    save_seconds: float
-    """Training waits."""
+    save_seconds: float  # Training waits
     write_seconds: float
-    interval_seconds: float
-    """Between saves, for the least loss."""
+    interval_seconds: float  # Between saves, for the least loss
     interval_steps: int
-    failure_probability: float
-    """Of at least one failure."""
-    failures: float
-    """Expected number."""
-    goodput: float
-    """Share of the time that is training that counts, by the closed form."""
+    failure_probability: float  # Of at least one failure
+    failures: float  # Expected number
+    goodput: float  # Share of the time that is training that counts, by the closed form
     simulated: Simulated
 
 
 def look_ahead(of: Estimate, tokens: int, risks: Risks) -> Outlook | None:
     """Return the outlook by the longer step time, or None where step times are not known."""
-    days = of.days(tokens)
-    if days is None or of.time is None:
+    if of.time is None:
         return None
+    steps = tokens / of.tokens_per_step
+    days = (steps * of.time.least / 86400, steps * of.time.most / 86400)
     fleet = of.fleet
     checkpoint = CHECKPOINT_BYTES * count_parameters(of.run.model.shape).total
     # Assumes the slowest case: one disk that all machines share.

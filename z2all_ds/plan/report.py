@@ -1,6 +1,7 @@
 """The plan as table, JSON and run config: a column per ZeRO JSON, the choice in words, and all assumptions."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -50,16 +51,12 @@ class Plan:
 
     run: RunConfig
     fleet: Fleet
-    rows: tuple[Estimate, ...]
-    """Each JSON with the config's own micro-batch."""
-    ranked: tuple[Estimate, ...]
-    """JSONs that fit, each with its best micro-batch, the best first."""
+    rows: tuple[Estimate, ...]  # Each JSON with the config's own micro-batch
+    ranked: tuple[Estimate, ...]  # JSONs that fit, each with its best micro-batch, the best first
     words: tuple[str, ...]
     advice: tuple[Advice, ...]
-    tokens: int | None
-    """Tokens of the whole run, if the user gives them."""
-    outlook: Outlook | None
-    """Outlook of the best choice."""
+    tokens: int | None  # Tokens of the whole run, if the user gives them
+    outlook: Outlook | None  # Outlook of the best choice
     assumptions: tuple[str, ...]
 
 
@@ -198,12 +195,12 @@ def _lines(plan: Plan) -> list[tuple[str, Cell]]:
     lines.append(("total", lambda row: _gb(row.memory.total)))
     if plan.fleet.memory is not None:
         lines.append(
-            (f"left of {_gb(plan.fleet.memory)}", lambda row: _red(f"{(row.left or 0) / 1e9:.1f}", _lacks(row)))
+            (f"left of {_gb(plan.fleet.memory)}", lambda row: _red(f"{(row.left or 0) / 1e9:.1f}", (row.left or 0) < 0))
         )
     return [
         *lines,
         (PAPER, _paper),
-        ("host memory", lambda row: _red(_gb(row.memory.host), _lacks_host(row))),
+        ("host memory", lambda row: _red(_gb(row.memory.host), row.host_bytes > (row.fleet.host_memory or math.inf))),
         ("disk", lambda row: _gb(row.memory.disk)),
         ("sent a step", lambda row: _gb(row.sent)),
         ("to and from host", lambda row: _gb(row.over_bus)),
@@ -222,14 +219,6 @@ def _gb(count: float) -> str:
 
 def _red(text: str, is_red: bool) -> str:
     return f"[red]{text}[/red]" if is_red else text
-
-
-def _lacks(row: Estimate) -> bool:
-    return (row.left or 0) < 0
-
-
-def _lacks_host(row: Estimate) -> bool:
-    return row.fleet.host_memory is not None and row.host_bytes > row.fleet.host_memory
 
 
 def _paper(row: Estimate) -> str:

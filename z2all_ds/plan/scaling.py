@@ -41,8 +41,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Points of each JSON, the smallest fleet first. A JSON has no point where it does not fit, or where the GPU does not
-    have its dtype."""
+    """Points of each JSON, the smallest fleet first. A JSON that does not fit has no point."""
 
     sizes: tuple[int, ...]
     points: dict[str, tuple[Point, ...]]

@@ -1,8 +1,8 @@
 """Advice on the sizes of a model, each with its reason and its gain.
 
 Times are of products on an H200 (`z2all bench shapes`, docs/results/2026-11-15_h200_bench_shapes.json): a size that is
-no multiple of 8 cost 3.7 (feed-forward) to 5.7 (head) times as much; multiples of 8, 64, 128 and 512 differed by at most
-8 %, without a trend. On another GPU run `z2all bench shapes`.
+no multiple of 8 cost 3.7 (feed-forward) to 5.7 (head) times as much; multiples of 8, 64, 128 and 512 differed by up
+to 8 %, without a trend. On another GPU run `z2all bench shapes`.
 """
 
 import math

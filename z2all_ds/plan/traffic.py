@@ -55,18 +55,12 @@ class Collective:
     """The same message, sent `times` per step."""
 
     what: str
-    kind: str
-    """all_reduce, all_gather, reduce_scatter or reduce."""
-    size: int
-    """Bytes of the whole message, over all ranks."""
-    times: int
-    """Per step."""
-    calls: int
-    """Calls that one message is split into."""
-    beside_compute: bool
-    """DeepSpeed overlaps it with compute."""
-    among: int
-    """Ranks that take part: all, or those of one group."""
+    kind: str  # all_reduce, all_gather, reduce_scatter or reduce
+    size: int  # Bytes of the whole message, over all ranks
+    times: int  # Per step
+    calls: int  # Calls that one message is split into
+    beside_compute: bool  # DeepSpeed overlaps it with compute
+    among: int  # Ranks that take part: all, or those of one group
 
     def sent(self) -> float:
         """Return the bytes that one rank sends per step with a ring; the mean over ranks for `reduce`."""
@@ -80,8 +74,7 @@ class HostTraffic:
 
     to_host: int = 0
     to_gpu: int = 0
-    stepped: int = 0
-    """Bytes of host memory that the optimizer step on the CPU reads and writes."""
+    stepped: int = 0  # Bytes of host memory that the optimizer step on the CPU reads and writes
     disk_read: int = 0
     disk_written: int = 0
 
@@ -147,13 +140,13 @@ def _gradients_below_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ran
     flat = resolved.stage == 1 and bf16_optimizer and not resolved.offload_optimizer
     if flat or resolved.stage == 0:
         vectors = sum(weight.numel for weight in weights if weight.is_vector)
-        calls = _engine_calls([sum(numels) - vectors, vectors] if flat else numels)
+        calls = _calls([sum(numels) - vectors, vectors] if flat else numels, ENGINE_BUCKET, may_overflow=True)
         return Collective("gradients", "all_reduce", size, 1, calls, False, ranks)
     if resolved.stage == 1:  # after the last backward pass, one group after the other
         numels = [weight.numel for weight in sorted(weights, key=lambda weight: weight.is_vector)]
     to_owners = zero.get("reduce_scatter", True) and not zero.get("use_multi_rank_bucket_allreduce", True)
     # To owners, each bucket is split at the borders between owners.
-    calls = _bucket_calls(resolved, numels) + (ranks - 1 if to_owners else 0)
+    calls = _calls(numels, setting(resolved, "reduce_bucket_size")) + (ranks - 1 if to_owners else 0)
     times, overlap = (resolved.accumulation, bool(zero.get("overlap_comm"))) if resolved.stage == 2 else (1, False)
     return Collective("gradients", "reduce" if to_owners else "all_reduce", size, times, calls, overlap, ranks)
 
@@ -167,30 +160,22 @@ def _gradients_at_stage_3(resolved: ResolvedDeepSpeed, shape: ModelShape, ranks:
         kind="reduce_scatter" if scatter else "all_reduce",
         size=padded * BYTES_PER_DTYPE[resolved.dtypes.communication],
         times=resolved.accumulation,
-        calls=_bucket_calls(resolved, numels),
+        calls=_calls(numels, setting(resolved, "reduce_bucket_size")),
         beside_compute=bool(zero.get("overlap_comm", True)),
         among=ranks,
     )
 
 
-def _engine_calls(numels: Iterable[int]) -> int:
-    """Count the engine's calls: it sends as soon as more than a bucket is pending."""
+def _calls(numels: Iterable[int], bucket: int, may_overflow: bool = False) -> int:
+    """Count the calls that send gradients in buckets. The engine's buckets may overflow; the optimizer sends a bucket
+    before it would overflow, and a larger gradient alone."""
     calls = pending = 0
     for numel in numels:
-        pending += numel
-        if pending > ENGINE_BUCKET:
-            calls, pending = calls + 1, 0
-    return calls + (pending > 0)
-
-
-def _bucket_calls(resolved: ResolvedDeepSpeed, numels: Iterable[int]) -> int:
-    """Count the optimizer's calls: it sends before a bucket overflows; a larger gradient goes alone."""
-    most = setting(resolved, "reduce_bucket_size")
-    calls = pending = 0
-    for numel in numels:
-        if pending and pending + numel > most:
+        if not may_overflow and pending and pending + numel > bucket:
             calls, pending = calls + 1, 0
         pending += numel
+        if may_overflow and pending > bucket:
+            calls, pending = calls + 1, 0
     return calls + (pending > 0)
 
 
@@ -222,15 +207,13 @@ class _Fetch(NamedTuple):
 
     names: list[str]
     ahead: bool
-    copied: bool
-    """From the group's copy."""
+    copied: bool  # From the group's copy
 
 
 class _Visit(NamedTuple):
     """A module in the order in which DeepSpeed's hooks see it."""
 
-    own: tuple[str, ...]
-    """Weights that it fetches; a layer fetches all weights inside it."""
+    own: tuple[str, ...]  # Weights that it fetches; a layer fetches all weights inside it
     inside: tuple[str, ...]
     is_layer: bool = False
 
