@@ -147,7 +147,7 @@ def test_the_configs_own_json_is_never_left_out_as_senseless() -> None:
 def test_a_batch_that_cannot_be_dealt_out(gpus: int, fix: str) -> None:
     with pytest.raises(ConfigError) as raised:
         candidates(RUN, fleet_of(gpus=gpus, gpu="h100"))
-    rule = f"cannot be dealt out to {gpus:,} GPUs in micro-batches of 8"
+    rule = f"cannot be split over {gpus:,} GPUs in micro-batches of 8"
     assert str(raised.value) == f"train.global_batch=512: {rule}. {fix}"
     settings_told = re.findall(r"train\.\w+=\d+", fix)
     for setting in settings_told:  # the advice works

@@ -28,8 +28,8 @@ def refused(**wishes: Any) -> str:
         ({"gpus": 12}, "--gpus 12: must be whole machines of 8"),
         ({"gpus": 8, "gpus_per_node": 3}, "--gpus 8: must be whole machines of 3"),
         ({"gpus": 8, "gpus_per_node": 0}, "--gpus-per-node 0: must be at least 1"),
-        ({"gpu": "b9000"}, "GPU 'b9000': is none that we know: h200, h100"),
-        ({"gpu": ""}, "GPU '': is none that we know"),
+        ({"gpu": "b9000"}, "GPU 'b9000': is not known; known are: h200, h100"),
+        ({"gpu": ""}, "GPU '': is not known"),
         ({"gpu_memory": ""}, "memory size '': must be a number with a unit"),
         ({"gpu_memory": "-1GB"}, "memory size '-1GB': must be more than zero"),
         ({"peak_tflops": 0.0}, "--peak-tflops 0.0: must be above 0 and below a million"),
@@ -37,8 +37,8 @@ def refused(**wishes: Any) -> str:
         ({"adapters": 0}, "--adapters 0: must be at least 1"),
         ({"reached": 0.0}, "--reached 0.0: must be above 0 and at most 1"),
         ({"reached": 1.01}, "--reached 1.01: must be above 0 and at most 1"),
-        ({"network": ""}, "link '': is none that we know"),
-        ({"host_bus": "isa"}, "link 'isa': is none that we know"),
+        ({"network": ""}, "link '': is not known"),
+        ({"host_bus": "isa"}, "link 'isa': is not known"),
         ({"host_memory_speed": "-1GB/s"}, "speed '-1GB/s': must be a positive number"),
         ({"disk_speed": "3GB"}, "speed '3GB': must be a positive number with a unit"),
     ],
@@ -56,17 +56,17 @@ def test_what_was_not_said_is_told() -> None:
     fleet = make_fleet(Wishes(gpus=64, gpu="H100"))
     told = " ".join(fleet.assumptions)
     assert (fleet.memory, fleet.peak, fleet.nodes) == (81_559 * 2**20, GPUS["h100"].peak, 8)
-    for words in ("GPU h100: 85.5 GB, 989 TFLOP/s", "8 GPUs a machine, joined by nvlink4 (450 GB/s", "80%"):
+    for words in ("GPU h100: 85.5 GB, 989 TFLOP/s", "8 GPUs per machine, connected by nvlink4 (450 GB/s", "80%"):
         assert words in told
-    assert "Machines joined by 1 x eth100 (12.5 GB/s each way, 20 us)" in told
+    assert "Machines connected by 1 x eth100 (12.5 GB/s each way, 20 us)" in told
     assert "pcie4 to the host, 100 GB/s of host memory and 3.0 GB/s of disk" in told
 
 
 def test_what_does_not_matter_is_not_told() -> None:
     alone, one_machine = make_fleet(Wishes()), make_fleet(Wishes(gpus=4))
-    assert not any("joined" in line or "Messages" in line for line in alone.assumptions)
+    assert not any("connected" in line or "Messages" in line for line in alone.assumptions)
     assert one_machine.network.gpus_per_node == 4 and one_machine.nodes == 1
-    assert not any("Machines joined" in line for line in one_machine.assumptions)
+    assert not any("Machines connected" in line for line in one_machine.assumptions)
 
 
 def test_what_is_said_goes_before_the_gpus_own() -> None:

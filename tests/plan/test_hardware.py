@@ -181,5 +181,7 @@ def test_speeds_that_cannot_be(text: str) -> None:
 def test_links_by_name() -> None:
     assert link_named(" IB400 ") is LINKS["ib400"]
     assert {gpu.link for gpu in GPUS.values()} <= LINKS.keys()
-    with pytest.raises(ConfigError, match=r"link 'warp': is none that we know: nvlink4.*eth1. Give one of these, or a"):
+    with pytest.raises(
+        ConfigError, match=r"link 'warp': is not known; known are: nvlink4.*eth1. Give one of these, or a"
+    ):
         link_named("warp")

@@ -96,7 +96,7 @@ def test_without_memory_nothing_is_claimed_to_fit() -> None:
     text = printed(plan)
     table, assumed = text.split("Assumed:")
     assert "fits" not in table and "left of" not in table and "to spare" not in table
-    assert "nothing is said about what fits" in assumed
+    assert "the plan does not state what fits" in assumed
     document = json.loads(to_json(plan))
     assert {row["fits"] for row in document["rows"]} == {None} == {row["bytes_left"] for row in document["rows"]}
 
@@ -105,7 +105,7 @@ def test_without_a_gpu_nothing_is_said_about_time() -> None:
     plan = plan_for(gpus=8, gpu_memory="80GB")
     table, assumed = printed(plan).split("Assumed:")
     assert "step, s" not in table and "MFU" not in table and "days" not in table and "Failures" not in table
-    assert "nothing is said about time" in assumed and "GPU hours" not in assumed
+    assert "the plan does not state times" in assumed and "GPU hours" not in assumed
     document = json.loads(to_json(plan))
     assert {row["step_seconds"] for row in document["rows"]} == {None}
     assert document["outlook"] is None

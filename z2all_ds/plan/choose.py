@@ -55,7 +55,7 @@ def _check_batch(run: RunConfig, fleet: Fleet) -> None:
     if batch % fleet.gpus == 0:
         smaller = max(size for size in micro_batches(run, fleet.gpus) if size <= each)
         fix = f"Give train.micro_batch={smaller}, train.global_batch={-(-batch // once) * once}, or another --gpus."
-    rule = f"cannot be dealt out to {fleet.gpus:,} GPUs in micro-batches of {each}"
+    rule = f"cannot be split over {fleet.gpus:,} GPUs in micro-batches of {each}"
     raise ConfigError(f"train.global_batch={batch}", rule, fix)
 
 
@@ -125,7 +125,7 @@ def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
     first = ranked[0]
     accumulation = first.resolved.accumulation
     choice = f"{first.name} (ZeRO-{first.resolved.stage}), micro-batches of {first.micro_batch}"
-    choice += f", {accumulation} a step" if accumulation > 1 else ", one a step"
+    choice += f", {accumulation} per step" if accumulation > 1 else ", one per step"
     choice += f": fits with {gigabytes(first.left)} to spare." if first.left is not None else ": sends least."
     lines = [choice]
     simpler = [row for row in rows if _complexity(row) < _complexity(first) and not _smallest(row).fits]
@@ -159,7 +159,7 @@ def _compared(other: Estimate, first: Estimate) -> str:
     if other.time and first.time:
         parts.append(f"take {other.time.most / first.time.most:.2f} times as long")
     if other.over_bus:
-        parts.append(f"move {gigabytes(other.over_bus)} a step between GPU and host")
+        parts.append(f"move {gigabytes(other.over_bus)} per step between GPU and host")
     if other.left is not None and first.left is not None:
         parts.append(f"leave {gigabytes(other.left)} (micro-batches of {other.micro_batch})")
     return ", ".join(parts) if parts else "do as well"

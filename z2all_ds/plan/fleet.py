@@ -144,10 +144,12 @@ def _network(wishes: Wishes, measured: Measured | None, default_link: str, per_n
         between = Link(f"what {measured.file} has measured", speed, measured.link.latency, is_reached=True)
     adapters = wishes.adapters or 1
     if wishes.gpus > 1:
-        notes.append(f"{per_node} GPUs a machine, joined by {inside.name} ({inside.speed / 1e9:.0f} GB/s each way).")
+        notes.append(
+            f"{per_node} GPUs per machine, connected by {inside.name} ({inside.speed / 1e9:.0f} GB/s each way)."
+        )
     if wishes.gpus > per_node:
         notes.append(
-            f"Machines joined by {adapters} x {between.name} ({between.speed / 1e9:.1f} GB/s each way, "
+            f"Machines connected by {adapters} x {between.name} ({between.speed / 1e9:.1f} GB/s each way, "
             f"{between.latency * 1e6:.0f} us)."
         )
     if wishes.gpus > 1:
@@ -167,5 +169,5 @@ def _host(wishes: Wishes, measured: Measured | None, notes: list[str]) -> Host:
         " GB/s of disk for all GPUs of a machine together."
     )
     if wishes.host_memory is None:
-        notes.append("Main memory is not compared with what ranks take of it (--host-memory): mind it with offload.")
+        notes.append("Main memory is not checked without --host-memory; an offload needs much of it.")
     return host

@@ -120,7 +120,7 @@ def parse_speed(text: str) -> float:
 def _named(name: str, table: Mapping[str, Known], what: str, fix: str) -> Known:
     found = table.get(name.strip().lower())
     if found is None:
-        raise ConfigError(f"{what} {name!r}", f"is none that we know: {', '.join(table)}", fix)
+        raise ConfigError(f"{what} {name!r}", f"is not known; known are: {', '.join(table)}", fix)
     return found
 
 

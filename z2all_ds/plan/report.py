@@ -42,6 +42,7 @@ PARTS = {
     "context": "CUDA, NCCL",
     "fragmentation": "holes",
 }
+PAPER = "states, ZeRO paper"
 Cell = Callable[[Estimate], str]
 
 
@@ -88,11 +89,11 @@ def assumptions(
     asked = [f"{op}={backend}" for op, backend in run.ops.model_dump().items() if backend != "auto"]
     ops = ", ".join(asked) or "those that auto takes on a GPU"
     optimizers = ", ".join(sorted({one.resolved.optimizer.kind for one in rows}))
-    packed = "documents masked apart" if run.data.document_mask else "no document mask"
+    packed = "documents masked" if run.data.document_mask else "no document mask"
     dtypes = {str(one.resolved.dtypes): one.name for one in reversed(rows)}
     lines = [
-        "GB are 10^9 bytes. Parts are those of the fullest moment: gradients made while activations go are not in it.",
-        f"{train.micro_batch} x {train.sequence_length} tokens a micro-batch, {train.global_batch} samples a step,"
+        "GB are 10^9 bytes. The parts are those at the peak, which has no gradients that appear as activations are freed.",
+        f"{train.micro_batch} x {train.sequence_length} tokens per micro-batch, {train.global_batch} samples per step,"
         f" checkpointing {train.activation_checkpointing}, {packed}; ops: {ops}; optimizer: {optimizers}.",
         *(f"Dtypes from {name} on: {words}." for words, name in reversed(dtypes.items())),
         f"CUDA takes {CUDA_CONTEXT / 1e9:.1f} GB, NCCL {NCCL / 1e9:.1f} with several ranks. Holes, of what is"
@@ -101,18 +102,18 @@ def assumptions(
         *fleet.assumptions,
     ]
     if fleet.memory is None:
-        lines.append("No GPU or --gpu-memory was given: nothing is said about what fits.")
+        lines.append("Neither --gpu nor --gpu-memory is given: the plan does not state what fits.")
     if fleet.peak is None:
-        lines.append("No GPU was named (--gpu, --peak-tflops): nothing is said about time.")
+        lines.append("Neither --gpu nor --peak-tflops is given: the plan does not state times.")
     else:
         shares = ", ".join(f"{one.name} {one.reached:.0%}" for one in rows if one.reached)
         lines += [
-            f"Share of the peak that is computed at: {shares} (measured on an H200; --reached gives another).",
-            "Attention is computed over whole samples; documents masked apart need less of it.",
-            "Step times are from sending wholly beside computing, where DeepSpeed can, to one after the other.",
+            f"Share of the peak that training reaches: {shares} (measured on an H200; --reached replaces it).",
+            "Attention is computed over whole samples; masked documents need less of it.",
+            "Step times range from full overlap of sending and computing, where DeepSpeed overlaps them, to none.",
         ]
         if any(one.resolved.dtype == "fp32" for one in rows):
-            lines.append("No time is told for fp32: what a GPU computes in it depends on TF32.")
+            lines.append("There are no step times for fp32, because its speed depends on TF32.")
     if with_outlook:
         lines.append(
             f"A failure every {risks.gpu_hours_per_failure:,.0f} GPU hours (Llama 3 saw 50,000),"
@@ -167,7 +168,7 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         f"{flops_per_token(shape, train.sequence_length, name) / 1e9:.2f} ({name})" for name in FLOP_CONVENTIONS
     )
     console.print(
-        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP a token; {plan.fleet.gpus} GPU(s)", markup=False
+        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP per token; {plan.fleet.gpus} GPU(s)", markup=False
     )
     table = new_table("GB per GPU")
     table.add_column("", no_wrap=True)
@@ -180,9 +181,6 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
             table.add_row(label, *cells, end_section=label in (PARTS["fragmentation"], PAPER))
     print_whole(console, table)
     print_lines(console, (*plan.words, *_advice_lines(plan.advice), *_outlook_lines(plan)), plan.assumptions)
-
-
-PAPER = "states, ZeRO paper"
 
 
 def _lines(plan: Plan) -> list[tuple[str, Cell]]:
@@ -202,9 +200,9 @@ def _lines(plan: Plan) -> list[tuple[str, Cell]]:
         (PAPER, _paper),
         ("host memory", lambda row: _red(_gb(row.memory.host), row.host_bytes > (row.fleet.host_memory or math.inf))),
         ("disk", lambda row: _gb(row.memory.disk)),
-        ("sent a step", lambda row: _gb(row.sent)),
+        ("sent per step", lambda row: _gb(row.sent)),
         ("to and from host", lambda row: _gb(row.over_bus)),
-        ("disk a step", lambda row: _gb(row.offload.disk_read + row.offload.disk_written)),
+        ("disk per step", lambda row: _gb(row.offload.disk_read + row.offload.disk_written)),
         ("step, s at least", lambda row: f"{row.time.least:.3f}" if row.time else "-"),
         ("step, s at most", lambda row: f"{row.time.most:.3f}" if row.time else "-"),
         ("MFU, origin", lambda row: _mfu(row, "origin")),

@@ -161,7 +161,7 @@ def render_sweep(swept: Sweep, assumed: Sequence[str], file: TextIO | None = Non
     console = console_for(file)
     table = new_table("Share of a step in which GPUs compute, days, and goodput under failures")
     table.add_column("GPUs", justify="right")
-    table.add_column("tokens\na step", justify="right", no_wrap=True)
+    table.add_column("tokens\nper step", justify="right", no_wrap=True)
     names = [name for name, points in swept.points.items() if points]
     for name in names:
         for heading in (f"{name}\ncompute", "\ndays", "\ngoodput"):

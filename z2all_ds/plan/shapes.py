@@ -68,7 +68,7 @@ def _alignment(shape: ModelShape, sequence_length: int) -> list[Advice]:
             unaligned.append(Advice(setting, size, better, reason, slow * (1 - 1 / cost)))
         elif size % TILE:
             reason = (
-                f"no multiple of {TILE}: products go by tiles of {TILE} or 128, the last one filled up"
+                f"no multiple of {TILE}: products go by tiles of {TILE} or 128, the last one padded"
                 " (under 8 % on an H200)"
             )
             untiled.append(Advice(setting, size, better, reason, None))
@@ -87,7 +87,7 @@ def _head_size(shape: ModelShape, sequence_length: int) -> list[Advice]:
         attention = 6 * shape.num_layers * shape.attention_width * sequence_length
         share = attention / flops_per_token(shape, sequence_length, "exact")
         wasted = share * (padded / size - 1)
-        reason = f"heads of {size} are filled up to {padded} by attention kernels, which are tuned for 64 and 128"
+        reason = f"heads of {size} are padded to {padded} by attention kernels, which are tuned for 64 and 128"
         gain = wasted / (1 + wasted)
     heads = shape.hidden_size // min(sizes, key=lambda better: abs(better - size))
     return [Advice("model.num_attention_heads", shape.num_heads, heads, reason, gain)]
