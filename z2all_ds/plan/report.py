@@ -92,7 +92,7 @@ def assumptions(
     packed = "documents masked" if run.data.document_mask else "no document mask"
     dtypes = {str(one.resolved.dtypes): one.name for one in reversed(rows)}
     lines = [
-        "GB are 10^9 bytes. The parts are those at the peak, which has no gradients that appear as activations are freed.",
+        "GB are 10^9 bytes. Parts are those at the peak, without gradients that appear as activations are freed.",
         f"{train.micro_batch} x {train.sequence_length} tokens per micro-batch, {train.global_batch} samples per step,"
         f" checkpointing {train.activation_checkpointing}, {packed}; ops: {ops}; optimizer: {optimizers}.",
         *(f"Dtypes from {name} on: {words}." for words, name in reversed(dtypes.items())),
