@@ -94,7 +94,7 @@ def _head_size(shape: ModelShape, sequence_length: int) -> list[Advice]:
 
 
 def _feed_forward_ratio(shape: ModelShape) -> list[Advice]:
-    ratio = shape.intermediate_size / shape.hidden_size
+    ratio = _up(shape.intermediate_size, TILE) / shape.hidden_size  # after the advice on alignment
     if RATIO_RANGE[0] <= ratio <= RATIO_RANGE[1]:
         return []
     better = _up(int(FEED_FORWARD_RATIO * shape.hidden_size), TILE)
