@@ -9,7 +9,7 @@ from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench import fit
 from z2all_ds.bench.fit import fit_here, largest_that, predict
-from z2all_ds.plan.gpu_memory import gpu_memory
+from z2all_ds.plan.memory import gpu_memory
 from z2all_ds.zero.ds_config import resolve
 
 

@@ -18,7 +18,7 @@ from z2all_ds.bench.gpu_memory import (
     to_json,
     to_line,
 )
-from z2all_ds.plan.gpu_memory import GpuMemory
+from z2all_ds.plan.memory import GpuMemory
 from z2all_ds.zero.ds_config import resolve
 
 

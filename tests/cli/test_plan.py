@@ -86,7 +86,7 @@ def test_the_choice_written_is_a_config_that_the_command_takes(tmp_path: Path) -
 
 def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
     line = one_line(z2all("plan", "--gpu", "nosuch", cwd=tmp_path), 2)
-    assert line.startswith("ConfigError: GPU 'nosuch': is none that we know: h200, h100")
+    assert line.startswith("ConfigError: GPU 'nosuch': is not known; known are: h200, h100")
 
 
 # In this process
@@ -97,8 +97,8 @@ def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
     [
         ("--gpus 0", "--gpus 0: must be at least 1."),
         ("--gpus -4", "--gpus -4: must be at least 1."),
-        ("--gpus 6", "train.global_batch=512: cannot be dealt out to 6 GPUs in micro-batches of 8."),
-        ("--gpus 100000", "train.global_batch=512: cannot be dealt out to 100,000 GPUs in micro-batches of 8. Give"),
+        ("--gpus 6", "train.global_batch=512: cannot be split over 6 GPUs in micro-batches of 8."),
+        ("--gpus 100000", "train.global_batch=512: cannot be split over 100,000 GPUs in micro-batches of 8. Give"),
         ("--gpus 12 --gpu h100", "--gpus 12: must be whole machines of 8."),
         ("--gpu-memory 80X", "memory size '80X': must be a number with a unit"),
         ("--gpu-memory -1GB", "memory size '-1GB': must be more than zero."),
@@ -121,7 +121,7 @@ def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
         ("--out x.png", "--out x.png: needs --sweep."),
         ("--restart-seconds -1", "--restart-seconds -1.0: must be 0 or more."),
         ("--gpu-hours-per-failure 0", "--gpu-hours-per-failure 0.0: must be above 0."),
-        ("--network warp", "link 'warp': is none that we know: nvlink4"),
+        ("--network warp", "link 'warp': is not known; known are: nvlink4"),
         ("--link -5GB/s", "speed '-5GB/s': must be a positive number with a unit"),
         ("--disk-speed 0GB/s", "speed '0GB/s': must be a positive number with a unit"),
         ("--measured missing.json", "file missing.json: cannot be read"),

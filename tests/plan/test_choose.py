@@ -15,8 +15,8 @@ from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Estimate, Fleet, Wishes, estimate, make_fleet, with_json
 from z2all_ds.plan.choose import AS_FAST, SHIPPED, candidates, explain, micro_batches, rank
+from z2all_ds.plan.estimate import StepTime
 from z2all_ds.plan.hardware import GPUS
-from z2all_ds.plan.timing import StepTime
 
 RUN = load_run_config("z2all_1b")
 
@@ -27,7 +27,7 @@ def fleet_of(**wishes: Any) -> Fleet:
 
 def ranked_on(run: RunConfig = RUN, **wishes: Any) -> list[Estimate]:
     fleet = fleet_of(**wishes)
-    return rank(run, fleet, candidates(run, fleet).rows)
+    return rank(run, fleet, candidates(run, fleet)[0])
 
 
 def most(one: Estimate) -> float:
@@ -47,7 +47,7 @@ def test_the_fastest_that_fits_is_first(network: str) -> None:
 
 def test_each_json_comes_once_with_a_micro_batch_that_no_other_beats() -> None:
     fleet = fleet_of(gpus=8, gpu="h100")
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     ranked = rank(RUN, fleet, rows)
     assert len({one.name for one in ranked}) == len(ranked)
     for chosen in ranked:
@@ -74,7 +74,7 @@ def test_without_times_what_sends_and_offloads_least_is_first() -> None:
 
 def test_a_small_gpu_needs_offload() -> None:
     fleet = fleet_of(gpu="rtx4090")
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     ranked = rank(RUN, fleet, rows)
     assert ranked and all(one.resolved.offload_optimizer for one in ranked)
     words = explain(ranked, rows)
@@ -84,7 +84,7 @@ def test_a_small_gpu_needs_offload() -> None:
 
 def test_what_would_fit_with_smaller_micro_batches_is_not_said_not_to() -> None:
     fleet = fleet_of(gpus=8, gpu="h100")
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     in_fp32 = rows[0]
     assert in_fp32.name == "zero0" and not in_fp32.fits and estimate(with_json(RUN, "zero0", 1), fleet).fits
     assert not any("would not fit" in line for line in explain(rank(RUN, fleet, rows), rows))
@@ -92,7 +92,7 @@ def test_what_would_fit_with_smaller_micro_batches_is_not_said_not_to() -> None:
 
 def test_where_nothing_fits_the_least_is_that_of_the_smallest_micro_batch() -> None:
     fleet = fleet_of(gpu="rtx4090", gpu_memory="4GB")
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     assert rank(RUN, fleet, rows) == []
     least = min((estimate(with_json(RUN, row.name, 1), fleet) for row in rows), key=lambda one: one.memory.total)
     assert least.left is not None
@@ -106,26 +106,26 @@ def test_what_is_offloaded_must_fit_into_main_memory() -> None:
     # Adam's states alone are 20 GB, and pinned memory is rounded up; on a disk they are not there.
     assert [one.name for one in narrow] == ["zero3_nvme"]
     fleet = fleet_of(gpu="rtx4090", host_memory="8GB")
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     assert rank(RUN, fleet, rows) == []
     assert explain([], rows)[0].startswith("Nothing fits: zero3_nvme takes ")
 
 
 def test_a_gpu_without_bf16() -> None:
     fleet = fleet_of(gpus=8, gpu="v100-32")
-    found = candidates(RUN, fleet)
-    assert [row.name for row in found.rows] == ["zero0", "zero1_fp16"]
-    assert {row.resolved.dtype for row in found.rows} == {"fp32", "fp16"}
-    assert "zero2 is left out: this GPU has no bf16." in found.left_out
-    assert {line.split()[0] for line in found.left_out} == set(SHIPPED) - {"zero0", "zero1_fp16"}
-    assert [one.name for one in rank(RUN, fleet, found.rows)] == ["zero1_fp16"]
+    rows, left_out = candidates(RUN, fleet)
+    assert [row.name for row in rows] == ["zero0", "zero1_fp16"]
+    assert {row.resolved.dtype for row in rows} == {"fp32", "fp16"}
+    assert "zero2 is left out: this GPU has no bf16." in left_out
+    assert {line.split()[0] for line in left_out} == set(SHIPPED) - {"zero0", "zero1_fp16"}
+    assert [one.name for one in rank(RUN, fleet, rows)] == ["zero1_fp16"]
 
 
 def test_a_gpu_without_bf16_takes_an_fp16_json_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text(json.dumps({"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
     fleet = fleet_of(gpus=8, gpu="v100-32")
-    rows = candidates(load_run_config("z2all_1b", [f"deepspeed={own}"]), fleet).rows
+    rows = candidates(load_run_config("z2all_1b", [f"deepspeed={own}"]), fleet)[0]
     assert [(row.name, row.resolved.dtype) for row in rows][1:] == [("zero1_fp16", "fp16"), (str(own), "fp16")]
     with pytest.raises(ConfigError, match=r"^train.precision=bf16: the GPU that --gpu names has no bf16"):
         candidates(load_run_config("z2all_1b", ["train.precision=bf16"]), fleet)
@@ -133,7 +133,7 @@ def test_a_gpu_without_bf16_takes_an_fp16_json_of_ones_own(tmp_path: Path) -> No
 
 def test_the_configs_own_json_is_never_left_out_as_senseless() -> None:
     run = load_run_config("z2all_1b", ["deepspeed=zero1_fp16"])
-    assert "zero1_fp16" in [row.name for row in candidates(run, fleet_of(gpus=8, gpu="h100")).rows]
+    assert "zero1_fp16" in [row.name for row in candidates(run, fleet_of(gpus=8, gpu="h100"))[0]]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_the_configs_own_json_is_never_left_out_as_senseless() -> None:
 def test_a_batch_that_cannot_be_dealt_out(gpus: int, fix: str) -> None:
     with pytest.raises(ConfigError) as raised:
         candidates(RUN, fleet_of(gpus=gpus, gpu="h100"))
-    rule = f"cannot be dealt out to {gpus:,} GPUs in micro-batches of 8"
+    rule = f"cannot be split over {gpus:,} GPUs in micro-batches of 8"
     assert str(raised.value) == f"train.global_batch=512: {rule}. {fix}"
     settings_told = re.findall(r"train\.\w+=\d+", fix)
     for setting in settings_told:  # the advice works
-        assert candidates(load_run_config("z2all_1b", [setting]), fleet_of(gpus=gpus, gpu="h100")).rows
+        assert candidates(load_run_config("z2all_1b", [setting]), fleet_of(gpus=gpus, gpu="h100"))[0]
 
 
 def test_a_run_with_stages_keeps_its_micro_batch() -> None:
@@ -163,7 +163,7 @@ def test_a_run_with_stages_keeps_its_micro_batch() -> None:
 
 def test_words_give_the_ratios_of_the_figures() -> None:
     fleet, run = fleet_of(gpus=64, gpu="h100"), load_run_config("z2all_7b")
-    rows = candidates(run, fleet).rows
+    rows = candidates(run, fleet)[0]
     ranked = rank(run, fleet, rows)
     first, words = ranked[0], explain(ranked, rows)
     assert first.left is not None
@@ -179,7 +179,7 @@ def test_words_give_the_ratios_of_the_figures() -> None:
 
 def test_order_follows_the_times_and_nothing_else() -> None:
     fleet = fleet_of(gpus=8, gpu="h100", reached=0.5)
-    rows = candidates(RUN, fleet).rows
+    rows = candidates(RUN, fleet)[0]
     ranked = rank(RUN, fleet, rows)
     slower = replace(ranked[0], time=StepTime(2 * most(ranked[0]), 0, 0))
     assert f"take {2.0:.2f} times as long" in explain([ranked[0], slower], rows)[-1]

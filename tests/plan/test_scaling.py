@@ -15,8 +15,19 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan import Risks, Wishes, estimate, make_fleet
 from z2all_ds.plan.outlook import look_ahead
-from z2all_ds.plan.scaling import MOST_GPUS, SWEPT, Sweep, at_size, draw, parse_sweep, sweep
-from z2all_ds.plan.scaling_report import missing, render_sweep, show_sweep, to_json
+from z2all_ds.plan.scaling import (
+    MOST_GPUS,
+    SWEPT,
+    Sweep,
+    at_size,
+    draw,
+    missing,
+    parse_sweep,
+    render_sweep,
+    show_sweep,
+    sweep,
+    to_json,
+)
 
 RUN = load_run_config("z2all_1b")
 SIZES = (8, 64, 512, 4096)

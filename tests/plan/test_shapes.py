@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from z2all_ds.base.accounting import ModelShape
@@ -69,6 +69,7 @@ def test_a_narrow_feed_forward_and_a_small_micro_batch() -> None:
     st.integers(100, 20_000),
     st.integers(1, 64),
 )
+@example(100, 368, 1601, 1)
 def test_whoever_follows_it_is_not_told_again(vocabulary: int, hidden: int, feed_forward: int, layers: int) -> None:
     shape = ModelShape(vocabulary, hidden, feed_forward, layers, hidden // 16, hidden // 16)
     for advice in advise(shape, 8, 2048):

@@ -174,7 +174,7 @@ def test_textbook_volumes(ranks: int, folder: Path) -> None:
         resolved, shape = resolved_for((name, 1, BF16), ranks, folder)
         sent = sum(one.sent() for one in collectives(resolved, shape, ranks))
         elements[name] = sent / 2 / ((ranks - 1) / ranks) / count_parameters(shape).total
-    # Norms, kept whole, are gathered once instead of twice; weights are filled up to a multiple of the ranks.
+    # Norms, kept whole, are gathered once instead of twice; weights are padded to a multiple of the ranks.
     near = pytest.approx
     assert elements["zero1"] == near(3, rel=1e-2) and elements["zero2"] == near(3, rel=1e-2)
     assert elements["textbook_2"] == near(2, rel=1e-2)

@@ -16,7 +16,7 @@ from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench.gpu_memory import MeasuredMemory, MemoryCase, measure
 from z2all_ds.cluster.doctor.gpus import read_gpus
-from z2all_ds.plan.gpu_memory import gpu_memory
+from z2all_ds.plan.memory import gpu_memory
 from z2all_ds.train.fallback_data import prepare_data
 from z2all_ds.zero.ds_config import resolve
 

@@ -19,7 +19,7 @@ from z2all_ds.base.machine import gpu_count
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.peers.environments import last_words
 from z2all_ds.bench.shared_gpu import shared_gpu_command
-from z2all_ds.plan.gpu_memory import GpuMemory, gpu_memory
+from z2all_ds.plan.memory import GpuMemory, gpu_memory
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.fallback_data import prepare_data
 from z2all_ds.train.processes.local_ranks import LocalCommand, local_command, rank_arguments, run_local_ranks

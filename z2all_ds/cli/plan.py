@@ -103,12 +103,12 @@ def plan(
     if out and sweep is None:
         raise ConfigError(f"--out {out}", "needs --sweep", "Give --sweep too, e.g. --sweep gpus=8,64,512.")
     if sweep is not None:
-        from z2all_ds.plan.scaling_report import show_sweep
+        from z2all_ds.plan.scaling import show_sweep
 
         show_sweep(run, wishes, sweep, budget, risks, out, as_json)
         return
     if write:
-        from z2all_ds.plan.write import check_name, write_choice
+        from z2all_ds.plan.report import check_name, write_choice
 
         check_name(write)  # before the computation
     found_plan = make_plan(run, make_fleet(wishes), budget, risks)

@@ -1,14 +1,13 @@
-"""The planner: what a run takes before anything is started, on a login node without torch, GPU or DeepSpeed.
+"""The planner: estimates what a run needs before it starts, on a login node without torch, GPU or DeepSpeed.
 
-wishes ─▶ fleet ┐
-                ├─▶ estimate (memory, traffic, time) ─▶ choose ─▶ report
-run config ─────┘                                       └─▶ outlook (days, checkpoints, failures), scaling
+hardware ─▶ fleet ┐
+                  ├─▶ estimate (memory with activations, traffic, time) ─▶ choose ─▶ report
+run config ───────┘                                                        └─▶ outlook, scaling
 """
 
 from z2all_ds.plan.choose import with_json
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet, Wishes, make_fleet
-from z2all_ds.plan.memory import zero_states
 from z2all_ds.plan.outlook import Risks
 from z2all_ds.plan.report import Plan, make_plan, render, to_json
 
@@ -24,5 +23,4 @@ __all__ = [
     "render",
     "to_json",
     "with_json",
-    "zero_states",
 ]

@@ -1,8 +1,7 @@
-"""Bytes per token that a micro-batch keeps between its forward and its backward pass, and what comes and goes beside.
+"""Bytes that a micro-batch keeps between its forward and its backward pass, and its temporary tensors.
 
-Read off the ops themselves: for each backend, the tensors that its backward pass needs. A tensor that several keep (the
-input of a product that a norm has made) is counted once, with the one that comes last. D hidden size, K width of all
-key/value heads, F intermediate size, H heads, V vocabulary.
+The counts follow from the ops: for each backend, the tensors that its backward pass needs. A tensor that several ops
+keep (such as the output of a norm that is the input of a product) is counted once, with the last of them.
 """
 
 from collections.abc import Mapping
@@ -21,13 +20,13 @@ ON_A_GPU = {
     "linear": "torch",
     "cross_entropy": "triton",
 }
-"""What `auto` takes there, with Triton, which comes with torch."""
+"""Backends that `auto` selects on a GPU with Triton, which torch installs."""
 COMPILED = {"rope": "torch", "swiglu": "compiled"}
-"""What differs where torch.compile fuses the reference ops of a layer."""
+"""Backends that differ where torch.compile fuses the reference ops of a layer."""
 
 
 def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", compiled: bool = False) -> dict[str, str]:
-    """With `auto` replaced. In fp32 torch computed attention by the formula, with and without documents (H200)."""
+    """Return the backends with `auto` replaced. In fp32 torch computes attention by the formula (seen on an H200)."""
     auto = {**ON_A_GPU, **COMPILED} if compiled else ON_A_GPU
     chosen = {op: auto[op] if asked.get(op, "auto") == "auto" else asked[op] for op in ON_A_GPU}
     if dtype == "fp32" and chosen["attention"] in ("packed", "sdpa"):
@@ -37,21 +36,19 @@ def chosen_ops(asked: Mapping[str, str], dtype: str = "bf16", compiled: bool = F
 
 @dataclass(frozen=True)
 class Activations:
-    """Of one micro-batch on one GPU, in bytes."""
+    """Activations of one micro-batch on one GPU, in bytes."""
 
-    kept: int
-    """By all layers, the embedding and the last norm, until the backward pass has come by."""
-    logits: int
-    """The head at its largest: logits, what the loss keeps of them, and gradients."""
-    again: int
-    """What is made again of one layer, or of a part of it, before that is run backward."""
-    backward: int
-    """Gradients inside a layer while it is run backward."""
+    kept: int  # Kept by all layers, the embedding and the last norm until their backward pass
+    logits: int  # Peak of the head: logits, what the loss keeps of them, and gradients
+    again: int  # Recomputed for one layer, or for a part of it, before its backward pass
+    backward: int  # Gradients inside a layer during its backward pass
 
-    def beside(self, graphs: bool) -> int:
-        """What there is beside what is kept, at most. The head's part is given back before the layers' turn and used
-        again. In CUDA graphs less so: their memory is laid out at capture, and of the pieces into which the logits fall
-        only what is made again found its place (seen on an H200, with and without checkpointing)."""
+    def temporary(self, graphs: bool) -> int:
+        """Return the peak of all that is not kept.
+
+        The layers reuse the memory of the head. In CUDA graphs, whose memory is laid out at capture, only recomputed
+        tensors reuse it (seen on an H200, with and without checkpointing).
+        """
         if graphs:
             return max(self.logits, self.again) + self.backward
         return max(self.logits, self.again + self.backward)
@@ -67,95 +64,75 @@ def activations(
     checkpointing: str = "none",
     recompute: tuple[str, ...] = (),
 ) -> Activations:
-    """`tokens` of one micro-batch, in samples of `sequence_length`; `ops` as `chosen_ops` gives them."""
-    inputs, stream = (compute_bytes + stream_bytes) * shape.hidden_size, stream_bytes * shape.hidden_size
+    """Count one micro-batch of `tokens` in samples of `sequence_length`; `ops` as `chosen_ops` returns them."""
+    hidden = shape.hidden_size
+    norm = stream_bytes * hidden + FP32  # the stream and one number per row
+    if ops["rms_norm"] == "torch":  # keeps the stream in fp32, and the normed stream
+        norm = (FP32 + compute_bytes) * hidden + FP32
+    product_input = hidden * (compute_bytes if ops["linear"] == "torch" else 1)
     halves = {
-        "attention": attention_half(shape, sequence_length, ops, compute_bytes, stream_bytes),
-        "mlp": mlp_half(shape, ops, compute_bytes, stream_bytes),
+        "attention": norm + product_input + _attention(shape, sequence_length, ops, compute_bytes),
+        "mlp": norm + product_input + _mlp(shape, ops, compute_bytes),
     }
+    inputs = (compute_bytes + stream_bytes) * hidden
     if checkpointing == "full":
         per_layer, again = inputs, sum(halves.values())
     else:
         parts = recompute if checkpointing == "selective" else ()
         per_layer = sum(inputs if part in parts else size for part, size in halves.items())
-        # The stream is handed to the next half as it is: where one keeps it, it is the other's input, too.
-        per_layer -= stream if len(parts) == 1 else 0
+        # One half's output stream is the other half's input, so it is kept once.
+        per_layer -= stream_bytes * hidden if len(parts) == 1 else 0
         again = max((halves[part] for part in parts), default=0)
-    last_norm = norm(shape, ops, compute_bytes, stream_bytes)
     rotation_and_ids = 2 * compute_bytes * shape.head_dim + 3 * 8
-    kept = shape.num_layers * per_layer + last_norm + compute_bytes * shape.hidden_size + rotation_and_ids
-    head = logits(shape, tokens, ops, compute_bytes) + tokens * compute_bytes * shape.hidden_size
-    backward = max(
-        backward_of_mlp(shape, ops, compute_bytes, stream_bytes), backward_of_attention(shape, sequence_length, ops)
+    kept = shape.num_layers * per_layer + norm + compute_bytes * hidden + rotation_and_ids
+    # Gradients in the MLP, which has the widest tensors: of gate, up and their product, which Triton recomputes.
+    wide = 4 if ops["swiglu"] == "triton" else 3
+    backward = wide * shape.intermediate_size * compute_bytes + inputs
+    if ops["attention"] in ("eager", "math"):  # without a kernel: gradients of weights and scores over all positions
+        backward = max(backward, 2 * FP32 * shape.num_heads * sequence_length)
+    return Activations(
+        kept=tokens * kept,
+        logits=_logits(shape, tokens, ops, compute_bytes) + tokens * compute_bytes * hidden,
+        again=tokens * again,
+        backward=tokens * backward,
     )
-    return Activations(kept=tokens * kept, logits=head, again=tokens * again, backward=tokens * backward)
 
 
-def attention_half(
-    shape: ModelShape, sequence_length: int, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int
-) -> int:
-    """Norm, the product for q, k and v, positions, attention, its output product."""
-    d, k, h = shape.attention_width, shape.num_kv_heads * shape.head_dim, shape.num_heads
-    fused = d + 2 * k
-    turned = fused if ops["rope"] == "triton" else fused + d + k  # others leave v in the fused product, and keep it
-    products = product_input(shape.hidden_size, ops, compute_bytes)
-    # The output product's input is what attention keeps, unless it is kept in 8 bits of its own.
-    own_copy = d if ops["linear"] != "torch" else 0
+def _attention(shape: ModelShape, sequence_length: int, ops: Mapping[str, str], compute_bytes: int) -> int:
+    """Count, per token, q, k and v, rotated positions, attention, and the input of the output product."""
+    width, kv, heads = shape.attention_width, shape.num_kv_heads * shape.head_dim, shape.num_heads
+    fused = width + 2 * kv
+    rotated = fused if ops["rope"] == "triton" else fused + width + kv  # others also keep the fused product, for v
+    # The output product's input is attention's output, unless the product keeps its own copy in 8 bits.
+    own_copy = width if ops["linear"] != "torch" else 0
     if ops["attention"] == "eager":
-        # Expanded keys and values; weights in fp32 and in the model's dtype, over all positions.
-        kernel = 3 * d * compute_bytes + h * sequence_length * (FP32 + compute_bytes)
+        # Expanded keys and values; weights over all positions in fp32 and in the model's dtype.
+        kernel = 3 * width * compute_bytes + heads * sequence_length * (FP32 + compute_bytes)
     elif ops["attention"] == "math":
-        kernel = 5 * d * compute_bytes + h * sequence_length * FP32  # and queries and keys that are scaled
+        kernel = 5 * width * compute_bytes + heads * sequence_length * FP32  # and scaled queries and keys
     else:
-        kernel = d * compute_bytes + h * FP32  # the output, and a sum per row
-    return norm(shape, ops, compute_bytes, stream_bytes) + products + turned * compute_bytes + kernel + own_copy
+        kernel = width * compute_bytes + heads * FP32  # the output, and one sum per row
+    return rotated * compute_bytes + kernel + own_copy
 
 
-def mlp_half(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int) -> int:
-    """Norm, the product for gate and up, SwiGLU with the product after it."""
-    f, fp8 = shape.intermediate_size, ops["linear"] != "torch"
-    gate_up = 2 * f * compute_bytes
-    product = {"triton": 0, "liger": f, "xformers": f, "compiled": f, "torch": 2 * f}[ops["swiglu"]] * compute_bytes
-    if fp8:  # the product's input is kept in 8 bits, by the product
-        product = f + (product - f * compute_bytes if ops["swiglu"] != "triton" else 0)
-    inputs = product_input(shape.hidden_size, ops, compute_bytes)
-    # Compiled, the attention's output is kept beside the sum that it goes into.
-    again = compute_bytes * shape.hidden_size if ops["swiglu"] == "compiled" else 0
-    return norm(shape, ops, compute_bytes, stream_bytes) + inputs + gate_up + product + again
+def _mlp(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int) -> int:
+    """Count, per token, gate and up, and the input of the down product."""
+    f, swiglu = shape.intermediate_size, ops["swiglu"]
+    product = {"triton": 0, "liger": f, "xformers": f, "compiled": f, "torch": 2 * f}[swiglu] * compute_bytes
+    if ops["linear"] != "torch":  # the down product keeps its input in 8 bits
+        product = f + (product - f * compute_bytes if swiglu != "triton" else 0)
+    # Compiled, attention's output is kept in addition to the sum that it is added to.
+    output = compute_bytes * shape.hidden_size if swiglu == "compiled" else 0
+    return 2 * f * compute_bytes + product + output
 
 
-def norm(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int) -> int:
-    """The stream and a number a row; torch's own keeps it in fp32 and, once more, normed."""
-    if ops["rms_norm"] == "torch":
-        return (FP32 + compute_bytes) * shape.hidden_size + FP32
-    return stream_bytes * shape.hidden_size + FP32
-
-
-def product_input(width: int, ops: Mapping[str, str], compute_bytes: int) -> int:
-    return width * (compute_bytes if ops["linear"] == "torch" else 1)
-
-
-def logits(shape: ModelShape, tokens: int, ops: Mapping[str, str], compute_bytes: int) -> int:
-    """All of a micro-batch, at the largest moment."""
-    all_of_them = tokens * shape.vocab_size
-    kind = ops["cross_entropy"]
+def _logits(shape: ModelShape, tokens: int, ops: Mapping[str, str], compute_bytes: int) -> int:
+    """Count the logits of a micro-batch at the peak of the loss."""
+    count, kind = tokens * shape.vocab_size, ops["cross_entropy"]
     if kind == "chunked":
-        return min(all_of_them, CHUNK_LOGITS) * compute_bytes
+        return min(count, CHUNK_LOGITS) * compute_bytes
     if kind in ("triton", "flash_attn"):
-        return all_of_them * compute_bytes
-    if kind == "liger":  # as the product makes them, and in fp32
-        return all_of_them * (compute_bytes + FP32)
-    return all_of_them * (compute_bytes + 2 * FP32)  # torch: and their logarithms
-
-
-def backward_of_attention(shape: ModelShape, sequence_length: int, ops: Mapping[str, str]) -> int:
-    """Where there is no kernel for it: gradients of weights and of what they were made of, over all positions."""
-    by_formula = ops["attention"] in ("eager", "math")
-    return 2 * FP32 * shape.num_heads * sequence_length if by_formula else 0
-
-
-def backward_of_mlp(shape: ModelShape, ops: Mapping[str, str], compute_bytes: int, stream_bytes: int) -> int:
-    """The half with the widest tensors: gradients of gate, up and their product, and that product made again."""
-    again = 1 if ops["swiglu"] == "triton" else 0
-    inside = (3 + again) * shape.intermediate_size * compute_bytes
-    return inside + (compute_bytes + stream_bytes) * shape.hidden_size
+        return count * compute_bytes
+    if kind == "liger":  # also in fp32
+        return count * (compute_bytes + FP32)
+    return count * (compute_bytes + 2 * FP32)  # torch: in fp32, and their logarithms

@@ -1,7 +1,6 @@
-"""Which ZeRO JSON, with which micro-batch: all that fit in order, and why the first is first."""
+"""The choice of a ZeRO JSON and a micro-batch: all that fit in order, and the reasons in words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import ConfigError
@@ -12,45 +11,39 @@ SHIPPED = (
     *("zero0", "zero1", "zero1_fp16", "zero2", "zero3", "zero3_hpz"),
     *("zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_nvme"),
 )
-"""In ds_configs/, the plainest first."""
+"""JSONs in ds_configs/, the simplest first."""
 AS_FAST = 0.02
-"""Differences in step time below this are less than runs differ by."""
+"""Smaller differences in step time are below the differences between equal runs."""
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The JSONs that can be, each with the config's own micro-batch; and those that cannot, with the reason."""
+def candidates(run: RunConfig, fleet: Fleet) -> tuple[list[Estimate], list[str]]:
+    """Return (the possible JSONs with the config's own micro-batch, a line with the reason for each other JSON).
 
-    rows: tuple[Estimate, ...]
-    left_out: tuple[str, ...]
-
-
-def candidates(run: RunConfig, fleet: Fleet) -> Candidates:
-    """A mistake that all of them meet, such as a batch that cannot be dealt out, is an error."""
-    names = SHIPPED if run.deepspeed in SHIPPED else (*SHIPPED, run.deepspeed)
+    Raises an error that all JSONs share, such as a batch that is no multiple of the GPUs.
+    """
+    _check_batch(run, fleet)
     rows: list[Estimate] = []
     left_out: list[str] = []
     refusals: list[ConfigError] = []
-    _check_batch(run, fleet)
-    for name in names:
-        reason = _senseless(name, fleet) if name != run.deepspeed else None
+    for name in SHIPPED if run.deepspeed in SHIPPED else (*SHIPPED, run.deepspeed):
+        reason = _useless(name, fleet) if name != run.deepspeed else None
+        if reason is None:
+            try:
+                row = estimate(with_json(run, name), fleet)
+                if runs_on(row):
+                    rows.append(row)
+                else:
+                    reason = "this GPU has no bf16"
+            except ConfigError as error:
+                refusals.append(error)
+                reason = f"{error.what}: {error.rule}"
         if reason:
             left_out.append(f"{name} is left out: {reason}.")
-            continue
-        try:
-            row = estimate(with_json(run, name), fleet)
-            if runs_on(row):
-                rows.append(row)
-            else:
-                left_out.append(f"{name} is left out: this GPU has no bf16.")
-        except ConfigError as error:
-            refusals.append(error)
-            left_out.append(f"{name} is left out: {error.what}: {error.rule}.")
     if not rows:
         if run.train.precision == "bf16" and not fleet.has_bf16:
             raise ConfigError("train.precision=bf16", "the GPU that --gpu names has no bf16", "Leave it out.")
         raise refusals[0]
-    return Candidates(tuple(rows), tuple(left_out))
+    return rows, left_out
 
 
 def _check_batch(run: RunConfig, fleet: Fleet) -> None:
@@ -60,19 +53,18 @@ def _check_batch(run: RunConfig, fleet: Fleet) -> None:
         return
     fix = f"Give train.global_batch={max(1, round(batch / once)) * once}, or another --gpus."
     if batch % fleet.gpus == 0:
-        share = batch // fleet.gpus
-        smaller = max(size for size in range(1, min(each, share) + 1) if share % size == 0)
+        smaller = max(size for size in micro_batches(run, fleet.gpus) if size <= each)
         fix = f"Give train.micro_batch={smaller}, train.global_batch={-(-batch // once) * once}, or another --gpus."
-    rule = f"cannot be dealt out to {fleet.gpus:,} GPUs in micro-batches of {each}"
+    rule = f"cannot be split over {fleet.gpus:,} GPUs in micro-batches of {each}"
     raise ConfigError(f"train.global_batch={batch}", rule, fix)
 
 
 def runs_on(row: Estimate) -> bool:
-    """Whether the fleet's GPUs have the dtype."""
+    """Return whether the GPU has the dtype."""
     return row.fleet.has_bf16 or row.resolved.dtype != "bf16"
 
 
-def _senseless(name: str, fleet: Fleet) -> str | None:
+def _useless(name: str, fleet: Fleet) -> str | None:
     if name == "zero1_fp16" and fleet.has_bf16:
         return "it is for GPUs without bf16"
     if name == "zero3_hpz" and fleet.nodes == 1:
@@ -86,19 +78,19 @@ def with_json(run: RunConfig, name: str, micro_batch: int | None = None) -> RunC
 
 
 def micro_batches(run: RunConfig, gpus: int) -> list[int]:
-    """All that divide what falls to a GPU."""
+    """Return all divisors of a GPU's samples per step."""
     each = run.train.global_batch // gpus
     return [size for size in range(1, each + 1) if each % size == 0]
 
 
 def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimate]:
-    """Every JSON with its best micro-batch, if one fits: the fastest first, among equally fast ones the plainest.
+    """Return every JSON that fits with its best micro-batch: the fastest first, the simplest of equally fast ones.
 
-    Where two micro-batches are equally fast, the config's own goes first, then the one that needs less. A run with
-    stages keeps its micro-batch, which theirs follow. fp32 is nobody's choice for speed: such rows are left to who asks
-    for it by train.precision.
+    Of equally fast micro-batches the config's own comes first, then the one that needs less memory. A run with stages
+    keeps its micro-batch, because the stages depend on it. fp32 is ranked only if all rows are fp32.
     """
-    sizes = [run.train.micro_batch] if _keeps_micro_batch(run) else micro_batches(run, fleet.gpus)
+    own = run.train.micro_batch
+    sizes = [own] if _keeps_micro_batch(run) else micro_batches(run, fleet.gpus)
     in_fp32 = all(row.resolved.dtype == "fp32" for row in rows)
     best = []
     for row in rows:
@@ -106,9 +98,8 @@ def rank(run: RunConfig, fleet: Fleet, rows: Sequence[Estimate]) -> list[Estimat
             continue
         fitting = [one for size in sizes if (one := estimate(with_json(run, row.name, size), fleet)).fits]
         if fitting:
-            own = run.train.micro_batch
             best.append(min(fitting, key=lambda one: (_cost(one, fitting), one.micro_batch != own, one.memory.total)))
-    return sorted(best, key=lambda one: (_cost(one, best), _plainness(one)))
+    return sorted(best, key=lambda one: (_cost(one, best), _complexity(one)))
 
 
 def _keeps_micro_batch(run: RunConfig) -> bool:
@@ -116,49 +107,49 @@ def _keeps_micro_batch(run: RunConfig) -> bool:
 
 
 def _cost(one: Estimate, among: Sequence[Estimate]) -> tuple[float, ...]:
-    """What is not slower by more than AS_FAST costs the same. Without times, what is sent and offloaded decides."""
+    """Return the step time in units of AS_FAST; without times the bytes offloaded and sent."""
     times = [other.time.most for other in among if other.time]
     if one.time and times:
         return (max(0.0, round((one.time.most / min(times) - 1) / AS_FAST - 0.5)),)
-    over_bus = one.offload.to_host + one.offload.to_gpu + one.offload.disk_read
-    return (over_bus, one.sent, -one.micro_batch if one.fleet.memory else 0)
+    return (one.over_bus + one.offload.disk_read, one.sent, -one.micro_batch if one.fleet.memory else 0)
 
 
-def _plainness(one: Estimate) -> int:
+def _complexity(one: Estimate) -> int:
     return SHIPPED.index(one.name) if one.name in SHIPPED else len(SHIPPED)
 
 
 def explain(ranked: Sequence[Estimate], rows: Sequence[Estimate]) -> list[str]:
-    """Why the first is first, in words."""
+    """Return the reasons for the first choice, or why nothing fits."""
     if not ranked:
-        smallest = [_smallest(row) for row in rows]
-        if any((row.left or 0) >= 0 for row in smallest):
-            least = min((row for row in smallest if (row.left or 0) >= 0), key=lambda row: row.host_bytes)
-            more = gigabytes(least.host_bytes - (least.fleet.host_memory or 0))
-            return [f"Nothing fits: {least.name} takes {more} more of main memory than a machine has."]
-        least = min(smallest, key=lambda row: row.memory.total)
-        return [
-            f"Nothing fits: the least is {least.name}, {gigabytes(-(least.left or 0))} too large with micro-batches of"
-            f" {least.micro_batch}. Take more GPUs, train.activation_checkpointing=full, or a larger GPU."
-        ]
+        return [_why_nothing_fits([_smallest(row) for row in rows])]
     first = ranked[0]
     accumulation = first.resolved.accumulation
-    told = f"{first.name} (ZeRO-{first.resolved.stage}), micro-batches of {first.micro_batch}"
-    told += f", {accumulation} a step" if accumulation > 1 else ", one a step"
-    told += f": fits with {gigabytes(first.left)} to spare." if first.left is not None else ": sends least."
-    lines = [told]
-    plainer = [row for row in rows if not _smallest(row).fits and _plainness(row) < _plainness(first)]
-    if plainer:
-        lines.append(f"{', '.join(row.name for row in plainer)} would not fit with any micro-batch.")
-    for other in ranked[1:4]:
-        lines.append(f"{other.name} would {_compared(other, first)}.")
-    return lines
+    choice = f"{first.name} (ZeRO-{first.resolved.stage}), micro-batches of {first.micro_batch}"
+    choice += f", {accumulation} per step" if accumulation > 1 else ", one per step"
+    choice += f": fits with {gigabytes(first.left)} to spare." if first.left is not None else ": sends least."
+    lines = [choice]
+    simpler = [row for row in rows if _complexity(row) < _complexity(first) and not _smallest(row).fits]
+    if simpler:
+        lines.append(f"{', '.join(row.name for row in simpler)} would not fit with any micro-batch.")
+    return lines + [f"{other.name} would {_compared(other, first)}." for other in ranked[1:4]]
+
+
+def _why_nothing_fits(smallest: Sequence[Estimate]) -> str:
+    on_gpu = [row for row in smallest if (row.left or 0) >= 0]
+    if on_gpu:
+        least = min(on_gpu, key=lambda row: row.host_bytes)
+        more = gigabytes(least.host_bytes - (least.fleet.host_memory or 0))
+        return f"Nothing fits: {least.name} takes {more} more of main memory than a machine has."
+    least = min(smallest, key=lambda row: row.memory.total)
+    return (
+        f"Nothing fits: the least is {least.name}, {gigabytes(-(least.left or 0))} too large with micro-batches of"
+        f" {least.micro_batch}. Take more GPUs, train.activation_checkpointing=full, or a larger GPU."
+    )
 
 
 def _smallest(row: Estimate) -> Estimate:
-    """With the smallest micro-batch that `rank` may take."""
-    run = row.run
-    return row if _keeps_micro_batch(run) else estimate(with_json(run, row.name, 1), row.fleet)
+    """Return the row with the smallest micro-batch that `rank` may choose."""
+    return row if _keeps_micro_batch(row.run) else estimate(with_json(row.run, row.name, 1), row.fleet)
 
 
 def _compared(other: Estimate, first: Estimate) -> str:
@@ -167,9 +158,8 @@ def _compared(other: Estimate, first: Estimate) -> str:
         parts.append(f"send {other.sent / first.sent:.1f} times the bytes")
     if other.time and first.time:
         parts.append(f"take {other.time.most / first.time.most:.2f} times as long")
-    bus = other.offload.to_host + other.offload.to_gpu
-    if bus:
-        parts.append(f"move {gigabytes(bus)} a step between GPU and host")
+    if other.over_bus:
+        parts.append(f"move {gigabytes(other.over_bus)} per step between GPU and host")
     if other.left is not None and first.left is not None:
         parts.append(f"leave {gigabytes(other.left)} (micro-batches of {other.micro_batch})")
     return ", ".join(parts) if parts else "do as well"

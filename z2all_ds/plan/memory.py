@@ -1,91 +1,226 @@
-"""Bytes of model states per GPU (weights, gradients, optimizer) under ZeRO 0 to 3, with and without optimizer offload.
+"""Bytes that a run needs on one GPU under a ZeRO JSON, part by part, and on the host and the disk with an offload.
 
-The arithmetic of the ZeRO paper, with P parameters, N GPUs and Adam: weights and gradients take the compute dtype
-(2 bytes each for bf16 and fp16), the optimizer 12 bytes (fp32 master weights and two moments). Stage 1 divides the
-optimizer by N, stage 2 the gradients too, stage 3 the weights too. What differs from the paper was read in
-DeepSpeed 0.19.8 and is told where it is counted.
+Everything follows from the run config and the resolved JSON: what DeepSpeed 0.19.8 and our ops keep. The parts add up
+to the peak, which is either in the backward pass of a micro-batch, with its activations, or in the optimizer step, with
+DeepSpeed's copies of gradients. `z2all bench memory` compares the result with real runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.accounting import ModelShape, count_parameters
+from z2all_ds.base.config import RunConfig
+from z2all_ds.base.config.stages import RunStage, run_stages
+from z2all_ds.plan.activations import activations, chosen_ops
+from z2all_ds.plan.traffic import BYTES_PER_DTYPE, ENGINE_BUCKET, setting
+from z2all_ds.train.speed.graph_conditions import USES_SINKS, has_sinks, why_no_graphs
+from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.ds_json import offload_device, zero_section
 
-BYTES_PER_DTYPE = {"bf16": 2, "fp16": 2, "fp32": 4}
-FP32_BYTES = 4
-ZERO_STAGES = (0, 1, 2, 3)
+CUDA_CONTEXT = 1_800_000_000
+"""Memory of a process outside torch's tensors: 1.2 to 1.8 GB on an H200 (kernels, cuBLAS, cuDNN, NCCL of two ranks)."""
+NCCL = 1_000_000_000
+"""Assumed for NCCL's buffers with many ranks. Only two ranks on one GPU were measured."""
+HOLES, HOLES_IN_GRAPHS, HOLES_WHERE_GATHERED = 0.03, 0.01, 0.1
+"""Share of allocated memory with expandable segments. Measured: 1 to 3 %, almost none in CUDA graphs, 7 to 15 % where
+stage 3 gathers weights; torch frees most of that on demand."""
+HOST_PROCESS, HOST_PROCESS_AT_STAGE_3 = 2_200_000_000, 4_100_000_000
+"""Resident memory without offload: torch, DeepSpeed, CUDA's libraries."""
+FP32_BYTES, FP64_BYTES = 4, 8
 
 
 @dataclass(frozen=True)
-class ModelStates:
-    """Bytes for one GPU; `host` is what its process keeps in main memory instead, when the optimizer is offloaded."""
+class GpuMemory:
+    """Memory of one GPU in bytes."""
 
-    weights: int
-    gradients: int
-    accumulation: int
-    """fp32 sums of the gradients of several micro-batches, where these are asked for in a 16-bit run."""
-    master_weights: int
-    moments: int
-    host: int
+    weights: int = 0
+    gradients: int = 0  # Gradients of one micro-batch in the compute dtype
+    accumulation: int = 0  # Separate sums over micro-batches
+    master_weights: int = 0
+    moments: int = 0
+    gathered: int = 0  # Stage 3: weights of other ranks that are present, prefetched or kept for the backward pass
+    buckets: int = 0  # Communication buckets of gradients, and DeepSpeed's copies in the step
+    activations: int = 0
+    logits: int = 0
+    context: int = 0  # CUDA's own memory and NCCL's buffers
+    fragmentation: int = 0  # Allowance for holes between tensors
+    host: int = 0  # Main memory of this GPU's rank
+    disk: int = 0
 
     @property
-    def gpu(self) -> int:
-        return self.weights + self.gradients + self.accumulation + self.master_weights + self.moments
+    def allocated(self) -> int:
+        """Return the peak that torch reports as allocated."""
+        return self.total - self.context - self.fragmentation
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(self) if part.name not in ("host", "disk"))
 
 
-def zero_states(
-    parameters: int,
-    num_gpus: int,
-    stage: int,
-    compute_dtype: str = "bf16",
-    accumulation_dtype: str | None = None,
-    offload_optimizer: bool = False,
-) -> ModelStates:
-    """Model states of one GPU out of `num_gpus` for a model of `parameters` parameters trained with Adam.
+def states_of_zero_paper(parameters: int, gpus: int, stage: int) -> int:
+    """Return the ZeRO paper's bytes of model states per GPU: 2 for weights, 2 for gradients and 12 for Adam."""
+    share = -(-parameters // gpus)
+    return sum(size * (share if stage >= split else parameters) for size, split in ((2, 3), (2, 2), (12, 1)))
 
-    `accumulation_dtype` None accumulates gradients in the compute dtype, which is DeepSpeed's default.
+
+def gpu_memory(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemory:
+    """Return the memory of the run stage that needs most."""
+    return max((_of_stage(run, resolved, ranks, stage) for stage in run_stages(run)), key=lambda memory: memory.total)
+
+
+def graphs_are_used(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
+    refusal = why_no_graphs("cuda", run, ops_of(run, resolved), has_sinks(resolved, run))
+    return refusal is None and run.train.cuda_graphs != "never"
+
+
+def ops_of(run: RunConfig, resolved: ResolvedDeepSpeed) -> dict[str, str]:
+    """Return the backend of each op on a GPU."""
+    return chosen_ops(run.ops.model_dump(), resolved.dtype, run.train.compile == "layers")
+
+
+def _of_stage(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int, stage: RunStage) -> GpuMemory:
+    compute = BYTES_PER_DTYPE[resolved.dtype]
+    batch = activations(
+        run.model.shape,
+        stage.micro_batch * stage.sequence_length,
+        stage.sequence_length,
+        ops_of(run, resolved),
+        compute_bytes=compute,
+        stream_bytes=FP32_BYTES if run.model.residual_in_fp32 else compute,
+        checkpointing=run.train.activation_checkpointing,
+        recompute=run.train.recompute,
+    )
+    graphs = graphs_are_used(run, resolved)
+    temporary = batch.temporary(graphs)
+    # Validation and probes run outside the graphs and need their own logits.
+    validated = batch.logits if graphs and (run.validation.corpus or run.probes.file) else 0
+    states = _states(run, resolved, ranks)
+    in_backward, in_step = _buckets(run, resolved, ranks)
+    # The step's copies exist after the activations are freed, so only the excess counts. Graphs keep their memory.
+    reusable = 0 if graphs else in_backward + batch.kept + temporary + states.gathered
+    together = replace(
+        states,
+        activations=batch.kept + temporary - min(temporary, batch.logits),
+        logits=min(temporary, batch.logits) + validated,
+        buckets=in_backward + max(0, in_step - reusable),
+    )
+    in_pieces = resolved.stage == 3 and (ranks > 1 or resolved.offload_optimizer)
+    holes = HOLES_IN_GRAPHS if graphs else HOLES_WHERE_GATHERED if in_pieces else HOLES
+    return replace(
+        together,
+        context=CUDA_CONTEXT + (NCCL if ranks > 1 else 0),
+        fragmentation=int(holes * together.allocated),
+        host=together.host + (HOST_PROCESS_AT_STAGE_3 if resolved.stage == 3 else HOST_PROCESS),
+    )
+
+
+def _states(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> GpuMemory:
+    parameters, stage = count_parameters(run.model.shape).total, resolved.stage
+    share = -(-parameters // ranks)
+    compute, accumulated = BYTES_PER_DTYPE[resolved.dtype], BYTES_PER_DTYPE[resolved.dtypes.accumulation]
+    held = parameters if stage < 2 else share
+    # In fp32 the weights are their own master, but stages 1 and 2 clone their partition anyway.
+    has_master = resolved.dtype != "fp32" or stage in (1, 2)
+    states = GpuMemory(
+        weights=compute * (share if stage == 3 else parameters),
+        gradients=compute * held if _keeps_gradients(run, resolved) else 0,
+        accumulation=accumulated * held if accumulated > compute else 0,
+        master_weights=BYTES_PER_DTYPE[resolved.dtypes.master] * share if has_master else 0,
+        moments=int(resolved.optimizer.state_bytes_per_parameter * (share if stage else parameters)),
+        gathered=_gathered(run.model.shape, resolved, ranks, compute) if stage == 3 else 0,
+    )
+    return _offloaded(resolved, states, parameters, share) if resolved.offload_optimizer else states
+
+
+def _keeps_gradients(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
+    """Return whether gradients in the compute dtype exist when activations are largest.
+
+    Gradients of a single micro-batch appear while activations are freed. Stage 0, and stage 1 in one dtype, add the
+    next micro-batch to them; DeepSpeed's BF16 optimizer keeps them, filled with zeros, unless there are sinks.
     """
-    _check(parameters, num_gpus, stage, compute_dtype, accumulation_dtype, offload_optimizer)
-    bytes_per_weight = BYTES_PER_DTYPE[compute_dtype]
-
-    def split_from(first_stage: int) -> int:
-        """How many GPUs share a state that is split from this stage on."""
-        return num_gpus if stage >= first_stage else 1
-
-    def share(bytes_each: int, gpus: int) -> int:
-        return bytes_each * -(-parameters // gpus)  # rounded up: the largest share decides whether it fits
-
-    weights = share(bytes_per_weight, split_from(3))
-    gradients = share(bytes_per_weight, split_from(2))
-    accumulates_apart = accumulation_dtype == "fp32" and compute_dtype != "fp32"
-    # The 16-bit gradients of a micro-batch live until they are added, so both are there at the end of a backward.
-    accumulation = share(FP32_BYTES, split_from(2)) if accumulates_apart else 0
-    moments = share(2 * FP32_BYTES, split_from(1))
-    # In fp32 the weights are their own master; only stages 1 and 2 clone their partition all the same.
-    needs_master = compute_dtype != "fp32" or stage in (1, 2) or offload_optimizer
-    master_weights = share(FP32_BYTES, split_from(1)) if needs_master else 0
-
-    if not offload_optimizer:
-        return ModelStates(weights, gradients, accumulation, master_weights, moments, host=0)
-    # Master weights, moments and fp32 gradients of the own partition move to the host. At stages 2 and 3 gradients
-    # only pass through the GPU's buckets on their way there; stage 1 holds them all until the reduction.
-    host = master_weights + moments + share(FP32_BYTES, num_gpus)
-    return ModelStates(weights, gradients if stage == 1 else 0, accumulation=0, master_weights=0, moments=0, host=host)
+    if resolved.accumulation == 1 or resolved.stage > 1 or _all_in_sinks(run, resolved):
+        return resolved.stage > 1 and resolved.dtypes.accumulation == resolved.dtype
+    return resolved.dtypes.accumulation == resolved.dtype or _is_bf16_optimizer(resolved)
 
 
-def _check(
-    parameters: int, num_gpus: int, stage: int, compute_dtype: str, accumulation_dtype: str | None, offload: bool
-) -> None:
-    for name, value in (("parameters", parameters), ("number of GPUs", num_gpus)):
-        if value < 1:
-            raise ConfigError(f"{name} = {value}", "must be at least 1", "Give a positive number.")
-    if stage not in ZERO_STAGES:
-        raise ConfigError(f"ZeRO stage {stage}", "there are the stages 0, 1, 2 and 3", "Give one of these.")
-    for name, dtype in (("compute dtype", compute_dtype), ("accumulation dtype", accumulation_dtype or compute_dtype)):
-        if dtype not in BYTES_PER_DTYPE:
-            raise ConfigError(f"{name} {dtype!r}", "unknown", f"Use one of {', '.join(BYTES_PER_DTYPE)}.")
-    if stage == 0 and offload:
-        raise ConfigError("optimizer offload at ZeRO stage 0", "needs a ZeRO stage", "Use stage 1, 2 or 3.")
-    if stage == 0 and compute_dtype == "bf16" and accumulation_dtype == "fp32":
-        raise ConfigError(
-            "bf16 with fp32 accumulation at ZeRO stage 0", "DeepSpeed refuses it", "Use stage 1, 2 or 3, or fp32."
+def _all_in_sinks(run: RunConfig, resolved: ResolvedDeepSpeed) -> bool:
+    """Return whether no matrix product passes its weight gradient to autograd."""
+    return has_sinks(resolved, run) and ops_of(run, resolved)["linear"] in USES_SINKS["linear"]
+
+
+def _is_bf16_optimizer(resolved: ResolvedDeepSpeed) -> bool:
+    return resolved.dtype == "bf16" and resolved.dtypes.accumulation == "fp32" and not resolved.offload_optimizer
+
+
+def _offloaded(resolved: ResolvedDeepSpeed, states: GpuMemory, parameters: int, share: int) -> GpuMemory:
+    """Move master weights, moments and their gradients to main memory or to a disk, and weights if asked."""
+    compute, accumulated = BYTES_PER_DTYPE[resolved.dtype], BYTES_PER_DTYPE[resolved.dtypes.accumulation]
+    pins = (zero_section(resolved.config).get("offload_optimizer") or {}).get("pin_memory")
+
+    def pinned(size: int) -> int:
+        """torch rounds pinned memory up to a power of two."""
+        return 1 << (size - 1).bit_length() if size and pins else size
+
+    optimizer, gradients = states.master_weights + states.moments, FP32_BYTES * share
+    if resolved.stage == 3:
+        to_disk = offload_device(resolved.config, "offload_optimizer") == "nvme"
+        moves_weights = offload_device(resolved.config, "offload_param") != "none"
+        sub_group = setting(resolved, "sub_group_size")
+        whole, rest = divmod(share, sub_group)
+        in_sub_groups = whole * pinned(FP32_BYTES * sub_group) + pinned(FP32_BYTES * rest)
+        host = pinned(accumulated * share) + (0 if to_disk else optimizer + in_sub_groups)
+        return GpuMemory(
+            weights=0 if moves_weights else states.weights,
+            gathered=states.gathered,
+            host=host + (pinned(states.weights) if moves_weights else 0),
+            disk=optimizer + gradients if to_disk else 0,
         )
+    # Only sums of another dtype stay on the GPU; others are added up in main memory.
+    several = resolved.accumulation > 1
+    copies = 2 if several and accumulated <= compute else 1
+    return GpuMemory(
+        weights=states.weights,
+        gradients=compute * parameters if resolved.stage == 1 else 0,
+        accumulation=accumulated * share if several and accumulated > compute else 0,
+        host=pinned(states.master_weights) + pinned(gradients) + states.moments + copies * pinned(compute * share),
+    )
+
+
+def _gathered(shape: ModelShape, resolved: ResolvedDeepSpeed, ranks: int, compute: int) -> int:
+    """Return stage 3's weights of other ranks: stage3_max_live_parameters, or the largest module if that is more, and
+    the prefetch; with a hierarchical partition also the group's copy."""
+    if ranks == 1 and offload_device(resolved.config, "offload_param") == "none":
+        return 0
+    counts = count_parameters(shape)
+    live, ahead = (setting(resolved, f"stage3_{key}") for key in ("max_live_parameters", "prefetch_bucket_size"))
+    layer = (counts.attention + counts.mlp + counts.norms) // shape.num_layers
+    group = int(zero_section(resolved.config).get("zero_hpz_partition_size") or 1)
+    copy = compute * counts.total // group if group > 1 else 0
+    return compute * min(counts.total, max(live, layer, counts.embedding) + ahead) + copy
+
+
+def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[int, int]:
+    """Return the bytes (in the backward pass when activations are largest, afterwards and in the step)."""
+    shape, compute = run.model.shape, BYTES_PER_DTYPE[resolved.dtype]
+    parameters, largest = count_parameters(shape).total, shape.vocab_size * shape.hidden_size
+    share = -(-parameters // ranks)
+    sent = resolved.dtypes.communication
+    sent_bytes = BYTES_PER_DTYPE[sent] if sent != "none" else compute
+    bucket = setting(resolved, "reduce_bucket_size")
+    whole = resolved.stage < 2 and not _all_in_sinks(run, resolved) and not _keeps_gradients(run, resolved)
+    gradients = compute * parameters if whole else 0
+    if resolved.stage == 0:
+        engine = min(parameters, ENGINE_BUCKET) * sent_bytes if ranks > 1 else 0
+        return 0, gradients + max(engine, FP64_BYTES * largest)
+    if resolved.stage == 1 and _is_bf16_optimizer(resolved):
+        # Its gradients are flat: the engine copies them only if they fit into one bucket.
+        copied = ranks > 1 and parameters <= ENGINE_BUCKET
+        return 0, gradients + (parameters * sent_bytes if copied else 0)
+    if resolved.stage == 3:
+        # A gradient larger than the bucket goes alone: the head's is the first.
+        alone = compute * largest if largest > bucket else 0
+        copies = 0 if resolved.offload_optimizer else FP32_BYTES * min(share, setting(resolved, "sub_group_size"))
+        return sent_bytes * bucket + alone, sent_bytes * bucket + copies
+    buckets = (2 if zero_section(resolved.config).get("overlap_comm") else 1) * compute * bucket
+    if resolved.offload_optimizer:  # and space for the largest gradient
+        return buckets + compute * largest, gradients + buckets + compute * largest
+    return buckets, gradients + buckets + FP32_BYTES * share

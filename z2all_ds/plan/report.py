@@ -1,23 +1,34 @@
-"""The plan as people and programs read it: a column per ZeRO JSON, the choice in words, and all that was assumed."""
+"""The plan as table, JSON and run config: a column per ZeRO JSON, the choice in words, and all assumptions."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from z2all_ds.base.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
-from z2all_ds.base.config import RunConfig
-from z2all_ds.plan.assumptions import assumptions
+from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
+from z2all_ds.base.config import RunConfig, dump_yaml
+from z2all_ds.base.config.stages import run_stages
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.plan.choose import candidates, explain, rank
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
-from z2all_ds.plan.memory import zero_states
-from z2all_ds.plan.outlook import Outlook, Risks, look_ahead
+from z2all_ds.plan.memory import (
+    CUDA_CONTEXT,
+    HOLES,
+    HOLES_IN_GRAPHS,
+    HOLES_WHERE_GATHERED,
+    NCCL,
+    states_of_zero_paper,
+)
+from z2all_ds.plan.outlook import MOST_FAILURES, SIMULATED_RUNS, Outlook, Risks, look_ahead
 from z2all_ds.plan.shapes import Advice, advise
 
 WIDTH = 132
-"""Columns where no terminal says otherwise."""
+"""Columns of output that is not a terminal."""
 PARTS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -31,49 +42,89 @@ PARTS = {
     "context": "CUDA, NCCL",
     "fragmentation": "holes",
 }
+PAPER = "states, ZeRO paper"
+Cell = Callable[[Estimate], str]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer with the question it answers."""
+    """A plan with the run and the fleet that it is for."""
 
     run: RunConfig
     fleet: Fleet
-    rows: tuple[Estimate, ...]
-    """Each JSON with the config's own micro-batch."""
-    ranked: tuple[Estimate, ...]
-    """Those that fit, each with its best micro-batch, the best first."""
+    rows: tuple[Estimate, ...]  # Each JSON with the config's own micro-batch
+    ranked: tuple[Estimate, ...]  # JSONs that fit, each with its best micro-batch, the best first
     words: tuple[str, ...]
     advice: tuple[Advice, ...]
-    tokens: int | None
-    """Of the whole run, where the user has said so."""
-    outlook: Outlook | None
-    """Of the first."""
+    tokens: int | None  # Tokens of the whole run, if the user gives them
+    outlook: Outlook | None  # Outlook of the best choice
     assumptions: tuple[str, ...]
 
 
 def make_plan(run: RunConfig, fleet: Fleet, tokens: int | None, risks: Risks) -> Plan:
-    """`tokens` None means those of train.steps."""
-    found = candidates(run, fleet)
-    ranked = rank(run, fleet, found.rows)
+    """Plan the run; `tokens` None means those of train.steps."""
+    rows, left_out = candidates(run, fleet)
+    ranked = rank(run, fleet, rows)
     train = run.train
     budget = tokens or train.steps * train.global_batch * train.sequence_length
     outlook = look_ahead(ranked[0], budget, risks) if ranked else None
     return Plan(
         run=run,
         fleet=fleet,
-        rows=found.rows,
+        rows=tuple(rows),
         ranked=tuple(ranked),
-        words=tuple(explain(ranked, found.rows)),
+        words=tuple(explain(ranked, rows)),
         advice=tuple(advise(run.model.shape, train.micro_batch, train.sequence_length)),
         tokens=tokens,
         outlook=outlook,
-        assumptions=(*assumptions(run, fleet, found.rows, outlook is not None, risks), *found.left_out),
+        assumptions=(*assumptions(run, fleet, rows, outlook is not None, risks), *left_out),
     )
 
 
+def assumptions(
+    run: RunConfig, fleet: Fleet, rows: Sequence[Estimate], with_outlook: bool, risks: Risks
+) -> tuple[str, ...]:
+    """Return a line for everything that the plan assumes and that the user has not given."""
+    train = run.train
+    asked = [f"{op}={backend}" for op, backend in run.ops.model_dump().items() if backend != "auto"]
+    ops = ", ".join(asked) or "those that auto takes on a GPU"
+    optimizers = ", ".join(sorted({one.resolved.optimizer.kind for one in rows}))
+    packed = "documents masked" if run.data.document_mask else "no document mask"
+    dtypes = {str(one.resolved.dtypes): one.name for one in reversed(rows)}
+    lines = [
+        "GB are 10^9 bytes. Parts are those at the peak, without gradients that appear as activations are freed.",
+        f"{train.micro_batch} x {train.sequence_length} tokens per micro-batch, {train.global_batch} samples per step,"
+        f" checkpointing {train.activation_checkpointing}, {packed}; ops: {ops}; optimizer: {optimizers}.",
+        *(f"Dtypes from {name} on: {words}." for words, name in reversed(dtypes.items())),
+        f"CUDA takes {CUDA_CONTEXT / 1e9:.1f} GB, NCCL {NCCL / 1e9:.1f} with several ranks. Holes, of what is"
+        f" allocated: {HOLES_IN_GRAPHS:.0%} with CUDA graphs, {HOLES:.0%} without, {HOLES_WHERE_GATHERED:.0%} at ZeRO-3"
+        " over several ranks or with offload.",
+        *fleet.assumptions,
+    ]
+    if fleet.memory is None:
+        lines.append("Neither --gpu nor --gpu-memory is given: the plan does not state what fits.")
+    if fleet.peak is None:
+        lines.append("Neither --gpu nor --peak-tflops is given: the plan does not state times.")
+    else:
+        shares = ", ".join(f"{one.name} {one.reached:.0%}" for one in rows if one.reached)
+        lines += [
+            f"Share of the peak that training reaches: {shares} (measured on an H200; --reached replaces it).",
+            "Attention is computed over whole samples; masked documents need less of it.",
+            "Step times range from full overlap of sending and computing, where DeepSpeed overlaps them, to none.",
+        ]
+        if any(one.resolved.dtype == "fp32" for one in rows):
+            lines.append("There are no step times for fp32, because its speed depends on TF32.")
+    if with_outlook:
+        lines.append(
+            f"A failure every {risks.gpu_hours_per_failure:,.0f} GPU hours (Llama 3 saw 50,000),"
+            f" {risks.restart_seconds:.0f} s to start again, checkpoints to one disk that all machines share."
+            f" Simulated: {SIMULATED_RUNS} runs, of up to {MOST_FAILURES:,} failures."
+        )
+    return tuple(lines)
+
+
 def to_json(plan: Plan) -> str:
-    """For programs: bytes, seconds and shares."""
+    """Return the plan in bytes, seconds and shares."""
     shape, length = plan.run.model.shape, plan.run.train.sequence_length
     document = {
         "parameters": count_parameters(shape).total,
@@ -91,30 +142,25 @@ def to_json(plan: Plan) -> str:
 
 
 def _row(row: Estimate) -> dict[str, Any]:
-    memory = row.memory
-    time = row.time
     return {
         "deepspeed": row.name,
         "stage": row.resolved.stage,
         "micro_batch": row.micro_batch,
         "accumulation": row.resolved.accumulation,
         "dtypes": asdict(row.resolved.dtypes),
-        "memory": {**asdict(memory), "allocated": memory.allocated, "total": memory.total},
+        "memory": {**asdict(row.memory), "allocated": row.memory.allocated, "total": row.memory.total},
         "bytes_left": row.left,
         "fits": row.fits if row.left is not None else None,
         "sent_bytes": row.sent,
         "collectives": [{**asdict(one), "sent": one.sent()} for one in row.collectives],
         "offload": asdict(row.offload),
-        "step_seconds": {**asdict(time), "least": time.least, "most": time.most} if time else None,
+        "step_seconds": row.time.to_dict() if row.time else None,
         "mfu": row.utilisations(),
     }
 
 
 def render(plan: Plan, file: TextIO | None = None) -> None:
-    """To stdout unless told otherwise."""
-    from rich import box
-    from rich.table import Table
-
+    """Print the plan to `file`, by default to stdout."""
     console = console_for(file)
     shape, train = plan.run.model.shape, plan.run.train
     parameters = count_parameters(shape).total
@@ -122,35 +168,110 @@ def render(plan: Plan, file: TextIO | None = None) -> None:
         f"{flops_per_token(shape, train.sequence_length, name) / 1e9:.2f} ({name})" for name in FLOP_CONVENTIONS
     )
     console.print(
-        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP a token; {plan.fleet.gpus} GPU(s)", markup=False
+        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP per token; {plan.fleet.gpus} GPU(s)", markup=False
     )
-    table = Table(title="GB per GPU", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = new_table("GB per GPU")
     table.add_column("", no_wrap=True)
-    for row in plan.rows:
-        table.add_column(_heading(row.name), justify="right", no_wrap=True)
-    for label, cell, ends in _lines(plan):
+    for row in plan.rows:  # a JSON of the user's own goes by its file's name
+        heading = PurePath(row.name).name.removesuffix(".json").replace("_", "\n")
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, cell in _lines(plan):
         cells = [cell(row) for row in plan.rows]
         if any(text not in ("", "-") for text in cells):
-            table.add_row(label, *cells, end_section=ends)
+            table.add_row(label, *cells, end_section=label in (PARTS["fragmentation"], PAPER))
     print_whole(console, table)
-    assumed = (f"- {assumption}" for assumption in plan.assumptions)
-    for line in (*plan.words, *_told_advice(plan.advice), *_told_outlook(plan), "Assumed:", *assumed):
-        console.print(line, markup=False, soft_wrap=True)
+    print_lines(console, (*plan.words, *_advice_lines(plan.advice), *_outlook_lines(plan)), plan.assumptions)
 
 
-def _heading(name: str) -> str:
-    """A JSON of the user's own goes by its file's name."""
-    return PurePath(name).name.removesuffix(".json").replace("_", "\n")
+def _lines(plan: Plan) -> list[tuple[str, Cell]]:
+    """Return the label and the cells of each line of the table."""
+
+    def part(name: str) -> Cell:
+        return lambda row: _gb(getattr(row.memory, name))
+
+    lines: list[tuple[str, Cell]] = [(label, part(name)) for name, label in PARTS.items()]
+    lines.append(("total", lambda row: _gb(row.memory.total)))
+    if plan.fleet.memory is not None:
+        lines.append(
+            (f"left of {_gb(plan.fleet.memory)}", lambda row: _red(f"{(row.left or 0) / 1e9:.1f}", (row.left or 0) < 0))
+        )
+    return [
+        *lines,
+        (PAPER, _paper),
+        ("host memory", lambda row: _red(_gb(row.memory.host), row.host_bytes > (row.fleet.host_memory or math.inf))),
+        ("disk", lambda row: _gb(row.memory.disk)),
+        ("sent per step", lambda row: _gb(row.sent)),
+        ("to and from host", lambda row: _gb(row.over_bus)),
+        ("disk per step", lambda row: _gb(row.offload.disk_read + row.offload.disk_written)),
+        ("step, s at least", lambda row: f"{row.time.least:.3f}" if row.time else "-"),
+        ("step, s at most", lambda row: f"{row.time.most:.3f}" if row.time else "-"),
+        ("MFU, origin", lambda row: _mfu(row, "origin")),
+        ("MFU, exact", lambda row: _mfu(row, "exact")),
+        ("tokens/s", lambda row: f"{row.tokens_per_step / row.time.most:,.0f}" if row.time else "-"),
+    ]
 
 
-def print_whole(console: Any, table: Any) -> None:
-    """However wide it is: a terminal folds a long line, a column that is cut is lost."""
-    from rich.measure import Measurement
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f}" if count >= 5e7 else "-" if count == 0 else "0.0"
 
-    before = console.width
-    console.width = max(before, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
-    console.print(table)
-    console.width = before
+
+def _red(text: str, is_red: bool) -> str:
+    return f"[red]{text}[/red]" if is_red else text
+
+
+def _paper(row: Estimate) -> str:
+    if row.resolved.offload_optimizer:
+        return "-"
+    parameters = count_parameters(row.run.model.shape).total
+    return _gb(states_of_zero_paper(parameters, row.fleet.gpus, row.resolved.stage))
+
+
+def _mfu(row: Estimate, convention: str) -> str:
+    shares = row.utilisations().get(convention)
+    return percent_range(shares) if shares else "-"
+
+
+def _advice_lines(advice: Iterable[Advice]) -> list[str]:
+    lines = []
+    for one in advice:
+        gain = f"; saves about {one.gain:.0%} of the computing time" if one.gain else ""
+        lines.append(f"Shape: {one.setting}={one.better} instead of {one.now}: {one.reason}{gain}.")
+    return lines
+
+
+def _outlook_lines(plan: Plan) -> list[str]:
+    outlook = plan.outlook
+    if outlook is None:
+        return []
+    return [
+        f"{outlook.tokens / 1e9:,.1f} B tokens with {plan.ranked[0].name}: {span(outlook.days)} days, "
+        f"{span(outlook.gpu_hours)} GPU hours, without failures.",
+        f"Checkpoint: {_gb(outlook.checkpoint_bytes)} GB; training waits {outlook.save_seconds:.2f} s, on the disk "
+        f"after {outlook.write_seconds:.0f} s. Best every {outlook.interval_seconds / 60:,.0f} minutes "
+        f"(checkpoint.every_steps={outlook.interval_steps}).",
+        f"Failures: {outlook.failures:.1f} expected, at least one with {outlook.failure_probability:.0%}; "
+        f"{outlook.goodput:.2%} of the time is training that counts "
+        f"(simulated: {outlook.simulated.goodput:.2%} +- {outlook.simulated.error:.2%}).",
+    ]
+
+
+def span(bounds: tuple[float, float]) -> str:
+    """Return '1.5 to 2.0', or one number if both are printed alike."""
+    low, high = (f"{bound:,.1f}" if bound >= 1 else f"{bound:.2g}" for bound in bounds)
+    return low if low == high else f"{low} to {high}"
+
+
+def percent_range(shares: tuple[float, float]) -> str:
+    """Return '40-45%', or '40%' if both are printed alike."""
+    low, high = (f"{100 * share:.0f}" for share in shares)
+    return f"{low}%" if low == high else f"{low}-{high}%"
+
+
+def new_table(title: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def console_for(file: TextIO | None) -> Any:
@@ -160,93 +281,46 @@ def console_for(file: TextIO | None) -> Any:
     return console if console.is_terminal else Console(file=file, highlight=False, width=WIDTH)
 
 
-Cell = Callable[[Estimate], str]
+def print_whole(console: Any, table: Any) -> None:
+    """Print a table at its full width: a terminal wraps long lines, whereas rich would cut columns."""
+    from rich.measure import Measurement
+
+    before = console.width
+    console.width = max(before, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
+    console.print(table)
+    console.width = before
 
 
-def _lines(plan: Plan) -> list[tuple[str, Cell, bool]]:
-    """(label, cell, whether a rule comes after it)."""
-
-    def part(name: str) -> Cell:
-        return lambda row: _gb(getattr(row.memory, name))
-
-    lines: list[tuple[str, Cell, bool]] = [(label, part(name), False) for name, label in PARTS.items()]
-    lines[-1] = (*lines[-1][:2], True)
-    lines.append(("total", lambda row: _gb(row.memory.total), False))
-    if plan.fleet.memory is not None:
-        lines.append((f"left of {_gb(plan.fleet.memory)}", lambda row: _left(row), False))
-    lines += [
-        ("states, ZeRO paper", _textbook, True),
-        ("host memory", _host, False),
-        ("disk", lambda row: _gb(row.memory.disk), False),
-        ("sent a step", lambda row: _gb(row.sent), False),
-        ("to and from host", lambda row: _gb(row.offload.to_host + row.offload.to_gpu), False),
-        ("disk a step", lambda row: _gb(row.offload.disk_read + row.offload.disk_written), False),
-        ("step, s at least", lambda row: f"{row.time.least:.3f}" if row.time else "-", False),
-        ("step, s at most", lambda row: f"{row.time.most:.3f}" if row.time else "-", False),
-        ("MFU, origin", lambda row: _mfu(row, "origin"), False),
-        ("MFU, exact", lambda row: _mfu(row, "exact"), False),
-        ("tokens/s", lambda row: f"{row.tokens_per_step / row.time.most:,.0f}" if row.time else "-", False),
-    ]
-    return lines
+def print_lines(console: Any, lines: Iterable[str], assumed: Iterable[str]) -> None:
+    for line in (*lines, "Assumed:", *(f"- {assumption}" for assumption in assumed)):
+        console.print(line, markup=False, soft_wrap=True)
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f}" if count >= 5e7 else "-" if count == 0 else "0.0"
+def check_name(path: Path) -> None:
+    """Refuse a file name for `--write` that is not a new YAML file."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--write {path}", "must end in .yaml", "Give such a name.")
+    if path.exists():
+        raise ConfigError(f"--write {path}", "is there already", "Remove it, or give another name.")
 
 
-def _left(row: Estimate) -> str:
-    left = row.left or 0
-    told = f"{left / 1e9:.1f}"
-    return told if left >= 0 else f"[red]{told}[/red]"
-
-
-def _host(row: Estimate) -> str:
-    told = _gb(row.memory.host)
-    known = row.fleet.host_memory
-    return f"[red]{told}[/red]" if known is not None and row.host_bytes > known else told
-
-
-def _textbook(row: Estimate) -> str:
-    """16 bytes a parameter, divided by stage: weights and gradients in 16 bits, Adam's 12."""
-    if row.resolved.offload_optimizer:
-        return "-"
-    parameters = count_parameters(row.run.model.shape).total
-    return _gb(zero_states(parameters, row.fleet.gpus, row.resolved.stage).gpu)
-
-
-def _mfu(row: Estimate, convention: str) -> str:
-    shares = row.utilisations().get(convention)
-    if not shares:
-        return "-"
-    low, high = (f"{100 * share:.0f}" for share in shares)
-    return f"{low}%" if low == high else f"{low}-{high}%"
-
-
-def _told_advice(advice: Sequence[Advice]) -> list[str]:
-    lines = []
-    for one in advice:
-        gain = f"; saves about {one.gain:.0%} of the computing time" if one.gain else ""
-        lines.append(f"Shape: {one.setting}={one.better} instead of {one.now}: {one.reason}{gain}.")
-    return lines
-
-
-def _told_outlook(plan: Plan) -> list[str]:
-    outlook = plan.outlook
-    if outlook is None:
-        return []
-    first, seen = plan.ranked[0], outlook.simulated
-    return [
-        f"{outlook.tokens / 1e9:,.1f} B tokens with {first.name}: {between(outlook.days)} days, "
-        f"{between(outlook.gpu_hours)} GPU hours, without failures.",
-        f"Checkpoint: {_gb(outlook.checkpoint_bytes)} GB; training waits {outlook.save_seconds:.2f} s, on the disk "
-        f"after {outlook.write_seconds:.0f} s. Best every {outlook.interval_seconds / 60:,.0f} minutes "
-        f"(checkpoint.every_steps={outlook.interval_steps}).",
-        f"Failures: {outlook.failures:.1f} expected, at least one with {outlook.failure_probability:.0%}; "
-        f"{outlook.goodput:.2%} of the time is training that counts "
-        f"(simulated: {seen.goodput:.2%} +- {seen.error:.2%}).",
-    ]
-
-
-def between(bounds: tuple[float, float]) -> str:
-    low, high = (f"{bound:,.1f}" if bound >= 1 else f"{bound:.2g}" for bound in bounds)
-    return low if low == high else f"{low} to {high}"
+def write_choice(plan: Plan, path: Path) -> None:
+    """Write the run config of the first choice, with the best checkpoint interval and the steps for --tokens."""
+    if not plan.ranked:
+        raise ConfigError(f"--write {path}", "nothing fits, so there is nothing to write", plan.words[0])
+    check_name(path)
+    first = plan.ranked[0]
+    checkpoint, train = first.run.checkpoint, first.run.train
+    if plan.outlook:
+        checkpoint = checkpoint.model_copy(update={"every_steps": plan.outlook.interval_steps})
+    if plan.tokens:
+        train = train.model_copy(update={"steps": -(-plan.tokens // first.tokens_per_step)})
+    run = first.run.model_copy(update={"checkpoint": checkpoint, "train": train})
+    run_stages(run)  # raises if the stages no longer fit into the steps
+    make_folder(path.parent)
+    try:
+        with explain_disk_errors(path.parent):
+            write_whole(path, dump_yaml(run))
+    except OSError as error:
+        raise ConfigError(f"--write {path}", f"cannot be written ({error.strerror})", "Give another place.") from None
+    say(f"wrote {path}: {first.name}, micro-batches of {first.micro_batch}; start it with --config {path}")

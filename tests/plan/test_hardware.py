@@ -1,4 +1,4 @@
-"""Measured figures, read from what the doctor itself writes: real findings, a real preflight's own form."""
+"""Links and speeds by name, and measured values in files that the doctor writes."""
 
 import json
 import math
@@ -16,8 +16,7 @@ from z2all_ds.cluster.preflight.checks import Preflight
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.cluster.preflight.health_rules import Turn
 from z2all_ds.cluster.preflight.health_run import Health, HealthTest
-from z2all_ds.plan.hardware import Link
-from z2all_ds.plan.measured import MATMUL_OPERATIONS, Measured, read_measured
+from z2all_ds.plan.hardware import GPUS, LINKS, Link, Measured, link_named, parse_speed, read_measured
 
 NAMES = ("n1", "n2", "n3")
 TURNS = (
@@ -58,39 +57,25 @@ def written(folder: Path, result: Preflight) -> Path:
 def test_the_slowest_pair(tmp_path: Path) -> None:
     found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 24.0, 30.0))))
     assert found.link == Link("measured", 3e9, 60e-6)  # 24 Gbit/s; half of 120 µs there and back
-    assert found.pair == ("n2", "n3")
-    assert (found.matmul, found.all_gather, found.disk) == (None, None, None)
+    assert (found.all_gather, found.disk) == (None, None)
 
 
 def test_a_pair_that_is_slow_in_the_other_direction(tmp_path: Path) -> None:
     found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 30.0, 16.0))))
     assert found.link is not None and found.link.speed == 2e9
-    assert found.pair == ("n3", "n2")
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_slowest_node(device: str, tmp_path: Path) -> None:
+def test_the_slowest_all_gather(tmp_path: Path) -> None:
     result = preflight_of()
-    result.health = health_of(*TURNS, device=device)
-    found = read_measured(written(tmp_path, result))
-    # n3 at 3.0 ms at best; n2 was slow once, when something else ran there.
-    assert (found.matmul_node, found.matmul_device) == ("n3", device)
-    assert found.matmul == MATMUL_OPERATIONS[device] / 3e-3
-    assert found.all_gather == 12e9
+    result.health = health_of(*TURNS)
+    assert read_measured(written(tmp_path, result)).all_gather == 12e9
 
 
-def test_where_a_node_failed_no_rate_is_told(tmp_path: Path) -> None:
+def test_a_node_that_failed_does_not_count(tmp_path: Path) -> None:
     result = preflight_of()
     broken = replace(TURNS[1], matmul_ms=None, gather_gbps=None, problem="two equal matmuls differ", alone=True)
-    result.health = Health(turns=[TURNS[0], broken])  # which device it was is said at a good end only
-    found = read_measured(written(tmp_path, result))
-    assert (found.matmul, found.matmul_device, found.all_gather) == (None, None, 40e9)
-
-
-def test_the_products_are_those_of_the_health_test() -> None:
-    from z2all_ds.cluster.preflight.health_worker import SIZES
-
-    assert {device: 2 * rows**3 for device, (rows, _, _) in SIZES.items()} == MATMUL_OPERATIONS
+    result.health = Health(turns=[TURNS[0], broken])
+    assert read_measured(written(tmp_path, result)).all_gather == 40e9
 
 
 def test_a_real_connection(tmp_path: Path) -> None:
@@ -163,3 +148,40 @@ def test_the_form_stays_plain_json(tmp_path: Path) -> None:
     assert json.loads(report.to_json(result))["health"] is None
     result.health = health_of(*TURNS)
     assert json.loads(report.to_json(result))["health"]["device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("100GB/s", 100e9),
+        ("100Gbit/s", 12.5e9),
+        ("100Gb/s", 12.5e9),
+        ("100Gbps", 12.5e9),
+        ("1.5GB/s", 1.5e9),
+        (" 200 MB/s ", 200e6),
+        ("1GiB/s", 2**30),
+        (".5TB/s", 0.5e12),
+    ],
+)
+def test_speeds(text: str, speed: float) -> None:
+    assert parse_speed(text) == speed
+    link = link_named(text)
+    assert (link.speed, link.name, link.is_reached) == (speed, text.strip(), False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "100GB", "fast", "-1GB/s", "0GB/s", "1 GX/s", "9" * 400 + "GB/s", "1e3GB/s"]
+)
+def test_speeds_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match="Write it like 20GB/s or 100Gbit/s") as raised:
+        parse_speed(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_links_by_name() -> None:
+    assert link_named(" IB400 ") is LINKS["ib400"]
+    assert {gpu.link for gpu in GPUS.values()} <= LINKS.keys()
+    with pytest.raises(
+        ConfigError, match=r"link 'warp': is not known; known are: nvlink4.*eth1. Give one of these, or a"
+    ):
+        link_named("warp")
