@@ -11,12 +11,11 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from z2all_ds.base.child_process import module_command, start
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import private_temp_dir, process_start_time
 from z2all_ds.base.parent_watch import OWNER_VARIABLE
@@ -81,9 +80,10 @@ class Progress:
             Path(self._stacks.name).unlink()
 
     def _start_watchdog(self, folder: RunFolder, hang_seconds: float) -> None:
-        command = [sys.executable, "-m", "z2all_ds.cluster.launch.watchdog", str(folder.root), str(self.path.parent)]
+        arguments = (str(folder.root), str(self.path.parent), str(hang_seconds))
         environment = {name: value for name, value in os.environ.items() if name != OWNER_VARIABLE}
-        subprocess.Popen([*command, str(hang_seconds)], env=environment, stdin=subprocess.DEVNULL)
+        command = module_command("z2all_ds.cluster.launch.watchdog", *arguments)
+        start(command, environment, is_owned=False, start_new_session=False)
 
 
 def _write(path: Path, content: bytes) -> None:
