@@ -118,6 +118,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def write_message(stream: IO[str], message: Mapping[str, Any]) -> None:
+    """Writes a message as one line and flushes it."""
     stream.write(f"{MARK}{json.dumps(message)}\n")
     stream.flush()
 

@@ -43,38 +43,38 @@ class RemoteNode:
         self.code: int | None = None
         self._started = time.monotonic()
         self.ended_at: float | None = None
-        self._process = start_module(node, config, folder, MODULE, shows_errors=True)
-        self._process.send(asdict(orders))
+        self._connection = start_module(node, config, folder, MODULE, shows_errors=True)
+        self._connection.send(asdict(orders))
         threading.Thread(target=self._beat, daemon=True).start()
 
     @property
     def is_running(self) -> bool:
-        if self._process.process.poll() is None:
+        if self._connection.process.poll() is None:
             return True
         if self.ended_at is None:
-            self._process.wait()
+            self._connection.wait()
             with suppress(TimeoutError):
-                self.code = (self._process.receive(0.0) or {}).get("code")
+                self.code = (self._connection.receive(0.0) or {}).get("code")
             self.ended_at = time.monotonic()
         return False
 
     def ask_to_end(self, how: str = END) -> None:
-        self._process.send({"do": how})
+        self._connection.send({"do": how})
 
     def cut(self) -> None:
-        self._process.close()
+        self._connection.close()
 
     def end(self) -> NodeEnd:
-        ssh_code, lines = self._process.process.returncode, self._process.error_lines
+        ssh_code, lines = self._connection.process.returncode, self._connection.error_lines
         lost = self.code is None and ssh_code == SSH_FAILED
         code = None if lost else (self.code if self.code is not None else ssh_code or 1)
         seconds = (self.ended_at or time.monotonic()) - self._started
         return NodeEnd(self.node.name, code, lines[-1] if lines else "", seconds)
 
     def _beat(self) -> None:
-        while self._process.process.poll() is None:
+        while self._connection.process.poll() is None:
             time.sleep(BEAT_EVERY_SECONDS)
-            self._process.send({"do": BEAT})
+            self._connection.send({"do": BEAT})
 
 
 def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[str, Orders]) -> list[NodeEnd]:
