@@ -13,14 +13,18 @@ from z2all_ds.cluster.nodes import Node, SshAccess
 from z2all_ds.cluster.ssh import config_text
 
 ASK = """
-import sys
+import os, sys
 from pathlib import Path
+from z2all_ds.cluster.agents.fleet import NoAnswer, agents_on
 from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.ssh import Trouble, ask, write_config
-name, address, port, key, config = sys.argv[1:]
+from z2all_ds.cluster.ssh import write_config
+name, address, port, key, config, own = sys.argv[1:]
 node = Node(name=name, slots=1, ssh=SshAccess(address=address or None, port=int(port), key=key or None))
-answer = ask(node, write_config([node], Path(config)), "hostname", 30)
-print(f"{answer.kind}|{answer.said}|{answer.fix}" if isinstance(answer, Trouble) else answer.stdout.strip())
+with agents_on([node], write_config([node], Path(config)), os.getcwd()) as agents:
+    try:
+        print(agents[name].ask("source_address", towards=own).result(30))
+    except NoAnswer as problem:
+        print(f"{problem.trouble.kind}|{problem.trouble.said}|{problem.trouble.fix}")
 """
 
 
@@ -35,15 +39,15 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[node_lab.No
 def asked(
     nodes: list[node_lab.Node], tmp_path: Path, name: str, address: str = "", port: int = 2222, key: str = ""
 ) -> str:
-    words = (sys.executable, "-c", ASK, name, address, str(port), key, str(tmp_path / "ssh_config"))
+    words = (sys.executable, "-c", ASK, name, address, str(port), key, str(tmp_path / "ssh_config"), nodes[0].address)
     done = nodes[0].run(*words, environment={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    assert asked(nodes, tmp_path, "n1") == "n1"
-    assert asked(nodes, tmp_path, "other-name", nodes[1].address) == "n1"
+    assert asked(nodes, tmp_path, "n1") == nodes[1].address
+    assert asked(nodes, tmp_path, "other-name", nodes[1].address) == nodes[1].address
     assert (tmp_path / "ssh_config").stat().st_mode & 0o077 == 0
 
 
@@ -67,7 +71,7 @@ def test_a_wrong_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
 
 def test_a_changed_host_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     known = nodes[0].folder / "ssh" / "known_hosts"
-    assert asked(nodes, tmp_path, "n1") == "n1"
+    assert asked(nodes, tmp_path, "n1") == nodes[1].address
     before = known.read_text()
     other = (nodes[0].folder / "host_key.pub").read_text().split()[:2]
     try:
@@ -86,7 +90,7 @@ def test_a_dead_link(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     finally:
         nodes[1].heal()
     assert kind == "unreachable"
-    assert asked(nodes, tmp_path, "n1") == "n1"
+    assert asked(nodes, tmp_path, "n1") == nodes[1].address
 
 
 def test_the_config_never_trusts_a_changed_key() -> None:

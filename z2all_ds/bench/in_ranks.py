@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.command_group import run_group
+from z2all_ds.base.child_process import run_group
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import Z2allError

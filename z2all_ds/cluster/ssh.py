@@ -7,11 +7,11 @@ noticed by ssh itself after some ten seconds.
 
 import os
 import shlex
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.child_process import JsonProcess
 from z2all_ds.base.ssh_errors import recognise
 from z2all_ds.cluster.nodes import Node
 
@@ -120,36 +120,8 @@ def python_command(node: Node, folder: str, module: str) -> str:
     return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
 
 
-def start_module(node: Node, config: Path, folder: str, module: str) -> "subprocess.Popen[str]":
-    """A module that runs there for as long as we talk with it over its stdin and stdout."""
-    return subprocess.Popen(
-        command_on(node, config, python_command(node, folder, module)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=plain_words(),
-        start_new_session=True,  # a Ctrl-C is for us alone
-    )
-
-
-def plain_words() -> dict[str, str]:
-    """The environment in which ssh says what we know to read."""
-    return {**os.environ, "LC_ALL": "C"}
-
-
-def ask(node: Node, config: Path, command: str, seconds: float) -> "subprocess.CompletedProcess[str] | Trouble":
-    """Runs a line of shell there and waits for its end, or says why it could not be run."""
-    try:
-        done = subprocess.run(
-            command_on(node, config, command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=plain_words(),
-        )
-    except subprocess.TimeoutExpired:
-        return Trouble("unreachable", f"no answer within {seconds:.0f} s", f"Look at {node.name}: it is stuck or slow.")
-    return trouble_of(node, done.stderr) if done.returncode == SSH_FAILED else done
+def start_module(node: Node, config: Path, folder: str, module: str, *, shows_errors: bool = False) -> JsonProcess:
+    """Starts a module there that we exchange messages with."""
+    command = command_on(node, config, python_command(node, folder, module))
+    # In the C locale ssh says what `recognise` knows.
+    return JsonProcess(command, {**os.environ, "LC_ALL": "C"}, shows_errors=shows_errors)

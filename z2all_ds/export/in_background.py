@@ -5,22 +5,20 @@ is the newest model. A failed export costs a line, and the whole story is in the
 """
 
 import os
-import signal
 import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.child_process import end_group, module_command, package_environment, start
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import held
 
 NICENESS = 10
 """Below training's own processes, which then take every processor they ask for."""
 SECONDS_TO_TIDY_UP = 5.0
-"""After SIGTERM an export removes what it has written; then it is asked once more, then it is killed."""
+"""After SIGTERM an export removes what it has written; then it gets another SIGTERM, then SIGKILL."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of a rank, which an export is not."""
 
@@ -90,13 +88,10 @@ class BackgroundExport:
         if self._running is not None:
             process, hold = self._running.process, self._running.wanted.hold
             self._running = None
-            for _ in range(2):  # once in some fifteen tries one was not enough; why is not known
-                self._signal(process, signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SECONDS_TO_TIDY_UP)
-                    break
-            self._signal(process, signal.SIGKILL)  # what it has started itself too
-            process.wait()
+            process.terminate()  # one SIGTERM more than that of end_group: sometimes one has no effect
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_TIDY_UP)
+            end_group(process)
             hold.close()
 
     def _next(self) -> list[str]:
@@ -111,28 +106,17 @@ class BackgroundExport:
 
     def _launch(self, wanted: _Wanted) -> str:
         checkpoint = wanted.checkpoint
-        command = [sys.executable, "-m", "z2all_ds", "export", str(checkpoint.absolute())]
-        command += ["--dtype", self._dtype, "--format", self._format]
-        own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
-        package = str(Path(__file__).resolve().parents[2])  # also where it is not installed
-        paths = os.pathsep.join(filter(None, (package, own.get("PYTHONPATH"))))
-        environment = {**own, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", OWNER_VARIABLE: owner_mark()}
+        options = ("--dtype", self._dtype, "--format", self._format)
+        command = module_command("z2all_ds", "export", str(checkpoint.absolute()), *options)
+        environment = {name: value for name, value in package_environment().items() if name not in OF_RANKS}
+        environment["CUDA_VISIBLE_DEVICES"] = ""
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
                 log.write(f"== export of {checkpoint.name}\n".encode())
                 log.flush()
                 begin = log.tell()
-                # A session of its own: a Ctrl-C at the terminal is for the run, which then decides.
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    cwd=self._folder.root,
-                    start_new_session=True,
-                )
+                process = start(command, environment, stdout=log, stderr=log, cwd=self._folder.root)
         except OSError as error:  # a full disk, no process left: no reason to stop training
             wanted.hold.close()
             return f"export of {checkpoint.name} failed ({error})"
@@ -153,8 +137,3 @@ class BackgroundExport:
             return f"exported {name}: {last}"
         ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
         return f"export of {name} failed ({ending}: {last}); training goes on, see {self.log}"
-
-    @staticmethod
-    def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)

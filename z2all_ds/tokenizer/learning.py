@@ -4,20 +4,15 @@ Trainers stay in their own code for minutes, where Python cannot deliver Ctrl-C,
 give back. A process can be ended at any time, and its memory goes with it.
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import z2all_ds
 from z2all_ds.base import errors
+from z2all_ds.base.child_process import JsonProcess, module_command, package_environment
 from z2all_ds.base.console import heartbeat, progress
 from z2all_ds.base.errors import MachineError, Z2allError
 from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
@@ -46,8 +41,11 @@ def learn_in_own_process(
             "text_vocab_size": text_vocab_size,
             "out": scratch,
         }
-        with _process(job) as reports:
-            text_bytes = _watch(reports, sum(shares.values()), algorithm, text_vocab_size)
+        command = module_command("z2all_ds.tokenizer.learning_process")
+        # `tokenizers` writes its progress to stderr, as plain JSON objects.
+        with closing(JsonProcess(command, package_environment(), error_mark="")) as process:
+            process.send(job)
+            text_bytes = _watch(_reports(process), sum(shares.values()), algorithm, text_vocab_size)
         files = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
     return Learned(files, text_bytes)
 
@@ -77,47 +75,9 @@ def _watch(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, 
     return int(report["done"])
 
 
-@contextmanager
-def _process(job: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """Gives its reports; whatever happens, it is gone afterwards."""
-    command = [sys.executable, "-m", "z2all_ds.tokenizer.learning_process"]
-    # It must find this very package, also where that is not installed.
-    paths = [str(Path(z2all_ds.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # `tokenizers` tells its progress there
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-    )
-    assert process.stdin and process.stdout
-    try:
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        yield _reports(process)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
-def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
-    """Its lines up to the one that says done; an error it tells, and its death, are raised."""
-    assert process.stdout
-    other_lines = deque[str](maxlen=3)
-    for line in process.stdout:
-        try:
-            report = json.loads(line)
-        except ValueError:
-            report = None
-        if not isinstance(report, dict):
-            other_lines.append(line.strip())
-            continue
+def _reports(process: JsonProcess) -> Iterator[dict[str, Any]]:
+    """Yields its reports up to the one that says done; raises the error that it reports, and one if it dies."""
+    while (report := process.receive()) is not None:
         if "error" in report:
             name, what, rule, fix = report["error"]
             kind: type[Z2allError] = getattr(errors, name)
@@ -127,7 +87,6 @@ def _reports(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
             return
     code = process.wait()
     # The kernel's way of saying that memory is short is to kill.
-    why = (
-        "it was killed, most likely for lack of memory" if code == -9 else f"exit code {code}: {' '.join(other_lines)}"
-    )
+    last_lines = " ".join([*process.error_lines][-3:])
+    why = "it was killed, most likely for lack of memory" if code == -9 else f"exit code {code}: {last_lines}"
     raise MachineError("the process that learns the vocabulary", why, "Try a smaller max_bytes.")

@@ -1,19 +1,18 @@
 """The process that reads text and learns a vocabulary from it: `python -m z2all_ds.tokenizer.learning_process`.
 
-A job comes as one line of JSON on stdin; what it says on stdout is one JSON object a line. It lives no longer than the
-other end of its stdin. `learning.py` is that other end.
+It reads a job from stdin and writes reports to stdout, as messages of `base/child_process.py`. It ends with its owner,
+`learning.py`.
 """
 
-import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.child_process import read_messages, write_message
 from z2all_ds.base.errors import DataError, Z2allError
+from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.sampling import Sources, open_sources
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
@@ -73,17 +72,12 @@ def learn(
 
 
 def tell(**values: Any) -> None:
-    print(json.dumps(values), flush=True)
-
-
-def _end_with_the_other_side() -> None:
-    sys.stdin.read()
-    os._exit(1)
+    write_message(sys.stdout, values)
 
 
 def main() -> None:
-    job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_the_other_side, daemon=True).start()
+    follow_owner()
+    job = next(read_messages(sys.stdin))
     try:
         sources = open_sources(job["inputs"], with_fingerprint=False)
         files, text_bytes = learn(job["algorithm"], sources, job["shares"], job["text_vocab_size"])
@@ -96,5 +90,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # the watching thread still waits for stdin

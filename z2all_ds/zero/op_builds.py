@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from z2all_ds.base import machine
-from z2all_ds.base.command_group import run_group
+from z2all_ds.base.child_process import run_group
 from z2all_ds.base.console import heartbeat, human_seconds, say
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.parent_watch import follow_owner

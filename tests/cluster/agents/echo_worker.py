@@ -1,15 +1,13 @@
 """A worker for tests: says back what it is told, fails, sleeps or dies."""
 
-import json
 import os
 import signal
 import sys
 import time
 
-from z2all_ds.cluster.agents.worker import MARK
+from z2all_ds.base.child_process import read_messages, write_message
 
-for line in sys.stdin:
-    order = json.loads(line)
+for order in read_messages(sys.stdin):
     if order["do"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if order["do"] == "exit":
@@ -17,4 +15,4 @@ for line in sys.stdin:
     time.sleep(order.get("seconds", 0))
     print("a library talks")
     said = {"problem": "it hurts"} if order["do"] == "fail" else {"answer": order["do"]}
-    print(MARK + json.dumps(said), flush=True)
+    write_message(sys.stdout, said)

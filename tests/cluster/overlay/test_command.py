@@ -99,7 +99,7 @@ def test_the_tunnels_command_names_no_secret(tmp_path: Path) -> None:
 
 
 def test_only_the_very_process_is_ended() -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         started = process_start_time(process.pid)
         assert started is not None

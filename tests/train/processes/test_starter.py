@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.command_group import run_group
+from z2all_ds.base.child_process import run_group
 from z2all_ds.base.machine import process_is_alive
 from z2all_ds.base.world import World
 from z2all_ds.train.processes.local_ranks import local_command
@@ -62,7 +62,7 @@ def test_it_loads_neither_torch_nor_deepspeed() -> None:
 
 
 def test_a_signal_to_the_whole_group_ends_it(tmp_path: Path) -> None:
-    """As `command_group.py` sends it on Ctrl-C."""
+    """As `child_process.py` sends it on Ctrl-C."""
     environment = ranks_of(tmp_path, "import os, time; os.write(1, b'1'); time.sleep(600)")
     command = local_command([], 2, 29501, "a_rank")
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)

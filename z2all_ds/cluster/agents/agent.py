@@ -1,10 +1,9 @@
 """Runs on a node while it is looked at: `python -m z2all_ds.cluster.agents.agent`, started over ssh by `fleet.py`.
 
-Requests come as lines of JSON on stdin, each is answered on stdout by a line that begins with MARK: a login shell may
-print other things there. It ends with the connection. Loads no torch.
+Requests come on stdin, answers go to stdout, as messages of `base/child_process.py`. It ends with the connection. Loads
+no torch.
 """
 
-import json
 import os
 import sys
 import threading
@@ -14,11 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.child_process import read_messages, write_message
 from z2all_ds.cluster.agents import facts
 from z2all_ds.cluster.agents.connections import Listener, measure, source_address
 from z2all_ds.cluster.agents.worker import Worker
-
-MARK = "z2all-agent: "
 
 
 class Answers:
@@ -96,11 +94,11 @@ def serve(agent: Answers) -> None:
         except Exception as error:  # whatever it is, it is the answer
             reply["problem"] = f"{getattr(error, 'strerror', None) or error}" or type(error).__name__
         with speaking:
-            print(MARK + json.dumps(reply), flush=True)
+            write_message(sys.stdout, reply)
 
     try:
-        for line in sys.stdin:
-            threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
+        for request in read_messages(sys.stdin):
+            threading.Thread(target=answer, args=(request,), daemon=True).start()
     finally:
         agent.end()
 

@@ -1,15 +1,12 @@
 """Agents on all nodes at once: started over ssh, asked side by side, ended together."""
 
-import json
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.cluster.agents.agent import MARK
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.ssh import SSH_FAILED, Trouble, start_module, trouble_of
 
@@ -49,35 +46,20 @@ class RemoteAgent:
                 return future
             number = len(self._waiting)
             self._waiting[number] = future
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended; `_listen` tells why
-            self._process.stdin.write(json.dumps({"id": number, "do": what, "with": details}) + "\n")
-            self._process.stdin.flush()
+        self._process.send({"id": number, "do": what, "with": details})
         return future
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close(END_SECONDS)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None and self._process.stderr is not None
-        for line in self._process.stdout:
-            before, mark, text = line.partition(MARK)
-            if mark and not before:
-                reply = json.loads(text)
-                future = self._waiting[reply["id"]]
-                if "problem" in reply:
-                    future.set_exception(NoAnswer(Trouble("failed", reply["problem"], "")))
-                else:
-                    future.set_result(reply["answer"])
-        said = self._process.stderr.read()
-        code = self._process.wait()
+        while (reply := self._process.receive()) is not None:
+            future = self._waiting[reply["id"]]
+            if "problem" in reply:
+                future.set_exception(NoAnswer(Trouble("failed", reply["problem"], "")))
+            else:
+                future.set_result(reply["answer"])
+        code, said = self._process.wait(), "\n".join(self._process.error_lines)
         with self._lock:
             self._ended = trouble_of(self.node, said) if code == SSH_FAILED else _trouble_of_python(self.node, said)
         for future in self._waiting.values():
@@ -86,8 +68,7 @@ class RemoteAgent:
 
 
 def _trouble_of_python(node: Node, said: str) -> Trouble:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it ended without a word"
+    last = said.splitlines()[-1] if said else "it ended without a word"
     python = node.interpreter
     if "No module named" in said:
         return Trouble("package", last, f"Install z2all_ds for {python} on {node.name}, as on the other nodes.")

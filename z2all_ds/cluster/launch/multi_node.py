@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from z2all_ds.base.command_group import end_group
+from z2all_ds.base.child_process import end_group, owned, start
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import heartbeat, say
 from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, Z2allError
 from z2all_ds.base.fault_records import FAULT_VARIABLE, NODE_LOST, Fault, forget_faults, read_faults
 from z2all_ds.base.machine import device_type, free_port
-from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.launch import slurm
-from z2all_ds.cluster.launch.owned_command import owned
 from z2all_ds.cluster.launch.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.launch.remote import NodeEnd, run_on_nodes
 from z2all_ds.cluster.launch.verdicts import Verdict, judge
@@ -240,13 +238,12 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     started = time.monotonic()
     variables = plan.deepspeed_variables(launcher)
     by_srun = launcher == "slurm"
-    process = subprocess.Popen(
+    process = start(
         owned(plan.deepspeed_command(launcher)),
-        env={**os.environ, **variables, OWNER_VARIABLE: owner_mark()},
+        {**os.environ, **variables},
         stderr=subprocess.PIPE if by_srun else None,
         text=True,
         errors="replace",
-        start_new_session=True,
     )
     words = slurm.SrunWords(process.stderr) if process.stderr else None
     try:

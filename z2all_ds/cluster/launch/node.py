@@ -1,29 +1,24 @@
 """Runs on each node for as long as a launch lasts: `python -m z2all_ds.cluster.launch.node`, started over ssh.
 
-The first line on stdin has its orders, so that no setting of the environment ever stands on a command line. It then
+The first message on stdin has its orders, so that no setting of the environment ever stands on a command line. It then
 runs the real deepspeed launcher of this node (`deepspeed --no_ssh --node_rank N`) and looks after it: whatever happens,
 no process of it is left when this ends. It ends the launcher when it is told to, when the connection to whoever ordered
 it closes, or when nothing has come over it for a while. Loads no torch.
 """
 
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from z2all_ds.base.command_group import end_group
+from z2all_ds.base.child_process import end_group, read_messages, start, write_message
 from z2all_ds.base.machine import default_environment, private_temp_dir
-from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.train.processes.local_ranks import RANK_MODULE
 
-MARK = "z2all-node: "
 BEAT, END, FORGET = "beat", "end", "end and forget"
 """Signs of life; an end after which others may go on from the snapshots in this node's memory; one for good."""
 BEAT_EVERY_SECONDS = 2.0
@@ -78,10 +73,10 @@ class Connection:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        for line in sys.stdin:
+        for message in read_messages(sys.stdin):
             self._last = time.monotonic()
-            if line.strip() in (END, FORGET):
-                self.asked_to_forget = line.strip() == FORGET
+            if message["do"] in (END, FORGET):
+                self.asked_to_forget = message["do"] == FORGET
                 break
         self._asked_to_end = True
 
@@ -94,20 +89,13 @@ def run(orders: Orders) -> int:
     """The launcher's exit code, or 130 where it was ended from here."""
     connection = Connection()
     environment = {**os.environ, **default_environment(orders.slots[orders.name]), **orders.environment}
-    environment[OWNER_VARIABLE] = owner_mark()
     hostfile = private_temp_dir() / f"hostfile_{os.getpid()}"
     hostfile.write_text(hostfile_text(orders.slots), encoding="utf-8")
     log = Path(orders.log)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
-            process = subprocess.Popen(
-                launcher_command(orders, hostfile),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                start_new_session=True,
-            )
+            process = start(launcher_command(orders, hostfile), environment, stdout=file)
             try:
                 while process.poll() is None and connection.is_open:
                     time.sleep(LOOK_EVERY_SECONDS)
@@ -129,18 +117,14 @@ def build_ops(ops: list[str]) -> None:
 
 
 def main() -> int:
-    orders = Orders(**json.loads(sys.stdin.readline()))
+    orders = Orders(**next(read_messages(sys.stdin)))
     build_ops(orders.ops)
     code = run(orders)
-    _say({"code": code})
-    return 0 if code == 0 else 1
-
-
-def _say(content: dict[str, Any]) -> None:
     try:
-        print(MARK + json.dumps(content), flush=True)
+        write_message(sys.stdout, {"code": code})
     except OSError:  # the connection is gone
         os._exit(1)
+    return 0 if code == 0 else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Runs ranks on all nodes over ssh, one connection each, and ends all of them when one has failed."""
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from z2all_ds.cluster.launch.node import BEAT, BEAT_EVERY_SECONDS, END, FORGET, MARK, Orders
+from z2all_ds.cluster.launch.node import BEAT, BEAT_EVERY_SECONDS, END, FORGET, Orders
 from z2all_ds.cluster.nodes import Node
 from z2all_ds.cluster.ssh import SSH_FAILED, start_module
 
@@ -45,62 +43,38 @@ class RemoteNode:
         self.code: int | None = None
         self._started = time.monotonic()
         self.ended_at: float | None = None
-        self._errors: list[str] = []
-        self._process = start_module(node, config, folder, MODULE)
-        self._send(json.dumps(asdict(orders)))
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._hear, self._pass_on)]
-        for thread in self._threads:
-            thread.start()
+        self._connection = start_module(node, config, folder, MODULE, shows_errors=True)
+        self._connection.send(asdict(orders))
+        threading.Thread(target=self._beat, daemon=True).start()
 
     @property
     def is_running(self) -> bool:
-        if self._process.poll() is None:
+        if self._connection.process.poll() is None:
             return True
         if self.ended_at is None:
-            for thread in self._threads[1:]:
-                thread.join(1.0)  # its last words
+            self._connection.wait()
+            with suppress(TimeoutError):
+                self.code = (self._connection.receive(0.0) or {}).get("code")
             self.ended_at = time.monotonic()
         return False
 
     def ask_to_end(self, how: str = END) -> None:
-        self._send(how)
+        self._connection.send({"do": how})
 
     def cut(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._connection.close()
 
     def end(self) -> NodeEnd:
-        lost = self.code is None and self._process.returncode == SSH_FAILED
-        code = None if lost else (self.code if self.code is not None else self._process.returncode or 1)
-        said = self._errors[-1] if self._errors else ""
-        return NodeEnd(self.node.name, code, said, (self.ended_at or time.monotonic()) - self._started)
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+        ssh_code, lines = self._connection.process.returncode, self._connection.error_lines
+        lost = self.code is None and ssh_code == SSH_FAILED
+        code = None if lost else (self.code if self.code is not None else ssh_code or 1)
+        seconds = (self.ended_at or time.monotonic()) - self._started
+        return NodeEnd(self.node.name, code, lines[-1] if lines else "", seconds)
 
     def _beat(self) -> None:
-        while self._process.poll() is None:
+        while self._connection.process.poll() is None:
             time.sleep(BEAT_EVERY_SECONDS)
-            self._send(BEAT)
-
-    def _hear(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            before, mark, text = line.partition(MARK)
-            if mark and not before:
-                self.code = json.loads(text)["code"]
-
-    def _pass_on(self) -> None:
-        """What its ranks say on the terminal, as they say it."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._errors = [*self._errors[-20:], line.strip()]
-            with suppress(OSError):
-                sys.stderr.write(line)
-                sys.stderr.flush()
+            self._connection.send({"do": BEAT})
 
 
 def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[str, Orders]) -> list[NodeEnd]:

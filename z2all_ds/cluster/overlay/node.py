@@ -10,7 +10,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.child_process import end_group_of, start
 from z2all_ds.base.machine import private_temp_dir, process_is_alive, process_start_time
 from z2all_ds.cluster.agents.agent import Answers, serve
 from z2all_ds.cluster.overlay import devices
@@ -111,15 +111,8 @@ class OverlayAgent(Answers):
         devices.delete_ours(DEVICE)
         log = memory.folder / "ssh.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                tunnel_command(memory.folder, hub, tap),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,  # it outlives this agent
-                cwd="/",
-                env={**os.environ, "LC_ALL": "C"},
-            )
+            command, environment = tunnel_command(memory.folder, hub, tap), {**os.environ, "LC_ALL": "C"}
+            process = start(command, environment, is_owned=False, stdout=file, stderr=file, cwd="/")  # it outlives us
         memory.write(**own, pid=process.pid, start_time=process_start_time(process.pid))
         deadline = time.monotonic() + TUNNEL_SECONDS
         while not devices.exists(f"tap{tap}"):
@@ -247,14 +240,8 @@ def tunnel_command(folder: Path, hub: dict[str, Any], tap: int) -> list[str]:
 
 def end_tunnel(state: dict[str, Any]) -> None:
     """That very process, and no other that has its number by now; its device goes with it."""
-    if "pid" not in state:
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process_is_alive(state["pid"], state["start_time"]):
-            os.kill(state["pid"], number)
-        deadline = time.monotonic() + END_SECONDS
-        while process_is_alive(state["pid"], state["start_time"]) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    if "pid" in state and process_is_alive(state["pid"], state["start_time"]):
+        end_group_of(state["pid"])
 
 
 def change_keys(mark: str, lines: list[str]) -> None:

@@ -1,11 +1,10 @@
 """The worker of the health test: `python -m z2all_ds.cluster.preflight.health_worker`, one per node, held by its agent.
 
-Orders come as lines of JSON on stdin, answers go to stdout (`cluster/agents/worker.py`). Each meeting is a small world
+Orders come on stdin, answers go to stdout, as messages of `base/child_process.py`. Each meeting is a small world
 of its own, with its own store on its first member, so that one that fails leaves the others and the next ones alone.
 Matmuls run on every GPU of the node, messages on the first one: NICs and cables belong to the node, not to a GPU.
 """
 
-import json
 import os
 import socket
 import statistics
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from z2all_ds.base.child_process import read_messages, write_message
 from z2all_ds.base.parent_watch import follow_owner
-from z2all_ds.cluster.agents.worker import MARK
 
 CPU = torch.device("cpu")
 PATIENCE = timedelta(seconds=5)
@@ -158,14 +157,13 @@ def _in_words(error: Exception) -> str:
 def main() -> None:
     follow_owner()
     health = Health()
-    for line in sys.stdin:
-        order: dict[str, Any] = json.loads(line)
+    for order in read_messages(sys.stdin):
         method: Callable[..., Any] = getattr(health, order.pop("do"))
         try:
             reply = {"answer": method(**order)}
         except Exception as error:  # whatever it is, it is the answer
             reply = {"problem": _in_words(error)}
-        print(MARK + json.dumps(reply), flush=True)
+        write_message(sys.stdout, reply)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from z2all_ds.base.child_process import PIPES, start
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.ssh_errors import recognise
 from z2all_ds.track.board import remote_agent
@@ -163,14 +164,7 @@ class RemoteFiles:
         if self._is_closed or time.monotonic() < self._not_before:
             raise Unreachable(self._trouble)
         try:
-            ssh = subprocess.Popen(
-                self._place.command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # words that we know to read
-                start_new_session=True,  # a Ctrl-C is for us alone
-            )
+            ssh = start(self._place.command(), {**os.environ, "LC_ALL": "C"}, **PIPES)  # words that we know to read
         except FileNotFoundError:
             raise Unreachable("ssh is not installed here: install openssh-client") from None
         self._ssh, self._said, self._gave_up = ssh, [], False

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
-from z2all_ds.base.command_group import run_group
+from z2all_ds.base.child_process import run_group
 from z2all_ds.base.config import RunConfig, anchored, dump_yaml, load_run_config
 from z2all_ds.base.console import heartbeat, say
 from z2all_ds.base.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from z2all_ds.base.atomic import write_whole
-from z2all_ds.base.command_group import run_group
+from z2all_ds.base.child_process import run_group
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.errors import ClusterError, PortTaken
 from z2all_ds.base.machine import default_environment, free_port

@@ -11,15 +11,13 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from z2all_ds.base.child_process import module_command, start
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import private_temp_dir, process_start_time
-from z2all_ds.base.parent_watch import OWNER_VARIABLE
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.train.processes import flight_recorder
@@ -81,9 +79,9 @@ class Progress:
             Path(self._stacks.name).unlink()
 
     def _start_watchdog(self, folder: RunFolder, hang_seconds: float) -> None:
-        command = [sys.executable, "-m", "z2all_ds.cluster.launch.watchdog", str(folder.root), str(self.path.parent)]
-        environment = {name: value for name, value in os.environ.items() if name != OWNER_VARIABLE}
-        subprocess.Popen([*command, str(hang_seconds)], env=environment, stdin=subprocess.DEVNULL)
+        arguments = (str(folder.root), str(self.path.parent), str(hang_seconds))
+        command = module_command("z2all_ds.cluster.launch.watchdog", *arguments)
+        start(command, is_owned=False, start_new_session=False)
 
 
 def _write(path: Path, content: bytes) -> None:

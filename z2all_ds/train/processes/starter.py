@@ -1,15 +1,16 @@
 """Starts the ranks of one machine and waits: `python -m z2all_ds.train.processes.starter RANKS PORT MODULE ...`.
 
 Ends as soon as all are done, or with the code of the first that fails; whoever runs it ends what is left
-(`base/command_group.py`).
+(`base/child_process.py`).
 The deepspeed launcher does this for many machines; for one it would load torch and DeepSpeed two times over, one after
 the other, before the first rank begins. This loads neither.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+
+from z2all_ds.base.child_process import start
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -34,7 +35,8 @@ def start_and_wait(
     """0, or the code of the first rank that failed, as a shell gives it (128 and the signal's number)."""
     command = [sys.executable, "-u", "-m", module, *arguments]
     running = {
-        subprocess.Popen(command, env={**os.environ, **environment(rank, ranks, port)}).pid for rank in range(ranks)
+        start(command, {**os.environ, **environment(rank, ranks, port)}, is_owned=False, start_new_session=False).pid
+        for rank in range(ranks)
     }
     while running:
         pid, status = os.wait()

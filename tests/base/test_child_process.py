@@ -1,4 +1,4 @@
-"""Ending what was started: real trees of processes of which nothing may be left."""
+"""Real children: trees of processes that end as a whole, messages, and owned commands."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base import command_group
-from z2all_ds.base.command_group import end_group, run_group
+from z2all_ds.base import child_process
+from z2all_ds.base.child_process import JsonProcess, end_group, owned, run_group, start
 from z2all_ds.base.machine import group_is_alive
 
 # A shell, its python, and that one's python, which does not listen to SIGTERM.
@@ -44,7 +44,7 @@ def living_members(group: int) -> list[int]:
 
 def end(shell: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command_group, "GRACE_SECONDS", grace_seconds)
+        patch.setattr(child_process, "GRACE_SECONDS", grace_seconds)
         end_group(shell)
     assert shell.stdout
     shell.stdout.close()
@@ -92,13 +92,13 @@ def test_a_second_ctrl_c_ends_them_at_once() -> None:
     code = f"""
 import subprocess, sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
-from tests.base.test_command_group import DEAF, start_tree
-from z2all_ds.base import command_group
+from tests.base.test_child_process import DEAF, start_tree
+from z2all_ds.base import child_process
 
-command_group.GRACE_SECONDS = 60.0
+child_process.GRACE_SECONDS = 60.0
 shell, deepest = start_tree(DEAF)
 print(shell.pid, flush=True)
-command_group.end_group(shell)
+child_process.end_group(shell)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -118,3 +118,82 @@ def test_a_command_is_run_to_its_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"]
     assert run_group(command, os.environ, log, stderr_to_log=True) == 3
     assert sorted(log.read_text().split()) == ["err", "out"]
+
+
+TALKS = """
+import os, sys, time
+from z2all_ds.base.child_process import MARK, read_messages, write_message
+
+os.write(1, b"a banner\\n" + MARK.encode() + b"no JSON\\n" + MARK.encode() + b"[1]\\n{}\\n")
+for message in read_messages(sys.stdin):
+    print('{"plain": true}', message["text"], file=sys.stderr, sep="\\n", flush=True)
+    write_message(sys.stdout, message)
+    time.sleep(message.get("seconds", 0))
+sys.exit(3)
+"""
+
+
+def talking(error_mark: str = child_process.MARK) -> JsonProcess:
+    return JsonProcess([sys.executable, "-c", TALKS], child_process.package_environment(), error_mark=error_mark)
+
+
+def test_messages_go_both_ways_and_other_lines_are_skipped() -> None:
+    process = talking()
+    for text in ("ä one", "two"):
+        process.send({"text": text})
+        assert process.receive(60) == {"text": text}
+    with pytest.raises(TimeoutError):
+        process.receive(0.01)
+    process.close(60)
+    assert process.receive(60) is None
+    assert process.receive(60) is None
+    assert process.wait() == 3
+    assert [*process.error_lines] == ['{"plain": true}', "ä one", '{"plain": true}', "two"]
+    process.send({"text": "nobody hears it"})
+
+
+def test_plain_objects_on_stderr_count_as_messages_if_asked_for() -> None:
+    process = talking(error_mark="")
+    process.send({"text": "one"})
+    found = [process.receive(60), process.receive(60)]
+    assert {"plain": True} in found and {"text": "one"} in found
+    process.close(60)
+    process.wait()
+    assert [*process.error_lines] == ["one"]
+
+
+def test_a_process_that_does_not_end_in_time_is_killed() -> None:
+    process = talking()
+    process.send({"text": "", "seconds": 600})
+    assert process.receive(60)
+    process.close(0.1)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 4", 4), ("kill -9 $$", 137), ("echo; exec sleep 60", 128 + 15)])
+def test_the_code_of_an_owned_command_and_its_sigterm(script: str, code: int) -> None:
+    with start(owned(["sh", "-c", f'test -z "$Z2ALL_OWNER" && {script}']), stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        if process.stdout.readline():
+            process.terminate()
+        assert process.wait(30) == code
+
+
+def test_an_owned_command_ends_after_its_owner_was_killed() -> None:
+    code = """
+import subprocess
+from z2all_ds.base.child_process import owned, start
+process = start(owned(["sh", "-c", "sleep 60 & echo; wait"]), stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+process.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as us:
+        assert us.stdout
+        group = int(us.stdout.readline())
+        assert len(living_members(group)) == 3
+        us.kill()
+    deadline = time.monotonic() + 20
+    while living_members(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert living_members(group) == []
