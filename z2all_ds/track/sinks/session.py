@@ -29,15 +29,13 @@ from z2all_ds.track.sinks.wandb_sink import WandbSink
 START_SECONDS = 120.0
 """The first connection to W&B's server may take so long."""
 SPARE_SECONDS = 5.0
-"""A session ends itself so long after `finish_seconds`; an owner that waits ends it before."""
+"""A sink that does not close is ended so long after `finish_seconds`; an owner that waits ends it before."""
 LOOK_EVERY_SECONDS = 1.0
 LINES_PER_TURN = 500
 """Lines sent before the sink must confirm that it has taken them."""
 MOST_CHARACTERS = 500
 """Of an error message: a report must fit into one atomic write to a pipe."""
 NICENESS = 10
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Removed: libraries must not take a session for a rank."""
 Line = dict[str, Any]
 
 
@@ -46,7 +44,6 @@ class Owner:
 
     def __init__(self, pid: int, label: str, settings: SinkSettings) -> None:
         self._pid, self._label, self._settings = pid, label, settings
-        self._wants_end = False
         self._reports = os.dup(1)
         os.set_blocking(self._reports, False)  # the owner may not read for a long time
         os.dup2(2, 1)  # what libraries print
@@ -58,16 +55,12 @@ class Owner:
         line = json.dumps({"state": state, "words": words[:MOST_CHARACTERS], **facts})
         with suppress(OSError):
             os.write(self._reports, line.encode() + b"\n")
-        if not self._wants_end:
-            patience = START_SECONDS if state == "waiting" else self._settings.hang_seconds
-            signal.setitimer(signal.ITIMER_REAL, patience)
+        patience = {"waiting": START_SECONDS, "closing": self._settings.finish_seconds + SPARE_SECONDS}
+        signal.setitimer(signal.ITIMER_REAL, patience.get(state, self._settings.hang_seconds))
 
     def wants_end(self, timeout_seconds: float) -> bool:
         """Returns whether the session must end; waits for the request until the timeout."""
-        if not self._wants_end and (select.select([0], [], [], timeout_seconds)[0] or os.getppid() != self._pid):
-            self._wants_end = True
-            signal.setitimer(signal.ITIMER_REAL, self._settings.finish_seconds + SPARE_SECONDS)
-        return self._wants_end
+        return bool(select.select([0], [], [], timeout_seconds)[0]) or os.getppid() != self._pid
 
 
 def run_session(folder: RunFolder, name: str, settings: SinkSettings, owner: Owner) -> None:
@@ -129,8 +122,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole job: its owner decides when the session ends
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
-    for variable in RANK_VARIABLES:
-        os.environ.pop(variable, None)
     run, name, pid, text = sys.argv[1:]
     settings = SinkSettings(**json.loads(text))
     owner = Owner(int(pid), LABELS[name], settings)
