@@ -50,11 +50,11 @@ class Owner:
         signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
 
     def report(self, state: str, words: str = "", **facts: Any) -> None:
-        if words:
-            print(f"{self._label}: {words}", file=sys.stderr, flush=True)
         line = json.dumps({"state": state, "words": words[:MOST_CHARACTERS], **facts})
-        with suppress(OSError):
+        with suppress(OSError):  # nobody reads, or the disk of the log is full
             os.write(self._reports, line.encode() + b"\n")
+            if words:
+                print(f"{self._label}: {words}", file=sys.stderr, flush=True)
         patience = {"waiting": START_SECONDS, "closing": self._settings.finish_seconds + SPARE_SECONDS}
         signal.setitimer(signal.ITIMER_REAL, patience.get(state, self._settings.hang_seconds))
 
@@ -88,21 +88,21 @@ def _is_locked(descriptor: int) -> bool:
 def _follow(folder: RunFolder, sink: Sink, progress: Progress, place: str, owner: Owner) -> None:
     metrics = RecordFollower(folder.metrics, progress.mark(place, "metrics"))
     events = RecordFollower(folder.events, progress.mark(place, "events"))
-    early: list[Line] = []
+    held: list[Line] = []
     """Events that are later than the last record read."""
     ends = False
     while not ends or metrics.has_more:
         ends = owner.wants_end(0.0 if metrics.has_more else LOOK_EVERY_SECONDS)
-        early += events.read()
+        held += events.read()
         found = metrics.read()
-        lines, early = in_order_of_time(found, early, metrics.has_more)
+        lines, held = in_order_of_time(found, held, metrics.has_more)
         delivered = True
         for begin in range(0, max(1, len(lines)), LINES_PER_TURN):  # once without lines: the sink must answer
             turn = lines[begin : begin + LINES_PER_TURN]
             sink.send(turn)
             delivered = sink.settle()
             owner.report("sent", records=sum("event" not in line for line in turn))
-        if delivered and lines and not early:
+        if delivered and lines and not held:
             progress.save_marks(place, metrics=metrics.mark, events=events.mark)
     owner.report("closing")
     sink.close()
@@ -114,8 +114,8 @@ def in_order_of_time(records: Sequence[Line], events: Sequence[Line], has_more: 
     such a record, if the file has more."""
     until = max((record["time_unix"] for record in records), default=-math.inf) if has_more else math.inf
     ready = [event for event in events if event["time_unix"] <= until]
-    early = [event for event in events if event["time_unix"] > until]
-    return list(heapq.merge(ready, records, key=lambda line: float(line["time_unix"]))), early
+    held = [event for event in events if event["time_unix"] > until]
+    return list(heapq.merge(ready, records, key=lambda line: float(line["time_unix"]))), held
 
 
 def main() -> None:
