@@ -347,7 +347,7 @@ def test_help_is_light() -> None:
 def test_subpackages_for_login_nodes_are_light() -> None:
     names = [f"{PACKAGE}.{name}" for name in ("base.config", "corpus", "plan", "cluster", "train.command")]
     names += [f"{PACKAGE}.{name}" for name in ("track.writer", "track.plots", "checkpoint.layout")]
-    names += [f"{PACKAGE}.track.sinks.{name}" for name in ("feed", "keeper", "session", "sync")]
+    names += [f"{PACKAGE}.track.sinks.{name}" for name in ("feed", "session", "sync")]
     names += WITHOUT_TORCH
     loaded = loaded_by("\n".join(f"import {name}" for name in names))
     assert not loaded & {*HEAVY, "wandb", "matplotlib", "tensorboard"}

@@ -65,9 +65,7 @@ def sink_processes(owner: int) -> Processes:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if any(word.endswith("sinks.keeper") for word in words):
-            found["keeper"] = (pid, start)
-        elif any(word.endswith("sinks.session") for word in words):
+        if any(word.endswith("sinks.session") for word in words):
             found[words[4]] = (pid, start)
         elif words[0].endswith("wandb-core"):
             found["wandb-core"] = (pid, start)

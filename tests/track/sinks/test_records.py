@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.track.sinks.records import Mark, Progress, RecordFollower, records_left
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.track.sinks.feed import unconfirmed
+from z2all_ds.track.sinks.records import Mark, Progress, RecordFollower
 from z2all_ds.track.sinks.session import in_order_of_time
+from z2all_ds.track.sinks.settings import SinkSettings
 
 
 def line(step: int, moment: float) -> bytes:
@@ -47,15 +50,16 @@ def test_a_clock_that_was_set_back_loses_no_record(tmp_path: Path) -> None:
         assert [record["step"] for record in one.read()] == [3]
 
 
-def test_what_is_left_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"".join(line(step, float(step)) for step in range(1, 8)))
+def test_unconfirmed_records_are_counted(tmp_path: Path) -> None:
+    folder, settings = RunFolder(tmp_path), SinkSettings(tensorboard=True)
     size = len(line(1, 1.0))
-    mark = Mark(size, 1, 1.0)
-    assert (records_left(path, Mark()), records_left(path, mark)) == (7, 6)
-    assert records_left(path, Mark(size, 1, 0.5)) == 7  # of another history: by their times
-    assert records_left(path, Mark(9 * size, 5, 5.5)) == 2
-    assert records_left(tmp_path / "none.jsonl", mark) == records_left(tmp_path / "none.jsonl", Mark()) == 0
+    marks = {Mark(): 7, Mark(size, 1, 1.0): 6, Mark(size, 1, 0.5): 7, Mark(9 * size, 5, 5.5): 2}
+    for mark, left in marks.items():  # the last two are not in the file: records with a later time count
+        Progress(folder.sinks / "tensorboard.json", {}, {}).save_marks("files", metrics=mark)
+        folder.metrics.unlink(missing_ok=True)
+        assert unconfirmed(folder, "tensorboard", settings) == 0
+        folder.metrics.write_bytes(b"".join(line(step, float(step)) for step in range(1, 8)))
+        assert unconfirmed(folder, "tensorboard", settings) == left
 
 
 def test_events_stand_before_the_record_that_came_after_them() -> None:

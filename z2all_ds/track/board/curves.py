@@ -15,8 +15,8 @@ import numpy as np
 
 from z2all_ds.track.board.files import Files, OneFile
 from z2all_ds.track.board.history import RARE_FIELDS, STEP_BYTES, Batch, History, last_probes, sample_of
-from z2all_ds.track.board.tables import COUNT, LEAST, MOST, Numbers, columns_of, mean_of, merged, parse_line
-from z2all_ds.track.board.tables import table_of as table_of_values
+from z2all_ds.track.tables import COUNT, LEAST, MOST, Numbers, columns_of, mean_of, merged, parse_line
+from z2all_ds.track.tables import table_of as table_of_values
 from z2all_ds.track.tail import LineTail
 
 SAMPLE_FROM_BYTES = 4 << 20

@@ -5,7 +5,7 @@ from typing import Any
 
 from z2all_ds.base.console import human_seconds
 from z2all_ds.track.board.files import Files, OneFile
-from z2all_ds.track.board.tables import parse_line
+from z2all_ds.track.tables import parse_line
 from z2all_ds.track.tail import LineTail
 from z2all_ds.track.writer import OUTCOMES
 

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from z2all_ds.track.board.files import Files, OneFile
-from z2all_ds.track.board.tables import parse_line
+from z2all_ds.track.tables import parse_line
 from z2all_ds.track.tail import LineTail
 
 RECORDS_KEPT, RECORDS_JUDGED = 200, 5

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from z2all_ds.track.board.tables import Buckets, Numbers, columns_of, parse_line
 from z2all_ds.track.fields import PROBE_PREFIX
+from z2all_ds.track.tables import Buckets, Numbers, columns_of, parse_line
 
 STEP_BYTES = 1 << 20
 """Read and parsed at a time: some 20 ms of a processor."""

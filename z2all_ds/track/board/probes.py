@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from z2all_ds.track.board.files import Files
-from z2all_ds.track.board.tables import parse_line
+from z2all_ds.track.tables import parse_line
 
 LONGEST_BYTES = 16 << 20
 MOST_FILES = 32

@@ -1,5 +1,9 @@
-"""Rank 0's end of the sinks: starts their keeper, hands on what it says, never waits for it while the run trains."""
+"""Rank 0's part of the sinks: starts a session per sink, says what it reports, starts it again when it fails.
 
+Nothing here waits for a session while the run trains, and nothing raises because of one.
+"""
+
+import json
 import os
 import shlex
 import signal
@@ -8,36 +12,155 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import asdict
+from typing import Any
 
 from z2all_ds.base.config.sections import TrackSection
-from z2all_ds.base.parent_watch import owner_mark
+from z2all_ds.base.machine import process_is_alive
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.sinks.keeper import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, open_log, read_now
-from z2all_ds.track.sinks.settings import HANG_SECONDS, LABELS, SinkSettings, has_wandb_key, resolve_wandb_mode
+from z2all_ds.track.sinks.records import Progress, RecordFollower
+from z2all_ds.track.sinks.settings import HANG_SECONDS, LABELS, WANDB, SinkSettings, has_wandb_key, resolve_wandb_mode
 
-NICENESS = 10
-"""Below training's own processes, which then take every processor they ask for."""
-SPARE_SECONDS = 5.0
-"""For the keeper's own end after `finish_seconds`."""
-TELL_AFTER_SECONDS = 2.0
-OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables of a rank, which the keeper is not."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+SAY_AFTER_SECONDS = 2.0
+KILL_SECONDS = 5.0
+"""A killed process may need so long to be gone."""
+
+
+class SinkProcess:
+    """The session of one sink. `track sync` starts it once; `poll` starts it again when it fails."""
+
+    def __init__(self, folder: RunFolder, sink: str, settings: SinkSettings, say: Callable[[str], None]) -> None:
+        self._folder, self._sink, self._settings, self._say = folder, sink, settings, say
+        self.label = LABELS[sink]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began_at = self._start_at = 0.0
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._must_end = self._has_opened = self._has_warned = False
+        self.is_over = False
+        """Everything is delivered, or another try is useless."""
+
+    def start(self) -> None:
+        self._began_at, self._unread = time.monotonic(), b""
+        self._services: list[tuple[int, int]] = []
+        """Processes that the session has started, with their start times."""
+        self._outcome: dict[str, Any] | None = None
+        command = [sys.executable, "-m", "z2all_ds.track.sinks.session", str(self._folder.root.absolute()), self._sink]
+        path = self._folder.root / "logs" / "sinks.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid()), json.dumps(asdict(self._settings))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                start_new_session=True,  # a Ctrl-C at the terminal is for the run
+            )
+        assert self._process.stdout
+        os.set_blocking(self._process.stdout.fileno(), False)
+        if self._must_end:
+            self.ask_to_end()
+
+    def ask_to_end(self) -> None:
+        """Asks the session to deliver everything and end; one that waits for its next try may start now."""
+        self._must_end, self._start_at = True, 0.0
+        if self._process:
+            assert self._process.stdin
+            with suppress(OSError):
+                self._process.stdin.write(b"\n")
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Returns the reports since the last call; when the process is gone, `finished` or `failed` is the last."""
+        assert self._process and self._process.stdout
+        code = self._process.poll()  # before reading: after the end all reports are in the pipe
+        while chunk := self._process.stdout.read(1 << 16):
+            self._unread += chunk
+        *lines, self._unread = self._unread.split(b"\n")
+        found = []
+        for report in map(json.loads, lines):
+            self._services = report.get("processes", self._services)
+            if report["state"] in ("finished", "failed"):
+                self._outcome = report
+            else:
+                found.append(report)
+        if code is not None:
+            self.kill()
+            why = "it does not answer" if code == -signal.SIGALRM else f"its process ended with code {code}"
+            found.append(self._outcome or {"state": "failed", "words": why, "for_good": False})
+        return found
+
+    def kill(self) -> None:
+        """Ends the session and what it has started: W&B's service has a process group of its own."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_SECONDS)
+        for pid, start in self._services:
+            with suppress(ProcessLookupError, PermissionError):
+                if process_is_alive(pid, start):
+                    os.killpg(pid, signal.SIGKILL)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            pipe.close()
+        self._process = None
+
+    def poll(self) -> None:
+        """Says what is new, and starts the session if it is time for it. Does not wait."""
+        for report in self.reports() if self._process else ():
+            if report["state"] == "open" and not self._has_opened:
+                self._has_opened = True
+                self._say(f"{self.label}: {report['words']}")
+            elif report["state"] == "finished":
+                self.is_over = True
+            elif report["state"] == "failed":
+                self._failed(report["words"], report["for_good"])
+        if not self._process and not self.is_over and time.monotonic() >= self._start_at:
+            try:
+                self.start()
+            except OSError as error:  # no process, no memory, no log
+                self._failed(str(error), for_good=False)
+
+    def _failed(self, why: str, for_good: bool) -> None:
+        now = time.monotonic()
+        if now - self._began_at > LONGEST_PAUSE_SECONDS or self._must_end:
+            self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._start_at = now + self._pause_seconds
+        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+        self.is_over = for_good
+        if not self._has_warned:
+            self._has_warned = True
+            rest = "switched off" if for_good else "it is tried again, and its records wait in metrics.jsonl"
+            self._say(f"{self.label} fails ({' '.join(why.split())}): {rest}; training goes on")
+
+    def end(self) -> None:
+        """Ends the session, and says how many records the sink has not confirmed."""
+        self.kill()
+        with suppress(OSError, ValueError, KeyError):
+            if left := unconfirmed(self._folder, self._sink, self._settings):
+                option = "" if self._sink == WANDB else f" --to {self._sink}"
+                command = f"z2all track sync {shlex.quote(str(self._folder.root))}{option}"
+                self._say(f"{self.label} has not confirmed {left:,} records: `{command}` sends what it lacks")
+
+
+def unconfirmed(folder: RunFolder, sink: str, settings: SinkSettings) -> int:
+    """Returns the number of records of metrics.jsonl that the sink has not confirmed."""
+    mark = Progress.load(folder.sinks / f"{sink}.json").mark(settings.place(sink), "metrics")
+    return sum(map(len, iter(RecordFollower(folder.metrics, mark).read, [])))
 
 
 class SinkFeed:
-    """Nothing at all, not even a process, where no sink is wanted."""
+    """The sinks of a run. Without any it does nothing and starts no process."""
 
     def __init__(
         self, track: TrackSection, folder: RunFolder, say: Callable[[str], None], hang_seconds: float = HANG_SECONDS
     ) -> None:
-        self._folder, self._say = folder, say
+        self._say, self._finish_seconds = say, track.finish_seconds
         mode = resolve_wandb_mode(track.wandb)
-        self._settings = SinkSettings(mode, track.tensorboard, track.project, track.finish_seconds, hang_seconds)
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._heard = b""
-        self._warned = False
-        self._start_at, self._pause_seconds = 0.0, FIRST_PAUSE_SECONDS
+        settings = SinkSettings(mode, track.tensorboard, track.project, track.finish_seconds, hang_seconds)
+        self._sinks = [SinkProcess(folder, sink, settings, say) for sink in settings.sinks]
         if track.wandb == "auto" and mode == "offline":
             reason, way = "no API key is set", "`wandb login`, then "
             if has_wandb_key():
@@ -46,101 +169,28 @@ class SinkFeed:
         self.poll()
 
     def poll(self) -> None:
-        """Says what the keeper has to say by now, and starts it where there is none: a killed one after a pause."""
-        if not self._settings.sinks:
-            return
-        if self._keeper is None:
-            if time.monotonic() >= self._start_at:
-                self._start()
-            return
-        ended = self._keeper.poll()
-        self._hand_on()
-        if ended is not None:
-            self._forget_keeper()
-            self._failed(f"its process ended with code {ended}")
+        """Called every step."""
+        for sink in self._sinks:
+            sink.poll()
 
     def close(self, waits: bool = True, beat: Callable[[], None] = lambda: None) -> None:
-        """Gives sinks their time to deliver what is left; a `beat` now and then shows that this is no hang. They have
-        their time also where nobody waits, and end by themselves."""
-        if self._keeper is None and self._settings.sinks and waits:
-            self._start()  # it was killed, and has not been started again yet
-        if self._keeper is None:
+        """Gives the sinks `finish_seconds` to deliver what is left, and calls `beat` meanwhile. If nobody waits, they
+        have that time too, and end themselves."""
+        for sink in self._sinks:
+            sink.ask_to_end()
+        if not waits:
             return
-        assert self._keeper.stdin
-        with suppress(OSError):
-            self._keeper.stdin.write(b"\n")
-            self._keeper.stdin.close()
-        if waits:
-            self._wait_for_keeper(beat)
-        self._hand_on()
-        self._forget_keeper()
-
-    def _wait_for_keeper(self, beat: Callable[[], None]) -> None:
-        assert self._keeper
-        began, is_told = time.monotonic(), False
-        while self._keeper.poll() is None:
+        began, has_said = time.monotonic(), False
+        while left := [sink.label for sink in self._sinks if not sink.is_over]:
             waited = time.monotonic() - began
-            if waited > self._settings.finish_seconds + SPARE_SECONDS:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._keeper.pid, signal.SIGKILL)
-                self._keeper.wait()
-                return
-            if waited > TELL_AFTER_SECONDS and not is_told:
-                is_told = True
-                names = " and ".join(LABELS[sink] for sink in self._settings.sinks)
-                self._say(f"waiting for {names}, up to {self._settings.finish_seconds:.0f} s (track.finish_seconds)")
+            if waited > self._finish_seconds:
+                break
+            if waited > SAY_AFTER_SECONDS and not has_said:
+                has_said = True
+                limit = f"up to {self._finish_seconds:.0f} s (track.finish_seconds)"
+                self._say(f"waiting for {' and '.join(left)}, {limit}")
             beat()
-            self._hand_on()
+            self.poll()
             time.sleep(0.05)
-
-    def _start(self) -> None:
-        command = [sys.executable, "-m", "z2all_ds.track.sinks.keeper", str(self._folder.root.absolute())]
-        command += [owner_mark(), self._settings.to_argument()]
-        own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
-        package = str(Path(__file__).resolve().parents[3])  # also where it is not installed
-        paths = os.pathsep.join(filter(None, (own.get("PYTHONPATH"), package)))
-        try:
-            log = open_log(self._folder)
-            try:
-                self._keeper = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env={**own, "PYTHONPATH": paths},
-                    bufsize=0,
-                    start_new_session=True,  # a Ctrl-C at the terminal is for the run, which then decides
-                )
-            finally:
-                os.close(log)
-        except OSError as error:  # no process left, no memory: no reason to stop training
-            self._failed(str(error))
-            return
-        assert self._keeper.stdout
-        os.set_blocking(self._keeper.stdout.fileno(), False)
-        with suppress(OSError):
-            own_niceness = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, self._keeper.pid, min(own_niceness + NICENESS, 19))
-
-    def _hand_on(self) -> None:
-        assert self._keeper and self._keeper.stdout
-        while chunk := read_now(self._keeper.stdout.fileno()):
-            self._heard += chunk
-        *lines, self._heard = self._heard.split(b"\n")
-        for line in lines:
-            self._say(line.decode(errors="replace"))
-
-    def _forget_keeper(self) -> None:
-        assert self._keeper
-        for pipe in (self._keeper.stdin, self._keeper.stdout):
-            assert pipe
-            with suppress(OSError):
-                pipe.close()
-        self._keeper = None
-
-    def _failed(self, why: str) -> None:
-        self._start_at = time.monotonic() + self._pause_seconds
-        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
-        if not self._warned:
-            self._warned = True
-            self._say(f"what feeds W&B and TensorBoard fails ({why}): it is started again; training goes on")
+        for sink in self._sinks:
+            sink.end()

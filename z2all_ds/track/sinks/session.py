@@ -1,159 +1,138 @@
-"""The process of one sink: hands on what is new in a run's files until it is asked to end, then closes the sink.
+"""The child process of one sink: sends what is new in a run's files until it is asked to end, then closes the sink.
 
-`python -m z2all_ds.track.sinks.session RUN SINK SETTINGS`. A byte on stdin asks for the end, and so does its end: then
-nobody is left who would end a session that cannot finish, and it does so itself. Tells its keeper on stdout, a JSON
-object a line: `waiting` (for another session's end), `open` (processes to end with it, where to look), `sent` (how many
-records; with none a sign of life), `closing`, `failed`, `finished`. What others print goes to stderr.
+`python -m z2all_ds.track.sinks.session RUN SINK OWNER_PID SETTINGS`. A byte on stdin asks it to end, and so does the
+end of its owner. It reports on stdout, one JSON object per line: `waiting` (for another session's end), `open` (where
+the curves can be seen, processes started), `sent` (number of records), `closing`, `failed` (why), `finished`. Each
+report is also a sign of life: SIGALRM ends a session that gives none for too long.
 """
 
 import fcntl
+import heapq
 import json
+import math
 import os
 import select
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from z2all_ds.base.machine import child_processes
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress, RecordFollower
-from z2all_ds.track.sinks.settings import TENSORBOARD, WANDB, Sink, SinkFailure, SinkSettings
+from z2all_ds.track.sinks.settings import LABELS, WANDB, Sink, SinkFailure, SinkSettings
 from z2all_ds.track.sinks.tensorboard_sink import TensorBoardSink
 from z2all_ds.track.sinks.wandb_sink import WandbSink
 
+START_SECONDS = 120.0
+"""The first connection to W&B's server may take so long."""
+SPARE_SECONDS = 5.0
+"""A sink that does not close is ended so long after `finish_seconds`; an owner that waits ends it before."""
 LOOK_EVERY_SECONDS = 1.0
-LINES_A_TURN = 500
-"""Sent before the sink is asked whether it has them; one that needs longer than `hang_seconds` for them hangs."""
-ORPHAN_SECONDS = 30.0
-Tell = Callable[..., None]
+LINES_PER_TURN = 500
+"""Lines sent before the sink must confirm that it has taken them."""
+MOST_CHARACTERS = 500
+"""Of an error message: a report must fit into one atomic write to a pipe."""
+NICENESS = 10
 Line = dict[str, Any]
 
 
-def run_session(folder: RunFolder, name: str, settings: SinkSettings, tell: Tell) -> None:
+class Owner:
+    """The process that started this session: gets its reports, and asks for its end."""
+
+    def __init__(self, pid: int, label: str, settings: SinkSettings) -> None:
+        self._pid, self._label, self._settings = pid, label, settings
+        self._reports = os.dup(1)
+        os.set_blocking(self._reports, False)  # the owner may not read for a long time
+        os.dup2(2, 1)  # what libraries print
+        signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+
+    def report(self, state: str, words: str = "", **facts: Any) -> None:
+        line = json.dumps({"state": state, "words": words[:MOST_CHARACTERS], **facts})
+        with suppress(OSError):  # nobody reads, or the disk of the log is full
+            os.write(self._reports, line.encode() + b"\n")
+            if words:
+                print(f"{self._label}: {words}", file=sys.stderr, flush=True)
+        patience = {"waiting": START_SECONDS, "closing": self._settings.finish_seconds + SPARE_SECONDS}
+        signal.setitimer(signal.ITIMER_REAL, patience.get(state, self._settings.hang_seconds))
+
+    def wants_end(self, timeout_seconds: float) -> bool:
+        """Returns whether the session must end; waits for the request until the timeout."""
+        return bool(select.select([0], [], [], timeout_seconds)[0]) or os.getppid() != self._pid
+
+
+def run_session(folder: RunFolder, name: str, settings: SinkSettings, owner: Owner) -> None:
     """Returns when it was asked to end and everything is delivered."""
     folder.sinks.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder.sinks / f".{name}.lock", tell)
-    try:
+    with (folder.sinks / f".{name}.lock").open("w") as lock:
+        while not _is_locked(lock.fileno()):  # the session of a run just killed may still send
+            owner.report("waiting")
+            if owner.wants_end(LOOK_EVERY_SECONDS):
+                raise SinkFailure("another process is sending this run's records")
         progress = Progress.load(folder.sinks / f"{name}.json")
         sink: Sink = WandbSink(folder, settings, progress) if name == WANDB else TensorBoardSink(folder)
-        seen_at = sink.open()
-        tell("open", processes=child_processes(os.getpid()), seen_at=seen_at)
-        try:
-            _follow(folder, sink, progress, settings.place(name), tell)
-        except Exception:
-            with suppress(OSError):
-                progress.save()  # what was sent is known better by it than by the last one kept
-            raise
-    finally:
-        os.close(lock)
+        owner.report("open", sink.open(), processes=child_processes(os.getpid()))
+        _follow(folder, sink, progress, settings.place(name), owner)
 
 
-def _follow(folder: RunFolder, sink: Sink, progress: Progress, place: str, tell: Tell) -> None:
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _follow(folder: RunFolder, sink: Sink, progress: Progress, place: str, owner: Owner) -> None:
     metrics = RecordFollower(folder.metrics, progress.mark(place, "metrics"))
     events = RecordFollower(folder.events, progress.mark(place, "events"))
-    happened: list[Line] = []
-    """Events of which records before them may be unread."""
+    held: list[Line] = []
+    """Events that are later than the last record read."""
     ends = False
     while not ends or metrics.has_more:
-        ends = _is_asked_to_end(0.0 if metrics.has_more else LOOK_EVERY_SECONDS) or ends
-        happened += events.read()
+        ends = owner.wants_end(0.0 if metrics.has_more else LOOK_EVERY_SECONDS)
+        held += events.read()
         found = metrics.read()
-        lines, happened = in_order_of_time(found, happened, metrics.has_more)
+        lines, held = in_order_of_time(found, held, metrics.has_more)
         delivered = True
-        for begin in range(0, max(1, len(lines)), LINES_A_TURN):  # once without any: is it there?
-            turn = lines[begin : begin + LINES_A_TURN]
-            if turn:
-                sink.send(turn)
+        for begin in range(0, max(1, len(lines)), LINES_PER_TURN):  # once without lines: the sink must answer
+            turn = lines[begin : begin + LINES_PER_TURN]
+            sink.send(turn)
             delivered = sink.settle()
-            tell("sent", records=sum("event" not in line for line in turn))
-        if delivered and not happened and lines:
-            progress.marks[place] = {"metrics": metrics.mark, "events": events.mark}
-            progress.save()
-    tell("closing")
+            owner.report("sent", records=sum("event" not in line for line in turn))
+        if delivered and lines and not held:
+            progress.save_marks(place, metrics=metrics.mark, events=events.mark)
+    owner.report("closing")
     sink.close()
-    progress.marks[place] = {"metrics": metrics.mark, "events": events.mark}
-    progress.save()
+    progress.save_marks(place, metrics=metrics.mark, events=events.mark)
 
 
 def in_order_of_time(records: Sequence[Line], events: Sequence[Line], has_more: bool) -> tuple[list[Line], list[Line]]:
-    """Both in one list, an event before the first record that was written after it; and the events that still have to
-    wait for such a record, where there are more."""
-    lines: list[Line] = []
-    place = 0
-    for record in records:
-        while place < len(events) and events[place]["time_unix"] <= record["time_unix"]:
-            lines.append(events[place])
-            place += 1
-        lines.append(record)
-    rest = list(events[place:])
-    return (lines, rest) if has_more else ([*lines, *rest], [])
+    """Returns both in one list, each event before the first record written after it; and the events that must wait for
+    such a record, if the file has more."""
+    until = max((record["time_unix"] for record in records), default=-math.inf) if has_more else math.inf
+    ready = [event for event in events if event["time_unix"] <= until]
+    held = [event for event in events if event["time_unix"] > until]
+    return list(heapq.merge(ready, records, key=lambda line: float(line["time_unix"]))), held
 
 
-def _is_asked_to_end(timeout_seconds: float) -> bool:
-    return bool(select.select([0], [], [], timeout_seconds)[0])
-
-
-def _lock(path: Path, tell: Tell) -> int:
-    """Two sessions of one sink would send everything twice: that of a run just killed may still be at it."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            tell("waiting")
-            if _is_asked_to_end(LOOK_EVERY_SECONDS):
-                os.close(descriptor)
-                raise SinkFailure("another process is sending this run's records") from None
-
-
-def _end_after(seconds: float) -> None:
-    """Where nobody is left to end this process: some time after its stdin has ended."""
-
-    def watch() -> None:
-        poller = select.poll()
-        poller.register(0, 0)  # its end alone, which is always told
-        while not any(event & (select.POLLHUP | select.POLLERR) for _, event in poller.poll()):
-            time.sleep(LOOK_EVERY_SECONDS)
-        time.sleep(seconds)
-        for pid, _ in child_processes(os.getpid()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-watch", daemon=True).start()
-
-
-def main() -> NoReturn:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the keeper decides; a launcher that ends a whole tree does not
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole job: its owner decides when the session ends
         signal.signal(number, signal.SIG_IGN)
-    reports = os.dup(1)
-    os.dup2(2, 1)
-
-    def tell(state: str, **facts: Any) -> None:
-        with suppress(OSError):  # nobody may be listening any more
-            os.write(reports, json.dumps({"state": state, **facts}).encode() + b"\n")
-
-    run, name, text = sys.argv[1:]
-    assert name in (WANDB, TENSORBOARD)
-    settings = SinkSettings.from_argument(text)
-    _end_after(min(settings.finish_seconds, ORPHAN_SECONDS))
+    os.nice(NICENESS)
+    run, name, pid, text = sys.argv[1:]
+    settings = SinkSettings(**json.loads(text))
+    owner = Owner(int(pid), LABELS[name], settings)
     try:
-        run_session(RunFolder(Path(run)), name, settings, tell)
+        run_session(RunFolder(Path(run)), name, settings, owner)
+        owner.report("finished")
     except SinkFailure as error:
-        tell("failed", why=str(error), for_good=error.for_good)
-    except BaseException as error:  # whatever a sink raises
-        tell("failed", why=f"{type(error).__name__}: {error}", for_good=False)
-    else:
-        tell("finished")
-    sys.stdout.flush()
-    # Not sys.exit: what libraries want to do at exit may wait for a service that is not there any more.
-    os._exit(0)
+        owner.report("failed", str(error), for_good=error.for_good)
+    except BaseException as error:  # whatever a library raises
+        owner.report("failed", f"{type(error).__name__}: {error}", for_good=False)
+    os._exit(0)  # not sys.exit: exit handlers of libraries may wait for a service that is gone
 
 
 if __name__ == "__main__":

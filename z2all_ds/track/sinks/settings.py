@@ -1,11 +1,10 @@
-"""What sinks are told, what they tell, and where a run's W&B records go: to the server or into the run folder."""
+"""Settings of sinks, the methods of an adapter, and where W&B's records go: to its server or into the run folder."""
 
 import configparser
-import json
 import netrc
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -13,16 +12,16 @@ from urllib.parse import urlsplit
 WANDB, TENSORBOARD = "wandb", "tensorboard"
 LABELS = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 HANG_SECONDS = 30.0
-"""A session that does not answer for so long is ended."""
+"""A session that gives no sign of life for so long is ended."""
 PUBLIC_SERVER = "https://api.wandb.ai"
 
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """Given to the keeper and its sessions on their command lines."""
+    """Settings of a session, passed as JSON on its command line."""
 
     wandb: str = "disabled"
-    """disabled, offline or online: `auto` is resolved before."""
+    """disabled, offline or online; `auto` is resolved before."""
     tensorboard: bool = False
     project: str = "z2all"
     finish_seconds: float = 15.0
@@ -33,23 +32,16 @@ class SinkSettings:
         return [*([WANDB] if self.wandb != "disabled" else []), *([TENSORBOARD] if self.tensorboard else [])]
 
     def place(self, sink: str, environment: Mapping[str, str] = os.environ) -> str:
-        """Name of the marks of a sink: W&B's offline folder and each project of a server have their own records."""
+        """Returns the name of a sink's marks: W&B's offline folder and each project of a server have their own."""
         if sink == TENSORBOARD:
             return "files"
         if self.wandb != "online":
             return self.wandb
         return "/".join([_server(environment), environment.get("WANDB_ENTITY", ""), self.project])
 
-    def to_argument(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_argument(cls, text: str) -> "SinkSettings":
-        return cls(**json.loads(text))
-
 
 class SinkFailure(Exception):
-    """A sink cannot go on, and why. `for_good`: another try would end alike."""
+    """A sink cannot continue, and why. `for_good`: another try is useless."""
 
     def __init__(self, why: str, for_good: bool = False) -> None:
         self.for_good = for_good
@@ -57,23 +49,23 @@ class SinkFailure(Exception):
 
 
 class Sink(Protocol):
-    """One session's connection; whatever it raises ends the session."""
+    """An adapter for one session; whatever it raises ends the session."""
 
     def open(self) -> str:
-        """Returns where its curves can be seen."""
+        """Returns where the curves can be seen."""
 
     def send(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Of metrics.jsonl and events.jsonl, in the order of their times; those of the latter have `event`."""
+        """Takes lines of metrics.jsonl and events.jsonl, in order of time; only events have the field `event`."""
 
     def settle(self) -> bool:
-        """Returns when everything so far was taken; True where it is surely delivered, too."""
+        """Returns when the tracker has taken everything so far; True if it is also delivered."""
 
     def close(self) -> None:
-        """Everything is delivered when it returns."""
+        """Returns when everything is delivered."""
 
 
 def resolve_wandb_mode(asked: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`auto`: what WANDB_MODE says, else online where there is a key, else offline."""
+    """`auto` is what WANDB_MODE says, else online if there is a key, else offline."""
     if asked != "auto":
         return asked
     wanted = environment.get("WANDB_MODE", "")
@@ -83,12 +75,11 @@ def resolve_wandb_mode(asked: str, environment: Mapping[str, str] = os.environ) 
 
 
 def has_wandb_key(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether W&B will find a login, looked for where it looks, without importing it."""
+    """Returns whether W&B will find a login. Looks where W&B looks, without importing it."""
     if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    home = _home(environment)
     host = urlsplit(_server(environment)).hostname or ""
-    named = environment.get("NETRC")
+    named, home = environment.get("NETRC"), _home(environment)
     for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
             if netrc.netrc(path).hosts.get(host):
@@ -105,11 +96,10 @@ def _home(environment: Mapping[str, str]) -> Path:
 def _server(environment: Mapping[str, str]) -> str:
     if url := environment.get("WANDB_BASE_URL"):
         return url
+    folder = environment.get("WANDB_CONFIG_DIR") or _home(environment) / ".config" / "wandb"
     settings = configparser.ConfigParser(interpolation=None)
     try:
-        settings.read(
-            Path(environment.get("WANDB_CONFIG_DIR") or _home(environment) / ".config" / "wandb") / "settings"
-        )
+        settings.read(Path(folder) / "settings")
     except (configparser.Error, UnicodeDecodeError):
         return PUBLIC_SERVER
     return settings.get("default", "base_url", fallback=PUBLIC_SERVER)

@@ -1,27 +1,25 @@
-"""`z2all track sync`: sends what a sink has not got yet of a run, in the foreground.
+"""`z2all track sync`: sends what a sink does not have of a run, in the foreground.
 
-It goes on with the run that W&B knows, from metrics.jsonl alone: what an offline run left in W&B's own files is not
-needed for it.
+It continues the run that W&B knows. It reads metrics.jsonl; W&B's own offline files are not needed.
 """
 
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.sinks.keeper import LOOK_EVERY_SECONDS, Session
-from z2all_ds.track.sinks.records import Progress, records_left
+from z2all_ds.track.sinks.feed import SinkProcess, unconfirmed
 from z2all_ds.track.sinks.settings import LABELS, TENSORBOARD, WANDB, SinkSettings, has_wandb_key
+from z2all_ds.track.sinks.wandb_sink import run_config
 
 PATIENCE_SECONDS = 600.0
-"""For W&B's server: somebody is watching, and may give up before."""
+"""For W&B's server. A person is watching, and can stop it earlier."""
 
 
 def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -> None:
-    """Everything is checked before the first record is sent."""
+    """Checks everything before the first record is sent."""
     if sink not in LABELS:
         raise ConfigError(f"--to {sink}", f"must be one of {', '.join(LABELS)}", "Choose one of these.")
     for option, given in {"--project": project is not None, "--offline": offline}.items():
@@ -33,52 +31,37 @@ def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -
     if sink == WANDB and not offline and not has_wandb_key():
         fix = "Run `wandb login` or set WANDB_API_KEY; --offline writes W&B's files without it."
         raise ConfigError("W&B", "no API key is set", fix)
+    mode = "disabled" if sink == TENSORBOARD else "offline" if offline else "online"
+    options = [*(["--to", sink] if sink != WANDB else []), *(["--project", project] if project else [])]
     for run in runs:
-        mode = "disabled" if sink == TENSORBOARD else "offline" if offline else "online"
-        settings = SinkSettings(
-            wandb=mode,
-            tensorboard=sink == TENSORBOARD,
-            project=project or _project(RunFolder(run).config),
-            finish_seconds=PATIENCE_SECONDS,
-            hang_seconds=PATIENCE_SECONDS,
-        )
-        options = [*(["--to", sink] if sink != WANDB else []), *(["--project", project] if project else [])]
+        own = (run_config(RunFolder(run)).get("track") or {}).get("project") or SinkSettings.project
+        settings = SinkSettings(mode, sink == TENSORBOARD, project or own, PATIENCE_SECONDS, PATIENCE_SECONDS)
         again = shlex.join(["z2all", "track", "sync", str(run), *options, *(["--offline"] if offline else [])])
         _sync_one(RunFolder(run), sink, settings, again)
 
 
 def _sync_one(folder: RunFolder, sink: str, settings: SinkSettings, again: str) -> None:
-    known = Progress.load(folder.sinks / f"{sink}.json")
-    left = records_left(folder.metrics, known.mark(settings.place(sink), "metrics"))
+    left = unconfirmed(folder, sink, settings)
     if not left:
         say(f"{folder.root}: {LABELS[sink]} has everything")
         return
-    session = Session(folder, sink, settings)
+    session = SinkProcess(folder, sink, settings, say)
+    session.ask_to_end()
+    session.start()
     try:
-        session.finish()
         with progress(f"{folder.root} to {LABELS[sink]}", left, "records") as advance:
             while True:
                 for report in session.reports():
                     if report["state"] == "sent":
                         advance(report["records"])
                     elif report["state"] == "open":
-                        say(f"{LABELS[sink]}: {report['seen_at']}")
+                        say(f"{LABELS[sink]}: {report['words']}")
                     elif report["state"] == "closing":
                         advance(0, "waiting until all of it is delivered")
                     elif report["state"] == "finished":
                         return
                     elif report["state"] == "failed":
-                        raise MachineError(LABELS[sink], report["why"], f"Put that right, then run `{again}` again.")
-                time.sleep(LOOK_EVERY_SECONDS)
+                        raise MachineError(LABELS[sink], report["words"], f"Put that right, then run `{again}` again.")
+                time.sleep(0.1)
     finally:
-        session.end()
-
-
-def _project(config: Path) -> str:
-    import yaml
-
-    try:
-        content: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return str(content["track"]["project"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return SinkSettings.project
+        session.kill()

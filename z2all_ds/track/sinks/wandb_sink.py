@@ -1,13 +1,12 @@
-"""One W&B session: a run of W&B's that is opened once, or gone on with, and given records.
+"""One W&B session: opens the run at W&B, or resumes it, and logs records.
 
-The run's id is made once and kept, so that a session after a crash, after a restart of training, and `track sync` go on
-with the same run. W&B's own step must only grow while ours go back after a rollback: curves are drawn over the field
-`step`, and W&B's own is ours as long as that grows.
+The id of the W&B run is created once and saved, so that every later session and `track sync` continue the same run.
+W&B's own step (the row) must only grow, while our steps go back after a rollback. So curves are drawn over the field
+`step`, and the row equals the step as long as steps grow.
 
-What W&B has taken is not yet safe: its service keeps up to 32 KiB in memory (offline) or sends later (online). Where it
-is killed, calls first succeed and then raise; where it hangs, they succeed until a buffer is full. So records count as
-delivered when a session has ended well; else the next one sends them again, apart from those that the server says it
-has. A row that is there twice changes no curve.
+Records that W&B has taken are not yet safe: its service keeps up to 32 KiB in memory (offline) or sends later (online).
+If the service is killed or hangs, calls succeed for a while. So records count as delivered when a session has ended
+well; otherwise the next session sends them again, except rows that the server has. A repeated row changes no curve.
 """
 
 import os
@@ -15,7 +14,6 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from z2all_ds.base.run_folder import RunFolder
@@ -24,28 +22,26 @@ from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_
 
 MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered")
 LOSS_WORDS = "will not be synced"
-"""In W&B's warning that it has given up uploading."""
+"""In W&B's warning that it no longer uploads."""
 NEVER_SECONDS = 1e6
-"""The keeper ends a session that does not answer; W&B itself is to wait."""
+"""W&B must not time out: the session is ended if it hangs."""
 
 
 class WandbSink:
-    """Events become series `events/KIND`: how often since the last record."""
+    """Logs records, and events as series `events/KIND`: their number since the last record."""
 
     def __init__(self, folder: RunFolder, settings: SinkSettings, progress: Progress) -> None:
         self._folder, self._settings, self._progress = folder, settings, progress
         self._run: Any = None
-        self._overheard = _Overheard(sys.stderr)
-        self._row = -1
-        """W&B's own number of the last row, sent or about to be."""
-        self._server_has_until = -1
+        self._row = self._server_has_until = -1
+        """The last row that is planned, and the last that the server has."""
         self._events: Counter[str] = Counter()
         self._last_step = 0
-        facts = progress.facts
-        facts.setdefault("id", secrets.token_hex(4))
-        place = facts.setdefault(settings.place(WANDB), {"row": -1, "logged_until_unix": 0.0, "shifts": []})
-        self._place: dict[str, Any] = place
-        """`shifts`: [from this moment on, row minus step], so that the row of every record sent before is known."""
+        progress.facts.setdefault("id", secrets.token_hex(4))
+        self._place: dict[str, Any] = progress.facts.setdefault(
+            settings.place(WANDB), {"row": -1, "logged_until_unix": 0.0, "shifts": []}
+        )
+        """`shifts`: [from this time on, row minus step], which gives the row of every record sent before."""
 
     def open(self) -> str:
         online = self._settings.wandb == "online"
@@ -55,7 +51,8 @@ class WandbSink:
             import wandb
         except ModuleNotFoundError as error:
             raise SinkFailure(f"{error}: `pip install wandb` would help", for_good=True) from error
-        sys.stderr = cast(TextIO, self._overheard)
+        self._stderr = _StderrWatch(sys.stderr)
+        sys.stderr = cast(TextIO, self._stderr)
         self._progress.save()  # the id first: a run that W&B knows must be found again
         self._run = wandb.init(
             project=self._settings.project,
@@ -64,7 +61,7 @@ class WandbSink:
             resume="allow",
             mode="online" if online else "offline",
             dir=self._folder.sinks,
-            config=_run_config(self._folder.config),
+            config=run_config(self._folder),
             settings=wandb.Settings(
                 console="off",
                 silent=False,
@@ -76,43 +73,42 @@ class WandbSink:
         )
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        self._row = self._place["row"]
         if self._run.resumed:
             self._server_has_until = self._run.starting_step - 1
-            self._row = max(self._row, self._server_has_until)
+        self._row = max(self._place["row"], self._server_has_until)
         return str(self._run.url) if online else f"{self._folder.sinks / 'wandb'} (offline)"
 
     def send(self, lines: Sequence[dict[str, Any]]) -> None:
-        """What is about to be sent is written down first: after a kill it is known which rows the server may have."""
-        planned = [None if "event" in line else self._plan(line) for line in lines]
-        self._progress.save()
-        for line, row in zip(lines, planned, strict=True):
+        """Saves the plan before it logs: after a kill it is known which rows the server may have."""
+        rows = [None if "event" in line else self._plan(line) for line in lines]
+        if lines:
+            self._progress.save()
+        for line, row in zip(lines, rows, strict=True):
             if "event" in line:
                 if line["event"] in MARKED_EVENTS:
                     self._events[line["event"]] += 1
             elif row is None:
-                self._events.clear()  # they are there, too
+                self._events.clear()  # the server has them too
             else:
                 self._log(line, row)
                 self._last_step = line["step"]
 
     def _plan(self, record: dict[str, Any]) -> int | None:
-        """The row of W&B's that the record gets; None where the server has it."""
-        step, moment = record["step"], record["time_unix"]
-        sent_before = moment <= self._place["logged_until_unix"]
-        row = step + self._shift_at(moment) if sent_before else step
-        if sent_before and row <= self._server_has_until:
+        """Returns the row for the record; None if the server has it."""
+        step, time_unix = record["step"], record["time_unix"]
+        shift = next((shift for begin, shift in reversed(self._place["shifts"]) if begin <= time_unix), 0)
+        sent_before = time_unix <= self._place["logged_until_unix"]
+        if sent_before and step + shift <= self._server_has_until:
             return None
-        row = max(row, self._row + 1)
-        self._row = row
+        self._row = max(step + shift if sent_before else step, self._row + 1)
         if not sent_before:
-            if row - step != self._shift_at(moment):
-                self._place["shifts"].append([moment, row - step])
-            self._place["logged_until_unix"] = moment
-        return row
+            if self._row - step != shift:
+                self._place["shifts"].append([time_unix, self._row - step])
+            self._place["logged_until_unix"] = time_unix
+        return self._row
 
     def settle(self) -> bool:
-        """By asking for something that W&B's service must answer after it has taken everything before."""
+        """Asks for a value, which W&B's service returns only after it has taken everything before."""
         self._run.summary.get("step")
         self._refuse_losses()
         return False
@@ -126,12 +122,9 @@ class WandbSink:
         self._place["row"] = self._row
 
     def _refuse_losses(self) -> None:
-        """W&B gives up uploading where its server refuses something, and ends well all the same."""
-        if self._overheard.heard_of_loss:
+        """If the server refuses a record, W&B stops uploading and reports no error."""
+        if self._stderr.has_lost:
             raise SinkFailure("its server has refused records")
-
-    def _shift_at(self, moment: float) -> int:
-        return next((int(shift) for begin, shift in reversed(self._place["shifts"]) if begin <= moment), 0)
 
     def _log(self, fields: dict[str, Any], row: int) -> None:
         marks = {f"events/{kind}": count for kind, count in self._events.items()}
@@ -140,26 +133,26 @@ class WandbSink:
         self._run.log({**known, **marks}, step=row, commit=True)
 
 
-class _Overheard:
-    """A stream that everything is passed on to, and in which a loss of records is noticed: W&B only prints it."""
+class _StderrWatch:
+    """Passes everything on to a stream, and notices the warning that W&B has lost records."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.heard_of_loss = False
+        self.has_lost = False
 
     def write(self, text: str) -> int:
-        if LOSS_WORDS in text:
-            self.heard_of_loss = True
+        self.has_lost |= LOSS_WORDS in text
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _run_config(path: Path) -> dict[str, Any]:
+def run_config(folder: RunFolder) -> dict[str, Any]:
+    """Returns the run's config; an empty one if it cannot be read."""
     import yaml
 
     try:
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, yaml.YAMLError):
+        return dict(yaml.safe_load(folder.config.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
         return {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.track.board.tables import COUNT, LEAST, MOST, SUM, Buckets, columns_of, mean_of, merged, parse_line
+from z2all_ds.track.tables import COUNT, LEAST, MOST, SUM, Buckets, columns_of, mean_of, merged, parse_line
 
 # Whole numbers: their sums are the same in any order.
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1000, 1000), st.just(float("nan")), st.just(float("inf")))
