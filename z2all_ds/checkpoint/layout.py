@@ -11,14 +11,13 @@ checkpoints/step_00001000/
 import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import force_to_disk, write_whole
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.checksums import BLOCK_BYTES, file_checksum, hashing_threads
+from z2all_ds.checkpoint.disk_file import BLOCK_BYTES, file_checksum, hashing_threads
 
 MANIFEST = "MANIFEST.json"
 STATE_FOLDER = "state"
@@ -67,24 +66,20 @@ def temporary_path(checkpoints: Path, step: int, attempt: str = "") -> Path:
     return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}{attempt and '_'}{attempt}"
 
 
-def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None = None, attempt: str = "") -> Path:
-    """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written.
+def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attempt: str = "") -> Path:
+    """Makes a temporary folder the checkpoint of `step`. One process calls it, when all files are on the disk.
 
-    `known` has the manifest's entries of files that their writers have hashed already.
+    `entries` has size and checksum of each file.
     """
     temporary, final = temporary_path(checkpoints, step, attempt), checkpoints / step_name(step)
-    files = sorted(p for p in temporary.rglob("*") if p.is_file())
-    names = {str(path.relative_to(temporary)): path for path in files}
-    with hashing_threads() as threads:
-        entries = {name: (known or {}).get(name) or _entry(path, threads) for name, path in names.items()}
-    for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-        force_to_disk(path)
+    for folder in {(temporary / name).parent for name in entries} | {temporary}:
+        force_to_disk(folder)
     if final.exists():
-        # Only an unsealed or damaged folder of this step can stand here: a healthy one would have been resumed from.
+        # Only an unsealed or damaged folder of this step can be here: a run would have resumed from a healthy one.
         shutil.rmtree(final)
     temporary.replace(final)
     force_to_disk(checkpoints)
-    content = {"step": step, "checksum_block_bytes": BLOCK_BYTES, "files": entries}
+    content = {"step": step, "checksum_block_bytes": BLOCK_BYTES, "files": dict(sorted(entries.items()))}
     write_whole(final / MANIFEST, json.dumps(content, indent=1))
     return final
 
@@ -189,7 +184,3 @@ def step_of(path: Path) -> int:
 
 def _step_folders(checkpoints: Path) -> list[Path]:
     return [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
-
-
-def _entry(path: Path, threads: ThreadPoolExecutor) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path, threads)}

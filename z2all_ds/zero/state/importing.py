@@ -5,8 +5,8 @@ Piece by piece: DeepSpeed's files are mapped, not loaded, and a rank's file ther
 
 import math
 import random
-import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.disk_file import Content, text
 from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
-from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
-from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder, SavedFlat
-from z2all_ds.zero.state.engine_state import LOSS_SCALE
+from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
+from z2all_ds.checkpoint.writer import Job, write_checkpoint
+from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder
+from z2all_ds.zero.state.engine_state import loss_scale
 from z2all_ds.zero.state.save import small_files
 
 PARAMETER_GROUPS = 2
@@ -37,26 +39,20 @@ def import_folder(
     _require_same_model(source, shapes)
     step = source.counters["global_steps"]
     _refuse_what_is_there(checkpoints, step)
-    temporary = layout.temporary_path(checkpoints, step)
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / layout.STATE_FOLDER).mkdir(parents=True)
-    try:
-        known = _write_state(source, temporary, shapes)
-        torch.save(_seeded_generators(seed), temporary / rng_name("0000"))
-        for name, content in small_files(step, _facts(source), data_state).items():
-            (temporary / name).write_text(content, encoding="utf-8")
-        return layout.seal(checkpoints, step, known)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            rule = f"could not be written ({error})"
-            raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.") from None
-        raise
+    files: dict[str, Content] = {
+        **_state_files(source, shapes),
+        rng_name("0000"): partial(torch.save, _seeded_generators(seed)),
+        **small_files(step, _facts(source), data_state),
+    }
+    if problem := write_checkpoint(Job(str(checkpoints), step), files):
+        rule = f"could not be written ({problem})"
+        raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.")
+    return checkpoints / layout.step_name(step)
 
 
-def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
-    """Returns sizes and checksums of the large files."""
-    entries_of_ranks, known, taken = [], {}, set[float | None]()
+def _state_files(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> dict[str, Content]:
+    """Plans a state file per rank of the source, and the index."""
+    entries_of_ranks, files, taken = [], dict[str, Content](), set[float | None]()
     for rank in range(source.ranks):
         flats = list(source.flats(rank))
         taken |= {flat.steps_taken for flat in flats if flat.pieces}
@@ -66,8 +62,7 @@ def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, li
             for key, tensor in flat.tensors.items()
             for piece in flat.pieces
         ]
-        path = checkpoint / layout.STATE_FOLDER / file_name(rank)
-        known[f"{layout.STATE_FOLDER}/{path.name}"] = write_state_file(path, entries, _pieces(flats))
+        files[f"{layout.STATE_FOLDER}/{file_name(rank)}"] = partial(write_tensors, entries, _pieces(source, rank))
         entries_of_ranks.append(entries)
     if len(taken) != 1:
         what = f"{source.path}: parameters that were stepped {sorted(map(str, taken))} times"
@@ -79,17 +74,16 @@ def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, li
         "optimizer": source.optimizer_kind,
         "steps_taken": [steps_taken] * PARAMETER_GROUPS,
         "engine": source.counters,
-        "loss_scale": _loss_scale(source),
+        "loss_scale": loss_scale(source.loss_scaler),
         "is_opaque": False,
     }
-    index = build_index(entries_of_ranks, shapes, facts)
-    (checkpoint / layout.STATE_FOLDER / layout.STATE_INDEX).write_text(index, encoding="utf-8")
-    return known
+    files[f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}"] = text(build_index(entries_of_ranks, shapes, facts))
+    return files
 
 
-def _pieces(flats: list[SavedFlat]) -> Iterator[Tensor]:
-    """In the order of the entries."""
-    for flat in flats:
+def _pieces(source: DeepSpeedFolder, rank: int) -> Iterator[Tensor]:
+    """In the order of the entries; the source's files are opened when they are written."""
+    for flat in source.flats(rank):
         for tensor in flat.tensors.values():
             for piece in flat.pieces:
                 yield tensor[piece.offset : piece.offset + piece.length]
@@ -105,12 +99,6 @@ def _facts(source: DeepSpeedFolder) -> dict[str, Any]:
         "deepspeed": f"zero{source.zero_stage}{'_offload' if source.is_offloaded else ''}",
         "imported_from": source.path.name,
     }
-
-
-def _loss_scale(source: DeepSpeedFolder) -> dict[str, float]:
-    """Empty but for fp16."""
-    scaler = source.loss_scaler
-    return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
 
 
 def _seeded_generators(seed: int) -> dict[str, Any]:

@@ -5,22 +5,20 @@ run that was killed goes on from it on the same machines.
 """
 
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.mapped_file import MappedStateFile, has_room
 from z2all_ds.checkpoint.memory import SLOTS, SnapshotFolder, why_no_room
-from z2all_ds.checkpoint.rng import rng_name, rng_state
 from z2all_ds.checkpoint.state_files import Entry, file_name
 from z2all_ds.zero.collective import gathered
-from z2all_ds.zero.state.engine_state import entries_to_write, write_index, write_state
+from z2all_ds.zero.state.engine_state import rank_state
+from z2all_ds.zero.state.save import SavePlan
 
 
 class Snapshots:
@@ -34,7 +32,7 @@ class Snapshots:
 
     def prepare(self, engine: Any) -> None:
         """Makes the memory ready beside the next steps: seconds, for tens of gigabytes that are to be pinned."""
-        entries = entries_to_write(engine)
+        entries = rank_state(engine).entries
 
         def map_all() -> None:
             if self._device.type == "cuda":
@@ -47,37 +45,26 @@ class Snapshots:
         self._preparing = threading.Thread(target=map_all, name="preparing-snapshots", daemon=True)
         self._preparing.start()
 
-    def take(self, engine: Any, step: int, files: dict[str, str], busy: int | None) -> tuple[int, list[str]]:
-        """Returns the slot it is in, and what this rank has written there.
-
-        `files` are those that are the same on all ranks, with their content; `busy` is a slot that is being read.
-        """
+    def take(self, plan: SavePlan, busy: int | None) -> int:
+        """Copies the state into a slot and returns its number; `busy` is one that is being read. Collective."""
         if self._preparing:
             self._preparing.join()
             self._preparing = None
-        number = self._next(busy)
+        number, problem = self._next(busy), None
         slot = self._folder.begin(number)
-
-        def write_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> None:
-            self._mapped(number, entries).fill(tensors)
-
-        written, problem = None, None
+        files = plan.own | (plan.common if self._world.local_rank == 0 else {})
         try:
-            written = write_state(engine, slot, write_file)
-            torch.save(rng_state(), slot / rng_name(f"{self._world.rank:04d}"))
+            self._mapped(number, plan.state.entries).fill(plan.state.tensors())
+            for name, content in files.items():
+                with (slot / name).open("wb") as file:
+                    content(file)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             problem = f"rank {self._world.rank}: {error}"
-        of_ranks = gathered((written, problem))
-        for _, problem in of_ranks:
-            if problem:
-                raise CheckpointError(f"snapshot of step {step}", problem, "Set checkpoint.background=never.")
-        assert written
+        if first := next(filter(None, gathered(problem)), None):
+            raise CheckpointError(f"snapshot of step {plan.step}", first, "Set checkpoint.background=never.")
         if self._world.local_rank == 0:
-            write_index(engine, slot, [of_rank for of_rank, _ in of_ranks if of_rank])
-            for name, content in files.items():
-                (slot / name).write_text(content, encoding="utf-8")
-            self._folder.finish(number, step)
-        return number, [*written.files, rng_name(f"{self._world.rank:04d}")]
+            self._folder.finish(number, plan.step)
+        return number
 
     def close(self) -> None:
         if self._preparing:
@@ -109,7 +96,7 @@ def why_not_in_memory(engine: Any, world: World, folder: SnapshotFolder) -> str 
     Memory that a killed run has left in the folder is used again.
     """
     first_rank_here = world.rank - world.local_rank
-    sizes = gathered((first_rank_here, sum(entry.num_bytes for entry in entries_to_write(engine))))
+    sizes = gathered((first_rank_here, sum(entry.num_bytes for entry in rank_state(engine).entries)))
     needed = SLOTS * sum(size for first_rank, size in sizes if first_rank == first_rank_here)
     no_room = why_no_room(max(0, needed - folder.size_bytes))
     reason = f"{SLOTS} snapshots take {needed / 1e9:.2f} GB of a machine's memory, and {no_room}" if no_room else None
