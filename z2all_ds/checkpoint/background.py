@@ -8,6 +8,7 @@ that started it; what it was writing is still in memory. Loads no torch.
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -41,8 +42,6 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._listener: threading.Thread | None = None
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._is_busy = False
 
     def submit(self, job: Job, slot: Path, files: Sequence[str]) -> None:
@@ -57,14 +56,14 @@ class BackgroundWriter:
         """What became of the job, as soon as that is known."""
         if not self._is_busy:
             return None
-        assert self._process and self._listener
-        has_ended = not self._listener.is_alive()  # asked first: an answer may come just before the end
-        if self._answers.empty() and not has_ended:
+        assert self._process and self._process.stdout
+        poller = select.poll()
+        poller.register(self._process.stdout)
+        if not poller.poll(0):
             return None
         self._is_busy = False
-        if not self._answers.empty():
-            return self._answers.get()
-        return Answer(f"its writer ended with code {self._process.wait()}")
+        line = self._process.stdout.readline()
+        return Answer(json.loads(line) if line else f"its writer ended with code {self._process.wait()}")
 
     def abandon(self) -> None:
         """Makes the job fail instead of waiting for other ranks."""
@@ -75,9 +74,7 @@ class BackgroundWriter:
         """Ends the process, whatever it is doing."""
         if self._process:
             self._process.kill()
-            self._process.wait()
-            assert self._process.stdin
-            self._process.stdin.close()
+            self._process.communicate()  # also closes the pipes
             self._process, self._is_busy = None, False
 
     def _start(self) -> None:
@@ -88,22 +85,12 @@ class BackgroundWriter:
             text=True,
             env={**os.environ, OWNER_VARIABLE: owner_mark()},
         )
-        self._answers = queue.SimpleQueue()
-        self._listener = threading.Thread(target=_listen, args=(self._process, self._answers), daemon=True)
-        self._listener.start()
 
     def _send(self, line: str) -> None:
         assert self._process and self._process.stdin
-        with suppress(BrokenPipeError):  # the process has ended; the listener notices that
+        with suppress(BrokenPipeError):  # the process has ended; `answer` notices that
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-
-
-def _listen(process: "subprocess.Popen[str]", answers: "queue.SimpleQueue[Answer]") -> None:
-    assert process.stdout
-    with process.stdout:
-        for line in process.stdout:
-            answers.put(Answer(json.loads(line)))
 
 
 # The process

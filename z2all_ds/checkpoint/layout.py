@@ -11,6 +11,7 @@ checkpoints/step_00001000/
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,18 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
 
 def all_of(checkpoints: Path) -> list[Path]:
     """Folders of steps, whole or not, the oldest first."""
-    return sorted(_step_folders(checkpoints))
+    folders = [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
+    return sorted(folders, key=step_of)
+
+
+def sealed(checkpoints: Path) -> list[Path]:
+    """Those that were finished, whole or not."""
+    return [path for path in all_of(checkpoints) if (path / MANIFEST).exists()]
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of those that were finished, whole or not; 0 where there is none."""
-    return max((step_of(path) for path in _step_folders(checkpoints) if (path / MANIFEST).exists()), default=0)
+    """Of those that were finished; 0 where there is none."""
+    return max(map(step_of, sealed(checkpoints)), default=0)
 
 
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
@@ -124,16 +131,15 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
     Where steps were saved but none is healthy, that is an error: starting again at step 0 must be somebody's decision.
     """
     skipped: list[str] = []
-    for path in sorted(_step_folders(checkpoints), reverse=True):
+    for path in reversed(all_of(checkpoints)):
         problem = why_damaged(path, verify_checksums)
         if problem is None:
             return Checkpoint(path, step_of(path)), skipped
         skipped.append(f"checkpoint {path.name} skipped: {problem}")
-    sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
-    if sealed:
+    if finished := sealed(checkpoints):
         raise CheckpointError(
             f"{checkpoints}",
-            f"none of {len(sealed)} checkpoints can be loaded ({skipped[0]})",
+            f"none of {len(finished)} checkpoints can be loaded ({skipped[0]})",
             "Restore one from a copy, or use another run_dir to start anew.",
         )
     return None, skipped
@@ -151,18 +157,17 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
 
 def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
     """A start from `step` by hand must not stand beside later checkpoints, which the next `auto` would take up."""
-    later = sorted(p.name for p in _step_folders(checkpoints) if step_of(p) > step and (p / MANIFEST).exists())
-    if later:
+    if (newest := newest_step(checkpoints)) > step:
         raise CheckpointError(
             f"start from step {step}",
-            f"{checkpoints} has later ones ({later[-1]})",
+            f"{checkpoints} has later ones ({step_name(newest)})",
             "Set another run_dir, or --resume auto.",
         )
 
 
 def leftovers(checkpoints: Path) -> list[Path]:
     """What saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
-    unsealed = [path for path in _step_folders(checkpoints) if not (path / MANIFEST).exists()]
+    unsealed = set(all_of(checkpoints)) - set(sealed(checkpoints))
     return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
 
 
@@ -174,13 +179,18 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
     return [path.name for path in found]
 
 
+def size_of(path: Path) -> int:
+    """Returns the bytes of all files in a folder, which a job may be deleting at the same time."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.lstat().st_size if file.is_file() else 0
+    return total
+
+
 def is_step_name(name: str) -> bool:
     return bool(re.fullmatch(r"step_\d+", name))
 
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
-
-
-def _step_folders(checkpoints: Path) -> list[Path]:
-    return [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]

@@ -71,6 +71,11 @@ def header_of(entries: list[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def state_file_size(entries: list[Entry]) -> int:
+    """Returns the bytes of a state file."""
+    return len(header_of(entries)) + sum(entry.num_bytes for entry in entries)
+
+
 def write_tensors(entries: list[Entry], tensors: Iterable[Tensor], file: Any) -> None:
     """Writes a state file: one-dimensional tensors, in the order of the entries and one at a time."""
     file.write(header_of(entries))

@@ -81,7 +81,7 @@ def read_state(engine: Any, checkpoint: Path) -> None:
     reader = StateReader(checkpoint)
     index = reader.index
     require_same_states(index["optimizer"], _kind(engine))
-    _require_same_model(engine, reader, checkpoint)
+    require_same_model(checkpoint.name, reader.shapes, "this model", _shapes(engine))
     flats = optimizer_shards_of(engine)
     opaque = _read_opaque(flats, index, checkpoint) if index["is_opaque"] else {}
     with weights_changed(engine), torch.no_grad():
@@ -112,6 +112,17 @@ def can_read(engine: Any, checkpoint: Path) -> bool:
         for rank in reader.ranks_needed(piece.name, piece.start, piece.length)
     }
     return all((checkpoint / STATE_FOLDER / file_name(rank)).is_file() for rank in ranks)
+
+
+def require_same_model(source: str, saved: dict[str, list[int]], here: str, ours: dict[str, list[int]]) -> None:
+    """Refuses a source whose parameters have other names or shapes."""
+    for name in sorted({*saved, *ours}):
+        if saved.get(name) != ours.get(name):
+            raise CheckpointError(
+                f"{source} has {name} of {saved.get(name, 'no such weight')}",
+                f"{here} has {ours.get(name, 'no such weight')}",
+                "Set model.* as it was.",
+            )
 
 
 # What is written
@@ -192,17 +203,6 @@ def _opaque_name(rank: int) -> str:
 
 
 # What is read
-
-
-def _require_same_model(engine: Any, reader: StateReader, checkpoint: Path) -> None:
-    here = _shapes(engine)
-    for name in sorted({*here, *reader.shapes}):
-        if here.get(name) != reader.shapes.get(name):
-            raise CheckpointError(
-                f"{checkpoint.name} has {name} of {reader.shapes.get(name, 'no such weight')}",
-                f"this model has {here.get(name, 'no such weight')}",
-                "Set model.* as it was.",
-            )
 
 
 def _make_states(flat: OptimizerShard) -> None:

@@ -21,7 +21,7 @@ from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
 from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
 from z2all_ds.checkpoint.writer import Job, write_checkpoint
 from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder
-from z2all_ds.zero.state.engine_state import loss_scale
+from z2all_ds.zero.state.engine_state import loss_scale, require_same_model
 from z2all_ds.zero.state.save import small_files
 
 PARAMETER_GROUPS = 2
@@ -36,7 +36,7 @@ def import_folder(
     seed: int,
 ) -> Path:
     """The checkpoint of the step the source stands at. `shapes` are those of the model that will go on."""
-    _require_same_model(source, shapes)
+    require_same_model(f"{source.path}", source.shapes, "the configured model", shapes)
     step = source.counters["global_steps"]
     _refuse_what_is_there(checkpoints, step)
     files: dict[str, Content] = {
@@ -113,17 +113,6 @@ def _seeded_generators(seed: int) -> dict[str, Any]:
         set_rng_state(before)
 
 
-def _require_same_model(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> None:
-    found = source.shapes
-    for name in sorted({*found, *shapes}):
-        if found.get(name) != shapes.get(name):
-            raise CheckpointError(
-                f"{source.path} has {name} of {found.get(name, 'no such weight')}",
-                f"the configured model has {shapes.get(name, 'no such weight')}",
-                "Set model.* as it was.",
-            )
-
-
 def _require_whole(
     source: DeepSpeedFolder, entries: list[Entry], shapes: dict[str, list[int]], steps_taken: float | None
 ) -> None:
@@ -145,8 +134,7 @@ def _require_whole(
 
 
 def _refuse_what_is_there(checkpoints: Path, step: int) -> None:
-    sealed = [path for path in layout.all_of(checkpoints) if (path / layout.MANIFEST).exists()]
-    there = [path for path in sealed if layout.step_of(path) >= step]
+    there = [path for path in layout.sealed(checkpoints) if layout.step_of(path) >= step]
     if there:
         same = layout.step_of(there[0]) == step
         rule = "is there already" if same else f"would lie behind {there[-1].name}, from which a run goes on"

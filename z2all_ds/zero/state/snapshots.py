@@ -4,21 +4,71 @@ A snapshot has the files of a checkpoint, so it is read like one: a run goes bac
 run that was killed goes on from it on the same machines.
 """
 
+import mmap
+import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.mapped_file import MappedStateFile, has_room
 from z2all_ds.checkpoint.memory import SLOTS, SnapshotFolder, why_no_room
-from z2all_ds.checkpoint.state_files import Entry, file_name
+from z2all_ds.checkpoint.state_files import Entry, file_name, header_of, state_file_size
 from z2all_ds.zero.collective import gathered
 from z2all_ds.zero.state.engine_state import rank_state
 from z2all_ds.zero.state.save import SavePlan
+
+ZEROED_AT_ONCE = 1 << 28
+
+
+def _has_room(path: Path, entries: list[Entry]) -> bool:
+    """Whether the file that is there is of just this size."""
+    return path.exists() and path.stat().st_size == state_file_size(entries)
+
+
+class MappedStateFile:
+    """A state file in shared memory: mapped once, pinned where a GPU copies into it, filled again and again."""
+
+    def __init__(self, path: Path, entries: list[Entry], device: torch.device) -> None:
+        self.entries = entries
+        self._header = header_of(entries)
+        size, is_new = state_file_size(entries), not _has_room(path, entries)
+        if is_new:
+            path.unlink(missing_ok=True)
+        with path.open("w+b" if is_new else "r+b") as file:
+            if is_new:
+                # All of it now: shared memory that runs out later ends the process, without a word.
+                os.posix_fallocate(file.fileno(), 0, size)
+            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+        if is_new:
+            for part in self._bytes.split(ZEROED_AT_ONCE):
+                part.zero_()  # each page is found once, not in the middle of a step
+        # A GPU copies into pinned memory by itself, several times as fast; without it a snapshot only takes longer.
+        pin = torch.cuda.cudart().cudaHostRegister if device.type == "cuda" else None
+        self._is_pinned = pin is not None and int(pin(self._bytes.data_ptr(), size, 0)) == 0
+
+    def fill(self, tensors: Iterable[Tensor]) -> None:
+        """Returns when all bytes are there."""
+        place = len(self._header)
+        self._bytes[:place].copy_(torch.frombuffer(bytearray(self._header), dtype=torch.uint8))
+        for entry, tensor in zip(self.entries, tensors, strict=True):
+            assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
+            target = self._bytes[place : place + entry.num_bytes]
+            source = tensor.detach().contiguous().view(torch.uint8)
+            target.copy_(source, non_blocking=True)  # waits all the same, unless a GPU copies into pinned memory
+            place += entry.num_bytes
+        if self._is_pinned:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        if self._is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._is_pinned = False
 
 
 class Snapshots:
@@ -39,7 +89,7 @@ class Snapshots:
                 torch.cuda.set_device(self._device)
             for number in range(SLOTS):
                 # A whole snapshot of another shape is left alone until its turn to be written over comes.
-                if self._folder.step_in(number) is None or has_room(self._path(number), entries):
+                if self._folder.step_in(number) is None or _has_room(self._path(number), entries):
                     self._mapped(number, entries)
 
         self._preparing = threading.Thread(target=map_all, name="preparing-snapshots", daemon=True)
