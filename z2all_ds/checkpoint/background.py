@@ -58,7 +58,7 @@ class BackgroundWriter:
             return None
         assert self._process and self._process.stdout
         poller = select.poll()
-        poller.register(self._process.stdout)
+        poller.register(self._process.stdout, select.POLLIN)
         if not poller.poll(0):
             return None
         self._is_busy = False

@@ -5,6 +5,8 @@ Piece by piece: DeepSpeed's files are mapped, not loaded, and a rank's file ther
 
 import math
 import random
+import shutil
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -44,7 +46,12 @@ def import_folder(
         rng_name("0000"): partial(torch.save, _seeded_generators(seed)),
         **small_files(step, _facts(source), data_state),
     }
-    if problem := write_checkpoint(Job(str(checkpoints), step), files):
+    job = Job(str(checkpoints), step, attempt=uuid.uuid4().hex[:8])
+    try:
+        problem = write_checkpoint(job, files)
+    finally:
+        shutil.rmtree(job.temporary, ignore_errors=True)  # after a Ctrl-C; a whole one has its name already
+    if problem:
         rule = f"could not be written ({problem})"
         raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.")
     return checkpoints / layout.step_name(step)
