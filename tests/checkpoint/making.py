@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.disk_file import file_checksum, hashing_threads
 
 FILES = {
     "state/rank_00000.safetensors": b"\x00weights" * 100,
@@ -24,11 +25,23 @@ def write_temporary(checkpoints: Path, step: int, **trainer: Any) -> Path:
     return temporary
 
 
+def seal(checkpoints: Path, step: int) -> Path:
+    """Seals what `write_temporary` wrote."""
+    temporary = layout.temporary_path(checkpoints, step)
+    files = [path for path in temporary.rglob("*") if path.is_file()]
+    with hashing_threads() as threads:
+        entries = {
+            str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "checksum": file_checksum(path, threads)}
+            for path in files
+        }
+    return layout.seal(checkpoints, step, entries)
+
+
 def make(checkpoints: Path, *steps: int) -> list[Path]:
     sealed = []
     for step in steps:
         write_temporary(checkpoints, step)
-        sealed.append(layout.seal(checkpoints, step))
+        sealed.append(seal(checkpoints, step))
     return sealed
 
 
@@ -36,7 +49,7 @@ def make_validated(checkpoints: Path, losses: dict[int, float | None]) -> None:
     """Step -> validation loss, or None where there was no validation."""
     for step, loss in losses.items():
         write_temporary(checkpoints, step, **({} if loss is None else {"validation_loss": loss}))
-        layout.seal(checkpoints, step)
+        seal(checkpoints, step)
 
 
 def names(folder: Path) -> list[str]:

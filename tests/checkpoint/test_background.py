@@ -6,14 +6,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from tests.helpers.marked import wait_until
 from tests.helpers.small_disk import small_disk
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.background import BackgroundWriter
-from z2all_ds.checkpoint.writer import Answer, Job
+from z2all_ds.checkpoint.background import Answer, BackgroundWriter
+from z2all_ds.checkpoint.writer import Job
 
 
 def make_slot(place: Path, ranks: int = 1, size: int = 100_000) -> Path:
@@ -24,9 +23,11 @@ def make_slot(place: Path, ranks: int = 1, size: int = 100_000) -> Path:
     return place
 
 
-def job(slot: Path, checkpoints: Path, rank: int = 0, ranks: int = 1, step: int = 3) -> Job:
+def submit(
+    writer: BackgroundWriter, slot: Path, checkpoints: Path, rank: int = 0, ranks: int = 1, step: int = 3
+) -> None:
     files = (f"state/rank_{rank:05d}.safetensors", *(["trainer.json"] if rank == 0 else []))
-    return Job(step, "attempt", str(slot), files, str(checkpoints), rank, ranks, {"keep_last": 2})
+    writer.submit(Job(str(checkpoints), step, "attempt", rank, ranks, {"keep_last": 2}), slot, files)
 
 
 @contextmanager
@@ -60,12 +61,12 @@ def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
     with writers(1) as (writer,):
         assert writer.answer() is None
-        writer.submit(job(slot, checkpoints))
+        submit(writer, slot, checkpoints)
         answer = answer_of(writer)
-        assert (answer.step, answer.problem) == (3, None) and answer.seconds > 0
+        assert answer.problem is None
         for step in (4, 5, 6):  # by the same process; older ones go
             before = number_of(writer)
-            writer.submit(job(slot, checkpoints, step=step))
+            submit(writer, slot, checkpoints, step=step)
             assert answer_of(writer).problem is None and number_of(writer) == before
     newest, damaged = layout.find_latest(checkpoints)
     assert newest and newest.step == 6 and damaged == []
@@ -78,10 +79,10 @@ def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
 def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(2) as (first, second):
-        first.submit(job(slot, checkpoints, 0, 2))
+        submit(first, slot, checkpoints, 0, 2)
         time.sleep(0.5)
         assert first.answer() is None and layout.all_of(checkpoints) == []
-        second.submit(job(slot, checkpoints, 1, 2))
+        submit(second, slot, checkpoints, 1, 2)
         assert answer_of(second).problem is None and answer_of(first).problem is None
     newest, _ = layout.find_latest(checkpoints)
     assert newest and sorted(path.name for path in (newest.path / "state").iterdir()) == [
@@ -93,13 +94,13 @@ def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
 def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(2) as (first, second):
-        first.submit(job(slot, checkpoints, 0, 2))
-        second.submit(replace(job(slot, checkpoints, 1, 2), files=("state/nowhere",)))
+        submit(first, slot, checkpoints, 0, 2)
+        second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, ["state/nowhere"])
         assert "No such file" in str(answer_of(second).problem)
         assert str(answer_of(first).problem).startswith("rank 1: ")
         assert layout.all_of(checkpoints) == [] and list(checkpoints.iterdir()) == []
         # Told by the rank itself, where no note could be left.
-        first.submit(job(slot, checkpoints, 0, 2))
+        submit(first, slot, checkpoints, 0, 2)
         first.abandon()
         assert answer_of(first).problem == "another rank could not write its part"
         assert list(checkpoints.iterdir()) == []
@@ -108,21 +109,21 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     slot = make_slot(tmp_path / "slot", size=3_000_000)
     with small_disk(tmp_path / "disk", 2_000_000) as disk, writers(1) as (writer,):
-        writer.submit(job(slot, disk / "checkpoints"))
+        submit(writer, slot, disk / "checkpoints")
         assert "No space left" in str(answer_of(writer).problem)
         assert list((disk / "checkpoints").iterdir()) == []
         small = make_slot(tmp_path / "small")
-        writer.submit(job(small, disk / "checkpoints"))
+        submit(writer, small, disk / "checkpoints")
         assert answer_of(writer).problem is None
 
 
 def test_a_writer_that_was_killed_is_told_and_started_again(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(1) as (writer,):
-        writer.submit(job(slot, checkpoints, 0, 2))  # waits for rank 1
+        submit(writer, slot, checkpoints, 0, 2)  # waits for rank 1
         os.kill(number_of(writer), signal.SIGKILL)
         assert answer_of(writer).problem == "its writer ended with code -9"
-        writer.submit(job(slot, checkpoints))
+        submit(writer, slot, checkpoints)
         assert answer_of(writer).problem is None
 
 
@@ -132,7 +133,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     owner = os.fork()
     if owner == 0:
         writer = BackgroundWriter()
-        writer.submit(job(slot, checkpoints, 0, 2))
+        submit(writer, slot, checkpoints, 0, 2)
         os.write(writing, number_of(writer).to_bytes(8, "little"))
         time.sleep(100)
         os._exit(1)
@@ -151,8 +152,8 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 def test_ctrl_c_is_not_for_it(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
     with writers(1) as (writer,):
-        writer.submit(job(slot, checkpoints))
+        submit(writer, slot, checkpoints)
         answer_of(writer)
         os.kill(number_of(writer), signal.SIGINT)
-        writer.submit(job(slot, checkpoints, step=4))
+        submit(writer, slot, checkpoints, step=4)
         assert answer_of(writer).problem is None

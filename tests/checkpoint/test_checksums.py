@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.checkpoint import checksums
-from z2all_ds.checkpoint.checksums import file_checksum, hashing_threads
-from z2all_ds.checkpoint.disk_file import disk_file
+from z2all_ds.checkpoint import disk_file
+from z2all_ds.checkpoint.disk_file import file_checksum, hashing_threads, write_file
 
 BLOCK = 100
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(disk_file, "BLOCK_BYTES", BLOCK)
 
 
 def by_definition(content: bytes) -> str:
@@ -28,10 +27,7 @@ def by_definition(content: bytes) -> str:
 @given(pieces=st.lists(st.binary(max_size=350), max_size=6))
 def test_written_and_read_are_the_same(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     path, content = tmp_path_factory.mktemp("checksums") / "file", b"".join(pieces)
-    with disk_file(path) as file:
-        for piece in pieces:
-            file.write(piece)
-        entry = file.entry
+    entry = write_file(path, lambda file: [file.write(piece) for piece in pieces])
     assert path.read_bytes() == content
     assert entry == {"bytes": len(content), "checksum": by_definition(content)}
     with hashing_threads() as threads:

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from z2all_ds.checkpoint import disk_file
-from z2all_ds.checkpoint.checksums import file_checksum, hashing_threads
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, disk_file.CHUNK_BYTES, disk_file.CHUNK_BYTES + 1])
 def test_the_bytes_arrive_with_their_checksum(size: int, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(random.Random(size).randbytes(size))
-    entry = disk_file.copy_to_disk(source, target)
+    entry = disk_file.write_file(target, disk_file.copied(source))
     assert target.read_bytes() == source.read_bytes()
-    with hashing_threads() as threads:
-        assert entry == {"bytes": size, "checksum": file_checksum(source, threads)}
+    with disk_file.hashing_threads() as threads:
+        assert entry == {"bytes": size, "checksum": disk_file.file_checksum(source, threads)}
 
 
 def test_it_is_forced_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +25,6 @@ def test_it_is_forced_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(disk_file, "WINDOW_BYTES", 1 << 14)
     monkeypatch.setattr(disk_file.os, "fdatasync", forced.append)
     (tmp_path / "source").write_bytes(random.Random(0).randbytes((1 << 16) + 100))
-    disk_file.copy_to_disk(tmp_path / "source", tmp_path / "target")
+    disk_file.write_file(tmp_path / "target", disk_file.copied(tmp_path / "source"))
     assert len(forced) == 5  # and once at the end
     assert (tmp_path / "target").read_bytes() == (tmp_path / "source").read_bytes()

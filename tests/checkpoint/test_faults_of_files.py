@@ -3,20 +3,22 @@ stays whole and is found, the error is one line, and what is left of the attempt
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.checkpoint.making import make, names, write_temporary
+from tests.checkpoint.making import make, names, seal, write_temporary
 from tests.helpers.small_disk import fill, free_bytes, read_only, small_disk
 from tests.zero.engines import tiny_engine, train
 from tests.zero.state.states import assert_same_state
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers, seal
+from z2all_ds.checkpoint.disk_file import write_file
+from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers
 from z2all_ds.checkpoint.retention import Retention, held, prune
-from z2all_ds.checkpoint.state_files import Entry, write_state_file
+from z2all_ds.checkpoint.state_files import Entry, write_tensors
 from z2all_ds.zero.state.save import save_checkpoint
 
 MIB = 1 << 20
@@ -32,8 +34,9 @@ def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
         (first,) = make(disk, 1)
         temporary = write_temporary(disk, 2)
         entries = [Entry("weight", f"layer_{number}", 0, MIB // 16, torch.float32) for number in range(16)]
+        tensors = (torch.ones(one.length) for one in entries)
         with pytest.raises(OSError, match="No space left on device"):
-            write_state_file(temporary / "state" / "large", entries, (torch.ones(one.length) for one in entries))
+            write_file(temporary / "state" / "large", partial(write_tensors, entries, tensors))
         assert free_bytes(disk) < PAGE
         assert find_latest(disk) == (Checkpoint(first, 1), [])
         assert remove_leftovers(disk) == [".tmp_step_00000002"]

@@ -212,7 +212,9 @@ SAVE_FOR_EVER = """
 import json, os, sys
 from pathlib import Path
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.disk_file import text
 from z2all_ds.checkpoint.retention import Retention, prune
+from z2all_ds.checkpoint.writer import Job, write_checkpoint
 
 checkpoints = Path(sys.argv[1])
 latest, _ = layout.find_latest(checkpoints)
@@ -220,12 +222,10 @@ layout.remove_leftovers(checkpoints)
 step = latest.step if latest else 0
 while True:
     step += 1
-    temporary = layout.temporary_path(checkpoints, step)
-    (temporary / "state").mkdir(parents=True)
-    for number in range(3):
-        (temporary / "state" / f"part_{number}.pt").write_bytes(os.urandom(20_000))
-    (temporary / "trainer.json").write_text(json.dumps({"step": step}))
-    layout.seal(checkpoints, step)
+    part = lambda file: file.write(os.urandom(20_000))
+    files = {f"state/part_{number}.pt": part for number in range(3)}
+    files["trainer.json"] = text(json.dumps({"step": step}))
+    assert write_checkpoint(Job(str(checkpoints), step), files) is None
     os.write(1, f"{step}\\n".encode())
     prune(checkpoints, Retention(keep_last=2), step)
 """

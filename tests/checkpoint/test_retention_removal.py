@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.making import make, names, write_temporary
+from tests.checkpoint.making import make, names, seal, write_temporary
 from tests.helpers.processes import ended, has_open
 from tests.helpers.small_disk import read_only
 from z2all_ds.base.errors import CheckpointError
@@ -200,5 +200,5 @@ def test_a_step_saved_again_is_another_checkpoint(tmp_path: Path) -> None:
     with held(path):
         write_temporary(tmp_path, 1)
         shutil.rmtree(path)
-        layout.seal(tmp_path, 1)
+        seal(tmp_path, 1)
         assert remove(path)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors.torch import load_file
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import state_files
-from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, file_name, write_state_file
+from z2all_ds.checkpoint.disk_file import write_file
+from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, file_name, write_tensors
 
 SHAPES = {"layers.0.weight": [7, 5], "norm": [11]}
 CUTS = {"layers.0.weight": [0, 12, 13, 35], "norm": [0, 11]}
@@ -33,7 +35,7 @@ def write(folder: Path, dtype: torch.dtype = torch.float32, leave_out: int | Non
                 entries[number % 2].append(Entry("weight", name, start, end - start, dtype))
     for rank, of_rank in enumerate(entries):
         values = (whole(one.parameter, dtype).view(-1)[one.start : one.start + one.length] for one in of_rank)
-        written = write_state_file(state / file_name(rank), of_rank, values)
+        written = write_file(state / file_name(rank), partial(write_tensors, of_rank, values))
         assert written["bytes"] == (state / file_name(rank)).stat().st_size
     (state / "index.json").write_text(build_index(entries, SHAPES, {}))
     return StateReader(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.making import seal
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import train
 from z2all_ds.checkpoint import layout
@@ -42,7 +43,7 @@ def test_list_has_the_validation_losses_that_there_are(run: Path, tmp_path: Path
     (temporary / layout.MANIFEST).unlink()
     trainer = json.loads((temporary / "trainer.json").read_text())
     (temporary / "trainer.json").write_text(json.dumps({**trainer, "validation_loss": 2.3125}))
-    layout.seal(copy / "checkpoints", 2)
+    seal(copy / "checkpoints", 2)
     head, validated, other = z2all("checkpoint", "list", str(copy), cwd=tmp_path).stdout.splitlines()
     assert head.split("  ")[-2:] == ["validation loss", "health"]
     assert (validated.split()[-2:], other.split()[-2:]) == (["2.3125", "whole"], ["-", "whole"])

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.helpers.checkpoints import checkpoint_of, weight_shapes, write_run
+from tests.helpers.checkpoints import checkpoint_of, read_weights, weight_shapes, write_run
 from tests.helpers.models import TINY
 from tests.helpers.stock_names import to_stock
-from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export.shards import INDEX_NAME, Part, exported_parts, plan_shards, write_shards
-from z2all_ds.export.weights import WeightReader, read_weights
+from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allConfig
 
 CONFIG = Z2allConfig.from_section(TINY)
@@ -37,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_files_hold_the_weights_as_huggingface_would_lay_them_out(
     dtype: torch.dtype, max_bytes: int, checkpoint: Path, tmp_path: Path
 ) -> None:
-    ours = read_weights(open_checkpoint(checkpoint))
+    ours = read_weights(checkpoint)
     expected = {name: t.to(dtype, copy=True) for name, t in to_stock(ours, CONFIG).items()}
     parts = exported_parts(WeightReader(checkpoint).shapes, CONFIG)
     plan = plan_shards(parts, dtype, max_bytes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from tests.helpers.checkpoints import STEP, checkpoint_of, write_run
+from tests.helpers.checkpoints import STEP, checkpoint_of, read_weights, write_run
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.marked import wait_until
 from tests.helpers.models import TINY
@@ -17,11 +17,10 @@ from tests.helpers.processes import ended
 from tests.helpers.stock_names import to_stock
 from z2all_ds.base.errors import CheckpointError, ConfigError, ExportError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export import to_hf
 from z2all_ds.export.place import UNFINISHED
 from z2all_ds.export.to_hf import export_checkpoint
-from z2all_ds.export.weights import WeightReader, read_weights
+from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allForCausalLM
 
 NAME = f"step_{STEP:08d}"
@@ -35,7 +34,7 @@ def run(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def weights(run: RunFolder) -> dict[str, torch.Tensor]:
-    return read_weights(open_checkpoint(checkpoint_of(run)))
+    return read_weights(checkpoint_of(run))
 
 
 def names(folder: Path) -> set[str]:

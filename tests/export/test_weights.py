@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.checkpoints import checkpoint_of, write_run
+from tests.helpers.checkpoints import checkpoint_of, read_weights, write_run
 from tests.helpers.models import TINY
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.layout import WEIGHT, open_checkpoint
+from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import StateReader, file_name
 from z2all_ds.export import weights
-from z2all_ds.export.weights import WeightReader, read_weights
+from z2all_ds.export.weights import WeightReader
 
 QKV = "model.layers.1.self_attn.qkv_proj.weight"
 
@@ -23,7 +23,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
-    mapped, found = StateReader(checkpoint), read_weights(open_checkpoint(checkpoint))
+    mapped, found = StateReader(checkpoint), read_weights(checkpoint)
     assert list(found) == list(mapped.shapes)
     for name, tensor in found.items():
         assert torch.equal(tensor, mapped.read_whole(name)), name

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,9 +10,11 @@ import torch
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.config.sections import DataSection, ModelSection, TrainSection
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, writer
+from z2all_ds.checkpoint.disk_file import Content, text
 from z2all_ds.checkpoint.layout import WEIGHT
-from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
+from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
+from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
 STEP = 7
@@ -35,25 +38,30 @@ def write_run(root: Path, model: ModelSection, corpus: Path, tokenizer: Path, *s
 
 def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: int = 2) -> Path:
     """Random weights, each parameter in pieces over all ranks' files; one piece in memory at a time."""
-    temporary = layout.temporary_path(folder.checkpoints, step)
-    (temporary / layout.STATE_FOLDER).mkdir(parents=True)
     shapes = weight_shapes(model)
     entries: list[list[Entry]] = [[] for _ in range(ranks)]
     for name, shape in shapes.items():
         cuts = [torch.Size(shape).numel() * rank // ranks for rank in range(ranks + 1)]
         for rank in range(ranks):
             entries[rank].append(Entry(WEIGHT, name, cuts[rank], cuts[rank + 1] - cuts[rank], torch.float32))
-    known = {}
-    for rank, of_rank in enumerate(entries):
-        path = temporary / layout.STATE_FOLDER / file_name(rank)
-        known[str(path.relative_to(temporary))] = write_state_file(path, of_rank, random_pieces(of_rank, step + rank))
-    (temporary / layout.STATE_FOLDER / layout.STATE_INDEX).write_text(build_index(entries, shapes, {}))
     facts = {"step": step, "world_size": ranks, "dtype": "fp32", "deepspeed": "zero2", "lr_of_last_step": 3e-4}
-    (temporary / "trainer.json").write_text(json.dumps(facts))
     domains = {"code": [32, "8a51"], "en": [59, "5cf1"], "zh": [149, "18fa"]}
     shares = {"shares": {"code": 0.5, "en": 0.25, "zh": 0.25}}
-    (temporary / "data_state.json").write_text(json.dumps({"domains": domains, "stage": shares}))
-    return layout.seal(folder.checkpoints, step, known)
+    files: dict[str, Content] = {
+        f"{layout.STATE_FOLDER}/{file_name(rank)}": partial(write_tensors, of_rank, random_pieces(of_rank, step + rank))
+        for rank, of_rank in enumerate(entries)
+    }
+    files[f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}"] = text(build_index(entries, shapes, {}))
+    files |= {"trainer.json": text(json.dumps(facts))}
+    files |= {"data_state.json": text(json.dumps({"domains": domains, "stage": shares}))}
+    assert writer.write_checkpoint(writer.Job(str(folder.checkpoints), step), files) is None
+    return folder.checkpoints / layout.step_name(step)
+
+
+def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All master weights under our own names."""
+    reader = WeightReader(checkpoint)
+    return {name: reader.read_whole(name) for name in reader.shapes}
 
 
 def checkpoint_of(folder: RunFolder, step: int = STEP) -> Path:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
+from tests.helpers.checkpoints import read_weights
 from z2all_ds.base.config import RunConfig
-from z2all_ds.checkpoint.layout import open_checkpoint
-from z2all_ds.export.weights import read_weights
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.tokenizer import load_tokenizer
 
@@ -20,7 +19,7 @@ def loss_of(
     shape = run.model.model_copy(update={"rope_theta": rope_theta or run.model.rope_theta})
     token_ids = load_tokenizer(run.data.tokenizer).model_token_ids
     model = Z2allForCausalLM(Z2allConfig.from_section(shape, **token_ids))
-    model.load_state_dict(read_weights(open_checkpoint(checkpoint)))
+    model.load_state_dict(read_weights(checkpoint))
     with torch.no_grad():
         losses = model(
             input_ids=batch["input_ids"],

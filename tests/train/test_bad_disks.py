@@ -72,12 +72,12 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
         try:
             run.waits_for(FIRST)
             filler = fill(checkpoints)
-            run.waits_for("could not be written ([Errno 28] No space left on device")
+            run.waits_for("could not be written (rank 0: [Errno 28] No space left on device")
             assert find_latest(checkpoints)[0]  # the one before is whole
             filler.unlink()
             run.saves_again()
             with read_only(checkpoints):
-                run.waits_for("could not be written ([Errno 30] Read-only file system")
+                run.waits_for("could not be written (rank 0: [Errno 30] Read-only file system")
                 assert find_latest(checkpoints)[0]
             run.saves_again()
             run.kill()

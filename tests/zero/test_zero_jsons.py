@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.checkpoints import read_weights
 from tests.helpers.training import launch_script, losses, metrics, run_arguments, train, train_many
 from z2all_ds.base.resources import resource_dir
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export.to_hf import export_checkpoint
-from z2all_ds.export.weights import read_weights
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.schedules import LAST_RATE
 
@@ -97,8 +97,8 @@ def test_the_export_is_proven(name: str, runs: Path) -> None:
 
 @pytest.mark.parametrize("name", JSONS)
 def test_weights_read_from_a_checkpoint_are_close_to_the_reference(name: str, runs: Path) -> None:
-    ours = read_weights(open_checkpoint(runs / name / "checkpoints" / LAST_CHECKPOINT))
-    reference = read_weights(open_checkpoint(runs / "zero0" / "checkpoints" / LAST_CHECKPOINT))
+    ours = read_weights(runs / name / "checkpoints" / LAST_CHECKPOINT)
+    reference = read_weights(runs / "zero0" / "checkpoints" / LAST_CHECKPOINT)
     assert ours.keys() == reference.keys()
     for key, tensor in reference.items():
         # Adam divides by the root of tiny second moments: a weight whose gradient is mostly rounding moves by rounding,

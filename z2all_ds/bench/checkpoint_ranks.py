@@ -182,7 +182,7 @@ class Measurement:
     def ours_waiting(self) -> dict[str, Any]:
         """The same files, with training standing still until they are on the disk."""
         with self.scratch("waiting") as folder, self.keeper(folder) as keeper:
-            saves = (partial(keeper.save_and_wait, self.engine, step, {}, {}) for step in range(1, self.rounds + 1))
+            saves = (partial(keeper.save, self.engine, n, {}, {}, wait=True) for n in range(1, self.rounds + 1))
             seconds = [self.timed(save) for save in saves]
         return {"blocked_seconds": seconds, "total_seconds": seconds}
 
@@ -266,9 +266,9 @@ class Measurement:
     def _sizes(self) -> list[int]:
         """Of the state, by rank."""
         from z2all_ds.zero.collective import gathered
-        from z2all_ds.zero.state.engine_state import entries_to_write
+        from z2all_ds.zero.state.engine_state import rank_state
 
-        return gathered(sum(entry.num_bytes for entry in entries_to_write(self.engine)))
+        return gathered(sum(entry.num_bytes for entry in rank_state(self.engine).entries))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The checkpoint room: what a run needs in order to go on, saved while it trains, complete or not there.
+"""Files of checkpoints: what a run needs in order to continue, complete or absent.
 
-`keeper` is what training talks to. A save is a snapshot in shared memory (`snapshots`, `mapped_file`, `memory`), and a
-process beside the rank (`background`, `writer`, `disk_file`) brings it onto the disk; without the memory for that,
-ranks write to the disk themselves (`save`). Either way the files are the same: pieces of named parameters (`flats`,
-`engine_state`, `state_files`) in a folder that counts from its manifest on (`layout`, `checksums`); `restore` reads
-them into an engine of any shape. `retention` and `pruning` delete, `report` looks, `importing` takes over DeepSpeed's.
+A save is written by one function (`writer`, `disk_file`), called by the ranks or, from a snapshot in shared memory
+(`memory`), by a writer process per rank (`background`). Pieces of named parameters (`state_files`) lie in a folder that
+counts when it has a manifest (`layout`). `retention` and `pruning` delete, `report` describes. What knows engines is in
+`zero.state`: `manager` is what training calls, `save` and `snapshots` save and restore, `importing` reads DeepSpeed's
+own folders.
 """

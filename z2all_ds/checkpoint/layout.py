@@ -11,14 +11,14 @@ checkpoints/step_00001000/
 import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import force_to_disk, write_whole
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.checksums import BLOCK_BYTES, file_checksum, hashing_threads
+from z2all_ds.checkpoint.disk_file import BLOCK_BYTES, file_checksum, hashing_threads
 
 MANIFEST = "MANIFEST.json"
 STATE_FOLDER = "state"
@@ -67,24 +67,20 @@ def temporary_path(checkpoints: Path, step: int, attempt: str = "") -> Path:
     return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}{attempt and '_'}{attempt}"
 
 
-def seal(checkpoints: Path, step: int, known: dict[str, dict[str, Any]] | None = None, attempt: str = "") -> Path:
-    """Makes a fully written temporary folder the checkpoint of `step`. One process calls it, after all have written.
+def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attempt: str = "") -> Path:
+    """Makes a temporary folder the checkpoint of `step`. One process calls it, when all files are on the disk.
 
-    `known` has the manifest's entries of files that their writers have hashed already.
+    `entries` has size and checksum of each file.
     """
     temporary, final = temporary_path(checkpoints, step, attempt), checkpoints / step_name(step)
-    files = sorted(p for p in temporary.rglob("*") if p.is_file())
-    names = {str(path.relative_to(temporary)): path for path in files}
-    with hashing_threads() as threads:
-        entries = {name: (known or {}).get(name) or _entry(path, threads) for name, path in names.items()}
-    for path in [*files, *(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-        force_to_disk(path)
+    for folder in {(temporary / name).parent for name in entries} | {temporary}:
+        force_to_disk(folder)
     if final.exists():
-        # Only an unsealed or damaged folder of this step can stand here: a healthy one would have been resumed from.
+        # Only an unsealed or damaged folder of this step can be here: a run would have resumed from a healthy one.
         shutil.rmtree(final)
     temporary.replace(final)
     force_to_disk(checkpoints)
-    content = {"step": step, "checksum_block_bytes": BLOCK_BYTES, "files": entries}
+    content = {"step": step, "checksum_block_bytes": BLOCK_BYTES, "files": dict(sorted(entries.items()))}
     write_whole(final / MANIFEST, json.dumps(content, indent=1))
     return final
 
@@ -115,12 +111,18 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
 
 def all_of(checkpoints: Path) -> list[Path]:
     """Folders of steps, whole or not, the oldest first."""
-    return sorted(_step_folders(checkpoints))
+    folders = [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
+    return sorted(folders, key=step_of)
+
+
+def sealed(checkpoints: Path) -> list[Path]:
+    """Those that were finished, whole or not."""
+    return [path for path in all_of(checkpoints) if (path / MANIFEST).exists()]
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of those that were finished, whole or not; 0 where there is none."""
-    return max((step_of(path) for path in _step_folders(checkpoints) if (path / MANIFEST).exists()), default=0)
+    """Of those that were finished; 0 where there is none."""
+    return max(map(step_of, sealed(checkpoints)), default=0)
 
 
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
@@ -129,16 +131,15 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
     Where steps were saved but none is healthy, that is an error: starting again at step 0 must be somebody's decision.
     """
     skipped: list[str] = []
-    for path in sorted(_step_folders(checkpoints), reverse=True):
+    for path in reversed(all_of(checkpoints)):
         problem = why_damaged(path, verify_checksums)
         if problem is None:
             return Checkpoint(path, step_of(path)), skipped
         skipped.append(f"checkpoint {path.name} skipped: {problem}")
-    sealed = [path for path in _step_folders(checkpoints) if (path / MANIFEST).exists()]
-    if sealed:
+    if finished := sealed(checkpoints):
         raise CheckpointError(
             f"{checkpoints}",
-            f"none of {len(sealed)} checkpoints can be loaded ({skipped[0]})",
+            f"none of {len(finished)} checkpoints can be loaded ({skipped[0]})",
             "Restore one from a copy, or use another run_dir to start anew.",
         )
     return None, skipped
@@ -156,18 +157,17 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
 
 def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
     """A start from `step` by hand must not stand beside later checkpoints, which the next `auto` would take up."""
-    later = sorted(p.name for p in _step_folders(checkpoints) if step_of(p) > step and (p / MANIFEST).exists())
-    if later:
+    if (newest := newest_step(checkpoints)) > step:
         raise CheckpointError(
             f"start from step {step}",
-            f"{checkpoints} has later ones ({later[-1]})",
+            f"{checkpoints} has later ones ({step_name(newest)})",
             "Set another run_dir, or --resume auto.",
         )
 
 
 def leftovers(checkpoints: Path) -> list[Path]:
     """What saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
-    unsealed = [path for path in _step_folders(checkpoints) if not (path / MANIFEST).exists()]
+    unsealed = set(all_of(checkpoints)) - set(sealed(checkpoints))
     return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
 
 
@@ -179,17 +179,18 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
     return [path.name for path in found]
 
 
+def size_of(path: Path) -> int:
+    """Returns the bytes of all files in a folder, which a job may be deleting at the same time."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.lstat().st_size if file.is_file() else 0
+    return total
+
+
 def is_step_name(name: str) -> bool:
     return bool(re.fullmatch(r"step_\d+", name))
 
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
-
-
-def _step_folders(checkpoints: Path) -> list[Path]:
-    return [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
-
-
-def _entry(path: Path, threads: ThreadPoolExecutor) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path, threads)}

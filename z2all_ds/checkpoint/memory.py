@@ -20,7 +20,7 @@ from pathlib import Path
 
 from z2all_ds.base.process_memory import available_bytes
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint
+from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint, size_of
 
 SHARED_MEMORY = Path("/dev/shm")
 SLOTS = 2
@@ -75,7 +75,7 @@ class SnapshotFolder:
     @property
     def size_bytes(self) -> int:
         """Memory that it has already."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        return size_of(self.path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

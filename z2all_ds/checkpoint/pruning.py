@@ -13,7 +13,8 @@ from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
-from z2all_ds.checkpoint.retention import Retention, Verdict, judge, remove
+from z2all_ds.checkpoint.report import table
+from z2all_ds.checkpoint.retention import Retention, judge, remove
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ def prune_by_hand(
     retention = Retention.of(section)
     with nullcontext() if dry_run else _alone_in(folder):
         leftovers = layout.leftovers(folder.checkpoints)
-        freed = sum(map(_size, leftovers))
-        verdicts = _verdicts(folder.checkpoints, retention, section.verify_checksums)
-        fates = tuple(_carry_out(verdict, dry_run) for verdict in verdicts)
+        freed = sum(map(layout.size_of, leftovers))
+        judged = _judge(folder.checkpoints, retention, section.verify_checksums)
+        fates = tuple(_carry_out(path, reasons, dry_run) for path, reasons in judged.items())
         freed += sum(fate.size_bytes for fate in fates if not fate.stays)
         if memory_too:
             line = memory.line_of(folder)
-            freed += _size(line.path) if line else 0
+            freed += line.size_bytes if line else 0
         if not dry_run:
             layout.remove_leftovers(folder.checkpoints)
         if memory_too and not dry_run:
@@ -77,9 +78,7 @@ def render(pruning: Pruning) -> str:
     for one in pruning.checkpoints:
         fate = f"stays: {', '.join(one.reasons)}" if one.stays else "goes"
         rows.append((f"{one.step:,}", human_bytes(one.size_bytes), fate))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{step:{widths[0]}}  {size:{widths[1]}}  {fate}".rstrip() for step, size, fate in rows]
-    lines += [f"{name}: a leftover, goes" for name in pruning.leftovers]
+    lines = [*table(rows), *(f"{name}: a leftover, goes" for name in pruning.leftovers)]
     if pruning.retention.keep_best and not any(_is_best(one) for one in pruning.checkpoints):
         lines.append(f"keep_best={pruning.retention.keep_best}: no checkpoint has a validation loss")
     gone = sum(not one.stays for one in pruning.checkpoints)
@@ -101,31 +100,19 @@ def _alone_in(folder: RunFolder) -> Iterator[None]:
         os.close(lock)
 
 
-def _verdicts(checkpoints: Path, retention: Retention, verify_checksums: bool) -> list[Verdict]:
+def _judge(checkpoints: Path, retention: Retention, verify_checksums: bool) -> dict[Path, list[str]]:
     """A run has just written its newest one; here it may be old, and must prove that it can be loaded."""
     with heartbeat("comparing checksums of what is to stay") if verify_checksums else nullcontext():
         newest, _ = layout.find_latest(checkpoints, verify_checksums)
-        return judge(checkpoints, retention, newest.step, verify_checksums) if newest else []
+        return judge(checkpoints, retention, newest.step, verify_checksums) if newest else {}
 
 
-def _carry_out(verdict: Verdict, dry_run: bool) -> Fate:
-    size, reasons = _size(verdict.path), verdict.reasons
-    if not reasons and not dry_run and not remove(verdict.path):
-        reasons = ("another process is reading it, or it cannot be deleted",)
-    return Fate(str(verdict.path), layout.step_of(verdict.path), size, bool(reasons), reasons)
+def _carry_out(path: Path, reasons: list[str], dry_run: bool) -> Fate:
+    size = layout.size_of(path)
+    if not reasons and not dry_run and not remove(path):
+        reasons = ["another process is reading it, or it cannot be deleted"]
+    return Fate(str(path), layout.step_of(path), size, bool(reasons), tuple(reasons))
 
 
 def _is_best(fate: Fate) -> bool:
     return any(reason.startswith("best ") for reason in fate.reasons)
-
-
-def _size(path: Path) -> int:
-    """A job beside a dry run may be deleting it."""
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total

@@ -73,8 +73,13 @@ def render(found: Sequence[CheckpointFacts]) -> str:
         if is_validated:
             row.append("-" if one.validation_loss is None else f"{one.validation_loss:.4f}")
         rows.append([*row, one.problem or ("in memory" if one.in_memory else "whole")])
+    return "\n".join(table(rows))
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
 
 
 def render_one(one: CheckpointFacts) -> str:
@@ -97,7 +102,6 @@ def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointF
     if not checkpoint.is_in_memory:
         with heartbeat(f"comparing checksums of {path.name}") if verify_checksums else nullcontext():
             problem = layout.why_damaged(path, verify_checksums)
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     try:
         index = json.loads((path / layout.STATE_FOLDER / layout.STATE_INDEX).read_text(encoding="utf-8"))
         known = {
@@ -112,4 +116,6 @@ def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointF
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known, problem = {}, problem or f"not readable ({type(error).__name__})"
-    return CheckpointFacts(str(path), problem, size, checkpoint.step, in_memory=checkpoint.is_in_memory, **known)
+    return CheckpointFacts(
+        str(path), problem, layout.size_of(path), checkpoint.step, in_memory=checkpoint.is_in_memory, **known
+    )

@@ -54,15 +54,6 @@ class Saved:
     """False where trainer.json says nothing: it may be the best of all."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A sealed checkpoint and why it stays."""
-
-    path: Path
-    reasons: tuple[str, ...]
-    """Empty: it goes."""
-
-
 def reasons_to_keep(
     saved: Sequence[Saved], retention: Retention, newest_step: int, is_whole: Callable[[Path], bool]
 ) -> dict[Path, list[str]]:
@@ -94,11 +85,12 @@ def reasons_to_keep(
     return reasons
 
 
-def judge(checkpoints: Path, retention: Retention, newest_step: int, verify_checksums: bool = False) -> list[Verdict]:
-    """All sealed checkpoints of the folder, the oldest first. `verify_checksums`: of those that have to be whole."""
-    sealed = [path for path in layout.all_of(checkpoints) if (path / layout.MANIFEST).exists()]
+def judge(
+    checkpoints: Path, retention: Retention, newest_step: int, verify_checksums: bool = False
+) -> dict[Path, list[str]]:
+    """Returns all sealed checkpoints, the oldest first, and why each stays. `verify_checksums`: of those that have to
+    be whole."""
     look = _look_for_loss if retention.keep_best else lambda path: Saved(path, layout.step_of(path))
-    saved = sorted(map(look, sealed), key=lambda one: one.step)
 
     @cache
     def is_whole(path: Path) -> bool:
@@ -107,20 +99,15 @@ def judge(checkpoints: Path, retention: Retention, newest_step: int, verify_chec
         except OSError:
             return False  # it stays, but another must be whole
 
-    reasons = reasons_to_keep(saved, retention, newest_step, is_whole)
-    return [Verdict(one.path, tuple(reasons[one.path])) for one in saved]
-
-
-def doomed(checkpoints: Path, retention: Retention, newest_step: int) -> list[Path]:
-    """Those that nothing asks for, the oldest first."""
-    return [verdict.path for verdict in judge(checkpoints, retention, newest_step) if not verdict.reasons]
+    return reasons_to_keep(list(map(look, layout.sealed(checkpoints))), retention, newest_step, is_whole)
 
 
 def prune(checkpoints: Path, retention: Retention, newest_step: int) -> list[str]:
-    """Deletes what is doomed and returns the names. Never raises for the file system: a run does not end because it
-    could not tidy up; what is left is doomed the next time too, or a leftover for the next start."""
+    """Deletes what nothing asks for and returns the names. Never raises for the file system: a run does not end because
+    it could not delete; what is left goes the next time, or as a leftover at the next start."""
     try:
-        return [path.name for path in doomed(checkpoints, retention, newest_step) if remove(path)]
+        reasons = judge(checkpoints, retention, newest_step)
+        return [path.name for path, why in reasons.items() if not why and remove(path)]
     except OSError:
         return []
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.disk_file import disk_file
 from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
 
 FORMAT = 1
@@ -72,15 +71,18 @@ def header_of(entries: list[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_state_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Writes one-dimensional tensors, in the order of the entries and one at a time; returns size and checksum."""
-    with disk_file(path) as file:
-        file.write(header_of(entries))
-        for entry, tensor in zip(entries, tensors, strict=True):
-            assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
-            for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
-                file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
-    return file.entry
+def state_file_size(entries: list[Entry]) -> int:
+    """Returns the bytes of a state file."""
+    return len(header_of(entries)) + sum(entry.num_bytes for entry in entries)
+
+
+def write_tensors(entries: list[Entry], tensors: Iterable[Tensor], file: Any) -> None:
+    """Writes a state file: one-dimensional tensors, in the order of the entries and one at a time."""
+    file.write(header_of(entries))
+    for entry, tensor in zip(entries, tensors, strict=True):
+        assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
+        for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
+            file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
 
 
 class MappedTensors:

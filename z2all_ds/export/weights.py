@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.layout import WEIGHT, Checkpoint
+from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import TORCH_NAMES, StateReader
 
 CHUNK_VALUES = 1 << 22
@@ -88,9 +88,3 @@ class WeightReader(StateReader):
             flat[done : done + len(chunk)] = chunk.to(dtype)
             done += len(chunk)
         return whole
-
-
-def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All master weights under our own names, in memory at once."""
-    reader = WeightReader(checkpoint.path)
-    return {name: reader.read_whole(name) for name in reader.shapes}

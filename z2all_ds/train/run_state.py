@@ -24,7 +24,7 @@ from z2all_ds.zero.collective import from_rank_0, gathered
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed
 from z2all_ds.zero.stage_start import begin_stage, check_stages_past
 from z2all_ds.zero.state.manager import CheckpointManager
-from z2all_ds.zero.state.restore import restore
+from z2all_ds.zero.state.save import restore
 
 T = TypeVar("T")
 
@@ -172,10 +172,7 @@ class RunState:
         started = time.monotonic()
         trainer = self._trainer() | ({} if validation_loss is None else {VALIDATION_LOSS: validation_loss})
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
-        if wait:
-            is_saved = self._manager.save_and_wait(self._engine, self.step, trainer, data_state)
-        else:
-            is_saved = self._manager.save(self._engine, self.step, trainer, data_state, to_disk)
+        is_saved = self._manager.save(self._engine, self.step, trainer, data_state, to_disk, wait)
         seconds = time.monotonic() - started
         self.is_only_in_memory = False
         if is_saved:

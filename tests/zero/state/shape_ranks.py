@@ -23,8 +23,7 @@ from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
-from z2all_ds.zero.state.restore import restore
-from z2all_ds.zero.state.save import save_checkpoint
+from z2all_ds.zero.state.save import restore, save_checkpoint
 
 SAMPLES = 6
 MODEL = ModelSection(

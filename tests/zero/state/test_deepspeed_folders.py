@@ -22,8 +22,7 @@ from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero.op_builds import prebuild
 from z2all_ds.zero.state.deepspeed_folders import DeepSpeedFolder
 from z2all_ds.zero.state.importing import import_folder
-from z2all_ds.zero.state.restore import restore
-from z2all_ds.zero.state.save import save_checkpoint
+from z2all_ds.zero.state.save import restore, save_checkpoint
 
 
 def shapes_of(engine: Any) -> dict[str, list[int]]:
@@ -235,7 +234,7 @@ def test_a_rank_of_several_is_missing(theirs: Path, tmp_path: Path) -> None:
     source = DeepSpeedFolder(copy)
     with pytest.raises(CheckpointError, match="the file of rank 1 is missing"):
         import_folder(source, tmp_path / "run", source.shapes, {}, seed=1)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
 
 
 def _all_classes() -> list[Any]:

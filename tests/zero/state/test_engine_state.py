@@ -13,7 +13,7 @@ from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX
 from z2all_ds.checkpoint.memory import SnapshotFolder, new_lineage
 from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.zero.state.engine_state import read_state
-from z2all_ds.zero.state.save import save_checkpoint
+from z2all_ds.zero.state.save import plan_save, save_checkpoint
 from z2all_ds.zero.state.snapshots import Snapshots
 
 BY_ROWS = ("deepspeed=zero0", "optimizer.kind=adafactor")
@@ -26,7 +26,7 @@ def test_they_come_back_at_their_own_shape_alone(in_memory: bool, tmp_path: Path
         with tiny_engine("cpu", *BY_ROWS) as (engine, _):
             train(engine, 4)
             if in_memory:
-                Snapshots(folder, tmp_path, World(), torch.device("cpu")).take(engine, 4, {}, None)
+                Snapshots(folder, tmp_path, World(), torch.device("cpu")).take(plan_save(engine, 4, {}, {}), None)
                 saved = folder.snapshots()[0].path
             else:
                 saved = save_checkpoint(engine, tmp_path, 4, {}, {}, Retention(2))

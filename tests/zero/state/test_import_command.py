@@ -9,7 +9,7 @@ from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES, losses, run_arguments, train
 from tests.zero.engines import tiny_engine
 from z2all_ds.checkpoint.layout import open_checkpoint
-from z2all_ds.zero.state.restore import restore
+from z2all_ds.zero.state.save import restore
 
 STAGES = (
     '[{"name": "first", "steps": 2, "weights": {"en": 1}},'

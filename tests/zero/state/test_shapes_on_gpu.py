@@ -10,8 +10,7 @@ from tests.zero.engines import tiny_engine, train
 from tests.zero.state.states import assert_same_state
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.checkpoint.retention import Retention
-from z2all_ds.zero.state.restore import restore
-from z2all_ds.zero.state.save import save_checkpoint
+from z2all_ds.zero.state.save import restore, save_checkpoint
 
 pytestmark = list(on_gpu)
 

@@ -16,11 +16,12 @@ from z2all_ds.checkpoint.memory import SnapshotFolder
 from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.zero.state.engine_state import can_read
-from z2all_ds.zero.state.restore import restore
-from z2all_ds.zero.state.save import save_checkpoint, small_files
+from z2all_ds.zero.state.save import plan_save, restore, save_checkpoint
 from z2all_ds.zero.state.snapshots import Snapshots, why_not_in_memory
 
-FILES = small_files(4, {}, {"position": 7})
+
+def take(taking: Snapshots, engine: Any, step: int, busy: int | None = None) -> None:
+    taking.take(plan_save(engine, step, {}, {"position": 7}), busy)
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def test_it_has_the_bits_of_a_checkpoint(json: str, tmp_path: Path) -> None:
         train(engine, 4)
         taking.prepare(engine)
         saved = save_checkpoint(engine, tmp_path / "checkpoints", 4, {}, {}, Retention(2))
-        taking.take(engine, 4, FILES, busy=None)
+        take(taking, engine, 4)
         (snapshot,) = folder.snapshots()
         assert_same_state(saved, snapshot.path)
         assert snapshot.data_state == {"position": 7} and snapshot.trainer["step"] == 4
@@ -59,7 +60,7 @@ def test_slots_take_turns_and_one_that_is_being_read_is_left_alone(tmp_path: Pat
         steps: list[list[int]] = []
         train(engine, 1)
         for step, busy in [(1, None), (2, None), (3, None), (4, 0), (5, 0), (6, None)]:
-            taking.take(engine, step, FILES, busy)
+            take(taking, engine, step, busy)
             steps.append([folder.step_in(number) or 0 for number in range(memory.SLOTS)])
     assert steps == [[1, 0], [1, 2], [3, 2], [3, 4], [3, 5], [6, 5]]
 
@@ -68,28 +69,28 @@ def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
     """Before the first step an optimizer has none; the slots' files are then too small."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         taking.prepare(engine)
-        taking.take(engine, 1, FILES, None)
+        take(taking, engine, 1)
         assert StateReader(folder.slot(0)).state_keys == set()
         train(engine, 1)
         for step in (2, 3):
-            taking.take(engine, step, FILES, None)
+            take(taking, engine, step)
             assert StateReader(folder.snapshots()[0].path).state_keys == {"exp_avg", "exp_avg_sq"}
 
 
 def test_one_that_breaks_off_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
-        taking.take(engine, 1, FILES, None)
-        taking.take(engine, 2, FILES, None)
+        take(taking, engine, 1)
+        take(taking, engine, 2)
         before = weights(folder.slot(1))
         train(engine, 1)
 
         def break_off(*arguments: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("z2all_ds.zero.state.snapshots.write_index", break_off)
+        monkeypatch.setattr(SnapshotFolder, "finish", break_off)
         with pytest.raises(KeyboardInterrupt):
-            taking.take(engine, 3, FILES, None)
+            take(taking, engine, 3)
         assert [snapshot.step for snapshot in folder.snapshots()] == [2]
         after = weights(folder.snapshots()[0].path)
         assert all(torch.equal(before[name], after[name]) for name in before)
@@ -98,13 +99,13 @@ def test_one_that_breaks_off_leaves_the_other(tmp_path: Path, monkeypatch: pytes
 def test_a_later_process_fills_the_slots_it_finds(tmp_path: Path) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
-        taking.take(engine, 1, FILES, None)
+        take(taking, engine, 1)
         taking.close()
         again = Snapshots(folder, tmp_path, World(), torch.device("cpu"))
         before = weights(folder.slot(0))
         again.prepare(engine)
         train(engine, 1)
-        again.take(engine, 2, FILES, None)
+        take(again, engine, 2)
         assert [snapshot.step for snapshot in folder.snapshots()] == [2, 1]
         after = weights(folder.slot(0))
         assert all(torch.equal(before[name], after[name]) for name in before)
@@ -118,7 +119,7 @@ def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monk
         reason = why_not_in_memory(engine, World(), folder)
         assert reason and reason.startswith("2 snapshots take") and "50% of the memory available is 0.00 GB" in reason
         for step in (1, 2):
-            taking.take(engine, step, FILES, None)
+            take(taking, engine, step)
         assert why_not_in_memory(engine, World(), folder) is None
 
 
@@ -126,7 +127,7 @@ def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
     """As on a node of several, which has the files of its own ranks only."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
-        taking.take(engine, 1, FILES, None)
+        take(taking, engine, 1)
         assert can_read(engine, folder.slot(0))
         (folder.slot(0) / "state" / "rank_00000.safetensors").unlink()
         assert not can_read(engine, folder.slot(0))

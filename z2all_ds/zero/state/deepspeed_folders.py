@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.optimizer_compat import ADAMS, KIND_KEY
-from z2all_ds.zero.state.optimizer_shards import ParameterPiece
+from z2all_ds.zero.state.optimizer_shards import ParameterPiece, pieces_between, share_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
@@ -176,22 +177,16 @@ class DeepSpeedFolder:
         cut_off = optimizer["group_paddings"][number] if "zero_stage" in optimizer else 0
         begin = rank * (master.numel() + cut_off)
         gaps = (optimizer.get("param_alignment_paddings") or {number: [0] * len(row)})[number]
-        pieces, start = [], 0
-        for (name, numel), gap in zip(row.items(), gaps, strict=True):
-            first, end = max(start, begin), min(start + numel, begin + master.numel())
-            if first < end:
-                pieces.append(ParameterPiece(name, first - start, first - begin, end - first))
-            start += numel + gap
-        return pieces
+        starts = accumulate((numel + gap for numel, gap in zip(row.values(), gaps, strict=True)), initial=0)
+        placed = ((name, start, numel) for (name, numel), start in zip(row.items(), starts, strict=False))
+        return pieces_between(placed, begin, begin + master.numel())
 
     def _shares(self, rank: int, row: dict[str, int]) -> list[ParameterPiece]:
         """ZeRO 3: each parameter is cut into equal shares; a rank's shares lie in a row."""
         pieces, offset = [], 0
         for name, numel in row.items():
             share = -(-numel // self.ranks)
-            length = min(share, numel - rank * share)  # the last ranks may have padding, or nothing else
-            if length > 0:
-                pieces.append(ParameterPiece(name, rank * share, offset, length))
+            pieces += share_of(name, numel, rank, share, offset)
             offset += share
         return pieces
 

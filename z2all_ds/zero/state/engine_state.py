@@ -5,26 +5,21 @@ is cut into pieces of parameters; what belongs to a whole flat tensor (codes and
 columns of Adafactor) goes into a file of the rank and comes back only at the same shape.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
+from z2all_ds.checkpoint.disk_file import Content
+from z2all_ds.checkpoint.layout import STATE_FOLDER, WEIGHT
 from z2all_ds.checkpoint.optimizer_compat import KIND_KEY, require_same_states
-from z2all_ds.checkpoint.state_files import (
-    DTYPES,
-    Entry,
-    StateReader,
-    build_index,
-    file_name,
-    write_state_file,
-)
+from z2all_ds.checkpoint.state_files import DTYPES, Entry, StateReader, build_index, file_name
 from z2all_ds.zero.state.optimizer_shards import OptimizerShard, optimizer_shards_of, weights_changed
 
 ENGINE_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -34,51 +29,51 @@ LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What one rank has written."""
+class RankState:
+    """What one rank steps, as it goes into a checkpoint."""
 
+    rank: int
     entries: list[Entry]
-    files: dict[str, dict[str, Any] | None]
-    """By their paths in the checkpoint: size and checksum, where they are known already."""
-    is_opaque: bool
+    shards: list[OptimizerShard]
+
+    @property
+    def name(self) -> str:
+        """Path of its state file in a checkpoint."""
+        return f"{STATE_FOLDER}/{file_name(self.rank)}"
+
+    def tensors(self) -> Iterator[Tensor]:
+        """One-dimensional, in the order of the entries."""
+        for shard in self.shards:
+            with shard.resident(False):
+                for key in (WEIGHT, *_piecewise_keys(shard)):
+                    values = _values(shard, key)
+                    for piece in shard.to_write():
+                        yield values[piece.offset : piece.offset + piece.length]
+
+    def opaque_files(self) -> dict[str, Content]:
+        """The file of states that belong to whole tensors; empty where there are none."""
+        states = {number: found for number, shard in enumerate(self.shards) if (found := _opaque_states(shard))}
+        content = {"pieces": _layout(self.shards), "states": states}
+        return {f"{STATE_FOLDER}/{_opaque_name(self.rank)}": partial(torch.save, content)} if states else {}
 
 
-class StateFileWriter(Protocol):
-    """Takes one-dimensional tensors in the order of the entries; returns size and checksum, where it knows them."""
-
-    def __call__(self, path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> dict[str, Any] | None: ...
-
-
-def write_state(engine: Any, checkpoint: Path, write_file: StateFileWriter = write_state_file) -> Written:
-    """This rank's part, into the folder `state`, which exists."""
-    rank, folder = dist.get_rank(), checkpoint / STATE_FOLDER
-    flats = optimizer_shards_of(engine)
-    entries = _all_entries(flats)
-    files = {f"{STATE_FOLDER}/{file_name(rank)}": write_file(folder / file_name(rank), entries, _tensors(flats))}
-    opaque = {number: found for number, flat in enumerate(flats) if (found := _opaque_states(flat))}
-    if opaque:
-        torch.save({"pieces": _layout(flats), "states": opaque}, folder / _opaque_name(rank))
-        files[f"{STATE_FOLDER}/{_opaque_name(rank)}"] = None
-    return Written(entries, files, bool(opaque))
+def rank_state(engine: Any) -> RankState:
+    """What this rank would save now."""
+    shards = optimizer_shards_of(engine)
+    return RankState(dist.get_rank(), [entry for shard in shards for entry in _entries(shard)], shards)
 
 
-def entries_to_write(engine: Any) -> list[Entry]:
-    """What `write_state` would write into this rank's file now."""
-    return _all_entries(optimizer_shards_of(engine))
-
-
-def write_index(engine: Any, checkpoint: Path, of_ranks: list[Written]) -> None:
-    """Rank 0, when all have written."""
+def index_of(engine: Any, entries_of_ranks: list[list[Entry]], is_opaque: bool) -> str:
+    """Returns index.json."""
     facts = {
-        "ranks": len(of_ranks),
+        "ranks": len(entries_of_ranks),
         "optimizer": _kind(engine),
         "steps_taken": _steps_taken(optimizer_shards_of(engine)),
         "engine": {name: getattr(engine, name) for name in ENGINE_COUNTERS},
-        "loss_scale": _loss_scale(engine),
-        "is_opaque": any(written.is_opaque for written in of_ranks),
+        "loss_scale": loss_scale(getattr(engine.optimizer, "loss_scaler", None)),
+        "is_opaque": is_opaque,
     }
-    content = build_index([written.entries for written in of_ranks], _shapes(engine), facts)
-    (checkpoint / STATE_FOLDER / STATE_INDEX).write_text(content, encoding="utf-8")
+    return build_index(entries_of_ranks, _shapes(engine), facts)
 
 
 def read_state(engine: Any, checkpoint: Path) -> None:
@@ -86,7 +81,7 @@ def read_state(engine: Any, checkpoint: Path) -> None:
     reader = StateReader(checkpoint)
     index = reader.index
     require_same_states(index["optimizer"], _kind(engine))
-    _require_same_model(engine, reader, checkpoint)
+    require_same_model(checkpoint.name, reader.shapes, "this model", _shapes(engine))
     flats = optimizer_shards_of(engine)
     opaque = _read_opaque(flats, index, checkpoint) if index["is_opaque"] else {}
     with weights_changed(engine), torch.no_grad():
@@ -119,11 +114,18 @@ def can_read(engine: Any, checkpoint: Path) -> bool:
     return all((checkpoint / STATE_FOLDER / file_name(rank)).is_file() for rank in ranks)
 
 
+def require_same_model(source: str, saved: dict[str, list[int]], here: str, ours: dict[str, list[int]]) -> None:
+    """Refuses a source whose parameters have other names or shapes."""
+    for name in sorted({*saved, *ours}):
+        if saved.get(name) != ours.get(name):
+            raise CheckpointError(
+                f"{source} has {name} of {saved.get(name, 'no such weight')}",
+                f"{here} has {ours.get(name, 'no such weight')}",
+                "Set model.* as it was.",
+            )
+
+
 # What is written
-
-
-def _all_entries(flats: list[OptimizerShard]) -> list[Entry]:
-    return [entry for flat in flats for entry in _entries(flat)]
 
 
 def _entries(flat: OptimizerShard) -> list[Entry]:
@@ -133,16 +135,6 @@ def _entries(flat: OptimizerShard) -> list[Entry]:
         for key, dtype in dtypes.items()
         for piece in flat.to_write()
     ]
-
-
-def _tensors(flats: list[OptimizerShard]) -> Iterator[Tensor]:
-    """In the order of the entries."""
-    for flat in flats:
-        with flat.resident(False):
-            for key in (WEIGHT, *_piecewise_keys(flat)):
-                values = _values(flat, key)
-                for piece in flat.to_write():
-                    yield values[piece.offset : piece.offset + piece.length]
 
 
 def _values(flat: OptimizerShard, key: str) -> Tensor:
@@ -197,9 +189,8 @@ def _shapes(engine: Any) -> dict[str, list[int]]:
     return {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in engine.module.named_parameters()}
 
 
-def _loss_scale(engine: Any) -> dict[str, float]:
-    """Empty but for fp16."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
+def loss_scale(scaler: Any) -> dict[str, float]:
+    """What moves in DeepSpeed's scaler of losses; empty but for fp16."""
     return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
 
 
@@ -212,17 +203,6 @@ def _opaque_name(rank: int) -> str:
 
 
 # What is read
-
-
-def _require_same_model(engine: Any, reader: StateReader, checkpoint: Path) -> None:
-    here = _shapes(engine)
-    for name in sorted({*here, *reader.shapes}):
-        if here.get(name) != reader.shapes.get(name):
-            raise CheckpointError(
-                f"{checkpoint.name} has {name} of {reader.shapes.get(name, 'no such weight')}",
-                f"this model has {here.get(name, 'no such weight')}",
-                "Set model.* as it was.",
-            )
 
 
 def _make_states(flat: OptimizerShard) -> None:
@@ -262,9 +242,10 @@ def _set_steps_taken(flat: OptimizerShard, steps: float) -> None:
 
 def _set_loss_scale(engine: Any, saved: dict[str, float]) -> None:
     """A run in fp16 that goes on from another precision begins with its own scale."""
-    if _loss_scale(engine):
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if loss_scale(scaler):
         for name, value in saved.items():
-            setattr(engine.optimizer.loss_scaler, name, value)
+            setattr(scaler, name, value)
 
 
 def _read_opaque(flats: list[OptimizerShard], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:

@@ -6,7 +6,9 @@ Piece by piece: DeepSpeed's files are mapped, not loaded, and a rank's file ther
 import math
 import random
 import shutil
+import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.disk_file import Content, text
 from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
-from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_state_file
-from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder, SavedFlat
-from z2all_ds.zero.state.engine_state import LOSS_SCALE
+from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
+from z2all_ds.checkpoint.writer import Job, write_checkpoint
+from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder
+from z2all_ds.zero.state.engine_state import loss_scale, require_same_model
 from z2all_ds.zero.state.save import small_files
 
 PARAMETER_GROUPS = 2
@@ -34,29 +38,28 @@ def import_folder(
     seed: int,
 ) -> Path:
     """The checkpoint of the step the source stands at. `shapes` are those of the model that will go on."""
-    _require_same_model(source, shapes)
+    require_same_model(f"{source.path}", source.shapes, "the configured model", shapes)
     step = source.counters["global_steps"]
     _refuse_what_is_there(checkpoints, step)
-    temporary = layout.temporary_path(checkpoints, step)
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / layout.STATE_FOLDER).mkdir(parents=True)
+    files: dict[str, Content] = {
+        **_state_files(source, shapes),
+        rng_name("0000"): partial(torch.save, _seeded_generators(seed)),
+        **small_files(step, _facts(source), data_state),
+    }
+    job = Job(str(checkpoints), step, attempt=uuid.uuid4().hex[:8])
     try:
-        known = _write_state(source, temporary, shapes)
-        torch.save(_seeded_generators(seed), temporary / rng_name("0000"))
-        for name, content in small_files(step, _facts(source), data_state).items():
-            (temporary / name).write_text(content, encoding="utf-8")
-        return layout.seal(checkpoints, step, known)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            rule = f"could not be written ({error})"
-            raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.") from None
-        raise
+        problem = write_checkpoint(job, files)
+    finally:
+        shutil.rmtree(job.temporary, ignore_errors=True)  # after a Ctrl-C; a whole one has its name already
+    if problem:
+        rule = f"could not be written ({problem})"
+        raise CheckpointError(f"checkpoint of step {step}", rule, f"Make room in {checkpoints}.")
+    return checkpoints / layout.step_name(step)
 
 
-def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
-    """Returns sizes and checksums of the large files."""
-    entries_of_ranks, known, taken = [], {}, set[float | None]()
+def _state_files(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> dict[str, Content]:
+    """Plans a state file per rank of the source, and the index."""
+    entries_of_ranks, files, taken = [], dict[str, Content](), set[float | None]()
     for rank in range(source.ranks):
         flats = list(source.flats(rank))
         taken |= {flat.steps_taken for flat in flats if flat.pieces}
@@ -66,8 +69,7 @@ def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, li
             for key, tensor in flat.tensors.items()
             for piece in flat.pieces
         ]
-        path = checkpoint / layout.STATE_FOLDER / file_name(rank)
-        known[f"{layout.STATE_FOLDER}/{path.name}"] = write_state_file(path, entries, _pieces(flats))
+        files[f"{layout.STATE_FOLDER}/{file_name(rank)}"] = partial(write_tensors, entries, _pieces(source, rank))
         entries_of_ranks.append(entries)
     if len(taken) != 1:
         what = f"{source.path}: parameters that were stepped {sorted(map(str, taken))} times"
@@ -79,17 +81,16 @@ def _write_state(source: DeepSpeedFolder, checkpoint: Path, shapes: dict[str, li
         "optimizer": source.optimizer_kind,
         "steps_taken": [steps_taken] * PARAMETER_GROUPS,
         "engine": source.counters,
-        "loss_scale": _loss_scale(source),
+        "loss_scale": loss_scale(source.loss_scaler),
         "is_opaque": False,
     }
-    index = build_index(entries_of_ranks, shapes, facts)
-    (checkpoint / layout.STATE_FOLDER / layout.STATE_INDEX).write_text(index, encoding="utf-8")
-    return known
+    files[f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}"] = text(build_index(entries_of_ranks, shapes, facts))
+    return files
 
 
-def _pieces(flats: list[SavedFlat]) -> Iterator[Tensor]:
-    """In the order of the entries."""
-    for flat in flats:
+def _pieces(source: DeepSpeedFolder, rank: int) -> Iterator[Tensor]:
+    """In the order of the entries; the source's files are opened when they are written."""
+    for flat in source.flats(rank):
         for tensor in flat.tensors.values():
             for piece in flat.pieces:
                 yield tensor[piece.offset : piece.offset + piece.length]
@@ -107,12 +108,6 @@ def _facts(source: DeepSpeedFolder) -> dict[str, Any]:
     }
 
 
-def _loss_scale(source: DeepSpeedFolder) -> dict[str, float]:
-    """Empty but for fp16."""
-    scaler = source.loss_scaler
-    return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
-
-
 def _seeded_generators(seed: int) -> dict[str, Any]:
     """As a run with this seed begins."""
     before = rng_state()
@@ -123,17 +118,6 @@ def _seeded_generators(seed: int) -> dict[str, Any]:
         return rng_state()
     finally:
         set_rng_state(before)
-
-
-def _require_same_model(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> None:
-    found = source.shapes
-    for name in sorted({*found, *shapes}):
-        if found.get(name) != shapes.get(name):
-            raise CheckpointError(
-                f"{source.path} has {name} of {found.get(name, 'no such weight')}",
-                f"the configured model has {shapes.get(name, 'no such weight')}",
-                "Set model.* as it was.",
-            )
 
 
 def _require_whole(
@@ -157,8 +141,7 @@ def _require_whole(
 
 
 def _refuse_what_is_there(checkpoints: Path, step: int) -> None:
-    sealed = [path for path in layout.all_of(checkpoints) if (path / layout.MANIFEST).exists()]
-    there = [path for path in sealed if layout.step_of(path) >= step]
+    there = [path for path in layout.sealed(checkpoints) if layout.step_of(path) >= step]
     if there:
         same = layout.step_of(there[0]) == step
         rule = "is there already" if same else f"would lie behind {there[-1].name}, from which a run goes on"

@@ -1,14 +1,12 @@
-"""The saves of one run. Where memory suffices, a save is a snapshot, and a process beside the run brings it onto the
-disk; else, and at the end of a run, all ranks write to the disk and wait for it.
+"""The saves of one run. Where memory suffices, a save is a snapshot, and a writer process per rank brings it to the
+disk; else all ranks write to the disk and training waits.
 
-A disk that is slow or full costs a line, not the run: the state stays in memory, and the next save tries again.
+A slow or full disk costs a line, not the run: the state stays in memory, and the next save tries again.
 """
 
-import threading
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +18,12 @@ from z2all_ds.base.errors import CheckpointError, NotSaved
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout, memory
-from z2all_ds.checkpoint.background import BackgroundWriter
+from z2all_ds.checkpoint.background import Answer, BackgroundWriter
 from z2all_ds.checkpoint.memory import SnapshotFolder
-from z2all_ds.checkpoint.retention import Retention, prune
-from z2all_ds.checkpoint.writer import Answer, Job
+from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.zero.collective import from_rank_0, gathered
 from z2all_ds.zero.state.engine_state import can_read
-from z2all_ds.zero.state.save import could_not_be_written, save_checkpoint, small_files
+from z2all_ds.zero.state.save import could_not_be_written, new_job, plan_save, save_checkpoint
 from z2all_ds.zero.state.snapshots import Snapshots, why_not_in_memory
 
 MOST_FAILURES_IN_A_ROW = 3
@@ -86,7 +83,6 @@ class CheckpointManager:
         self._failures_in_a_row = 0
         self._last_problem: str | None = None
         self._news: list[OnDisk] = []
-        self._deleting: threading.Thread | None = None
 
     # Going on
 
@@ -124,35 +120,37 @@ class CheckpointManager:
         else:
             self._say(f"training will wait for each checkpoint: {why_not}")
 
-    def save(self, engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any], to_disk: bool) -> bool:
-        """Returns as soon as training may go on; False where nothing was saved. `news` tells what is on the disk."""
+    def save(
+        self,
+        engine: Any,
+        step: int,
+        trainer: dict[str, Any],
+        data_state: dict[str, Any],
+        to_disk: bool = True,
+        wait: bool = False,
+    ) -> bool:
+        """Returns when training may continue or, with `wait`, when the checkpoint is on the disk. False where nothing
+        was saved. `news` says what is on the disk."""
+        started, checkpoints = time.monotonic(), self._folder.checkpoints
         if self._snapshots is None:
-            return to_disk and self.save_and_wait(engine, step, trainer, data_state)
-        started = time.monotonic()
-        is_free = self._settle(self._section.disk_patience_seconds if to_disk else 0.0)
-        slot, files = self._take(engine, step, trainer, data_state)
+            if to_disk:
+                save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
+                self._news.append(OnDisk(step, time.monotonic() - started, data_state))
+            return to_disk
+        is_free = self._settle(None if wait else self._section.disk_patience_seconds if to_disk else 0.0)
+        plan = plan_save(engine, step, trainer, data_state)
+        number = self._snapshots.take(plan, busy=self._in_flight.slot if self._in_flight else None)
         if to_disk and is_free:
-            self._write(_InFlight(step, slot, started, data_state), files)
+            self._in_flight = _InFlight(step, number, started, data_state, is_waited_for=wait)
+            job = new_job(checkpoints, step, self._retention)
+            self._writer.submit(job, self._line.slot(number), list(plan.to_disk()))
         elif to_disk and self._in_flight:
             late = layout.step_name(self._in_flight.step)
             self._say(f"{layout.step_name(step)} stays in memory: the disk is still busy with {late}")
-        return True
-
-    def save_and_wait(self, engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> bool:
-        """To the disk; it is there when this returns."""
-        started, checkpoints = time.monotonic(), self._folder.checkpoints
-        if self._snapshots is None:
-            save_checkpoint(engine, checkpoints, step, trainer, data_state)
-            self._delete_old(step)
-            self._news.append(OnDisk(step, time.monotonic() - started, data_state))
-            return True
-        # Through memory here too: it is faster, and a disk that is full now does not cost the last steps.
-        self._settle(None)
-        slot, files = self._take(engine, step, trainer, data_state)
-        self._write(_InFlight(step, slot, started, data_state, is_waited_for=True), files)
-        self._settle(None)
-        if self._last_problem:
-            raise could_not_be_written(step, self._last_problem, checkpoints)
+        if wait:
+            self._settle(None)
+            if self._last_problem:
+                raise could_not_be_written(step, self._last_problem, checkpoints)
         return True
 
     def finish(self) -> None:
@@ -181,49 +179,11 @@ class CheckpointManager:
 
     def close(self, keeps_memory: bool) -> None:
         """`keeps_memory`: the run may go on from its snapshots. Also after an error."""
-        self._wait_for_deletion()
         self._writer.close()
         if self._snapshots:
             self._snapshots.close()
         if not keeps_memory and self._world.local_rank == 0:
             self._line.remove()
-
-    def _take(
-        self, engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any]
-    ) -> tuple[int, list[str]]:
-        assert self._snapshots
-        busy = self._in_flight.slot if self._in_flight else None
-        return self._snapshots.take(engine, step, small_files(step, trainer, data_state), busy)
-
-    def _delete_old(self, step: int) -> None:
-        """Beside the next steps."""
-        if self._world.is_main:
-            self._wait_for_deletion()
-            doing = (self._folder.checkpoints, self._retention, step)
-            self._deleting = threading.Thread(target=prune, args=doing, name="deleting", daemon=True)
-            self._deleting.start()
-
-    def _wait_for_deletion(self) -> None:
-        if self._deleting:
-            self._deleting.join()
-            self._deleting = None
-
-    def _write(self, flight: _InFlight, files: list[str]) -> None:
-        self._in_flight = flight
-        self._writer.submit(self._job(flight.step, flight.slot, files))
-
-    def _job(self, step: int, slot: int, files: list[str]) -> Job:
-        common = [f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}", layout.TRAINER, layout.DATA_STATE]
-        return Job(
-            step=step,
-            attempt=from_rank_0(uuid.uuid4().hex[:8]),
-            slot=str(self._line.slot(slot)),
-            files=(*files, *(common if self._world.is_main else [])),
-            checkpoints=str(self._folder.checkpoints),
-            rank=self._world.rank,
-            ranks=self._world.world_size,
-            retention=asdict(self._retention),
-        )
 
     def _hear(self) -> None:
         """A part that could not be written is said at once, by the rank whose it is."""

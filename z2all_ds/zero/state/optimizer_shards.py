@@ -9,9 +9,11 @@ named parameters. Cut into pieces, the state of one shape (stage, offload, ranks
 | ZeRO 3 | this rank's shares of some parameters | there, in the host's memory, or in files |
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,6 +38,22 @@ class ParameterPiece:
         """The part of a replica that one of its holders writes."""
         begin, end = self.length * rank // ranks, self.length * (rank + 1) // ranks
         return ParameterPiece(self.name, self.start + begin, self.offset + begin, end - begin)
+
+
+def pieces_between(row: Iterable[tuple[str, int, int]], begin: int, end: int) -> list[ParameterPiece]:
+    """Returns the pieces in one partition of a row of parameters, each a name, a start in the row and a length."""
+    cut = [(name, start, max(start, begin), min(start + length, end)) for name, start, length in row]
+    return [
+        ParameterPiece(name, first - start, first - begin, last - first)
+        for name, start, first, last in cut
+        if first < last
+    ]
+
+
+def share_of(name: str, numel: int, rank: int, share: int, offset: int) -> list[ParameterPiece]:
+    """Returns a rank's equal share of one parameter; the last ranks may have padding, or nothing else."""
+    length = min(share, numel - rank * share)
+    return [ParameterPiece(name, rank * share, offset, length)] if length > 0 else []
 
 
 def _in_memory(will_change: bool) -> AbstractContextManager[None]:
@@ -122,8 +140,7 @@ def weights_changed(engine: Any) -> Iterator[None]:
 
 def _offsets(group: list[Tensor]) -> list[int]:
     """Of parameters that lie one after the other."""
-    ends = torch.tensor([0] + [weight.numel() for weight in group]).cumsum(0)
-    return [int(end) for end in ends[:-1]]
+    return list(accumulate((weight.numel() for weight in group[:-1]), initial=0))
 
 
 def _of_partitions(
@@ -133,11 +150,8 @@ def _of_partitions(
     found = []
     for number, (tensor, group, starts) in enumerate(zip(flats, groups, offsets, strict=True)):
         begin = dist.get_rank(group=optimizer.real_dp_process_group[number]) * tensor.numel()
-        pieces = []
-        for weight, start in zip(group, starts, strict=True):
-            first, end = max(start, begin), min(start + weight.numel(), begin + tensor.numel())
-            if first < end:
-                pieces.append(ParameterPiece(names[id(weight)], first - start, first - begin, end - first))
+        row = [(names[id(weight)], start, weight.numel()) for weight, start in zip(group, starts, strict=True)]
+        pieces = pieces_between(row, begin, begin + tensor.numel())
         found.append(OptimizerShard(tensor, tensor.numel(), optimizer.optimizer, number, pieces))
     return found
 
@@ -151,10 +165,8 @@ def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
         pieces = []
         for weight in weights:
             _, offset, share = optimizer.grad_position[optimizer.get_param_id(weight)]
-            start = dist.get_rank(group=weight.ds_process_group) * share
-            length = min(share, weight.ds_numel - start)  # the last ones may hold padding, or nothing else
-            if length > 0:
-                pieces.append(ParameterPiece(names[id(weight)], start, offset, length))
+            rank = dist.get_rank(group=weight.ds_process_group)
+            pieces += share_of(names[id(weight)], weight.ds_numel, rank, share, offset)
         found.append(
             OptimizerShard(
                 tensor,
@@ -163,7 +175,7 @@ def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
                 optimizer.sub_group_to_group_id[number],
                 pieces,
                 resident=_from_file(optimizer, number),
-                after_change=_refresh(optimizer, number),
+                after_change=partial(optimizer._reassign_or_swap_out_partitioned_parameters, number),
             )
         )
     return found
@@ -190,10 +202,3 @@ def _from_file(optimizer: Any, number: int) -> Callable[[bool], AbstractContextM
             optimizer._release_swap_buffers(number)
 
     return resident
-
-
-def _refresh(optimizer: Any, number: int) -> Callable[[], None]:
-    def refresh() -> None:
-        optimizer._reassign_or_swap_out_partitioned_parameters(number)
-
-    return refresh

@@ -1,7 +1,10 @@
-"""Writes a checkpoint from all ranks; rank 0 seals it."""
+"""Saves an engine to the disk from all ranks, and restores it: bit for bit at its own shape, to the bit in every value
+at any other."""
 
 import json
-import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,58 @@ import torch.distributed as dist
 
 from z2all_ds.base.errors import NotSaved
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.retention import Retention, prune
-from z2all_ds.checkpoint.rng import rng_name, rng_state
+from z2all_ds.checkpoint.disk_file import Content, text
+from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
+from z2all_ds.checkpoint.state_files import write_tensors
+from z2all_ds.checkpoint.writer import Job, write_checkpoint
 from z2all_ds.zero.collective import from_rank_0, gathered
-from z2all_ds.zero.state.engine_state import write_index, write_state
+from z2all_ds.zero.state.engine_state import RankState, index_of, rank_state, read_state
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """All files of one save that this rank knows, before any is written."""
+
+    step: int
+    state: RankState
+    own: dict[str, Content]
+    """This rank's other files, by their paths in the checkpoint."""
+    common: dict[str, Content]
+    """Those that are the same on all ranks."""
+
+    def to_disk(self) -> dict[str, Content]:
+        """What this rank writes; rank 0 writes the common files."""
+        state = {self.state.name: partial(write_tensors, self.state.entries, self.state.tensors())}
+        return {**state, **self.own, **({} if self.state.rank else self.common)}
+
+
+def plan_save(engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> SavePlan:
+    """Plans the files of a save. Collective."""
+    state = rank_state(engine)
+    opaque = state.opaque_files()
+    entries_of_ranks, are_opaque = zip(*gathered((state.entries, bool(opaque))), strict=True)
+
+    def write_index(file: Any) -> None:
+        text(index_of(engine, list(entries_of_ranks), any(are_opaque)))(file)
+
+    own: dict[str, Content] = {**opaque, rng_name(f"{state.rank:04d}"): partial(torch.save, rng_state())}
+    common = {f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}": write_index, **small_files(step, trainer, data_state)}
+    return SavePlan(step, state, own, common)
+
+
+def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, Content]:
+    """Plans trainer.json and data_state.json."""
+    return {
+        layout.TRAINER: text(json.dumps({"step": step, **trainer}, indent=1)),
+        layout.DATA_STATE: text(json.dumps(data_state)),
+    }
+
+
+def new_job(checkpoints: Path, step: int, retention: Retention) -> Job:
+    """Returns this rank's job of one write. Collective."""
+    attempt = from_rank_0(uuid.uuid4().hex[:8])
+    return Job(str(checkpoints), step, attempt, dist.get_rank(), dist.get_world_size(), asdict(retention))
 
 
 def save_checkpoint(
@@ -22,63 +73,30 @@ def save_checkpoint(
     step: int,
     trainer: dict[str, Any],
     data_state: dict[str, Any],
-    retention: Retention | None = None,
+    retention: Retention,
 ) -> Path:
-    """Collective: every rank calls it. `trainer` and `data_state` are rank 0's (others' are not looked at).
+    """Writes from the engine's tensors; the checkpoint is on the disk when this returns. Collective.
 
-    With a retention, older ones that it does not keep are deleted before it returns.
+    `trainer` and `data_state` are rank 0's; those of other ranks are ignored.
     """
-    rank = dist.get_rank()
-    temporary = layout.temporary_path(checkpoints, step)
-    # All ranks must hear of a problem, or the others wait for ever.
-    problem = from_rank_0(_make_empty(temporary) if rank == 0 else None)
-    written = None
-    if problem is None:
-        try:
-            written = write_state(engine, temporary)
-            torch.save(rng_state(), temporary / rng_name(f"{rank:04d}"))
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-            problem = f"rank {rank}: {error}"
-    of_ranks: list[Any] = gathered((written, problem))
-    problems = [problem for _, problem in of_ranks]
-    if rank == 0 and not any(problems):
-        try:
-            write_index(engine, temporary, [written for written, _ in of_ranks])
-            for name, content in small_files(step, trainer, data_state).items():
-                (temporary / name).write_text(content, encoding="utf-8")
-            known = {name: entry for written, _ in of_ranks for name, entry in written.files.items() if entry}
-            layout.seal(checkpoints, step, known)
-            if retention:
-                prune(checkpoints, retention, step)
-        except OSError as error:
-            problems[0] = f"rank 0: {error}"
-    first = next(filter(None, from_rank_0(problems)), None)
-    if first:
-        if rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise could_not_be_written(step, first, checkpoints)
+    files = plan_save(engine, step, trainer, data_state).to_disk()
+    # All ranks must know of a problem, or the others wait for ever.
+    problem = from_rank_0(write_checkpoint(new_job(checkpoints, step, retention), files, gathered))
+    if problem:
+        raise could_not_be_written(step, problem, checkpoints)
     return checkpoints / layout.step_name(step)
 
 
-def _make_empty(temporary: Path) -> str | None:
-    """Returns why it cannot."""
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        (temporary / layout.STATE_FOLDER).mkdir(parents=True)
-    except OSError as error:
-        return f"rank 0: {error}"
-    return None
-
-
 def could_not_be_written(step: int, problem: str, checkpoints: Path) -> NotSaved:
+    """Returns the error of a save that failed."""
     what = f"checkpoint of step {step}"
     fix = f"Make room in {checkpoints} and start again: the run goes on from the newest one that is whole."
     return NotSaved(what, f"could not be written ({problem})", fix)
 
 
-def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, str]:
-    """What a checkpoint has beside tensors and the index."""
-    return {
-        layout.TRAINER: json.dumps({"step": step, **trainer}, indent=1),
-        layout.DATA_STATE: json.dumps(data_state),
-    }
+def restore(engine: Any, checkpoint: layout.Checkpoint) -> None:
+    """Loads weights, optimizer and random generators into an engine. Collective."""
+    read_state(engine, checkpoint.path)
+    own, saved = checkpoint.path / rng_name(f"{dist.get_rank():04d}"), sorted(checkpoint.path.glob(rng_name("*")))
+    # Where more ranks continue than saved, those without a file share the files of others.
+    set_rng_state(torch.load(own if own.exists() else saved[dist.get_rank() % len(saved)], weights_only=True))

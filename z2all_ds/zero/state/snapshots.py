@@ -4,6 +4,8 @@ A snapshot has the files of a checkpoint, so it is read like one: a run goes bac
 run that was killed goes on from it on the same machines.
 """
 
+import mmap
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,12 +17,58 @@ from torch import Tensor
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout
-from z2all_ds.checkpoint.mapped_file import MappedStateFile, has_room
 from z2all_ds.checkpoint.memory import SLOTS, SnapshotFolder, why_no_room
-from z2all_ds.checkpoint.rng import rng_name, rng_state
-from z2all_ds.checkpoint.state_files import Entry, file_name
+from z2all_ds.checkpoint.state_files import Entry, file_name, header_of, state_file_size
 from z2all_ds.zero.collective import gathered
-from z2all_ds.zero.state.engine_state import entries_to_write, write_index, write_state
+from z2all_ds.zero.state.engine_state import rank_state
+from z2all_ds.zero.state.save import SavePlan
+
+ZEROED_AT_ONCE = 1 << 28
+
+
+def _has_room(path: Path, entries: list[Entry]) -> bool:
+    """Whether the file that is there is of just this size."""
+    return path.exists() and path.stat().st_size == state_file_size(entries)
+
+
+class MappedStateFile:
+    """A state file in shared memory: mapped once, pinned where a GPU copies into it, filled again and again."""
+
+    def __init__(self, path: Path, entries: list[Entry], device: torch.device) -> None:
+        self.entries = entries
+        self._header = header_of(entries)
+        size, is_new = state_file_size(entries), not _has_room(path, entries)
+        if is_new:
+            path.unlink(missing_ok=True)
+        with path.open("w+b" if is_new else "r+b") as file:
+            if is_new:
+                # All of it now: shared memory that runs out later ends the process, without a word.
+                os.posix_fallocate(file.fileno(), 0, size)
+            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+        if is_new:
+            for part in self._bytes.split(ZEROED_AT_ONCE):
+                part.zero_()  # each page is found once, not in the middle of a step
+        # A GPU copies into pinned memory by itself, several times as fast; without it a snapshot only takes longer.
+        pin = torch.cuda.cudart().cudaHostRegister if device.type == "cuda" else None
+        self._is_pinned = pin is not None and int(pin(self._bytes.data_ptr(), size, 0)) == 0
+
+    def fill(self, tensors: Iterable[Tensor]) -> None:
+        """Returns when all bytes are there."""
+        place = len(self._header)
+        self._bytes[:place].copy_(torch.frombuffer(bytearray(self._header), dtype=torch.uint8))
+        for entry, tensor in zip(self.entries, tensors, strict=True):
+            assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
+            target = self._bytes[place : place + entry.num_bytes]
+            source = tensor.detach().contiguous().view(torch.uint8)
+            target.copy_(source, non_blocking=True)  # waits all the same, unless a GPU copies into pinned memory
+            place += entry.num_bytes
+        if self._is_pinned:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        if self._is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._is_pinned = False
 
 
 class Snapshots:
@@ -34,50 +82,39 @@ class Snapshots:
 
     def prepare(self, engine: Any) -> None:
         """Makes the memory ready beside the next steps: seconds, for tens of gigabytes that are to be pinned."""
-        entries = entries_to_write(engine)
+        entries = rank_state(engine).entries
 
         def map_all() -> None:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
             for number in range(SLOTS):
                 # A whole snapshot of another shape is left alone until its turn to be written over comes.
-                if self._folder.step_in(number) is None or has_room(self._path(number), entries):
+                if self._folder.step_in(number) is None or _has_room(self._path(number), entries):
                     self._mapped(number, entries)
 
         self._preparing = threading.Thread(target=map_all, name="preparing-snapshots", daemon=True)
         self._preparing.start()
 
-    def take(self, engine: Any, step: int, files: dict[str, str], busy: int | None) -> tuple[int, list[str]]:
-        """Returns the slot it is in, and what this rank has written there.
-
-        `files` are those that are the same on all ranks, with their content; `busy` is a slot that is being read.
-        """
+    def take(self, plan: SavePlan, busy: int | None) -> int:
+        """Copies the state into a slot and returns its number; `busy` is one that is being read. Collective."""
         if self._preparing:
             self._preparing.join()
             self._preparing = None
-        number = self._next(busy)
+        number, problem = self._next(busy), None
         slot = self._folder.begin(number)
-
-        def write_file(path: Path, entries: list[Entry], tensors: Iterable[Tensor]) -> None:
-            self._mapped(number, entries).fill(tensors)
-
-        written, problem = None, None
+        files = plan.own | (plan.common if self._world.local_rank == 0 else {})
         try:
-            written = write_state(engine, slot, write_file)
-            torch.save(rng_state(), slot / rng_name(f"{self._world.rank:04d}"))
+            self._mapped(number, plan.state.entries).fill(plan.state.tensors())
+            for name, content in files.items():
+                with (slot / name).open("wb") as file:
+                    content(file)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             problem = f"rank {self._world.rank}: {error}"
-        of_ranks = gathered((written, problem))
-        for _, problem in of_ranks:
-            if problem:
-                raise CheckpointError(f"snapshot of step {step}", problem, "Set checkpoint.background=never.")
-        assert written
+        if first := next(filter(None, gathered(problem)), None):
+            raise CheckpointError(f"snapshot of step {plan.step}", first, "Set checkpoint.background=never.")
         if self._world.local_rank == 0:
-            write_index(engine, slot, [of_rank for of_rank, _ in of_ranks if of_rank])
-            for name, content in files.items():
-                (slot / name).write_text(content, encoding="utf-8")
-            self._folder.finish(number, step)
-        return number, [*written.files, rng_name(f"{self._world.rank:04d}")]
+            self._folder.finish(number, plan.step)
+        return number
 
     def close(self) -> None:
         if self._preparing:
@@ -109,7 +146,7 @@ def why_not_in_memory(engine: Any, world: World, folder: SnapshotFolder) -> str 
     Memory that a killed run has left in the folder is used again.
     """
     first_rank_here = world.rank - world.local_rank
-    sizes = gathered((first_rank_here, sum(entry.num_bytes for entry in entries_to_write(engine))))
+    sizes = gathered((first_rank_here, sum(entry.num_bytes for entry in rank_state(engine).entries)))
     needed = SLOTS * sum(size for first_rank, size in sizes if first_rank == first_rank_here)
     no_room = why_no_room(max(0, needed - folder.size_bytes))
     reason = f"{SLOTS} snapshots take {needed / 1e9:.2f} GB of a machine's memory, and {no_room}" if no_room else None
