@@ -16,6 +16,7 @@ import typer
 
 from z2all_ds import __version__
 from z2all_ds.base.errors import MachineError, Z2allError
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.board import board
 from z2all_ds.cli.checkpoint import checkpoint_app
@@ -182,10 +183,7 @@ def doctor(
 
         build(buildable_ops())
     findings = [*room.examine(folder), *room.examine_further(folder, run)]
-    if as_json:
-        print(room.to_json(findings))
-    else:
-        room.render(findings)
+    print_report(findings, as_json, room.describe)
     raise typer.Exit(MachineError.exit_code if room.has_failures(findings) else 0)
 
 

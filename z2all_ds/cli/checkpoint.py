@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, take over others' and delete old ones.")
@@ -14,28 +15,26 @@ PathArgument = Annotated[Path, typer.Argument(help="Run folder, or one checkpoin
 @checkpoint_app.command("list")
 def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
     """Step, size, shape, optimizer, data position and health (by sizes) of a run's checkpoints."""
-    from z2all_ds.checkpoint.report import look_at, render, to_json
+    from z2all_ds.checkpoint.report import describe, look_at
 
-    found = look_at(path, verify_checksums=False)
-    print(to_json(found) if as_json else render(found))
+    print_report(look_at(path, verify_checksums=False), as_json, describe)
 
 
 @checkpoint_app.command()
 def show(path: PathArgument, as_json: JsonOption = False) -> None:
     """Everything that can be told of one checkpoint, or of a run's newest."""
-    from z2all_ds.checkpoint.report import look_at, render_one, to_json
+    from z2all_ds.checkpoint.report import describe_one, look_at
 
-    newest = look_at(path, verify_checksums=False)[-1]
-    print(to_json([newest]) if as_json else render_one(newest))
+    print_report(look_at(path, verify_checksums=False)[-1:], as_json, describe_one)
 
 
 @checkpoint_app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Read every byte against its checksum; ends with code 4 where one is damaged."""
-    from z2all_ds.checkpoint.report import look_at, refuse_damage, render, to_json
+    from z2all_ds.checkpoint.report import describe, look_at, refuse_damage
 
     found = look_at(path, verify_checksums=True)
-    print(to_json(found) if as_json else render(found))
+    print_report(found, as_json, describe)
     refuse_damage(found)
 
 
@@ -52,10 +51,9 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete checkpoints that are not to be kept, and what cut-off saves have left; says why the others stay."""
-    from z2all_ds.checkpoint.pruning import prune_by_hand, render, to_json
+    from z2all_ds.checkpoint.pruning import describe, prune_by_hand
 
-    pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory)
-    print(to_json(pruning) if as_json else render(pruning))
+    print_report(prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory), as_json, describe)
 
 
 @checkpoint_app.command("import")
@@ -68,5 +66,4 @@ def import_checkpoint(
     """Make a checkpoint of a run from what DeepSpeed's own engine.save_checkpoint wrote, bit for bit."""
     from z2all_ds.zero.state.import_command import import_deepspeed
 
-    for line in import_deepspeed(source, run, config, overrides or []).lines:
-        print(line)
+    print_lines(import_deepspeed(source, run, config, overrides or []).lines)

@@ -1,11 +1,11 @@
 """The verbs of `z2all corpus`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import JsonOption, WorkersOption
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ def _tell(out: Path, manifest: "Manifest", domains: list[str]) -> None:
     from z2all_ds.corpus.report import summary_lines
 
     for domain in domains:
-        for line in summary_lines(read_report(out, domain)):
-            print(line)
+        print_lines(summary_lines(read_report(out, domain)))
 
 
 @corpus_app.command("report")
@@ -127,12 +126,7 @@ def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     from z2all_ds.corpus.report import full_lines
 
     reports: dict[str, Any] = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
-    if as_json:
-        print(json.dumps(reports, ensure_ascii=False, indent=1))
-        return
-    for report in reports.values():
-        for line in full_lines(report):
-            print(line)
+    print_report(reports, as_json, lambda found: (line for one in found.values() for line in full_lines(one)))
 
 
 @corpus_app.command("sources")
@@ -170,15 +164,10 @@ def corpus_stats(
     as_json: JsonOption = False,
 ) -> None:
     """Documents, bytes, lengths and tokens of each domain."""
-    from rich.console import Console
-
     from z2all_ds.data import corpus_stats as room
 
     found = room.corpus_stats(corpus, tokenizer, workers, sample)
-    if as_json:
-        print(json.dumps(room.to_json(found), ensure_ascii=False, indent=1))
-    else:
-        Console().print(room.render(found))
+    print_report(found, as_json, room.describe, room.content_of)
     if plot is not None:
         print(room.draw_lengths(found, plot))
 
@@ -196,7 +185,7 @@ def corpus_sample(
     from z2all_ds.corpus import sample as room
 
     documents = room.sample_documents(corpus, count, domain, seed) if gid is None else [room.find_document(corpus, gid)]
-    print(room.render(documents, max_chars))
+    print_lines(room.describe(documents, max_chars))
 
 
 @corpus_app.command("split")
@@ -231,11 +220,7 @@ def corpus_tokenize(
     from z2all_ds.data.tokens import tokenizing as room
 
     manifest = room.tokenize_corpus(corpus, tokenizer, out, workers, replace)
-    if as_json:
-        print(json.dumps(room.figures_of(manifest), ensure_ascii=False, indent=1))
-        return
-    for line in room.summary_lines(manifest):
-        print(line)
+    print_report(manifest, as_json, room.summary_lines, room.figures_of)
 
 
 @corpus_app.command("adopt")
@@ -271,8 +256,4 @@ def corpus_trace(
     if not sample and step is None:
         raise ConfigError("corpus trace", "neither a sample nor a step was named", "Give --sample K or --step S.")
     traced = room.trace_run(run, sample or [], step)
-    if as_json:
-        print(room.to_json(traced))
-        return
-    for line in room.lines_of(traced, room.tokenizer_of(run)):
-        print(line)
+    print_report(traced, as_json, lambda found: room.lines_of(found, room.tokenizer_of(run)), room.content_of)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.options import JsonOption
 
 tokenizer_app = typer.Typer(no_args_is_help=True, help="A vocabulary from text, as a Hugging Face folder.")
@@ -85,8 +86,4 @@ def tokenizer_report(
     """How well tokenizers pack each domain, numbers, indentation and Chinese, and whether text comes back."""
     from z2all_ds.tokenizer import report as room
 
-    figures = room.report_tokenizers(folders, corpus)
-    if as_json:
-        print(room.to_json(figures))
-    else:
-        room.print_report(figures)
+    print_report(room.report_tokenizers(folders, corpus), as_json, room.describe)

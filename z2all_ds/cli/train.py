@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 RanksOption = Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")]
@@ -57,8 +58,8 @@ def train_parity(
 ) -> None:
     """The same steps under several DeepSpeed JSONs and in plain torch; fails where a loss or a gradient differs."""
     from z2all_ds.train.parity.command import run_parity
-    from z2all_ds.train.parity.report import to_json, to_table
+    from z2all_ds.train.parity.report import content_of, describe
 
     comparison = run_parity(config, overrides or [], stages, jsons, ranks, steps, precision)
-    print(to_json(comparison) if as_json else to_table(comparison))
+    print_report(comparison, as_json, describe, content_of)
     comparison.refuse_differences()
