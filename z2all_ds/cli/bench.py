@@ -1,22 +1,40 @@
 """The verbs of `z2all bench`."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_as_measured, print_report, to_json
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
+if TYPE_CHECKING:
+    import torch
+
+    from z2all_ds.base.config import RunConfig
+
+RanksOption = Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")]
+RepeatsOption = Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")]
 RoundsOption = Annotated[int, typer.Option(help="Passes over everything; medians count.")]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
 
+def _run_and_device(config: str | None, overrides: list[str] | None) -> "tuple[RunConfig, torch.device]":
+    """Returns the run config and the device to measure on. A mistake in the config shows before torch is loaded."""
+    from z2all_ds.base.config import load_run_config
+
+    run = load_run_config(config, overrides)
+
+    from z2all_ds.bench.timing import device_here
+
+    return run, device_here()
+
+
 @bench_app.command("step")
 def bench_step(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    ranks: RanksOption = None,
     steps: Annotated[int, typer.Option(help="Steps to take; the second half is measured.")] = 20,
     floor: Annotated[bool, typer.Option("--floor", help="Measure the floor too, and the distance to it.")] = False,
     peer: Annotated[bool, typer.Option("--peer", help="Measure Hugging Face's Llama with Liger too.")] = False,
@@ -33,30 +51,18 @@ def bench_step(
     if rows and not ablate:
         raise ConfigError(f"--rows {rows}", "names rows of --ablate", "Give --ablate too.")
     if ablate:
-        _ablate(config, overrides or [], ranks, steps, [name for name in rows.split(",") if name], as_json)
+        from z2all_ds.bench import ablation as room
+
+        names = [name for name in rows.split(",") if name]
+        found = room.ablate(config, overrides or [], ranks, steps, names)
+        results = print_as_measured(found, as_json, room.HEAD, room.to_line)
+        if as_json:
+            print(to_json({"rows": results}))
         return
     from z2all_ds.bench.step import bench_step as measure
-    from z2all_ds.bench.step import to_json, to_line
+    from z2all_ds.bench.step import describe
 
-    costs = measure(config, overrides or [], ranks, steps, with_floor=floor, with_peer=peer)
-    print(to_json(costs) if as_json else to_line(costs))
-
-
-def _ablate(
-    config: str | None, overrides: list[str], ranks: int | None, steps: int, names: list[str], as_json: bool
-) -> None:
-    """A line as soon as there is one: a table takes minutes."""
-    from z2all_ds.bench import ablation as room
-
-    file = sys.stderr if as_json else sys.stdout
-    results: list[room.AblationResult] = []
-    for result in room.ablate(config, overrides, ranks, steps, names):
-        if not results:
-            print(room.header(), file=file)
-        print(room.to_line(result), file=file, flush=True)
-        results.append(result)
-    if as_json:
-        print(room.to_json(results))
+    print_report(measure(config, overrides or [], ranks, steps, floor, peer), as_json, describe)
 
 
 @bench_app.command("memory")
@@ -70,22 +76,16 @@ def bench_memory(
     """Peak memory on the GPU beside what `z2all plan` says: of your own run, or of cases that cover the planner."""
     from z2all_ds.bench import gpu_memory as room
 
-    file = sys.stderr if as_json else sys.stdout
     cases = room.chosen_cases(case or [], config, overrides or [], ranks)
-    results: list[room.MeasuredMemory] = []
-    for result in room.measure_cases(cases):
-        if not results:
-            print(room.header(), file=file)
-        print(room.to_line(result), file=file, flush=True)
-        results.append(result)
+    results = print_as_measured(room.measure_cases(cases), as_json, room.HEAD, room.to_line)
     if as_json:
-        print(room.to_json(results))
+        print(to_json({"cases": map(room.content_of, results)}))
 
 
 @bench_app.command("checkpoint")
 def bench_checkpoint(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes on this machine (default: its GPUs, or 1).")] = None,
+    ranks: RanksOption = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="On the disk to be measured (default: the temporary folder).")
     ] = None,
@@ -96,8 +96,7 @@ def bench_checkpoint(
     """How long saves keep training waiting and how fast they are, beside DeepSpeed's, torch's and the disk itself."""
     from z2all_ds.bench import checkpoint as room
 
-    figures = room.bench_checkpoint(config, overrides or [], ranks, folder, rounds)
-    print(room.to_json(figures) if as_json else "\n".join(room.to_lines(figures)))
+    print_report(room.bench_checkpoint(config, overrides or [], ranks, folder, rounds), as_json, room.describe)
 
 
 @bench_app.command("ops")
@@ -108,15 +107,10 @@ def bench_ops(
     overrides: Overrides = None,
 ) -> None:
     """Every implementation of every op at the model's shapes: time forward and backward, memory, rate."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import ops as room
-    from z2all_ds.bench.timing import device_here
 
-    costs = room.bench_ops(run, device_here(), op or [])
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    print_report(room.bench_ops(run, device, op or []), as_json, room.describe)
 
 
 @bench_app.command("floor")
@@ -127,15 +121,10 @@ def bench_floor(
     overrides: Overrides = None,
 ) -> None:
     """What the matrix products and the attention of a training step cost here at the model's shapes, nothing else."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import floor as room
-    from z2all_ds.bench.timing import device_here
 
-    floor = room.measure_floor(run, device_here(), rounds)
-    print(room.to_json(floor) if as_json else "\n".join(room.to_lines(floor)))
+    print_report(room.measure_floor(run, device, rounds), as_json, room.describe)
 
 
 @bench_app.command("shapes")
@@ -149,15 +138,10 @@ def bench_shapes(
     overrides: Overrides = None,
 ) -> None:
     """Feed-forward and vocabulary sizes near those you wish: which of them this device computes fastest."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import shapes as room
-    from z2all_ds.bench.timing import device_here
 
-    report = room.measure_shapes(run, device_here(), hidden, ffn, vocab, rounds)
-    print(room.to_json(report) if as_json else "\n".join(room.to_lines(report)))
+    print_report(room.measure_shapes(run, device, hidden, ffn, vocab, rounds), as_json, room.describe)
 
 
 @bench_app.command("corpus")
@@ -166,18 +150,14 @@ def bench_corpus(
     form: Annotated[list[str] | None, typer.Option(help="Only this form; may be given several times.")] = None,
     workers: Annotated[list[int] | None, typer.Option(help="Also with so many processes; may be repeated.")] = None,
     clean: Annotated[list[str] | None, typer.Option(help="Cleaning steps for --workers.")] = None,
-    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
+    repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
     """MB/s per core and peak memory of converting raw data, for each form, beside orjson alone."""
     from z2all_ds.bench import corpus as room
 
     costs = room.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
-    if as_json:
-        print(room.to_json(costs))
-        return
-    for line in room.to_lines(costs):
-        print(line)
+    print_report(costs, as_json, room.describe)
 
 
 @bench_app.command("tokenizer")
@@ -197,7 +177,7 @@ def bench_tokenizer(
     costs = room.bench_tokenizer(
         inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
     )
-    print(room.to_json(costs) if as_json else room.to_line(costs))
+    print_report(costs, as_json, room.describe)
 
 
 @bench_app.command("data")
@@ -207,7 +187,7 @@ def bench_data(
         Path | None, typer.Option(help="Tokenizer folder (default: 16,000 tokens, trained on the text).")
     ] = None,
     megabytes: Annotated[int, typer.Option(help="Of text to read.")] = 60,
-    repeats: Annotated[int, typer.Option(help="Times to measure each; the middle one counts.")] = 3,
+    repeats: RepeatsOption = 3,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave other loaders out.")] = False,
     peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; made if missing.")] = None,
     shards: Annotated[int, typer.Option(help="Of the large corpus; 0 leaves it out.")] = 1000,
@@ -216,14 +196,10 @@ def bench_data(
 ) -> None:
     """Tokens per second of one core and time to resume, beside the tokenizer alone and other loaders."""
     from z2all_ds.bench import data as room
-    from z2all_ds.bench.data.report import to_json, to_lines
+    from z2all_ds.bench.data.report import describe
 
     costs = room.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
-    if as_json:
-        print(to_json(costs))
-        return
-    for line in to_lines(costs):
-        print(line)
+    print_report(costs, as_json, describe)
 
 
 @bench_app.command("optimizers")
@@ -234,8 +210,7 @@ def bench_optimizers(
     """State bytes per parameter and milliseconds per step of every optimizer that runs here."""
     from z2all_ds.bench import optimizers as room
 
-    costs = room.bench_optimizers(parameters)
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    print_report(room.bench_optimizers(parameters), as_json, room.describe)
 
 
 @bench_app.command("board")
@@ -249,5 +224,4 @@ def bench_board(
     """How soon the board shows a long run, how long it reads all of it, and its peak memory."""
     from z2all_ds.bench import board as room
 
-    costs = room.bench_board(records, folder)
-    print(room.to_json(costs) if as_json else "\n".join(room.to_lines(costs)))
+    print_report(room.bench_board(records, folder), as_json, room.describe)

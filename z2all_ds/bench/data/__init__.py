@@ -11,33 +11,35 @@ Figures are per second of processor time, which other work disturbs less than th
 
 import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.data.cases import (
+    ALONE,
     MICRO_BATCH,
     NUM_LANES,
     OURS,
     SEQUENCE_LENGTH,
-    TOKENIZER_ALONE,
-    TOKENIZER_ALONE_MIXED,
     Cases,
 )
 from z2all_ds.bench.data.inputs import make_large_corpus, prepare_inputs
 from z2all_ds.bench.data.runner import Measured, Runner
 from z2all_ds.bench.peers import environments
+from z2all_ds.bench.shared import require_at_least, scratch_folder
 from z2all_ds.tokenizer import load_tokenizer
-
-DEFAULT_MEGABYTES = 60
-DEFAULT_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class DataCosts:
-    """Everything, with what is needed to run it again."""
+    """Everything, with what is needed to run it again.
+
+    `speed` has tokens, samples, open_seconds, seconds, cpu_seconds, tokens_per_cpu_second and tokens_per_second;
+    `resume` the seconds and cpu_seconds to the first batch, state_bytes, and exact: it is the batch that was to come;
+    `scale` open_seconds, first_batch_seconds, all_lanes_seconds and peak_memory_bytes of a corpus of many shards.
+    `ratios` are ours over the other, of resume times the other over ours: above 1 ours is better.
+    """
 
     text_bytes: int
     documents: int
@@ -52,87 +54,73 @@ class DataCosts:
     machine: str
     python: str
     packages: dict[str, dict[str, str]]
-    """By whom they are used."""
     speed: list[Measured]
-    """tokens, samples, open_seconds, seconds, cpu_seconds, tokens_per_cpu_second, tokens_per_second."""
     resume: list[Measured]
-    """seconds and cpu_seconds to the first batch, state_bytes, exact: it is the batch that was to come."""
     scale: list[Measured]
-    """open_seconds, first_batch_seconds, all_lanes_seconds, peak_memory_bytes of a corpus of many shards."""
     scale_shards: int
     scale_bytes: int
     ratios: dict[str, float]
-    """Ours over the other; of resume times the other over ours. Above 1 ours is better."""
 
 
 def bench_data(
-    corpus: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    megabytes: int = DEFAULT_MEGABYTES,
-    repeats: int = DEFAULT_REPEATS,
-    with_peers: bool = True,
-    peers_folder: str | Path | None = None,
-    scale_shards: int = 1000,
-    scale_shard_megabytes: int = 100,
+    corpus: Path | None,
+    tokenizer: Path | None,
+    megabytes: int,
+    repeats: int,
+    with_peers: bool,
+    peers_folder: Path | None,
+    scale_shards: int,
+    scale_shard_megabytes: int,
 ) -> DataCosts:
-    """Writes the documents in every form, reads them in every way, and throws everything away.
+    """Writes the documents in every form, reads them in every way, and deletes everything.
 
     `scale_shards` 0 leaves out the large corpus. `peers_folder` is where the environment of the peers is, or is made.
     """
-    for name, value in (("megabytes", megabytes), ("repeats", repeats), ("shard-megabytes", scale_shard_megabytes)):
-        if value < 1:
-            raise ConfigError(f"{name} {value}", "must be at least 1", "Leave it out for the default.")
-    if scale_shards < 0:
-        raise ConfigError(f"shards {scale_shards}", "must be 0 or more", "0 leaves the large corpus out.")
+    require_at_least(1, megabytes=megabytes, repeats=repeats, shard_megabytes=scale_shard_megabytes)
+    require_at_least(0, shards=scale_shards)
     if tokenizer is not None:
         load_tokenizer(tokenizer)
-    environment = Path(peers_folder) if peers_folder else environments.default_folder()
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder() as folder:
         inputs = prepare_inputs(folder, corpus, tokenizer, megabytes * 1_000_000)
         if inputs.num_tokens < 4 * MICRO_BATCH * SEQUENCE_LENGTH:
             rule = f"half an epoch must be some batches of {MICRO_BATCH} x {SEQUENCE_LENGTH} tokens"
             raise ConfigError(f"{inputs.num_tokens:,} tokens of text", rule, "Give more text.")
-        tokenizer_size = load_tokenizer(inputs.tokenizer).size
-        cases, runner = Cases(inputs, folder), Runner(folder, environment, repeats)
+        cases = Cases(inputs, folder)
+        runner = Runner(folder, peers_folder or environments.default_folder(), repeats)
         if with_peers:
             runner.prepare_peers(cases)
-        speed = runner.measure("speed", cases.speed())
-        resume = runner.measure_resume(cases.resume())
-        scale: list[Measured] = []
-        large = None
-        if scale_shards:
-            large = make_large_corpus(folder, inputs, scale_shards, scale_shard_megabytes * 1_000_000)
-            scale = runner.measure("scale", cases.scale(large))
-    return DataCosts(
-        text_bytes=inputs.text_bytes,
-        documents=inputs.documents,
-        mix=inputs.mix,
-        num_tokens=inputs.num_tokens,
-        tokenizer_size=tokenizer_size,
-        sequence_length=SEQUENCE_LENGTH,
-        micro_batch=MICRO_BATCH,
-        num_lanes=NUM_LANES,
-        repeats=repeats,
-        cores=len(os.sched_getaffinity(0)),
-        machine=platform.machine(),
-        python=platform.python_version(),
-        packages=runner.packages,
-        speed=speed,
-        resume=resume,
-        scale=scale,
-        scale_shards=large.shards if large else 0,
-        scale_bytes=large.bytes if large else 0,
-        ratios=ratios_of(speed, resume),
-    )
+        speed, resume = runner.measure("speed", cases.speed()), runner.measure_resume(cases.resume())
+        shard_bytes = scale_shard_megabytes * 1_000_000
+        large = make_large_corpus(folder, inputs, scale_shards, shard_bytes) if scale_shards else None
+        return DataCosts(
+            inputs.text_bytes,
+            inputs.documents,
+            inputs.mix,
+            inputs.num_tokens,
+            load_tokenizer(inputs.tokenizer).size,
+            SEQUENCE_LENGTH,
+            MICRO_BATCH,
+            NUM_LANES,
+            repeats,
+            len(os.sched_getaffinity(0)),
+            platform.machine(),
+            platform.python_version(),
+            runner.packages,
+            speed,
+            resume,
+            runner.measure("scale", cases.scale(large)) if large else [],
+            scale_shards,
+            large.bytes if large else 0,
+            ratios_of(speed, resume),
+        )
 
 
 def ratios_of(speed: Sequence[Measured], resume: Sequence[Measured]) -> dict[str, float]:
-    """Ours beside the tokenizer alone, and beside each peer that reads the like."""
+    """Returns ours over the tokenizer alone, and over each peer that reads the like."""
     rates = {(one.by, one.name): one.figures["tokens_per_cpu_second"] for one in speed if not one.failed}
     seconds = {(one.by, one.name): one.figures["seconds"] for one in resume if not one.failed}
     found = {}
-    for alone in (TOKENIZER_ALONE, TOKENIZER_ALONE_MIXED):
+    for alone in ALONE:
         for name in ("raw jsonl", "raw parquet", "raw parquet, one row group"):
             if (OURS, name) in rates and (OURS, alone) in rates:
                 found[f"speed, {name} / {alone}"] = rates[OURS, name] / rates[OURS, alone]

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from z2all_ds.base.console import heartbeat
+from z2all_ds.bench.shared import last_words
 
 Steps = list[list[str]]
 """Arguments of `pip install`, call after call."""
@@ -82,10 +83,3 @@ def _run(command: list[str]) -> None:
         raise PeerMissing(str(error)) from None
     if done.returncode:
         raise PeerMissing(last_words(done.stderr or done.stdout))
-
-
-def last_words(output: str) -> str:
-    """The line that says most of what went wrong: the last error, else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["it said nothing"])[-1][:300]
