@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from deepspeed.utils import groups
+from z2all_ds.train.meters.communication import COLLECTIVES
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.world import World
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.recompute import set_recompute
 from z2all_ds.ops import Situation, resolve_ops
-from z2all_ds.train.meters.communication import COLLECTIVES
 from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
 

@@ -1,9 +1,8 @@
-"""`z2all bench step --ablate`: what each part of the speed is worth, a real short run for each row.
+"""`z2all bench step --ablate`: what each part of the speed is worth, by a real short run per row.
 
 `naive` has every op at its reference, `use_all` what `auto` takes; then each op in turn goes back to its reference. For
-linear, auto is the reference, so its row is what 8 bits add. A part can take others along: without our rms_norm no
-micro-batch can be captured as a graph. Utilisations are by the two conventions of `accounting.py`, and HFU counts what
-is computed a second time, too.
+linear, auto is the reference, so its row shows what 8 bits add. A part can take others along: without our rms_norm no
+micro-batch can be captured as a graph. MFU is by the two conventions of `accounting.py`.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""`z2all bench board`: how soon the board shows a long run, how long it reads, what memory it takes.
+"""`z2all bench board`: how soon the board shows a long run, how long it reads, and the memory it takes.
 
-A run's folder is made with as many records as asked for, as wide as real ones, and the real command is started on it.
-Seconds count from the start of the process, so Python's own start is among them. Files just written lie in memory: a
-cold disk adds what it takes to read some 2,000 places of it.
+The real command starts on a made run folder with records as wide as real ones. Seconds count from the start of the
+process. Files just written are in memory: a cold disk adds what it takes to read some 2,000 places of it.
 """
 
 import json
@@ -40,8 +39,8 @@ class BoardCosts:
     """Of one run's folder. Seconds count from the start of the process unless they are those of an answer.
 
     The first curves have points over the whole run; `first_read_share` of the file was read by then. Later the same
-    request takes `seconds_of_curves`; the zoom is into a twentieth of the run, at most 20,000 steps. `pages` were opened
-    in a browser just started, while the board reads, and once more; None where there is no browser.
+    request takes `seconds_of_curves`; the zoom is into a twentieth of the run, at most 20,000 steps. `pages` were
+    opened in a browser just started, while the board reads, and once more; None where there is no browser.
     """
 
     records: int

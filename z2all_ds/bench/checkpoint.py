@@ -1,5 +1,7 @@
-"""`z2all bench checkpoint`: how long saves keep training waiting, how fast they come onto the disk and back, beside
-DeepSpeed's and torch's own ways and the disk itself, all in one run of the same engine."""
+"""`z2all bench checkpoint`: how long saves keep training waiting, and how fast they get to the disk and back.
+
+DeepSpeed's and torch's own ways and the disk itself are measured in the same run of the same engine.
+"""
 
 import statistics
 from pathlib import Path
@@ -16,7 +18,7 @@ from z2all_ds.train.command import default_ranks
 RANK_MODULE = "z2all_ds.bench.checkpoint_ranks"
 SECONDS_PER_MINUTE = 60.0
 WAYS = {
-    "z2all": "snapshot, written beside training",
+    "z2all": "snapshot, written during training",
     "z2all_waiting": "the same files, while training waits",
     "deepspeed": "engine.save_checkpoint",
     "torch_dcp": "torch.distributed.checkpoint.save",
@@ -26,7 +28,7 @@ WAYS = {
 def bench_checkpoint(
     config: str | None, overrides: list[str], ranks: int | None, folder: Path | None, rounds: int
 ) -> dict[str, Any]:
-    """All figures; the way they were measured is told in checkpoint_ranks.py."""
+    """All figures; checkpoint_ranks.py says how they are measured."""
     require_at_least(2, rounds=rounds)  # the first save of each way also pays for memory
     load_run_config(config, overrides)  # a mistake of the user's is one line
     ranks = default_ranks() if ranks is None else ranks

@@ -1,5 +1,5 @@
 """What each rank of `z2all bench checkpoint` runs: saves of one engine by several ways, one after the other, with
-training steps between and beside them. Rank 0 prints one JSON line.
+training steps between and during them. Rank 0 prints one JSON line.
 
 python -m z2all_ds.bench.checkpoint_ranks --dir /disk/scratch --config z2all_1b deepspeed=zero1
 """

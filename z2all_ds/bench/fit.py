@@ -1,4 +1,4 @@
-"""`z2all plan --fit`: the largest micro-batch that trains on this machine's GPUs, found by trial, beside the planner's.
+"""`z2all plan --fit`: the largest micro-batch that trains on this machine's GPUs, by trial, and the planner's.
 
 Every trial is a real run of a few steps in processes of its own, so that one that runs out of memory spoils nothing.
 The first is the planner's answer; from there it goes up or down by doubled strides, and then by halves.

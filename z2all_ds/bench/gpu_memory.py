@@ -1,4 +1,4 @@
-"""`z2all bench memory`: short real runs, their peak memory on the GPU beside what the planner says of them.
+"""`z2all bench memory`: short real runs, their peak memory on the GPU, and what the planner says about them.
 
 The cases go through everything that the planner counts in a way of its own: JSONs, shapes of micro-batches,
 checkpointing, backends of ops, optimizers, two ranks. A run of the user's own is measured in the same way.
@@ -52,6 +52,7 @@ OF_3B = (
     *("model.num_attention_heads=32", "model.num_key_value_heads=32"),
 )
 """12 layers of the 7B model: 3.0 B parameters."""
+LONG = ("train.sequence_length=8192", "model.max_position_embeddings=8192")
 CASES = (
     _case("zero1", "deepspeed=zero1", ONE_DOCUMENT),
     _case("zero1_micro_2", "deepspeed=zero1", ONE_DOCUMENT, micro=2),
@@ -70,13 +71,7 @@ CASES = (
     _case("zero3_offload", "deepspeed=zero3_offload"),
     _case("zero3_offload_param", "deepspeed=zero3_offload_param"),
     _case("full_checkpointing", "deepspeed=zero1", "train.activation_checkpointing=full"),
-    _case(
-        "full_checkpointing_8192",
-        "deepspeed=zero2",
-        "train.activation_checkpointing=full",
-        *("train.sequence_length=8192", "model.max_position_embeddings=8192"),
-        micro=4,
-    ),
+    _case("full_checkpointing_8192", "deepspeed=zero2", "train.activation_checkpointing=full", *LONG, micro=4),
     _case("selective_mlp", "deepspeed=zero1", "train.activation_checkpointing=selective"),
     _case("chunked_loss", "deepspeed=zero1", "ops.cross_entropy=chunked", ONE_DOCUMENT),
     _case("fp8", "deepspeed=zero1", "ops.linear=fp8", ONE_DOCUMENT),

@@ -10,6 +10,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -184,10 +185,8 @@ def library_versions() -> dict[str, str]:
     """Of the kernel libraries that are installed."""
     found = {}
     for name in LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -1,6 +1,6 @@
 """`z2all bench optimizers`: what each optimizer's state takes and how long it steps, on one flat tensor as under ZeRO.
 
-Bytes are those of the tensors it keeps after a step, counters left out, beside what the registry states. Kinds that
+Bytes are those of the tensors it keeps after a step, counters left out, and what the registry states. Kinds that
 cannot run here are listed with their reasons.
 """
 
@@ -66,7 +66,7 @@ def bench_optimizers(parameters: int | None = None) -> OptimizerCosts:
     require_at_least(MIN_PARAMETERS, parameters=parameters)
     parameters = -(-parameters // PARAMETERS_MULTIPLE) * PARAMETERS_MULTIPLE
     require_memory(BYTES_NEEDED_PER_PARAMETER * parameters, device, f"stepping {parameters:,} parameters")
-    # DeepSpeed's ops are built and found with these; another ninja on PATH would build them anew.
+    # DeepSpeed's ops are built and found with these; another ninja on PATH would build them again.
     os.environ.update(default_environment(ranks=1))
     costs, refused = [], []
     for section, situation in candidates(device.type):
@@ -106,15 +106,9 @@ def _measure(
         optimizer.step()
         measured = state_bytes(optimizer) / parameters
         seconds = time_call(optimizer.step, home, BUDGET_MS)
-    return OptimizerCost(
-        kind=section.kind,
-        weights="bf16" if situation.bf16_master else "fp32",
-        rounding=section.rounding if situation.bf16_master else None,
-        device=home.type,
-        state_bytes_stated=choice.state_bytes_per_parameter,
-        state_bytes_measured=measured,
-        milliseconds_per_step=1e3 * seconds,
-    )
+    weights, rounding = ("bf16", section.rounding) if situation.bf16_master else ("fp32", None)
+    stated = choice.state_bytes_per_parameter
+    return OptimizerCost(section.kind, weights, rounding, home.type, stated, measured, 1e3 * seconds)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -151,7 +151,7 @@ def _relative(costs: Mapping[int, float]) -> dict[int, float]:
 
 
 def _best(costs: Mapping[int, float]) -> list[int]:
-    """Returns those that cannot be told from the best."""
+    """Returns those that are as good as the best."""
     return [size for size, cost in costs.items() if cost <= 1 + NOISE]
 
 

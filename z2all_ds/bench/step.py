@@ -1,6 +1,6 @@
-"""`z2all bench step`: what a training step costs here, measured on a short real run.
+"""`z2all bench step`: what a training step costs here, on a short real run.
 
-The median over the second half of the steps: the first ones pay for allocation, autotuning and caches.
+Figures are medians over the second half of the steps: the first ones pay for allocation, autotuning and caches.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`z2all bench tokenizer`: time and peak memory of our trainers beside the Hugging Face trainer as it comes.
+"""`z2all bench tokenizer`: time and peak memory of our trainers, compared with the Hugging Face trainer as it is.
 
 Each runs in a process of its own, on the same sample of text, one after the other. "hf_default" is what `tokenizers`
 gives without further thought: byte-level BPE with its built-in way of cutting, which keeps a Chinese sentence whole.
@@ -20,14 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.reports import Shown
-from z2all_ds.bench.shared import (
-    built_in_text,
-    require_at_least,
-    require_known,
-    run_process,
-    scratch_folder,
-    why_ended,
-)
+from z2all_ds.bench.shared import built_in_text, require_at_least, require_known, run_process, scratch_folder, why_ended
 from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
 from z2all_ds.tokenizer.sampling import check_weights, open_sources, share_budget
 from z2all_ds.tokenizer.spm import learn_spm

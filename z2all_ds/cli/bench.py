@@ -73,7 +73,7 @@ def bench_memory(
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Peak memory on the GPU beside what `z2all plan` says: of your own run, or of cases that cover the planner."""
+    """Peak memory on the GPU, and what `z2all plan` says: of your own run, or of cases that cover the planner."""
     from z2all_ds.bench import gpu_memory as room
 
     cases = room.chosen_cases(case or [], config, overrides or [], ranks)
@@ -93,7 +93,7 @@ def bench_checkpoint(
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """How long saves keep training waiting and how fast they are, beside DeepSpeed's, torch's and the disk itself."""
+    """How long saves keep training waiting and how fast they are, by our, DeepSpeed's and torch's ways."""
     from z2all_ds.bench import checkpoint as room
 
     print_report(room.bench_checkpoint(config, overrides or [], ranks, folder, rounds), as_json, room.describe)
@@ -153,7 +153,7 @@ def bench_corpus(
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """MB/s per core and peak memory of converting raw data, for each form, beside orjson alone."""
+    """MB/s per core and peak memory of converting raw data, for each form, compared with orjson alone."""
     from z2all_ds.bench import corpus as room
 
     costs = room.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
@@ -169,7 +169,7 @@ def bench_tokenizer(
     trainer: Annotated[list[str] | None, typer.Option(help="Only this trainer; may be repeated.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time and peak memory of training, beside the Hugging Face trainer with its default split, and encoding speed."""
+    """Time, peak memory and encoding speed of our trainers and of the Hugging Face trainer with its default split."""
     from z2all_ds.bench import tokenizer as room
     from z2all_ds.tokenizer.sampling import parse_weights
 
@@ -194,12 +194,11 @@ def bench_data(
     shard_megabytes: Annotated[int, typer.Option(help="Of each of its shards; it is on disk once.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokens per second of one core and time to resume, beside the tokenizer alone and other loaders."""
+    """Tokens per second of one core and time to resume, compared with the tokenizer alone and other loaders."""
     from z2all_ds.bench import data as room
-    from z2all_ds.bench.data.report import describe
 
     costs = room.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
-    print_report(costs, as_json, describe)
+    print_report(costs, as_json, room.describe)
 
 
 @bench_app.command("optimizers")

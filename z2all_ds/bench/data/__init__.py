@@ -1,31 +1,25 @@
-"""`z2all bench data`: how fast batches come out of the data room on one core, and how soon after a resume.
+"""`z2all bench data`: how fast batches come out of the data stream on one core, and how soon after a resume.
 
-Everything is measured in one run on the same documents with the same tokenizer, each in a process of its own that is
-bound to one core. Beside ours stand the tokenizer alone, which no reader of raw text can outrun, and the loaders that
-others use (`peers/`), each in the way that was fastest for it. Ours makes five columns of a batch, the peers two. All
-take turns, repeat by repeat, so that a busy hour of the machine hits all alike, and the middle repeat counts. Peers
-read whole epochs. Our stream has no end, and its lanes begin documents that a short run would not finish: a tenth of an
-epoch goes before, which is not timed, and then as much is read as by the peers.
-Figures are per second of processor time, which other work disturbs less than the clock; the clock's are there too.
+One run measures everything on the same documents with the same tokenizer, each case in a process of its own that is
+bound to one core: ours, the tokenizer alone, which no reader of raw text can outrun, and other loaders (`peers/`), each
+in the way that was fastest for it. Ours makes five columns of a batch, the peers two. All take turns, and the middle
+repeat counts. Peers read whole epochs. Our stream has no end, so a tenth of an epoch comes first without being timed,
+and then as much is read as by the peers. Figures are per second of processor time, which other work disturbs less than
+the clock; those by the clock are there too.
 """
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.data.cases import (
-    ALONE,
-    MICRO_BATCH,
-    NUM_LANES,
-    OURS,
-    SEQUENCE_LENGTH,
-    Cases,
-)
+from z2all_ds.base.reports import Shown, Table
+from z2all_ds.bench.data.cases import ALONE, MICRO_BATCH, NUM_LANES, OURS, SEQUENCE_LENGTH, Cases
 from z2all_ds.bench.data.inputs import make_large_corpus, prepare_inputs
-from z2all_ds.bench.data.runner import Measured, Runner
+from z2all_ds.bench.data.runner import Figures, Measured, Runner
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.shared import require_at_least, scratch_folder
 from z2all_ds.tokenizer import load_tokenizer
@@ -133,3 +127,43 @@ def ratios_of(speed: Sequence[Measured], resume: Sequence[Measured]) -> dict[str
         if by != OURS and (OURS, mine) in seconds:
             found[f"resume, {by} {name} / {mine}"] = took / seconds[OURS, mine]
     return found
+
+
+def describe(costs: DataCosts) -> Shown:
+    """Yields what was read, a table of speeds, one of resumes, one of a large corpus, and the ratios."""
+    mix = ", ".join(f"{name} {part:.0%}" for name, part in costs.mix.items())
+    yield (
+        f"{costs.text_bytes / 1e6:,.0f} MB of text ({mix}), {costs.documents:,} documents, {costs.num_tokens:,} tokens "
+        f"of a vocabulary of {costs.tokenizer_size:,}; batches of {costs.micro_batch} x {costs.sequence_length}; "
+        f"one core of {costs.cores} ({costs.machine}); the middle of {costs.repeats}"
+    )
+    yield "\nmillion tokens per second of one core"
+    yield Table(("by", "reads", "by CPU time", "by the clock"), [_row(one, _rate) for one in costs.speed], "llr")
+    yield "\nresume at half an epoch: seconds to the first batch, once all is imported"
+    names = ["by", "reads", "seconds", "CPU seconds", "state", "batch that was to come"]
+    yield Table(names, [_row(one, _resumed) for one in costs.resume], "llr")
+    if costs.scale:
+        size = f"{costs.scale_shards:,} shards, {costs.scale_bytes / 1e9:,.1f} GB"
+        yield f"\na corpus of {size}: seconds from opening it"
+        names = ["by", "reads", "first batch", "opening", "every lane once", "peak memory", "state"]
+        yield Table(names, [_row(one, _far_in) for one in costs.scale], "llr")
+    yield "\nratios; above 1 ours is better"
+    yield Table(("", ""), [(name, f"{ratio:.2f}") for name, ratio in costs.ratios.items()])
+
+
+def _row(one: Measured, cells: Callable[[Figures], list[str]]) -> list[str]:
+    return [one.by, one.name, *([f"failed: {one.failed}"] if one.failed else cells(one.figures))]
+
+
+def _rate(figures: Figures) -> list[str]:
+    return [f"{figures[name] / 1e6:.3f}" for name in ("tokens_per_cpu_second", "tokens_per_second")]
+
+
+def _resumed(figures: Figures) -> list[str]:
+    seconds = [f"{figures[name]:.3f}" for name in ("seconds", "cpu_seconds")]
+    return [*seconds, human_bytes(figures["state_bytes"]), "yes" if figures["exact"] else "no"]
+
+
+def _far_in(figures: Figures) -> list[str]:
+    seconds = [f"{figures[name]:.3f}" for name in ("first_batch_seconds", "open_seconds", "all_lanes_seconds")]
+    return [*seconds, human_bytes(figures["peak_memory_bytes"]), human_bytes(figures["state_bytes"])]

@@ -57,7 +57,7 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
             loss = engine(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
             engine.backward(loss)
             engine.step()
-        # As ours reads its losses once a step; the host waits for the device here.
+        # As ours reads its losses once per step; the host waits for the device here.
         last_loss = loss.item()
         seconds.append(time.perf_counter() - started)
     seconds_per_step = statistics.median(seconds[steps // 2 :])
