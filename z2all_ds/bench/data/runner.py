@@ -51,7 +51,7 @@ class Runner:
                 for source in PEER_SOURCES[peer]:
                     cases.samples_written[peer, source] = self.run(cases.prepare(peer, source))["samples"]
                 self._peers[peer] = ""
-            except (environments.PeerMissing, MachineError) as error:
+            except MachineError as error:
                 self._peers[peer] = str(error)
                 say(f"bench data: {peer} is left out: {error}")
 
