@@ -310,7 +310,7 @@ def test_triton_is_known_to_our_kernels_alone_and_they_are_loaded_late() -> None
 def test_the_command_imports_late() -> None:
     command = {module for module in modules() if subpackage(module) == "cli"}
     assert len(command) > 3
-    allowed = {PACKAGE, f"{PACKAGE}.base", f"{PACKAGE}.base.errors"}
+    allowed = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("base", "base.errors", "base.reports"))}
     for module in command:
         assert own_modules(module, at_start_only=True) - command <= allowed
         outside = {found.top for found in imports_of(module) if found.at_start} - {PACKAGE}

@@ -13,17 +13,17 @@ from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import to_json
 from z2all_ds.bench.ablation import (
     COMMON,
+    HEAD,
     REFERENCES,
     ROWS,
     AblationResult,
     AblationRow,
     ablate,
     chosen_rows,
-    header,
     run_row,
-    to_json,
     to_line,
 )
 from z2all_ds.bench.step import MIN_STEPS, StepCosts
@@ -75,10 +75,10 @@ def test_mistakes_are_said_before_the_first_run() -> None:
 def test_lines_for_people() -> None:
     measured = AblationResult("use_all", (), costs=replace(COSTS, hfu=0.4))
     failed = AblationResult("naive", ("ops.rope=torch",), failed="OutOfMemoryError: CUDA out of memory")
-    assert header().split() == ["row", "s/iter", "tok/s", "MFU", "exact", "HFU", "peak"]
+    assert HEAD.split() == ["row", "s/iter", "tok/s", "MFU", "exact", "HFU", "peak"]
     assert to_line(measured).split() == ["use_all", "1.500", "43,691", "38.2%", "34.6%", "40.0%", "2.0", "GiB"]
     assert to_line(failed).split(maxsplit=1) == ["naive", "OutOfMemoryError: CUDA out of memory"]
-    first, second = json.loads(to_json([measured, failed]))["rows"]
+    first, second = json.loads(to_json({"rows": [measured, failed]}))["rows"]
     assert first["costs"]["tokens_per_second"] == 43690.6 and first["costs"]["hfu"] == 0.4
     assert (second["failed"], second["costs"], second["overrides"]) == (failed.failed, None, ["ops.rope=torch"])
 

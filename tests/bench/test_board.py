@@ -7,7 +7,8 @@ import pytest
 
 from tests.helpers.warm_python import FRESH
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.board import bench_board, to_json, to_lines
+from z2all_ds.base.reports import to_json
+from z2all_ds.bench.board import bench_board, describe
 
 
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,13 +19,14 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < costs.seconds_to_listening <= costs.seconds_to_first_curves <= costs.seconds_to_all
     assert costs.peak_memory_bytes < 200e6
     assert json.loads(to_json(costs))["records"] == 2000
-    assert to_lines(costs)[0].startswith("2,000 records")
+    lines = list(describe(costs))
+    assert str(lines[0]).startswith("2,000 records")
     assert list(tmp_path.iterdir()) == []
     if costs.pages is None:
-        pytest.skip(to_lines(costs)[-1])
+        pytest.skip(str(lines[-1]))
     assert all(0 < page.seconds_to_curves <= page.seconds_to_charts for page in costs.pages)
 
 
 def test_too_few_records() -> None:
-    with pytest.raises(ConfigError, match="--records 10"):
-        bench_board(10)
+    with pytest.raises(ConfigError, match="records=10: must be at least 1000"):
+        bench_board(10, None)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.bench.checkpoint import WAYS, bench_checkpoint, to_lines
+from z2all_ds.base.reports import Table
+from z2all_ds.bench.checkpoint import WAYS, bench_checkpoint, describe
 
 
 def test_the_figures_belong_together(tmp_path: Path) -> None:
@@ -31,8 +32,9 @@ def test_the_figures_belong_together(tmp_path: Path) -> None:
         assert of_way["bytes_per_second"] == figures["state_bytes"] / of_way["total_seconds_median"]
     assert figures["deepspeed"]["restore_seconds"] > 0 and figures["z2all"]["restore_from_memory_seconds"] > 0
     assert list(tmp_path.iterdir()) == []
-    lines = to_lines(figures)
-    assert lines[0].endswith("/s") and sum(name in line for name in WAYS.values() for line in lines) == len(WAYS)
+    head, table, *_ = describe(figures)
+    assert isinstance(head, str) and head.endswith("/s") and isinstance(table, Table)
+    assert [row[0] for row in table.rows] == list(WAYS.values())
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

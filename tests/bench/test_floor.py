@@ -13,8 +13,9 @@ from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.accounting import count_matmul_parameters, flops_per_token, peak_flops
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Table, to_json
 from z2all_ds.bench import floor as room
-from z2all_ds.bench.floor import Floor, measure_floor, to_json, to_lines, try_attention
+from z2all_ds.bench.floor import Floor, describe, measure_floor, try_attention
 from z2all_ds.bench.products import PRODUCTS
 
 CPU = torch.device("cpu")
@@ -60,12 +61,12 @@ def test_json_keeps_every_figure(floor: Floor) -> None:
 
 
 def test_a_line_a_row_for_people(floor: Floor) -> None:
-    head, columns, *rows, attention, total = to_lines(floor)
-    assert "2 × 32 tokens" in head and torch.__version__ in head
-    assert columns.split() == ["count", "ms", "TFLOP/s"]
-    assert [line.rsplit(maxsplit=3)[0] for line in rows] == [row.name for row in floor.rows]
-    assert attention.startswith("attention: flash ")
-    assert f"{floor.tokens_per_second:,.0f} tok/s" in total
+    head, table, attention, total = describe(floor)
+    assert "2 × 32 tokens" in str(head) and torch.__version__ in str(head)
+    assert isinstance(table, Table) and [*table.columns] == ["", "count", "ms", "TFLOP/s"]
+    assert [cells[0] for cells in table.rows] == [row.name for row in floor.rows]
+    assert str(attention).startswith("attention: flash ")
+    assert f"{floor.tokens_per_second:,.0f} tok/s" in str(total)
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 4])
@@ -84,7 +85,7 @@ def test_a_backend_that_does_not_run_says_so_and_math_steps_in(monkeypatch: pyte
     assert efficient.failed and not efficient.seconds
     assert (math.name, math.failed) == ("math", "")
     assert floor.attention_backend == "math"
-    assert f"efficient does not run ({efficient.failed})" in to_lines(floor)[-2]
+    assert f"efficient does not run ({efficient.failed})" in str(list(describe(floor))[-2])
 
 
 def test_the_fastest_backend_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,15 @@ from tests.ops.comparing import on_gpu
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.machine import gpu_count
+from z2all_ds.base.reports import to_json
 from z2all_ds.bench.gpu_memory import (
     CASES,
+    HEAD,
     OWN,
     MeasuredMemory,
     chosen_cases,
-    header,
+    content_of,
     measure_cases,
-    to_json,
     to_line,
 )
 from z2all_ds.plan.memory import GpuMemory
@@ -42,9 +43,9 @@ def test_lines_and_json() -> None:
     found = MeasuredMemory("zero1", "z2all_1b", (), 1, GpuMemory(weights=11 * 10**9), 10**10, 2 * 10**10, None, 10**9)
     assert found.error == pytest.approx(0.1)
     assert to_line(found).split() == ["zero1", "11.00", "10.00", "+10.0%", "20.00", "-", "1.00"]
-    assert len(header()) > 60
-    document = json.loads(to_json([found]))
-    assert document["cases"][0]["predicted"]["total"] == 11 * 10**9
+    assert len(HEAD) > 60
+    document = json.loads(to_json(content_of(found)))
+    assert document["predicted"]["total"] == 11 * 10**9
     failed = MeasuredMemory("zero1", None, (), 1, failed="torch.OutOfMemoryError: CUDA out of memory.")
     assert failed.out_of_memory and failed.error is None and "out of memory" in to_line(failed)
     assert not MeasuredMemory("zero1", None, (), 1, failed="ConfigError: no such file").out_of_memory

@@ -14,7 +14,7 @@ from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.config import load_run_config
 from z2all_ds.bench.peers import hf_llama
-from z2all_ds.bench.step import StepCosts, beside_peer, peer_in_own_processes, to_line
+from z2all_ds.bench.step import StepCosts, beside_peer, describe, peer_in_own_processes
 
 
 def check_beside_ours(corpus: Path, tokenizer: Path, *changes: str) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def test_the_stock_model_has_our_shape() -> None:
 
 def test_too_few_steps_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert hf_llama.main(["--steps", "1", *MICRO_OVERRIDES]) == 2
-    assert capsys.readouterr().err == "ConfigError: steps=1: the second half is measured. Give at least 2.\n"
+    assert capsys.readouterr().err == "ConfigError: steps=1: must be at least 2. Give more.\n"
 
 
 def test_the_line_for_people_ends_with_the_ratio() -> None:
     costs = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.0, 500.0, None, None, 1, 1.0, {}, {})
-    assert "\n" not in to_line(costs)
+    assert len(list(describe(costs))) == 1
     figures = {"name": "Llama", "seconds_per_step": 2.0, "tokens_per_second": 250.0, "peak_memory_bytes": 2**30}
     beside = beside_peer(costs, figures)
     assert beside.times_peer == 2.0
-    assert to_line(beside).splitlines()[1] == (
+    assert list(describe(beside))[1] == (
         "peer: Llama | 2.000 s/step | 250 tok/s | peak 1.0 GiB | ours is 2.00 times as fast"
     )

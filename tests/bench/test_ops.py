@@ -14,8 +14,9 @@ from tests.ops.comparing import on_gpu
 from z2all_ds.base.accounting import count_matmul_parameters, flops_per_token, peak_flops
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Table, to_json
 from z2all_ds.bench.op_cases import Shapes, document_ids, document_lengths
-from z2all_ds.bench.ops import OpCosts, OpRow, bench_ops, measure_backend, to_json, to_lines
+from z2all_ds.bench.ops import OpCosts, OpRow, bench_ops, describe, measure_backend
 from z2all_ds.ops import Situation
 from z2all_ds.ops.gradient_sink import sink_of
 from z2all_ds.ops.registry import OP_NAMES, Backend, always, backends_of, choose
@@ -176,14 +177,14 @@ def test_json_and_lines(costs: OpCosts) -> None:
     read = json.loads(to_json(costs))
     assert read == json.loads(json.dumps(asdict(costs)))
     assert (read["dtype"], read["micro_batch"], read["sequence_length"]) == ("fp32", 2, 32)
-    head, columns, *lines = to_lines(costs)
-    assert "2 × 32 tokens" in head and torch.__version__ in head
-    assert columns.split()[:3] == ["op", "backend", "forward"]
-    assert len(lines) == len(costs.rows)
-    for row, line in zip(costs.rows, lines, strict=True):
-        assert line.startswith(f"{row.op} {row.case}".rstrip())
-        assert line.endswith(row.failed or row.rate_unit)
-    assert any("torch with sink *" in line for line in lines)
+    head, table = describe(costs)
+    assert "2 × 32 tokens" in str(head) and torch.__version__ in str(head)
+    assert isinstance(table, Table) and [*table.columns[:3]] == ["op", "backend", "forward ms"]
+    rows = list(table.rows)
+    for row, cells in zip(costs.rows, rows, strict=True):
+        assert (cells[0], cells[-1]) == (f"{row.op} {row.case}".rstrip(), row.failed or row.rate_unit)
+        assert len(cells) == (3 if row.failed else len(table.columns))
+    assert any(cells[1] == "torch with sink *" for cells in rows)
 
 
 def test_the_command(tmp_path: Path) -> None:

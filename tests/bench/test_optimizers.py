@@ -10,7 +10,8 @@ import torch
 from tests.helpers.command import one_line, z2all
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.optimizers import bench_optimizers, state_bytes, to_lines
+from z2all_ds.base.reports import print_lines
+from z2all_ds.bench.optimizers import bench_optimizers, describe, state_bytes
 from z2all_ds.zero.optimizers import KINDS
 
 PARAMETERS = 100_000
@@ -89,17 +90,18 @@ def test_measured_is_stated_on_a_gpu(marked: str) -> None:
     assert not [refusal for refusal in costs.refused if refusal.reason.startswith("fails")]
 
 
-def test_lines_for_people() -> None:
+def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     from z2all_ds.bench.optimizers import OptimizerCost, OptimizerCosts, Refusal
 
     facts = {"device": "a CPU", "torch": "2"}
     cost = OptimizerCost("adamw_bf16", "bf16", "kahan", "cpu", 6.0, 6.0, 1.25)
-    lines = to_lines(OptimizerCosts(facts, 10_000, [cost], [Refusal("apex_adam", "needs a GPU, the model is on cpu")]))
-    assert lines == [
+    refused = [Refusal("apex_adam", "needs a GPU, the model is on cpu")]
+    print_lines(describe(OptimizerCosts(facts, 10_000, [cost], refused)))
+    assert capsys.readouterr().out.splitlines() == [
         "a CPU | torch 2 | 10,000 parameters",
-        "kind           weights          state bytes  stated   ms/step",
-        "adamw_bf16     bf16 kahan              6.00    6.00      1.25",
-        "apex_adam      needs a GPU, the model is on cpu",
+        "kind        weights     state bytes  stated  ms/step",
+        "adamw_bf16  bf16 kahan         6.00    6.00     1.25",
+        "apex_adam   needs a GPU, the model is on cpu",
     ]
 
 

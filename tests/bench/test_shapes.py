@@ -13,15 +13,15 @@ from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.bench.shapes import (
     MULTIPLES,
     NEAR,
     advise_feed_forward,
     advise_vocabulary,
+    describe,
     feed_forward_candidates,
     measure_shapes,
-    to_json,
-    to_lines,
     vocabulary_candidates,
 )
 
@@ -84,7 +84,7 @@ def test_the_vocabulary_is_judged_by_the_whole_time() -> None:
     assert advice.candidates[0].milliseconds == 20_000 and advice.candidates[0].teraflops_per_second == 0.15
 
 
-def test_measured_for_real() -> None:
+def test_measured_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = measure_shapes(RUN, CPU, hidden_size=24, vocab_size=97, rounds=1)
     assert shapes.tokens == 64 and shapes.hidden_size == 24
     assert (shapes.feed_forward.wished, shapes.vocabulary.wished) == (64, 97)
@@ -95,7 +95,8 @@ def test_measured_for_real() -> None:
     for one in shapes.vocabulary.candidates:
         assert one.flops == 6 * 64 * 24 * one.size
     assert json.loads(to_json(shapes)) == asdict(shapes)
-    lines = to_lines(shapes)
+    print_lines(describe(shapes))
+    lines = capsys.readouterr().out.splitlines()
     for advice in (shapes.feed_forward, shapes.vocabulary):
         assert advice.recommended in [one.size for one in advice.candidates]
         assert f"{advice.setting}={advice.recommended}: {advice.reason}" in lines
@@ -111,9 +112,9 @@ def test_the_command_takes_sizes_from_the_config(tmp_path: Path) -> None:
 
 def test_nonsense_is_one_line(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "shapes", "--ffn", "-3", cwd=tmp_path), 2)
-    assert line == "ConfigError: ffn=-3: a size is at least 1. Give a positive number."
+    assert line == "ConfigError: ffn=-3: must be at least 1. Give more."
     for option, sizes in {"hidden": {"hidden_size": 0}, "vocab": {"vocab_size": 0}}.items():
-        with pytest.raises(ConfigError, match=f"^{option}=0: a size is at least 1"):
+        with pytest.raises(ConfigError, match=f"^{option}=0: must be at least 1"):
             measure_shapes(RUN, CPU, **sizes)
 
 

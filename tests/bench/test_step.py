@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.step import StepCosts, bench_step, beside_floor, floor_in_own_process, to_line
+from z2all_ds.bench.step import StepCosts, bench_step, beside_floor, describe, floor_in_own_process
 
 
 def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) -> None:
@@ -42,7 +42,7 @@ def test_each_gpu_rank_has_a_device_and_cpu_ranks_share_one(measured_on: dict[st
     assert costs.floor_tokens_per_second is None and costs.share_of_floor is None
     beside = beside_floor(costs, {"measured_on": measured_on, "tokens_per_second": 1000.0})
     assert (beside.floor_tokens_per_second, beside.share_of_floor) == (floor, 500 / floor)
-    assert f"{100 * 500 / floor:.1f}% of the floor" in to_line(beside)
+    assert f"{100 * 500 / floor:.1f}% of the floor" in str(next(iter(describe(beside))))
 
 
 def test_too_few_steps_are_refused() -> None:

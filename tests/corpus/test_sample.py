@@ -11,7 +11,7 @@ from tests.corpus.making import write_corpus, write_shard
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus import sample as sample_module
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, load_manifest, write_manifest
-from z2all_ds.corpus.sample import find_document, render, sample_documents
+from z2all_ds.corpus.sample import describe, find_document, sample_documents
 from z2all_ds.corpus.schema import Record
 
 
@@ -108,7 +108,8 @@ def test_a_gid_that_is_not_there(corpus: Path) -> None:
 def test_blocks_are_readable_and_cut() -> None:
     full = Record(7, 3, "zh", "散文", "雪", "下雪了。\n很大。", "一句话", {"n": [1]})
     bare = Record(8, 4, "en", "", "", "x" * 1500, "", {})
-    assert render([("zh-0.jsonl", full), ("en-0.jsonl", bare)], max_chars=10).split("\n") == [
+    shown = describe([("zh-0.jsonl", full), ("en-0.jsonl", bare)], max_chars=10)
+    assert "\n".join(shown).split("\n") == [
         "--- zh-0.jsonl  gid 7  id 3  zh  [散文]",
         "title: 雪",
         "desc: 一句话",
@@ -122,4 +123,4 @@ def test_blocks_are_readable_and_cut() -> None:
         "xxxxxxxxxx ... (1,490 more characters)",
         "",
     ]
-    assert render([]) == ""
+    assert list(describe([])) == []

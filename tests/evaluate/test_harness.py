@@ -100,7 +100,7 @@ def test_the_plain_score_does_not_depend_on_the_reshapings(small_tokenizer: Path
 
 
 def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
-    told = json.loads(json.dumps(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).to_dict()))
+    told = json.loads(json.dumps(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
     assert told["settings"]["limit"] == 3 and told["settings"]["reshape"] == list(RESHAPINGS)
     assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(told["versions"])
     assert told["task_versions"] == {"en_school": 1.0, "sums": 1.0}

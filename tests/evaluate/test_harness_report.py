@@ -1,11 +1,10 @@
 """Drops and their standard errors by hand, and how they are told."""
 
-import io
 import math
 
 import pytest
 
-from z2all_ds.evaluate.harness_report import ScoreRow, compare, render, sentences, to_dict
+from z2all_ds.evaluate.harness_report import ScoreRow, compare, row_content, score_table, sentences
 
 
 def test_each_question_is_compared_with_itself() -> None:
@@ -48,13 +47,11 @@ def test_table_and_json() -> None:
         ScoreRow("school", "acc", 4, 0.75, 0.25, 0.25, {"letters": compare([1, 1, 1, 0], [[1, 0, 0, 1]])}),
         ScoreRow("text", "word_perplexity", 4, 123.4, None, None, {}),
     ]
-    table = io.StringIO()
-    render(rows, ["letters"], table)
-    lines = table.getvalue().splitlines()
-    assert [cell.strip() for cell in lines[3].strip("│").split("│")] == [
-        *("school", "acc", "4", "75.0 ± 25.0", "25.0", "50.0", "25.0 ± 47.9", "2 of 4")
-    ]
-    assert [cell.strip() for cell in lines[4].strip("│").split("│")][3:] == ["123.4", "-", "-", "-", "-"]
-    told = to_dict(rows[0])
+    table = score_table(rows, ["letters"])
+    assert [*table.columns[-3:]] == ["letters", "drop", "lost"]
+    school, text = table.rows
+    assert school == ["school", "acc", "4", "75.0 ± 25.0", "25.0", "50.0", "25.0 ± 47.9", "2 of 4"]
+    assert text[3:] == ["123.4", "-", "-", "-", "-"]
+    told = row_content(rows[0])
     assert told["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
     assert told["reshaped"]["letters"]["beyond_two_standard_errors"] is False

@@ -1,6 +1,5 @@
 """Perplexity against plain loops with transformers."""
 
-import io
 import json
 import math
 import multiprocessing
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.data.corpus_maker import write_shard
 from tests.evaluate.conftest import WINDOW_TOKENS
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.corpus.manifest import Manifest, write_manifest
 from z2all_ds.evaluate.loading import LoadedModel
@@ -27,7 +27,7 @@ from z2all_ds.evaluate.perplexity import (
     measure_share,
 )
 from z2all_ds.evaluate.perplexity_ranks import in_ranks
-from z2all_ds.evaluate.perplexity_report import render, to_json
+from z2all_ds.evaluate.perplexity_report import content_of, describe
 from z2all_ds.evaluate.texts import open_texts
 
 TEXTS = {
@@ -221,18 +221,17 @@ def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: Question,
         measure_perplexity([tmp_path], question)
 
 
-def test_printed(question: Question) -> None:
+def test_printed(question: Question, capsys: pytest.CaptureFixture[str]) -> None:
     row = PerplexityRow.of("[b]zh", Sums(3, 12345, 2 * 12345, 30000, 10000))
     models = [
         ModelPerplexity(name, None, 48, 47, False, [row, PerplexityRow.of("空", Sums(1))], row) for name in ("a", "b")
     ]
-    table = io.StringIO()
-    render(models, file=table)
-    text = " ".join(table.getvalue().replace("│", " ").split())
+    print_lines(describe(models))
+    text = " ".join(capsys.readouterr().out.split())
     assert "[b]zh a 3 12,345 2.0000 7.39 2.277 11.811 1.1873 3.5620 [b]zh b 3 12,345" in text
     assert "空 a 1 0 - - - - - -" in text
     assert "b: windows of 48, at least 1 token before each" in text
-    content = json.loads(to_json(models, question))
+    content = json.loads(to_json(content_of(models, question)))
     assert content["question"]["data"] == question.data
     assert [one["model"] for one in content["models"]] == ["a", "b"]
     assert content["models"][0]["domains"][1]["loss"] is None

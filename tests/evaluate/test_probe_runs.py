@@ -11,9 +11,10 @@ from tests.helpers.checkpoints import checkpoint_of, write_run
 from tests.helpers.command import z2all
 from tests.helpers.probe_files import write_probes
 from z2all_ds.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+from z2all_ds.base.reports import print_lines
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
-from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, failures_at_last, render
+from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, describe, failures_at_last
 from z2all_ds.evaluate.probe_runs import ask_models, form_is_kept
 from z2all_ds.evaluate.probes import CompletionProbe, FormatProbe
 
@@ -55,7 +56,7 @@ def test_a_table_for_people_and_a_code_of_success(run: RunFolder, capsys: pytest
     assert {name: answer.value for name, answer in asked.lines[0][0].answers.items()} == pytest.approx(
         {name: answer.value for name, answer in asked.lines[1][0].answers.items()}, rel=1e-5
     )
-    render(asked)
+    print_lines(describe(asked))
     shown = capsys.readouterr().out
     assert "step 2" in shown and "step 9" in shown
     assert next(line for line in shown.splitlines() if "首都" in line and "completion" in line).count("FAIL") == 1
@@ -133,7 +134,7 @@ def test_a_table_of_many_checkpoints_shows_the_first_the_last_and_some_between(
 ) -> None:
     probe = CompletionProbe(name="a", prompt="x", completion="y", at_least=0.5)
     line = [ModelAnswers(f"run step {step}", step, {"a": Answer(step / 100, True, {})}) for step in range(1, 21)]
-    render(AskedModels("f", [probe], [line]))
+    print_lines(describe(AskedModels("f", [probe], [line])))
     shown = capsys.readouterr().out
     assert [step for step in range(1, 21) if f"{step / 100:.4f}" in shown] == [1, 5, 9, 12, 16, 20]
     assert "6 of 20 checkpoints; --json has all" in shown

@@ -5,8 +5,9 @@ import pytest
 
 from tests.tokenizer.test_import_existing import byte_level
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.tokenizer import load_tokenizer, report_tokenizers
-from z2all_ds.tokenizer.report import KINDS, kind_of, print_report, to_json
+from z2all_ds.tokenizer.report import KINDS, describe, kind_of
 from z2all_ds.tokenizer.sampling import open_sources
 
 
@@ -38,7 +39,7 @@ def test_figures(small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp
 def test_the_table_shows_every_tokenizer(
     small_corpus: Path, small_tokenizer: Path, small_spm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_report(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000))
+    print_lines(describe(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000)))
     shown = capsys.readouterr().out
     for word in ("zh: bytes per token", "tokens of 1234567890", "tokens that are CJK", "every text comes back"):
         assert word in shown

@@ -12,10 +12,11 @@ import torch
 from tests.helpers.training import metrics, run_arguments, train_many
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError, TrainingError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.train.parity.command import chosen_jsons, run_parity, settings
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, StepValues, differences, largest
 from z2all_ds.train.parity.reference import train_reference
-from z2all_ds.train.parity.report import to_json, to_table
+from z2all_ds.train.parity.report import content_of, describe
 
 FP32_JSONS, BF16_JSONS = ("zero0", "zero1", "zero2", "zero3"), ("zero1", "zero2", "zero3")
 STEPS = {"fp32": 8, "bf16": 3}
@@ -194,7 +195,7 @@ def test_the_error_names_the_first_json_beyond_and_the_others() -> None:
     assert str(told.value).startswith(expected)
 
 
-def test_table_and_json() -> None:
+def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     dtypes = {"compute": "fp32", "master": "fp32"}
     without_norms = tuple(StepValues(one.step, one.loss, None) for one in REFERENCE)
     shown = Comparison(
@@ -206,13 +207,14 @@ def test_table_and_json() -> None:
             JsonOutcome("zero1", (REFERENCE[0], StepValues(2, 2.5, 1.0)), dtypes),
         ),
     )
-    lines = to_table(shown).splitlines()
+    print_lines(describe(shown))
+    lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["loss", "plain", "torch", "zero0", "zero1"]
     assert lines[4].split() == ["step", "2", "2.0000000", "2.0000000", "2.5000000"]
     assert lines[7].split() == ["step", "1", "2.0000000", "-", "2.0000000"]
     assert lines[-2] == "zero0 | within | loss off by 0.0e+00 (step 1) | grad norm not known"
     assert lines[-1].startswith("zero1 | BEYOND | loss off by 2.5e-01 (step 2) | grad norm off by 0.0e+00 (step 1) | ")
     assert lines[-1].endswith("compute fp32, master fp32")
-    content = json.loads(to_json(shown))
+    content = json.loads(to_json(content_of(shown)))
     assert content["jsons"][1]["largest_loss_difference"] == 0.25
     assert content["jsons"][0]["largest_grad_norm_difference"] is None

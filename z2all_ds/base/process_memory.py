@@ -15,9 +15,13 @@ def available_bytes() -> int:
 
 def peak_bytes() -> int:
     """The most that this process or one that it has waited for has had resident at any time."""
+    return max(peak_of_process(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+
+
+def peak_of_process(pid: int | None = None) -> int:
+    """The most bytes that one process, by default this one, has had resident since it started."""
     # Of this process getrusage may tell the peak of the one that has started it.
-    own = _table(Path("/proc/self/status"))["VmHWM:"]
-    return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    return _table(Path(f"/proc/{pid or 'self'}/status"))["VmHWM:"] * 1024
 
 
 def _of_machine() -> int:

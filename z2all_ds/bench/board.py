@@ -1,8 +1,7 @@
-"""`z2all bench board`: how soon the board shows a long run, how long it reads, what memory it takes.
+"""`z2all bench board`: how soon the board shows a long run, how long it reads, and the memory it takes.
 
-A run's folder is made with as many records as asked for, as wide as real ones, and the real command is started on it.
-Seconds count from the start of the process, so Python's own start is among them. Files just written lie in memory: a
-cold disk adds what it takes to read some 2,000 places of it.
+The real command starts on a made run folder with records as wide as real ones. Seconds count from the start of the
+process. Files just written are in memory: a cold disk adds what it takes to read some 2,000 places of it.
 """
 
 import json
@@ -12,21 +11,21 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.console import heartbeat, human_bytes, progress
-from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.errors import MachineError
+from z2all_ds.base.process_memory import peak_of_process
+from z2all_ds.base.reports import Shown
 from z2all_ds.bench.board_page import PageCosts, browser, opened, why_no_browser
-from z2all_ds.bench.memory import peak_memory_bytes
+from z2all_ds.bench.shared import require_at_least, scratch_folder
 
-DEFAULT_RECORDS = 1_000_000
 TEMPLATES = 997
 """Kinds of lines; a prime, so that no power of two of buckets sees the same one again and again."""
 BLOCK_RECORDS = 10_000
@@ -37,33 +36,31 @@ START_SECONDS, READ_SECONDS = 60.0, 500.0
 
 @dataclass(frozen=True)
 class BoardCosts:
-    """Of one run's folder."""
+    """Of one run's folder. Seconds count from the start of the process unless they are those of an answer.
+
+    The first curves have points over the whole run; `first_read_share` of the file was read by then. Later the same
+    request takes `seconds_of_curves`; the zoom is into a twentieth of the run, at most 20,000 steps. `pages` were
+    opened in a browser just started, while the board reads, and once more; None where there is no browser.
+    """
 
     records: int
     file_bytes: int
     seconds_to_listening: float
     seconds_to_first_curves: float
-    """From the start of the process to the answer of /api/curves with points over the whole run."""
     first_read_share: float
-    """Of the file, read in full by then; the curves stood on a sample."""
     slowest_answer_while_reading_seconds: float
     seconds_to_all: float
-    """Until every record was read."""
     seconds_of_curves: float
-    """The same request, after everything was read."""
     seconds_of_zoom: float
-    """Into a twentieth of the run or 20,000 steps, whichever is less, in the middle."""
     peak_memory_bytes: int
     pages: list[PageCosts] | None
-    """Opened in a browser just started, while the board reads, and once more; None where there is no browser."""
 
 
-def bench_board(records: int = DEFAULT_RECORDS, folder: Path | None = None) -> BoardCosts:
+def bench_board(records: int, folder: Path | None = None) -> BoardCosts:
     """Writes, starts, asks, measures; the folder is removed again."""
-    if records < 1000:
-        raise ConfigError(f"--records {records}", "too few to measure anything", "Give 1000 or more.")
-    with tempfile.TemporaryDirectory(prefix="z2all_bench_board_", dir=folder) as made:
-        run = Path(made) / "long_run"
+    require_at_least(1000, records=records)
+    with scratch_folder(folder) as made:
+        run = made / "long_run"
         run.mkdir()
         file_bytes = write_run(run, records)
         with heartbeat("board"):
@@ -141,41 +138,25 @@ def _measured(board: StartedBoard, records: int, file_bytes: int) -> BoardCosts:
         slowest = max(slowest, board.get(curves)[1])
         time.sleep(0.2)
     read_all = time.perf_counter() - board.began
-    width = min(20_000, records // 20)
-    zoom = f"{curves}&from={records // 2}&to={records // 2 + width}"
-    return BoardCosts(
-        records,
-        file_bytes,
-        round(board.seconds_to_listening, 3),
-        round(first, 3),
-        round(first_share, 4),
-        round(slowest, 3),
-        round(read_all, 3),
-        round(board.get(curves)[1], 3),
-        round(board.get(zoom)[1], 3),
-        peak_memory_bytes(board.process.pid),
-        None,
-    )
+    zoom = f"{curves}&from={records // 2}&to={records // 2 + min(20_000, records // 20)}"
+    times = (round(board.seconds_to_listening, 3), round(first, 3), round(first_share, 4), round(slowest, 3))
+    later = (round(board.get(curves)[1], 3), round(board.get(zoom)[1], 3))
+    peak = peak_of_process(board.process.pid)
+    return BoardCosts(records, file_bytes, *times, round(read_all, 3), *later, peak, None)
 
 
 def write_run(run: Path, records: int) -> int:
     """metrics.jsonl and events.jsonl of a run that is over. Returns the bytes of its metrics."""
     start = 1_790_000_000.0
-    templates, validated = ([_rest(number, bool(extra)) for number in range(TEMPLATES)] for extra in (0, 1))
+    templates, validated = ([_rest(number, extra) for number in range(TEMPLATES)] for extra in (False, True))
     path = run / "metrics.jsonl"
     with path.open("wb") as file, progress("writing records", records, "records") as advance:
         for first in range(1, records + 1, BLOCK_RECORDS):
             block = range(first, min(first + BLOCK_RECORDS, records + 1))
-            file.writelines(
-                b'{"step": %d, "tokens_seen": %d, %s, "time_unix": %.3f}\n'
-                % (
-                    step,
-                    step * 65536,
-                    (validated if step % VALIDATED_EVERY == 0 else templates)[step % TEMPLATES],
-                    start + 0.9 * step,
-                )
-                for step in block
-            )
+            for step in block:
+                rest = (templates if step % VALIDATED_EVERY else validated)[step % TEMPLATES]
+                record = (step, step * 65536, rest, start + 0.9 * step)
+                file.write(b'{"step": %d, "tokens_seen": %d, %s, "time_unix": %.3f}\n' % record)
             advance(len(block))
     events = [
         {"time_unix": start, "event": "started", "step": 0, "world_size": 8, "deepspeed": "zero1", "steps": records},
@@ -204,26 +185,17 @@ def _rest(number: int, is_validated: bool) -> bytes:
     return json.dumps(record)[1:-1].encode()
 
 
-def to_json(costs: BoardCosts) -> str:
-    return json.dumps(asdict(costs))
-
-
-def to_lines(costs: BoardCosts) -> list[str]:
-    return [
-        f"{costs.records:,} records, {human_bytes(costs.file_bytes)}",
-        f"listening after {costs.seconds_to_listening:.2f} s, first curves after {costs.seconds_to_first_curves:.2f} s",
-        f"read whole after {costs.seconds_to_all:.1f} s; meanwhile the slowest answer took "
-        f"{costs.slowest_answer_while_reading_seconds:.2f} s",
-        f"curves {costs.seconds_of_curves:.3f} s, zoom {costs.seconds_of_zoom:.3f} s",
-        f"peak memory {human_bytes(costs.peak_memory_bytes)}",
-        f"in a browser: {_words(costs.pages)}",
-    ]
-
-
-def _words(pages: list[PageCosts] | None) -> str:
-    if pages is None:
-        return f"not measured, {why_no_browser()}"
-    times = [
-        f"curves after {page.seconds_to_curves:.2f} s, charts after {page.seconds_to_charts:.2f} s" for page in pages
-    ]
-    return f"{times[0]}; once more: {times[1]}"
+def describe(costs: BoardCosts) -> Shown:
+    """Yields a line for each thing that a person waits for."""
+    yield f"{costs.records:,} records, {human_bytes(costs.file_bytes)}"
+    first = f"first curves after {costs.seconds_to_first_curves:.2f} s"
+    yield f"listening after {costs.seconds_to_listening:.2f} s, {first}"
+    slowest = f"{costs.slowest_answer_while_reading_seconds:.2f} s"
+    yield f"everything read after {costs.seconds_to_all:.1f} s; the slowest answer until then took {slowest}"
+    yield f"curves {costs.seconds_of_curves:.3f} s, zoom {costs.seconds_of_zoom:.3f} s"
+    yield f"peak memory {human_bytes(costs.peak_memory_bytes)}"
+    if costs.pages is None:
+        yield f"in a browser: not measured, {why_no_browser()}"
+        return
+    seconds = [f"curves {one.seconds_to_curves:.2f} s, charts {one.seconds_to_charts:.2f} s" for one in costs.pages]
+    yield f"in a browser, after: {'; once more: '.join(seconds)}"

@@ -1,22 +1,24 @@
-"""`z2all bench checkpoint`: how long saves keep training waiting, how fast they come onto the disk and back, beside
-DeepSpeed's and torch's own ways and the disk itself, all in one run of the same engine."""
+"""`z2all bench checkpoint`: how long saves keep training waiting, and how fast they get to the disk and back.
 
-import json
+DeepSpeed's and torch's own ways and the disk itself are measured in the same run of the same engine.
+"""
+
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.console import human_bytes
-from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.errors import MachineError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.bench.in_ranks import figures_of_ranks
+from z2all_ds.bench.shared import require_at_least, scratch_folder
 from z2all_ds.train.command import default_ranks
 
 RANK_MODULE = "z2all_ds.bench.checkpoint_ranks"
 SECONDS_PER_MINUTE = 60.0
 WAYS = {
-    "z2all": "snapshot, written beside training",
+    "z2all": "snapshot, written during training",
     "z2all_waiting": "the same files, while training waits",
     "deepspeed": "engine.save_checkpoint",
     "torch_dcp": "torch.distributed.checkpoint.save",
@@ -26,15 +28,13 @@ WAYS = {
 def bench_checkpoint(
     config: str | None, overrides: list[str], ranks: int | None, folder: Path | None, rounds: int
 ) -> dict[str, Any]:
-    """All figures; the way they were measured is told in checkpoint_ranks.py."""
-    if rounds < 2:
-        raise ConfigError(f"rounds={rounds}", "the first save of each way also pays for memory", "Give at least 2.")
+    """All figures; checkpoint_ranks.py says how they are measured."""
+    require_at_least(2, rounds=rounds)  # the first save of each way also pays for memory
     load_run_config(config, overrides)  # a mistake of the user's is one line
     ranks = default_ranks() if ranks is None else ranks
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-", dir=folder) as scratch:
-        arguments = ["--dir", scratch, "--rounds", str(rounds), *overrides]
-        log = Path(scratch) / "log"
-        found = figures_of_ranks(RANK_MODULE, config, arguments, ranks, log, "measuring saves")
+    with scratch_folder(folder) as scratch:
+        arguments = ["--dir", str(scratch), "--rounds", str(rounds), *overrides]
+        found = figures_of_ranks(RANK_MODULE, config, arguments, ranks, scratch / "log", "measuring saves")
     if isinstance(found, str):
         raise MachineError("measuring saves", f"the ranks failed: {found}", "Give a smaller model.")
     return summarised(found)
@@ -56,34 +56,33 @@ def summarised(figures: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def to_json(figures: dict[str, Any]) -> str:
-    return json.dumps(figures, indent=2)
-
-
-def to_lines(figures: dict[str, Any]) -> list[str]:
-    """For people."""
+def describe(figures: dict[str, Any]) -> Shown:
+    """Yields the state and the disk, a table of ways to save, and what they mean for training."""
     size, disk = human_bytes(figures["state_bytes"]), human_bytes(figures["disk_bytes_per_second"])
     where = f"{figures['device']} × {figures['ranks']}, {figures['deepspeed_json']} {figures['dtype']}"
-    lines = [f"{where}: {size} of state; the disk itself writes {disk}/s", ""]
-    lines.append(f"{'way':<40}{'blocked':>11}{'on disk':>11}{'of disk':>9}{'a minute':>10}{'restore':>11}")
-    for way, name in WAYS.items():
-        of_way = figures[way]
-        restored = of_way.get("restore_seconds")
-        lines.append(
-            f"{name:<40}{of_way['blocked_seconds_median']:>9.3f} s{of_way['total_seconds_median']:>9.2f} s"
-            f"{of_way['share_of_disk_speed']:>9.0%}{of_way['share_of_time_at_one_a_minute']:>10.2%}"
-            f"{'-' if restored is None else f'{restored:.2f} s':>11}"
-        )
-    ours = figures["z2all"]
-    longer = figures["deepspeed_blocks_times_as_long"]
-    lines += ["", f"DeepSpeed's save keeps training waiting {longer:.1f} times as long"]
-    lines.append(f"back to the snapshot in memory: {ours['restore_from_memory_seconds']:.2f} s")
+    yield f"{where}: {size} of state; the disk itself writes {disk}/s"
+    yield Table(
+        ("way", "blocked", "on disk", "of disk", "at one per minute", "restore"),
+        [
+            (
+                name,
+                f"{of_way['blocked_seconds_median']:.3f} s",
+                f"{of_way['total_seconds_median']:.2f} s",
+                f"{of_way['share_of_disk_speed']:.0%}",
+                f"{of_way['share_of_time_at_one_a_minute']:.2%}",
+                f"{of_way['restore_seconds']:.2f} s" if "restore_seconds" in of_way else "-",
+            )
+            for name, of_way in ((name, figures[way]) for way, name in WAYS.items())
+        ],
+    )
+    ours, longer = figures["z2all"], figures["deepspeed_blocks_times_as_long"]
+    yield f"DeepSpeed's save keeps training waiting {longer:.1f} times as long"
+    yield f"back to the snapshot in memory: {ours['restore_from_memory_seconds']:.2f} s"
     if ours["step_seconds_beside"]:
-        alone, beside = figures["step_seconds_alone"], ours["step_seconds_beside"]
-        lines.append(f"a step: {alone:.3f} s alone, {beside:.3f} s while a checkpoint is being written")
-    return lines
+        alone, during = figures["step_seconds_alone"], ours["step_seconds_beside"]
+        yield f"a step: {alone:.3f} s alone, {during:.3f} s while a checkpoint is being written"
 
 
 def _later(seconds: list[float]) -> float:
-    """The first of each way makes what the others use again."""
+    """Returns the median without the first save, which makes what the others use again."""
     return statistics.median(seconds[1:])

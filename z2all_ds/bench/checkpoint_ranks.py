@@ -1,5 +1,5 @@
 """What each rank of `z2all bench checkpoint` runs: saves of one engine by several ways, one after the other, with
-training steps between and beside them. Rank 0 prints one JSON line.
+training steps between and during them. Rank 0 prints one JSON line.
 
 python -m z2all_ds.bench.checkpoint_ranks --dir /disk/scratch --config z2all_1b deepspeed=zero1
 """
@@ -33,16 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True, help="folder on the disk to be measured")
     parser.add_argument("--rounds", type=int, default=3, help="saves by each way")
 
-    def measure(run: RunConfig, options: argparse.Namespace, world: World) -> dict[str, Any]:
-        return Measurement(run, world, options.dir, options.rounds).all_figures()
-
-    return rank_main(parser, arguments, measure)
+    return rank_main(parser, arguments, lambda run, options, world: Measurement(run, world, options).all_figures())
 
 
 class Measurement:
     """One engine, trained on random tokens, and its saves."""
 
-    def __init__(self, run: RunConfig, world: World, folder: Path, rounds: int) -> None:
+    def __init__(self, run: RunConfig, world: World, options: argparse.Namespace) -> None:
         import torch
 
         from z2all_ds.model import Z2allConfig, Z2allForCausalLM
@@ -51,7 +48,7 @@ class Measurement:
         from z2all_ds.zero import engine as ds
         from z2all_ds.zero.ds_config import resolve
 
-        self.run, self.world, self.folder, self.rounds = run, world, folder, rounds
+        self.run, self.world, self.folder, self.rounds = run, world, options.dir, options.rounds
         self.device = ds.pick_device(world)
         self.resolved = resolve(run, world.world_size, self.device.type)
         ds.start_process_group(world, self.device)
@@ -69,10 +66,14 @@ class Measurement:
         self._torch = torch
 
     def all_figures(self) -> dict[str, Any]:
+        from z2all_ds.zero.collective import gathered
+        from z2all_ds.zero.engine import device_name
+        from z2all_ds.zero.state.engine_state import rank_state
+
         for _ in range(3):
             self.step()
         alone = statistics.median(self.step() for _ in range(STEPS_ALONE))
-        size = sum(self._sizes())
+        size = sum(gathered(sum(entry.num_bytes for entry in rank_state(self.engine).entries)))
         return {
             "step_seconds_alone": alone,
             "state_bytes": size,
@@ -84,14 +85,9 @@ class Measurement:
             "ranks": self.world.world_size,
             "deepspeed_json": self.resolved.name,
             "dtype": self.resolved.dtype,
-            "device": self.device_name(),
+            "device": device_name(self.device),
             "packages": {name: version(name) for name in ("torch", "deepspeed")},
         }
-
-    def device_name(self) -> str:
-        from z2all_ds.zero.engine import device_name
-
-        return device_name(self.device)
 
     def step(self) -> float:
         """Seconds of one optimizer step."""
@@ -120,25 +116,26 @@ class Measurement:
         return time.perf_counter() - started
 
     def disk_speed(self, size: int) -> float:
-        """Of plain writing of as many bytes, by rank 0 alone, forced to the disk at the end."""
-        size, block = max(size, BLOCK_BYTES), os.urandom(BLOCK_BYTES)
+        """Returns bytes per second of plain writing by rank 0 alone, forced to the disk at the end."""
+        blocks, block, file = max(1, size // BLOCK_BYTES), os.urandom(BLOCK_BYTES), self.folder / "plain"
 
         def write() -> None:
-            if not self.world.is_main:
-                return
-            with (self.folder / "plain").open("wb", buffering=0) as file:
-                for _ in range(size // BLOCK_BYTES):
-                    file.write(block)
-                os.fsync(file.fileno())
+            if self.world.is_main:
+                with file.open("wb", buffering=0) as stream:
+                    for _ in range(blocks):
+                        stream.write(block)
+                    os.fsync(stream.fileno())
 
         seconds = self.timed(write)
-        (self.folder / "plain").unlink(missing_ok=True)
-        return size // BLOCK_BYTES * BLOCK_BYTES / seconds
-
-    # The ways
+        file.unlink(missing_ok=True)
+        return blocks * BLOCK_BYTES / seconds
 
     def ours(self) -> dict[str, Any]:
-        """Snapshots, written beside the steps that follow."""
+        """Measures snapshots that are written during the steps that follow."""
+        from z2all_ds.checkpoint.layout import find_latest
+        from z2all_ds.zero.collective import from_rank_0
+        from z2all_ds.zero.state.engine_state import read_state
+
         with self.scratch("ours") as folder, self.keeper(folder) as keeper:
             preparing = self.timed(lambda: keeper.prepare(self.engine))
             for _ in range(STEPS_ALONE):
@@ -147,11 +144,15 @@ class Measurement:
             for number in range(1, self.rounds + 1):
                 save = partial(keeper.save, self.engine, number, {}, {}, to_disk=True)
                 blocked.append(self.timed(save))
-                while (seconds := self.seconds_of_write(keeper)) is None:
+                while (seconds := from_rank_0(next((saved.seconds for saved in keeper.news()), None))) is None:
                     beside.append(self.step())
                 totals.append(seconds)
-            restored = self.timed(lambda: self.restore(keeper.newest_in_memory(self.engine)))
-            from_disk = self.timed(lambda: self.restore(self.newest_on_disk(folder)))
+
+            def newest_on_disk() -> Any:  # rank 0 compares the checksums, as in a run
+                return from_rank_0(find_latest(folder.checkpoints)[0] if self.world.is_main else None)
+
+            restored = self.timed(lambda: read_state(self.engine, keeper.newest_in_memory(self.engine).path))
+            from_disk = self.timed(lambda: read_state(self.engine, newest_on_disk().path))
         return {
             "prepare_call_seconds": preparing,
             "blocked_seconds": blocked,
@@ -160,24 +161,6 @@ class Measurement:
             "restore_from_memory_seconds": restored,
             "restore_seconds": from_disk,
         }
-
-    def seconds_of_write(self, keeper: Any) -> float | None:
-        """From the save on; None while it is going on."""
-        from z2all_ds.zero.collective import from_rank_0
-
-        return from_rank_0(next((saved.seconds for saved in keeper.news()), None))
-
-    def restore(self, checkpoint: Any) -> None:
-        from z2all_ds.zero.state.engine_state import read_state
-
-        read_state(self.engine, checkpoint.path)
-
-    def newest_on_disk(self, folder: RunFolder) -> Any:
-        """Checksums compared, by rank 0 alone, as a run does it."""
-        from z2all_ds.checkpoint.layout import find_latest
-        from z2all_ds.zero.collective import from_rank_0
-
-        return from_rank_0(find_latest(folder.checkpoints)[0] if self.world.is_main else None)
 
     def ours_waiting(self) -> dict[str, Any]:
         """The same files, with training standing still until they are on the disk."""
@@ -231,8 +214,6 @@ class Measurement:
             "async_total_seconds": totals,
         }
 
-    # Around them
-
     def remove(self, path: Path) -> None:
         """So that the disk need not hold them all."""
         if self.world.is_main:
@@ -262,13 +243,6 @@ class Measurement:
             yield keeper
         finally:
             keeper.close(keeps_memory=False)
-
-    def _sizes(self) -> list[int]:
-        """Of the state, by rank."""
-        from z2all_ds.zero.collective import gathered
-        from z2all_ds.zero.state.engine_state import rank_state
-
-        return gathered(sum(entry.num_bytes for entry in rank_state(self.engine).entries))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,21 @@
 """`z2all bench corpus`: what converting raw data costs here, form by form, on one core.
 
-The same documents are written once in every form, then each file is converted by the real build in a process of its
-own, from the first byte to the manifest. Beside it, in the same run, stands orjson parsing the lines of the JSON-lines
-file and doing nothing with them: no conversion can be faster. Figures are per second of processor time, which a busy
-machine disturbs less than the clock; the clock's are there too. Everything is measured several times, each time in a
-new process, and the middle one counts.
+The same documents are written once in every form, then the real build converts each file in a process of its own, from
+the first byte to the manifest. In the same run orjson parses the lines of the JSON-lines file and does nothing with
+them: no conversion can be faster. Rates are per second of processor time, which a busy machine disturbs less than the
+clock; those by the clock are there too. Everything is measured several times, and the middle one counts.
 """
 
 import gzip
 import itertools
-import json
 import multiprocessing
 import shutil
 import tarfile
-import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,15 +23,14 @@ from typing import Any
 import orjson
 
 from z2all_ds.base.console import human_bytes, progress
-from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.machine import one_thread_each
-from z2all_ds.bench.memory import peak_memory_bytes
+from z2all_ds.base.process_memory import peak_of_process
+from z2all_ds.base.reports import Shown, Table
+from z2all_ds.bench.shared import middle, require_at_least, require_known, scratch_folder
 from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.converters import BuiltIn, find_converter
 
-DEFAULT_MEGABYTES = 200
-DEFAULT_REPEATS = 3
 ROWS_PER_BATCH = 10_000
 CLEANED = "jsonl, cleaned"
 TEXT_STEPS = ["all", "exact_duplicates=off", "near_duplicates=off"]
@@ -45,13 +41,11 @@ SAMPLE_BYTES = 4_000_000
 
 @dataclass(frozen=True)
 class ConversionCost:
-    """One form."""
+    """One form. `text_bytes` is the size of the documents as JSON lines: the same for every form."""
 
     form: str
     raw_bytes: int
-    """On disk."""
     text_bytes: int
-    """Of the documents as JSON lines: the same for every form, so that forms can be compared."""
     documents: int
     cpu_seconds: float
     seconds: float
@@ -63,10 +57,9 @@ class ConversionCost:
 
 @dataclass(frozen=True)
 class CorpusCosts:
-    """All forms, and the floor."""
+    """All forms, and the floor: orjson parsing each line of the JSON-lines file."""
 
     orjson_mb_per_cpu_second: float
-    """Reading the JSON-lines file and parsing each line, nothing else."""
     jsonl_share_of_orjson: float
     forms: list[ConversionCost]
     text_mb_per_second_by_workers: dict[str, float]
@@ -75,74 +68,61 @@ class CorpusCosts:
 
 
 def bench_corpus(
-    megabytes: int = DEFAULT_MEGABYTES,
-    only: Sequence[str] = (),
-    workers: Sequence[int] = (),
-    cleaning: Sequence[str] = (),
-    repeats: int = DEFAULT_REPEATS,
+    megabytes: int, only: Sequence[str], workers: Sequence[int], cleaning: Sequence[str], repeats: int
 ) -> CorpusCosts:
-    """Writes the files, converts each, and throws everything away.
+    """Writes the files, converts each, and deletes everything.
 
     `only` names forms (all without). With `workers`, the JSON lines are converted with each number of processes, too,
     and there with the steps of `cleaning`.
     """
     names = [*WRITERS, CLEANED]
-    wrong = [name for name in only if name not in names]
-    if wrong:
-        raise ConfigError(f"form {wrong[0]!r}", f"the forms are {'; '.join(names)}", "Leave it out for all of them.")
-    if megabytes < 1:
-        raise ConfigError(f"megabytes {megabytes}", "must be at least 1", f"Leave it at {DEFAULT_MEGABYTES}.")
-    if repeats < 1:
-        raise ConfigError(f"repeats {repeats}", "must be at least 1", f"Leave it at {DEFAULT_REPEATS}.")
+    require_known("form", only, names)
+    require_at_least(1, megabytes=megabytes, repeats=repeats)
     chosen = [name for name in names if name in (only or names)]
     rules, executors = CleaningRules.parse(list(cleaning)), [Executor(count) for count in workers]
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        folder = Path(scratch)
+    found, by_workers = [], {}
+    with scratch_folder() as folder:
         lines = folder / "documents.jsonl"
         text_bytes, documents = _write_lines(lines, megabytes * 1_000_000)
-        found, by_workers = [], {}
+        text_mb = text_bytes / 1e6
         with progress("bench corpus", len(chosen) + 1 + len(workers), "measurements") as advance:
-            floor = _middle(repeats, "cpu_seconds", _parse_only, lines)["cpu_seconds"]
+            floor_rate = text_mb / _middle(repeats, "cpu_seconds", _parse_only, lines)["cpu_seconds"]
             advance(1)
             for name in chosen:
-                raw = lines if name == CLEANED else _write_form(name, lines, folder)
+                raw = lines if name == CLEANED else folder / f"raw.{WRITERS[name][0]}"
+                if raw != lines:
+                    WRITERS[name][1](lines, raw)
                 steps = CleaningRules.parse(TEXT_STEPS if name == CLEANED else [])
                 cost = _middle(repeats, "cpu_seconds", _convert, (raw, folder / "corpus", steps, Executor(1)))
-                rates = {
-                    "text_mb_per_cpu_second": text_bytes / 1e6 / cost["cpu_seconds"],
-                    "text_mb_per_second": text_bytes / 1e6 / cost["seconds"],
-                }
-                found.append(ConversionCost(name, raw.stat().st_size, text_bytes, documents, **cost, **rates))
+                cost["text_mb_per_cpu_second"] = text_mb / cost["cpu_seconds"]
+                cost["text_mb_per_second"] = text_mb / cost["seconds"]
+                found.append(ConversionCost(name, raw.stat().st_size, text_bytes, documents, **cost))
                 if raw != lines:
                     raw.unlink()
                 advance(1, name)
             for executor in executors:
                 cost = _middle(repeats, "seconds", _convert, (lines, folder / "corpus", rules, executor))
-                by_workers[str(executor.workers)] = text_bytes / 1e6 / cost["seconds"]
+                by_workers[str(executor.workers)] = text_mb / cost["seconds"]
                 advance(1, f"{executor.workers} workers")
-    floor_rate = text_bytes / 1e6 / floor
     jsonl = next((cost.text_mb_per_cpu_second for cost in found if cost.form == "jsonl"), 0.0)
     packages = {name: version(name) for name in ("orjson", "pyarrow", "numpy")}
     return CorpusCosts(floor_rate, jsonl / floor_rate, found, by_workers, packages)
 
 
-def to_json(costs: CorpusCosts) -> str:
-    return json.dumps(asdict(costs), indent=2)
-
-
-def to_lines(costs: CorpusCosts) -> Iterator[str]:
-    """For people."""
+def describe(costs: CorpusCosts) -> Shown:
+    """Yields the rate of orjson alone, a table of forms, and a line for each number of workers."""
     yield f"orjson alone: {costs.orjson_mb_per_cpu_second:.0f} MB per second of one core"
+    rows = []
     for cost in costs.forms:
-        rates = f"{cost.text_mb_per_cpu_second:6.1f} MB/s per core, {cost.text_mb_per_second:.1f} by the clock"
-        sizes = f"peak {human_bytes(cost.peak_memory_bytes)}, {human_bytes(cost.raw_bytes)} on disk"
-        yield f"{cost.form:16} {rates}, {sizes}"
+        rates = (f"{cost.text_mb_per_cpu_second:.1f}", f"{cost.text_mb_per_second:.1f}")
+        rows.append((cost.form, *rates, human_bytes(cost.peak_memory_bytes), human_bytes(cost.raw_bytes)))
+    yield Table(("form", "MB/s per core", "MB/s by the clock", "peak memory", "on disk"), rows)
     for workers, rate in costs.text_mb_per_second_by_workers.items():
         yield f"{workers:>3} workers      {rate:6.1f} MB/s by the clock"
 
 
 def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
-    """(bytes, documents)."""
+    """Writes the documents as JSON lines. Returns the bytes and the number of documents."""
     documents = []
     for name in ("chinese_sample", "python_docstrings", "python_code"):
         found = find_converter(name)
@@ -153,22 +133,17 @@ def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
             if size > SAMPLE_BYTES:
                 break
             documents.append((draft.title, draft.content))
-    written = count = 0
+    written = 0
     with open(path, "wb") as stream:
         for number, (title, content) in enumerate(itertools.cycle(documents)):
             row = {"id": number, "title": title, "url": f"https://example.org/{number}", "text": f"{number} {content}"}
             written += stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-            count += 1
             if written >= wanted_bytes:
-                return written, count
+                return written, number + 1
     raise AssertionError("a cycle does not end")
 
 
-# One writer a form: from the JSON lines, a piece at a time (all but Parquet).
-
-
-def _copy_lines(lines: Path, out: Path) -> None:
-    shutil.copyfile(lines, out)
+# One writer per form: from the JSON lines, a piece at a time (all but Parquet).
 
 
 def _gzipped(lines: Path, out: Path) -> None:
@@ -221,34 +196,28 @@ def _plain_lines(lines: Path, out: Path) -> None:
             target.write(orjson.loads(line)["text"].replace("\n", " ").encode() + b"\n")
 
 
-WRITERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
-    "jsonl": ("raw.jsonl", _copy_lines),
-    "json_array": ("raw.json", _array),
-    "parquet": ("raw.parquet", _parquet),
-    "lines": ("raw.txt", _plain_lines),
-    "jsonl.gz": ("raw.jsonl.gz", _gzipped),
-    "jsonl.zst": ("raw.jsonl.zst", _zstandard),
-    "jsonl.zip": ("raw.jsonl.zip", _zipped),
-    "jsonl.tar.gz": ("raw.tar.gz", _tarred),
+WRITERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
+    "jsonl": ("jsonl", shutil.copyfile),
+    "json_array": ("json", _array),
+    "parquet": ("parquet", _parquet),
+    "lines": ("txt", _plain_lines),
+    "jsonl.gz": ("jsonl.gz", _gzipped),
+    "jsonl.zst": ("jsonl.zst", _zstandard),
+    "jsonl.zip": ("jsonl.zip", _zipped),
+    "jsonl.tar.gz": ("tar.gz", _tarred),
 }
-
-
-def _write_form(name: str, lines: Path, folder: Path) -> Path:
-    file, write = WRITERS[name]
-    write(lines, folder / file)
-    return folder / file
-
+"""Form -> ending of the file's name, writer."""
 
 Cost = dict[str, Any]
 
 
 def _middle(repeats: int, by: str, work: Callable[[Any], Cost], argument: Any) -> Cost:
-    """Of several measurements, each in a new process, so that peak memory is of this work alone."""
+    """Measures in a new process each time, so that peak memory is of this work alone."""
     found = []
     for _ in range(repeats):
         with one_thread_each(), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             found.append(pool.submit(work, argument).result())
-    return sorted(found, key=lambda cost: cost[by])[(repeats - 1) // 2]
+    return middle(found, by)
 
 
 def _parse_only(lines: Path) -> Cost:
@@ -266,4 +235,4 @@ def _convert(task: tuple[Path, Path, CleaningRules, Executor]) -> Cost:
     build_corpus(out, [spec], executor=executor)
     cpu_seconds, seconds = time.process_time() - cpu_started, time.perf_counter() - started
     shutil.rmtree(out)
-    return {"cpu_seconds": cpu_seconds, "seconds": seconds, "peak_memory_bytes": peak_memory_bytes()}
+    return {"cpu_seconds": cpu_seconds, "seconds": seconds, "peak_memory_bytes": peak_of_process()}

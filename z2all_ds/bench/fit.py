@@ -1,20 +1,18 @@
-"""`z2all plan --fit`: the largest micro-batch that trains on this machine's GPUs, found by trial, beside the planner's.
+"""`z2all plan --fit`: the largest micro-batch that trains on this machine's GPUs, by trial, and the planner's.
 
 Every trial is a real run of a few steps in processes of its own, so that one that runs out of memory spoils nothing.
 The first is the planner's answer; from there it goes up or down by doubled strides, and then by halves.
 """
 
-import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.console import human_bytes, say
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench.gpu_memory import MeasuredMemory, MemoryCase, measure
+from z2all_ds.bench.shared import scratch_folder
 from z2all_ds.cluster.doctor.gpus import read_gpus
 from z2all_ds.plan.memory import gpu_memory
 from z2all_ds.train.fallback_data import prepare_data
@@ -48,15 +46,12 @@ class Fit:
     @property
     def told(self) -> str:
         best = next((trial.measured for trial in self.trials if trial.micro_batch == self.largest), None)
-        peak = f", peak {human_bytes(best.allocated)} (predicted {human_bytes(_allocated(best))})" if best else ""
+        guess = best.predicted.allocated if best and best.predicted else 0
+        peak = f", peak {human_bytes(best.allocated)} (predicted {human_bytes(guess)})" if best else ""
         return (
             f"{self.deepspeed} on {self.ranks} GPU(s) of {human_bytes(self.gpu_memory)}: micro-batches of up to"
             f" {self.largest} train, after {len(self.trials)} trials{peak}; the planner said {self.predicted}"
         )
-
-
-def _allocated(measured: MeasuredMemory) -> int:
-    return measured.predicted.allocated if measured.predicted else 0
 
 
 def fit_here(config: str | None, overrides: list[str]) -> Fit:
@@ -72,17 +67,13 @@ def fit_here(config: str | None, overrides: list[str]) -> Fit:
     memory = _memory_here()
     predicted = predict(run, ranks, memory)
     trials: list[Trial] = []
-    with tempfile.TemporaryDirectory(prefix="z2all-fit-") as scratch:
-        data = prepare_data(config, overrides, Path(scratch) / "data")
+    with scratch_folder() as scratch:
+        data = prepare_data(config, overrides, scratch / "data")
 
         def fits(size: int) -> bool:
-            case = MemoryCase(
-                "fit",
-                (*overrides, *(f"train.{name}={value}" for name, value in _sizes(run, ranks, size).items())),
-                ranks,
-                config,
-            )
-            found = measure(case, data, Path(scratch) / f"run_{len(trials)}")
+            sizes = (f"train.{name}={value}" for name, value in _sizes(run, ranks, size).items())
+            case = MemoryCase("fit", (*overrides, *sizes), ranks, config)
+            found = measure(case, data, scratch / f"run_{len(trials)}")
             if found.failed and not found.out_of_memory:
                 fix = "Put that right first; `z2all train` shows all of it."
                 raise MachineError(f"--fit with micro-batches of {size}", found.failed, fix)
@@ -137,5 +128,6 @@ def largest_that(fits: Callable[[int], bool], first: int) -> int:
     return low
 
 
-def to_json(found: Fit) -> str:
-    return json.dumps({**asdict(found), "told": found.told}, indent=2, ensure_ascii=False)
+def content_of(found: Fit) -> dict[str, object]:
+    """Returns the result for JSON, with its sentence."""
+    return {**asdict(found), "told": found.told}

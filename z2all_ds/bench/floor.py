@@ -1,29 +1,28 @@
 """`z2all bench floor`: what the matrix products and the attention of a training step cost here, and nothing else.
 
-No step that computes these products with these libraries in this precision is faster, so the distance to it is what
-norms, rotations, the loss, the optimizer, launches and communication cost. Everything is measured at the model's own
-shapes, one micro-batch at a time. A pass goes over all rows before any is repeated, because clocks sink under load:
-every row meets the warm device, and the medians are over passes. Attention is over whole sequences: where documents are
-masked apart, a step may have less to do.
+No step that computes these products with these libraries in this precision is faster. The distance to the floor is what
+norms, rotations, the loss, the optimizer, launches and communication cost. Every pass measures all rows before any row
+is repeated, because clocks sink under load; the medians are over passes. Attention is over whole sequences.
 """
 
 import itertools
-import json
 import statistics
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from z2all_ds.base.accounting import FLOP_CONVENTIONS, ModelShape, flops_per_token, mfu, peak_flops
+from z2all_ds.base.accounting import ModelShape, flops_per_token, mfu, peak_flops
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import MachineError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.bench.products import PRODUCTS, linears_of, require_room, time_products, training_dtype
-from z2all_ds.bench.timing import check_rounds, in_words, measured_on, require_memory, rotating, sets_needed, time_call
+from z2all_ds.bench.shared import require_at_least
+from z2all_ds.bench.timing import cold_passes, in_words, measured_on, require_memory, rotating, sets_needed, time_call
 
 ROUNDS = 5
 DIRECTIONS = ("forward", "backward")
@@ -41,30 +40,27 @@ LAST_RESORT = {"math": SDPBackend.MATH}
 
 @dataclass(frozen=True)
 class FloorRow:
-    """One kind of call, `count` of them in a micro-batch."""
+    """One kind of call, `count` of them per micro-batch. Figures are of one call; attention is over the causal half."""
 
     name: str
     count: int
     flops: int
-    """Of one call; attention over the causal half."""
     milliseconds: float
-    """Of one call."""
     teraflops_per_second: float
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """One of torch's attention kernels at this shape; one that does not run says why and has no figures."""
+    """Seconds of one call in each of DIRECTIONS. A backend that does not run has the reason and no figures."""
 
     name: str
     failed: str
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of one call in each of DIRECTIONS."""
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Medians, with everything needed to run it again. Figures are of one device."""
+    """Medians of one device. The rows have the fastest attention backend; MFU is by the two conventions."""
 
     measured_on: dict[str, str]
     dtype: str
@@ -73,29 +69,25 @@ class Floor:
     rounds: int
     rows: list[FloorRow]
     attention_backend: str
-    """The fastest, which the rows have."""
     attention_backends: list[AttentionBackend]
     microseconds_per_token: float
     tokens_per_second: float
     mfu_origin: float | None
-    """6N + 12·L·d·S, embeddings counted."""
     mfu_exact: float | None
-    """Products only, causal attention counted half."""
 
 
 def measure_floor(run: RunConfig, device: torch.device, rounds: int = ROUNDS) -> Floor:
-    """The floor of the run's model and micro-batch on one device."""
-    check_rounds(rounds)
+    """Measures the floor of the run's model and micro-batch on one device."""
+    require_at_least(1, rounds=rounds)
     shape, dtype = run.model.shape, training_dtype(device, run.train.precision)
     micro_batch, sequence_length = run.train.micro_batch, run.train.sequence_length
     tokens = micro_batch * sequence_length
     linears = linears_of(shape)
     require_room(linears, tokens, device, dtype)
-    # A GPU's first pass finds it cold and its libraries unloaded.
-    unmeasured = 1 if device.type == "cuda" else 0
+    cold = cold_passes(device)
     products, attention = [], []
-    with progress("floor", total=(unmeasured + rounds) * (len(linears) + 1), unit="shapes") as advance:
-        for _ in range(unmeasured + rounds):
+    with progress("floor", total=(cold + rounds) * (len(linears) + 1), unit="shapes") as advance:
+        for _ in range(cold + rounds):
             products.append(dict[str, float]())
             for linear in linears:
                 for product, seconds in time_products(linear, tokens, device, dtype).items():
@@ -103,40 +95,36 @@ def measure_floor(run: RunConfig, device: torch.device, rounds: int = ROUNDS) ->
                 advance(1, linear.name)
             attention.append(try_attention(shape, micro_batch, sequence_length, device, dtype))
             advance(1, "attention")
-    backends = _medians(attention[unmeasured:])
+    backends = _medians(attention[cold:])
     fastest = _fastest(backends)
-    rows = [
-        _row(name, linear.count, linear.flops_per_product(tokens), [one[name] for one in products[unmeasured:]])
-        for linear in linears
-        for name in (f"{linear.name} {product}" for product in PRODUCTS)
-    ]
+    rows = []
+    for linear, product in itertools.product(linears, PRODUCTS):
+        name = f"{linear.name} {product}"
+        median = statistics.median(one[name] for one in products[cold:])
+        rows.append(_row(name, linear.count, linear.flops_per_product(tokens), median))
     flops = attention_flops(shape, tokens, sequence_length)
-    rows += [
-        _row(f"attention {direction}", shape.num_layers, flops[direction], [fastest.seconds[direction]])
-        for direction in DIRECTIONS
-    ]
+    for way in DIRECTIONS:
+        rows.append(_row(f"attention {way}", shape.num_layers, flops[way], fastest.seconds[way]))
     seconds_per_token = sum(row.count * row.milliseconds for row in rows) / 1e3 / tokens
     facts = measured_on(device)
-    peak = peak_flops(facts["device"])
-    flops_by_convention = {name: flops_per_token(shape, sequence_length, name) for name in FLOP_CONVENTIONS}
+    per_token = [flops_per_token(shape, sequence_length, convention) for convention in ("origin", "exact")]
     return Floor(
-        measured_on=facts,
-        dtype=str(dtype).removeprefix("torch."),
-        micro_batch=micro_batch,
-        sequence_length=sequence_length,
-        rounds=rounds,
-        rows=rows,
-        attention_backend=fastest.name,
-        attention_backends=backends,
-        microseconds_per_token=seconds_per_token * 1e6,
-        tokens_per_second=1 / seconds_per_token,
-        mfu_origin=mfu(1 / seconds_per_token, flops_by_convention["origin"], peak),
-        mfu_exact=mfu(1 / seconds_per_token, flops_by_convention["exact"], peak),
+        facts,
+        str(dtype).removeprefix("torch."),
+        micro_batch,
+        sequence_length,
+        rounds,
+        rows,
+        fastest.name,
+        backends,
+        seconds_per_token * 1e6,
+        1 / seconds_per_token,
+        *(mfu(1 / seconds_per_token, flops, peak_flops(facts["device"])) for flops in per_token),
     )
 
 
 def attention_flops(shape: ModelShape, tokens: int, sequence_length: int) -> dict[str, int]:
-    """Of one layer, over the causal half; what the backward pass computes a second time is not counted."""
+    """Returns the operations of one layer over the causal half, without what the backward pass computes again."""
     forward = 2 * shape.attention_width * sequence_length * tokens
     return {"forward": forward, "backward": 2 * forward}
 
@@ -144,13 +132,23 @@ def attention_flops(shape: ModelShape, tokens: int, sequence_length: int) -> dic
 def try_attention(
     shape: ModelShape, batch: int, sequence_length: int, device: torch.device, dtype: torch.dtype
 ) -> list[AttentionBackend]:
-    """One layer's causal attention, forward and backward, with each of torch's backends."""
+    """Measures one layer's causal attention, forward and backward, with each of torch's backends."""
     heads = shape.num_heads + 2 * shape.num_kv_heads
     # In and out of both directions, about: the tensors of one forward call, and as much again for gradients.
     set_bytes = batch * sequence_length * (heads + shape.num_heads) * shape.head_dim * dtype.itemsize
     num_sets = sets_needed(set_bytes, device)
     require_memory(2 * num_sets * set_bytes, device, f"attention with {batch} × {sequence_length} tokens")
-    sets = [_random_heads(shape, batch, sequence_length, device, dtype) for _ in range(num_sets)]
+
+    def random(count: int) -> Tensor:
+        # [B, T, heads, E] in memory, as our rope leaves it: kernels read this faster than parts of a fused tensor.
+        return torch.randn(batch, sequence_length, count, shape.head_dim, device=device, dtype=dtype).transpose(1, 2)
+
+    def random_heads() -> _Heads:
+        counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        q, k, v = (random(count).requires_grad_() for count in counts)  # leaves: the backward is attention's alone
+        return _Heads(q, k, v, random(shape.num_heads))
+
+    sets = [random_heads() for _ in range(num_sets)]
     tries = [_try_one(name, kind, sets, device) for name, kind in ATTENTION_BACKENDS[device.type].items()]
     if all(one.failed for one in tries):
         tries += [_try_one(name, kind, sets, device) for name, kind in LAST_RESORT.items()]
@@ -163,20 +161,6 @@ class _Heads:
     k_BKTE: Tensor
     v_BKTE: Tensor
     dout_BHTE: Tensor
-
-
-def _random_heads(
-    shape: ModelShape, batch: int, sequence_length: int, device: torch.device, dtype: torch.dtype
-) -> _Heads:
-    """q, k and v as our rope leaves them, each [B, T, heads, E] in memory: kernels read these faster than parts of one
-    fused tensor. Each is a leaf: the backward is attention's alone."""
-
-    def heads(count: int) -> Tensor:
-        x_BTHE = torch.randn(batch, sequence_length, count, shape.head_dim, device=device, dtype=dtype)
-        return x_BTHE.transpose(1, 2)
-
-    q, k, v = (heads(count).requires_grad_() for count in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
-    return _Heads(q, k, v, heads(shape.num_heads))
 
 
 def _attend(heads: _Heads) -> Tensor:
@@ -203,7 +187,7 @@ def _try_one(name: str, kind: SDPBackend, sets: list[_Heads], device: torch.devi
 
 
 def _medians(passes: list[list[AttentionBackend]]) -> list[AttentionBackend]:
-    """One that failed in any pass has failed."""
+    """Returns the medians by backend. One that failed in any pass has failed."""
     tries_of: dict[str, list[AttentionBackend]] = {}
     for one in itertools.chain.from_iterable(passes):
         tries_of.setdefault(one.name, []).append(one)
@@ -223,32 +207,25 @@ def _fastest(backends: list[AttentionBackend]) -> AttentionBackend:
     return min(running, key=lambda one: sum(one.seconds.values()))
 
 
-def _row(name: str, count: int, flops: int, seconds: list[float]) -> FloorRow:
-    median = statistics.median(seconds)
-    return FloorRow(name, count, flops, median * 1e3, flops / median / 1e12)
+def _row(name: str, count: int, flops: int, seconds: float) -> FloorRow:
+    return FloorRow(name, count, flops, seconds * 1e3, flops / seconds / 1e12)
 
 
-def to_json(floor: Floor) -> str:
-    return json.dumps(asdict(floor), indent=2, ensure_ascii=False)
-
-
-def to_lines(floor: Floor) -> list[str]:
-    """For people."""
-    facts = in_words(floor.measured_on)
-    facts += [floor.dtype, f"{floor.micro_batch} × {floor.sequence_length} tokens", f"median of {floor.rounds} rounds"]
+def describe(floor: Floor) -> Shown:
+    """Yields the device, a table of all rows, the attention backends and the sum."""
+    size = f"{floor.micro_batch} × {floor.sequence_length} tokens"
+    yield in_words(floor.measured_on, floor.dtype, size, f"median of {floor.rounds} rounds")
+    rows = [
+        (row.name, str(row.count), f"{row.milliseconds:.4f}", f"{row.teraflops_per_second:.4g}") for row in floor.rows
+    ]
+    yield Table(("", "count", "ms", "TFLOP/s"), rows)
     tries = [
         f"{one.name} does not run ({one.failed})"
         if one.failed
         else f"{one.name} {' + '.join(f'{1e3 * seconds:.4f}' for seconds in one.seconds.values())} ms"
         for one in floor.attention_backends
     ]
+    yield f"attention: {', '.join(tries)}"
     total = [f"{floor.microseconds_per_token:.3f} us/token", f"{floor.tokens_per_second:,.0f} tok/s at the floor"]
-    total += [f"{name} {100 * share:.1f}%" for name, share in
-              (("MFU", floor.mfu_origin), ("MFU exact", floor.mfu_exact)) if share is not None]  # fmt: skip
-    return [
-        " | ".join(facts),
-        f"{'':24}{'count':>6}{'ms':>11}{'TFLOP/s':>11}",
-        *(f"{row.name:24}{row.count:6d}{row.milliseconds:11.4f}{row.teraflops_per_second:11.4g}" for row in floor.rows),
-        f"attention: {', '.join(tries)}",
-        " | ".join(total),
-    ]
+    shares = {"MFU": floor.mfu_origin, "MFU exact": floor.mfu_exact}
+    yield " | ".join([*total, *(f"{name} {share:.1%}" for name, share in shares.items() if share is not None)])

@@ -1,11 +1,9 @@
-"""`z2all bench memory`: short real runs, their peak memory on the GPU beside what the planner says of them.
+"""`z2all bench memory`: short real runs, their peak memory on the GPU, and what the planner says about them.
 
 The cases go through everything that the planner counts in a way of its own: JSONs, shapes of micro-batches,
 checkpointing, backends of ops, optimizers, two ranks. A run of the user's own is measured in the same way.
 """
 
-import json
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +12,10 @@ from pathlib import Path
 
 from z2all_ds.base.config import anchored, load_run_config
 from z2all_ds.base.console import heartbeat
-from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.bench.shared import last_words, require_known, scratch_folder
 from z2all_ds.bench.shared_gpu import shared_gpu_command
 from z2all_ds.plan.memory import GpuMemory, gpu_memory
 from z2all_ds.track.writer import read_records
@@ -54,6 +52,7 @@ OF_3B = (
     *("model.num_attention_heads=32", "model.num_key_value_heads=32"),
 )
 """12 layers of the 7B model: 3.0 B parameters."""
+LONG = ("train.sequence_length=8192", "model.max_position_embeddings=8192")
 CASES = (
     _case("zero1", "deepspeed=zero1", ONE_DOCUMENT),
     _case("zero1_micro_2", "deepspeed=zero1", ONE_DOCUMENT, micro=2),
@@ -72,13 +71,7 @@ CASES = (
     _case("zero3_offload", "deepspeed=zero3_offload"),
     _case("zero3_offload_param", "deepspeed=zero3_offload_param"),
     _case("full_checkpointing", "deepspeed=zero1", "train.activation_checkpointing=full"),
-    _case(
-        "full_checkpointing_8192",
-        "deepspeed=zero2",
-        "train.activation_checkpointing=full",
-        *("train.sequence_length=8192", "model.max_position_embeddings=8192"),
-        micro=4,
-    ),
+    _case("full_checkpointing_8192", "deepspeed=zero2", "train.activation_checkpointing=full", *LONG, micro=4),
     _case("selective_mlp", "deepspeed=zero1", "train.activation_checkpointing=selective"),
     _case("chunked_loss", "deepspeed=zero1", "ops.cross_entropy=chunked", ONE_DOCUMENT),
     _case("fp8", "deepspeed=zero1", "ops.linear=fp8", ONE_DOCUMENT),
@@ -100,7 +93,11 @@ CASES = (
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Of the rank with number 0, in bytes."""
+    """Peaks of rank 0 in bytes: what torch had allocated and reserved, what the host's memory held.
+
+    `device`: how much more of the whole GPU was in use than before, by all ranks on it and by CUDA itself; None where
+    the driver's library does not say.
+    """
 
     name: str
     config: str | None
@@ -108,11 +105,8 @@ class MeasuredMemory:
     ranks: int
     predicted: GpuMemory | None = None
     allocated: int = 0
-    """Most that torch has had allocated."""
     reserved: int = 0
     device: int | None = None
-    """Most that the whole GPU had in use more than before, by all ranks on it and by CUDA itself; None where the
-    driver's library does not tell."""
     host: int = 0
     failed: str = ""
 
@@ -130,9 +124,7 @@ class MeasuredMemory:
 def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str], ranks: int) -> list[MemoryCase]:
     """Those named; without a name the user's own run, if there is one, else all."""
     known = {case.name: case for case in CASES}
-    wrong = [name for name in names if name not in known]
-    if wrong:
-        raise ConfigError(f"case {wrong[0]!r}", "no such case", f"Known: {', '.join(known)}.")
+    require_known("case", names, list(known))
     if names or not (config or overrides):
         return [known[name] for name in names or known]
     return [MemoryCase(OWN, tuple(overrides), ranks, config)]
@@ -142,11 +134,11 @@ def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
     """Each as soon as it is measured. Of several, none names data of its own: all read the same, made once."""
     if not gpu_count():
         raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with one.")
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        data = prepare_data(cases[0].config, list(cases[0].overrides), Path(scratch) / "data")
+    with scratch_folder() as scratch:
+        data = prepare_data(cases[0].config, list(cases[0].overrides), scratch / "data")
         for number, case in enumerate(cases):
             with heartbeat(case.name):
-                yield measure(case, data, Path(scratch) / f"run_{number}")
+                yield measure(case, data, scratch / f"run_{number}")
 
 
 def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
@@ -180,12 +172,9 @@ def device_peak() -> Iterator[dict[str, int]]:
     """`most`: how much more of the first GPU was in use at most than at the start. Empty without NVML."""
     try:
         import pynvml
-    except ImportError:
-        yield {}
-        return
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except Exception:  # it is not installed, or its driver does not answer
         yield {}
         return
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -206,22 +195,18 @@ def device_peak() -> Iterator[dict[str, int]]:
         pynvml.nvmlShutdown()
 
 
-def to_json(results: Sequence[MeasuredMemory]) -> str:
-    return json.dumps({"cases": [as_dict(result) for result in results]}, indent=2, ensure_ascii=False)
-
-
-def as_dict(result: MeasuredMemory) -> dict[str, object]:
+def content_of(result: MeasuredMemory) -> dict[str, object]:
+    """Returns one result for JSON, with the sums of the prediction and its error."""
     predicted = result.predicted
-    told = {**asdict(predicted), "allocated": predicted.allocated, "total": predicted.total} if predicted else None
-    return {**asdict(result), "predicted": told, "error": result.error}
+    sums = {**asdict(predicted), "allocated": predicted.allocated, "total": predicted.total} if predicted else None
+    return {**asdict(result), "predicted": sums, "error": result.error}
 
 
-def header() -> str:
-    return f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'device':>9}{'host':>8}  (GB)"
+HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'device':>9}{'host':>8}  (GB)"
 
 
 def to_line(result: MeasuredMemory) -> str:
-    """For people."""
+    """Returns the result for people."""
     if result.failed or result.predicted is None or result.error is None:
         return f"{result.name:<26}  {result.failed}"
     device = "-" if result.device is None else f"{result.device / 1e9:.2f}"

@@ -1,4 +1,4 @@
-"""Measurements that need ranks: they are started like those of a training, and rank 0 prints one JSON line."""
+"""Measurements in ranks: these start like the ranks of a training, and rank 0 prints one line of JSON."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.machine import default_environment, free_port
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.base.world import World
-from z2all_ds.bench.peers.environments import last_words
+from z2all_ds.bench.shared import last_words
 from z2all_ds.train.processes.local_ranks import local_command
 
 Measure = Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]]
@@ -24,9 +24,8 @@ Measure = Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]]
 def figures_of_ranks(
     module: str, config: str | None, arguments: list[str], ranks: int, log: Path, label: str
 ) -> dict[str, Any] | str:
-    """What rank 0 has measured, or the last words of ranks that failed."""
-    named = ["--config", config] if config else []
-    command = local_command([*named, *arguments], ranks, free_port(), module)
+    """Returns what rank 0 measured, or the last words of ranks that failed."""
+    command = local_command([*(["--config", config] if config else []), *arguments], ranks, free_port(), module)
     with heartbeat(label):
         code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
     said = log.read_text(encoding="utf-8", errors="replace")
@@ -38,7 +37,7 @@ def figures_of_ranks(
 
 
 def rank_main(parser: argparse.ArgumentParser, arguments: list[str] | None, measure: Measure) -> int:
-    """Entry of a rank; returns the exit code. To the module's own options come those that every rank has."""
+    """Runs one rank with the module's own options and those of every rank. Returns the exit code."""
     parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="section.key=value")

@@ -70,21 +70,21 @@ class Inputs:
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op at one shape."""
+    """One op at one shape.
+
+    `name` tells it from the op's other cases and is empty where there is one. `unit` is BYTES or FLOPS, of the work.
+    `input_bytes` are those of one set. `make_inputs` gets whether the weight has a gradient sink, which only
+    a case with a weight matrix (`has_weight`) can have.
+    """
 
     op: str
     name: str
-    """What tells it from the op's other cases; empty where there is one."""
     unit: str
-    """BYTES or FLOPS, of the work."""
     forward_work: int
     backward_work: int
     input_bytes: int
-    """Of one set."""
     make_inputs: Callable[[bool], Inputs]
-    """Given whether the weight has a gradient sink."""
     has_weight: bool = False
-    """A matrix, whose gradient may have a sink."""
 
 
 class Shapes:
@@ -97,15 +97,8 @@ class Shapes:
         self.tokens = self.batch * self.length
 
     def cases(self, op: str) -> list[OpCase]:
-        makers: dict[str, Callable[[], list[OpCase]]] = {
-            "attention": self._attention,
-            "rope": self._rope,
-            "rms_norm": self._rms_norm,
-            "swiglu": self._swiglu,
-            "linear": self._linear,
-            "cross_entropy": self._cross_entropy,
-        }
-        return makers[op]()
+        make: Callable[[], list[OpCase]] = getattr(self, f"_{op}")
+        return make()
 
     def _random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=dtype or self.dtype)

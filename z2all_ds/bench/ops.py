@@ -6,21 +6,22 @@ directions take together without that: for small ops mostly the host's time. Bac
 A backend that cannot run has the reason instead of figures.
 """
 
-import json
 import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 
 import torch
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import human_bytes, progress
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.bench.op_cases import Inputs, OpCase, Shapes
 from z2all_ds.bench.products import training_dtype
+from z2all_ds.bench.shared import require_known
 from z2all_ds.bench.timing import in_words, measured_on, require_memory, rotating, sets_needed, time_call
 from z2all_ds.ops import Situation
 from z2all_ds.ops.registry import OP_NAMES, Backend, backends_of, choose
@@ -41,25 +42,24 @@ UNITS_PER_SECOND = {"GB/s": 1e9, "TFLOP/s": 1e12}
 
 @dataclass(frozen=True)
 class OpRow:
-    """One backend on one case; without figures where it did not run."""
+    """One backend on one case; without figures, but with the reason, where it did not run.
+
+    `with_sink`: the weight's gradient is added to an fp32 sink. `auto`: it is what `auto` takes here. `launched_ms`:
+    both directions, with the host in the way. `peak_extra_bytes`: most memory in use during both directions less what
+    was there before, on a GPU only. Rates are of the work that the op cannot do without.
+    """
 
     op: str
     case: str
     backend: str
     with_sink: bool
-    """The weight's gradient is added to an fp32 sink."""
     auto: bool
-    """It is what `auto` takes here."""
     failed: str = ""
-    """Why it cannot run, or how it ended."""
     forward_ms: float | None = None
     backward_ms: float | None = None
     launched_ms: float | None = None
-    """Both directions, with the host in the way."""
     peak_extra_bytes: int | None = None
-    """Most memory in use during both directions, less what was there before; of a GPU alone."""
     rate_unit: str = ""
-    """Of the work that the op cannot do without: bytes moved, or operations."""
     forward_rate: float | None = None
     backward_rate: float | None = None
 
@@ -77,9 +77,7 @@ class OpCosts:
 
 def bench_ops(run: RunConfig, device: torch.device, ops: Sequence[str] = ()) -> OpCosts:
     """Measures the named ops, or all."""
-    for op in ops:
-        if op not in OP_NAMES:
-            raise ConfigError(f"op {op!r}", "no such op", f"Known: {', '.join(OP_NAMES)}.")
+    require_known("op", ops, OP_NAMES)
     dtype = training_dtype(device, run.train.precision)
     situation = Situation(device.type, DTYPE_NAMES[dtype], run.model.shape.head_dim)
     shapes = Shapes(run, device, dtype)
@@ -187,30 +185,24 @@ def library_versions() -> dict[str, str]:
     """Of the kernel libraries that are installed."""
     found = {}
     for name in LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def to_json(costs: OpCosts) -> str:
-    return json.dumps(asdict(costs), indent=2, ensure_ascii=False)
+def describe(costs: OpCosts) -> Shown:
+    """Yields the device and a table of all rows. A star marks what `auto` takes."""
+    yield in_words(costs.measured_on, costs.dtype, f"{costs.micro_batch} × {costs.sequence_length} tokens")
+    figures = ("forward ms", "backward ms", "launched ms", "extra", "forward", "backward", "")
+    yield Table(("op", "backend", *figures), map(_cells, costs.rows), "llrrrrrrl")
 
 
-def to_lines(costs: OpCosts) -> list[str]:
-    """For people. A star marks what `auto` takes."""
-    facts = [*in_words(costs.measured_on), costs.dtype, f"{costs.micro_batch} × {costs.sequence_length} tokens"]
-    columns = f"{'forward ms':>11}{'backward ms':>12}{'launched ms':>12}{'extra':>11}{'forward':>10}{'backward':>10}"
-    return [" | ".join(facts), f"{'op':<24}{'backend':<22}{columns}", *map(_line, costs.rows)]
-
-
-def _line(row: OpRow) -> str:
+def _cells(row: OpRow) -> list[str]:
     name = f"{row.backend}{' with sink' if row.with_sink else ''}{' *' if row.auto else ''}"
-    head = f"{row.op + ' ' + row.case:<24}{name:<22}"
+    head = [f"{row.op} {row.case}".rstrip(), name]
     if row.failed:
-        return f"{head}  {row.failed}"
-    times = (f"{ms:>{width}.4f}" for ms, width in ((row.forward_ms, 11), (row.backward_ms, 12), (row.launched_ms, 12)))
+        return [*head, row.failed]
+    times = [f"{ms:.4f}" for ms in (row.forward_ms, row.backward_ms, row.launched_ms)]
     extra = "-" if row.peak_extra_bytes is None else human_bytes(row.peak_extra_bytes)
-    rates = (f"{'-' if rate is None else format(rate, '.3g'):>10}" for rate in (row.forward_rate, row.backward_rate))
-    return f"{head}{''.join(times)}{extra:>11}{''.join(rates)} {row.rate_unit}"
+    rates = ["-" if rate is None else f"{rate:.3g}" for rate in (row.forward_rate, row.backward_rate)]
+    return [*head, *times, extra, *rates, row.rate_unit]

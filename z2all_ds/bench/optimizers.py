@@ -1,21 +1,22 @@
 """`z2all bench optimizers`: what each optimizer's state takes and how long it steps, on one flat tensor as under ZeRO.
 
-Bytes are those of the tensors it keeps after a step, counters left out, beside what the registry states. Kinds that
+Bytes are those of the tensors it keeps after a step, counters left out, and what the registry states. Kinds that
 cannot run here are listed with their reasons.
 """
 
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from z2all_ds.base.config.sections import OptimizerSection
 from z2all_ds.base.console import heartbeat
-from z2all_ds.base.errors import ConfigError, Z2allError
+from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.machine import default_environment
+from z2all_ds.base.reports import Shown, Table
+from z2all_ds.bench.shared import require_at_least
 from z2all_ds.bench.timing import device_here, in_words, measured_on, require_memory, time_call
 from z2all_ds.zero.op_builds import ops_of_optimizer, prebuild
 from z2all_ds.zero.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
@@ -31,16 +32,14 @@ BUDGET_MS = 500.0
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """One optimizer on weights of one dtype."""
+    """One optimizer on weights of one dtype (the fp32 master, or bf16 itself); bytes are per parameter."""
 
     kind: str
     weights: str
-    """dtype of what it steps: the fp32 master, or bf16 itself."""
     rounding: str | None
     device: str
     state_bytes_stated: float
     state_bytes_measured: float
-    """Both per parameter."""
     milliseconds_per_step: float
 
 
@@ -64,11 +63,10 @@ def bench_optimizers(parameters: int | None = None) -> OptimizerCosts:
     """Every kind on `parameters` weights (rounded up to a multiple of 256)."""
     device = device_here()
     parameters = DEFAULT_PARAMETERS[device.type] if parameters is None else parameters
-    if parameters < MIN_PARAMETERS:
-        raise ConfigError(f"parameters={parameters}", f"must be at least {MIN_PARAMETERS}", "Give more.")
+    require_at_least(MIN_PARAMETERS, parameters=parameters)
     parameters = -(-parameters // PARAMETERS_MULTIPLE) * PARAMETERS_MULTIPLE
     require_memory(BYTES_NEEDED_PER_PARAMETER * parameters, device, f"stepping {parameters:,} parameters")
-    # DeepSpeed's ops are built and found with these; another ninja on PATH would build them anew.
+    # DeepSpeed's ops are built and found with these; another ninja on PATH would build them again.
     os.environ.update(default_environment(ranks=1))
     costs, refused = [], []
     for section, situation in candidates(device.type):
@@ -108,15 +106,9 @@ def _measure(
         optimizer.step()
         measured = state_bytes(optimizer) / parameters
         seconds = time_call(optimizer.step, home, BUDGET_MS)
-    return OptimizerCost(
-        kind=section.kind,
-        weights="bf16" if situation.bf16_master else "fp32",
-        rounding=section.rounding if situation.bf16_master else None,
-        device=home.type,
-        state_bytes_stated=choice.state_bytes_per_parameter,
-        state_bytes_measured=measured,
-        milliseconds_per_step=1e3 * seconds,
-    )
+    weights, rounding = ("bf16", section.rounding) if situation.bf16_master else ("fp32", None)
+    stated = choice.state_bytes_per_parameter
+    return OptimizerCost(section.kind, weights, rounding, home.type, stated, measured, 1e3 * seconds)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -135,16 +127,14 @@ def _plain(value: Any) -> Iterator[torch.Tensor]:
         yield value
 
 
-def to_json(costs: OptimizerCosts) -> str:
-    return json.dumps(asdict(costs), indent=2, ensure_ascii=False)
+def describe(costs: OptimizerCosts) -> Shown:
+    """Yields the device and a table of optimizers; those that cannot run have the reason."""
+    yield in_words(costs.measured_on, f"{costs.parameters:,} parameters")
+    rows = [[refusal.kind, refusal.reason] for refusal in costs.refused]
+    yield Table(("kind", "weights", "state bytes", "stated", "ms/step"), [*map(_cells, costs.optimizers), *rows], "llr")
 
 
-def to_lines(costs: OptimizerCosts) -> list[str]:
-    """For people."""
-    facts = [*in_words(costs.measured_on), f"{costs.parameters:,} parameters"]
-    lines = [" | ".join(facts), f"{'kind':<14} {'weights':<16} {'state bytes':>11} {'stated':>7} {'ms/step':>9}"]
-    for cost in costs.optimizers:
-        weights = " ".join(filter(None, (cost.weights, cost.rounding)))
-        figures = f"{cost.state_bytes_measured:>11.2f} {cost.state_bytes_stated:>7.2f}"
-        lines.append(f"{cost.kind:<14} {weights:<16} {figures} {cost.milliseconds_per_step:>9.2f}")
-    return [*lines, *(f"{refusal.kind:<14} {refusal.reason}" for refusal in costs.refused)]
+def _cells(cost: OptimizerCost) -> list[str]:
+    weights = " ".join(filter(None, (cost.weights, cost.rounding)))
+    figures = (cost.state_bytes_measured, cost.state_bytes_stated, cost.milliseconds_per_step)
+    return [cost.kind, weights, *(f"{figure:.2f}" for figure in figures)]

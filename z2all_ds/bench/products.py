@@ -4,7 +4,7 @@ In the layouts that autograd uses (y = x W^T, dx = dy W, dW = dy^T x, all row-ma
 draws less power, clocks higher, and flatters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -38,34 +38,15 @@ def linears_of(shape: ModelShape) -> list[Linear]:
     return [
         Linear("qkv", hidden, qkv, layers),
         Linear("o", shape.attention_width, hidden, layers),
-        *feed_forward_linears(hidden, shape.intermediate_size, layers),
-        head_linear(hidden, shape.vocab_size),
+        Linear("gate_up", hidden, 2 * shape.intermediate_size, layers),
+        Linear("down", shape.intermediate_size, hidden, layers),
+        Linear("head", hidden, shape.vocab_size),
     ]
-
-
-def feed_forward_linears(hidden: int, intermediate: int, count: int = 1) -> list[Linear]:
-    return [Linear("gate_up", hidden, 2 * intermediate, count), Linear("down", intermediate, hidden, count)]
-
-
-def head_linear(hidden: int, vocabulary: int) -> Linear:
-    return Linear("head", hidden, vocabulary)
 
 
 def training_dtype(device: torch.device, precision: str) -> torch.dtype:
     """bf16 on a GPU unless `train.precision` is fp32; fp32 on a CPU, where bf16 products are some 100 times slower."""
     return torch.bfloat16 if device.type == "cuda" and precision != "fp32" else torch.float32
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """What the three products read, and what they write: fresh memory each, as in training."""
-
-    x_NI: Tensor
-    weight_OI: Tensor
-    dy_NO: Tensor
-    y_NO: Tensor
-    dx_NI: Tensor
-    dweight_OI: Tensor
 
 
 @torch.no_grad()
@@ -74,13 +55,21 @@ def time_products(
 ) -> dict[str, float]:
     """Seconds of one call of each of PRODUCTS."""
     num_sets = sets_needed(_bytes_per_product(linear, tokens, dtype), device)
-    sets = [_random_tensors(linear, tokens, device, dtype) for _ in range(num_sets)]
-    calls = {
-        "forward": rotating(lambda one: torch.mm(one.x_NI, one.weight_OI.t(), out=one.y_NO), sets),
-        "input gradient": rotating(lambda one: torch.mm(one.dy_NO, one.weight_OI, out=one.dx_NI), sets),
-        "weight gradient": rotating(lambda one: torch.mm(one.dy_NO.t(), one.x_NI, out=one.dweight_OI), sets),
+    sizes = ((tokens, linear.inputs), (linear.outputs, linear.inputs), (tokens, linear.outputs))
+    sets = [
+        # x, weight and dy; then what the products write: memory of its own for each, as in training.
+        [torch.randn(size, device=device, dtype=dtype) for size in sizes]
+        + [torch.empty(size, device=device, dtype=dtype) for size in sizes]
+        for _ in range(num_sets)
+    ]
+    for _, weight, *_ in sets:
+        weight.mul_(WEIGHT_SCALE)
+    products: dict[str, Callable[[list[Tensor]], Tensor]] = {
+        "forward": lambda one: torch.mm(one[0], one[1].t(), out=one[5]),
+        "input gradient": lambda one: torch.mm(one[2], one[1], out=one[3]),
+        "weight gradient": lambda one: torch.mm(one[2].t(), one[0], out=one[4]),
     }
-    return {name: time_call(calls[name], device, budget_ms) for name in PRODUCTS}
+    return {name: time_call(rotating(products[name], sets), device, budget_ms) for name in PRODUCTS}
 
 
 def require_room(linears: Iterable[Linear], tokens: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -96,12 +85,3 @@ def _bytes_per_product(linear: Linear, tokens: int, dtype: torch.dtype) -> int:
     """Read and written; the same for all three."""
     elements = tokens * linear.inputs + linear.outputs * linear.inputs + tokens * linear.outputs
     return elements * dtype.itemsize
-
-
-def _random_tensors(linear: Linear, tokens: int, device: torch.device, dtype: torch.dtype) -> _Tensors:
-    x_NI = torch.randn(tokens, linear.inputs, device=device, dtype=dtype)
-    weight_OI = torch.randn(linear.outputs, linear.inputs, device=device, dtype=dtype).mul_(WEIGHT_SCALE)
-    dy_NO = torch.randn(tokens, linear.outputs, device=device, dtype=dtype)
-    return _Tensors(
-        x_NI, weight_OI, dy_NO, torch.empty_like(dy_NO), torch.empty_like(x_NI), torch.empty_like(weight_OI)
-    )

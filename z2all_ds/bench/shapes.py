@@ -1,29 +1,22 @@
 """`z2all bench shapes`: feed-forward and vocabulary sizes near those you wish, by what they cost on this device.
 
 A GPU computes products in tiles and reads rows in aligned pieces: a size that fits neither can cost more than a larger
-one that does. Only the products that the size is part of are timed (gate_up and down; the head), forward and both
+one that does. Only the products that depend on the size are timed (gate_up and down; the head), forward and both
 gradients, at the run's tokens per micro-batch. All candidates are measured before any is repeated, as in the floor.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import progress
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.products import (
-    Linear,
-    feed_forward_linears,
-    head_linear,
-    require_room,
-    time_products,
-    training_dtype,
-)
-from z2all_ds.bench.timing import check_rounds, in_words, measured_on
+from z2all_ds.base.reports import Shown, Table
+from z2all_ds.bench.products import Linear, require_room, time_products, training_dtype
+from z2all_ds.bench.shared import require_at_least
+from z2all_ds.bench.timing import cold_passes, in_words, measured_on
 
 ROUNDS = 5
 MULTIPLES = (8, 16, 32, 64, 128, 256, 512)
@@ -35,14 +28,13 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Candidate:
-    """One size and what its products cost, together."""
+    """One size and what its products cost together. `cost`: time over that of the best candidate, which has 1.0."""
 
     size: int
     flops: int
     milliseconds: float
     teraflops_per_second: float
     cost: float
-    """Time per useful column over that of the best candidate: 1.0 is the best."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +50,12 @@ class Advice:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Medians, with everything needed to run it again."""
+    """Medians, with everything needed to run it again. `tokens` are those of a micro-batch."""
 
     measured_on: dict[str, str]
     dtype: str
     hidden_size: int
     tokens: int
-    """Of a micro-batch."""
     rounds: int
     feed_forward: Advice
     vocabulary: Advice
@@ -78,47 +69,42 @@ def measure_shapes(
     vocab_size: int | None = None,
     rounds: int = ROUNDS,
 ) -> Shapes:
-    """Times every candidate; what is not given comes from the run's model, the feed-forward from 8/3 of hidden."""
-    check_rounds(rounds)
-    hidden = _checked("hidden", run.model.hidden_size if hidden_size is None else hidden_size)
-    ffn = _checked("ffn", max(1, round(hidden * 8 / 3)) if intermediate_size is None else intermediate_size)
-    vocabulary = _checked("vocab", run.model.vocab_size if vocab_size is None else vocab_size)
+    """Times every candidate. What is not given comes from the run's model, the feed-forward size from 8/3 of hidden."""
+    hidden = run.model.hidden_size if hidden_size is None else hidden_size
+    ffn = max(1, round(hidden * 8 / 3)) if intermediate_size is None else intermediate_size
+    vocabulary = run.model.vocab_size if vocab_size is None else vocab_size
+    require_at_least(1, rounds=rounds, hidden=hidden, ffn=ffn, vocab=vocabulary)
     tokens, dtype = run.train.micro_batch * run.train.sequence_length, training_dtype(device, run.train.precision)
-    products_of: dict[tuple[str, int], list[Linear]] = {
-        **{("ffn", size): feed_forward_linears(hidden, size) for size in feed_forward_candidates(ffn)},
-        **{("vocab", size): [head_linear(hidden, size)] for size in vocabulary_candidates(vocabulary)},
+    ffn_linears = {
+        size: [Linear("gate_up", hidden, 2 * size), Linear("down", size, hidden)]
+        for size in feed_forward_candidates(ffn)
     }
-    require_room([one for linears in products_of.values() for one in linears], tokens, device, dtype)
-    # A GPU's first pass finds it cold and its libraries unloaded.
-    unmeasured = 1 if device.type == "cuda" else 0
-    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in products_of}
-    with progress("shapes", total=(unmeasured + rounds) * len(products_of), unit="sizes") as advance:
-        for _ in range(unmeasured + rounds):
-            for key, linears in products_of.items():
-                timed = (time_products(linear, tokens, device, dtype) for linear in linears)
-                seconds[key].append(sum(sum(one.values()) for one in timed))
-                advance(1, f"{key[0]} {key[1]}")
-    medians = {key: statistics.median(found[unmeasured:]) for key, found in seconds.items()}
-    flops = {key: sum(3 * one.flops_per_product(tokens) for one in linears) for key, linears in products_of.items()}
+    head_linears = {size: [Linear("head", hidden, size)] for size in vocabulary_candidates(vocabulary)}
+    both = [*ffn_linears.items(), *head_linears.items()]
+    require_room([linear for _, linears in both for linear in linears], tokens, device, dtype)
+    cold = cold_passes(device)
+    passes: list[list[float]] = []
+    with progress("shapes", total=(cold + rounds) * len(both), unit="sizes") as advance:
+        for _ in range(cold + rounds):
+            passes.append([])
+            for size, linears in both:
+                passes[-1].append(sum(sum(time_products(one, tokens, device, dtype).values()) for one in linears))
+                advance(1, f"{linears[0].name} {size}")
+    medians = [statistics.median(found) for found in zip(*passes[cold:], strict=True)]
+    flops = [float(sum(3 * one.flops_per_product(tokens) for one in linears)) for _, linears in both]
 
-    def only(kind: str, figures: Mapping[tuple[str, int], float]) -> dict[int, float]:
-        return {size: value for (which, size), value in figures.items() if which == kind}
+    def by_size(figures: list[float], sizes: Mapping[int, object]) -> dict[int, float]:
+        return dict(zip(sizes, figures[: len(sizes)] if sizes is ffn_linears else figures[-len(sizes) :], strict=True))
 
     return Shapes(
-        measured_on=measured_on(device),
-        dtype=str(dtype).removeprefix("torch."),
-        hidden_size=hidden,
-        tokens=tokens,
-        rounds=rounds,
-        feed_forward=advise_feed_forward(ffn, only("ffn", medians), only("ffn", flops)),
-        vocabulary=advise_vocabulary(vocabulary, only("vocab", medians), only("vocab", flops)),
+        measured_on(device),
+        str(dtype).removeprefix("torch."),
+        hidden,
+        tokens,
+        rounds,
+        advise_feed_forward(ffn, by_size(medians, ffn_linears), by_size(flops, ffn_linears)),
+        advise_vocabulary(vocabulary, by_size(medians, head_linears), by_size(flops, head_linears)),
     )
-
-
-def _checked(name: str, size: int) -> int:
-    if size < 1:
-        raise ConfigError(f"{name}={size}", "a size is at least 1", "Give a positive number.")
-    return size
 
 
 def feed_forward_candidates(wish: int) -> list[int]:
@@ -142,23 +128,21 @@ def _near(wish: int, sizes: set[int]) -> list[int]:
 
 
 def advise_feed_forward(wish: int, seconds: Mapping[int, float], flops: Mapping[int, float]) -> Advice:
-    """Every column is a parameter that learns: what counts is time per column."""
+    """Every column is a parameter that learns: time per column decides, and then the distance to the wish."""
     costs = _relative({size: seconds[size] / size for size in seconds})
-    chosen = _pick(costs, key=lambda size: (abs(size - wish), size))
+    chosen = min(_best(costs), key=lambda size: (abs(size - wish), size))
     why = "least time per parameter"
     if costs[chosen] > 1:
         why = f"nearest to {wish} of those within {NOISE:.0%} of the {why}"
-    reason = f"{why}, {_against(wish, chosen, costs, 'per parameter')}"
-    return Advice("model.intermediate_size", wish, _candidates(seconds, flops, costs), chosen, reason)
+    return _advice("model.intermediate_size", wish, chosen, why, "per parameter", seconds, flops, costs)
 
 
 def advise_vocabulary(wish: int, seconds: Mapping[int, float], flops: Mapping[int, float]) -> Advice:
-    """Columns beyond the tokens are padding: what counts is the whole time."""
+    """Columns beyond the tokens are padding: the whole time decides, and then the size."""
     costs = _relative(seconds)
-    chosen = _pick(costs, key=lambda size: (size,))
+    chosen = min(_best(costs))
     why = "least time" if costs[chosen] == 1 else f"smallest of those within {NOISE:.0%} of the least time"
-    reason = f"{why}, {_against(wish, chosen, costs, 'in all')}"
-    return Advice("model.vocab_size", wish, _candidates(seconds, flops, costs), chosen, reason)
+    return _advice("model.vocab_size", wish, chosen, why, "in all", seconds, flops, costs)
 
 
 def _relative(costs: Mapping[int, float]) -> dict[int, float]:
@@ -166,45 +150,40 @@ def _relative(costs: Mapping[int, float]) -> dict[int, float]:
     return {size: cost / best for size, cost in costs.items()}
 
 
-def _pick(costs: Mapping[int, float], key: Callable[[int], tuple[int, ...]]) -> int:
-    """The first by `key` of those that cannot be told from the best."""
-    return min((size for size, cost in costs.items() if cost <= 1 + NOISE), key=key)
+def _best(costs: Mapping[int, float]) -> list[int]:
+    """Returns those that are as good as the best."""
+    return [size for size, cost in costs.items() if cost <= 1 + NOISE]
 
 
-def _against(wish: int, chosen: int, costs: Mapping[int, float], unit: str) -> str:
-    if chosen == wish:
-        return "and it is what you wished"
-    return f"{100 * (1 - costs[chosen] / costs[wish]):.1f}% less {unit} than {wish}"
-
-
-def _candidates(
-    seconds: Mapping[int, float], flops: Mapping[int, float], costs: Mapping[int, float]
-) -> list[Candidate]:
-    return [
+def _advice(
+    setting: str,
+    wish: int,
+    chosen: int,
+    why: str,
+    unit: str,
+    seconds: Mapping[int, float],
+    flops: Mapping[int, float],
+    costs: Mapping[int, float],
+) -> Advice:
+    gain = f"{100 * (1 - costs[chosen] / costs[wish]):.1f}% less {unit} than {wish}"
+    candidates = [
         Candidate(size, int(flops[size]), seconds[size] * 1e3, flops[size] / seconds[size] / 1e12, costs[size])
         for size in sorted(seconds)
     ]
+    reason = f"{why}, {'and it is what you wished' if chosen == wish else gain}"
+    return Advice(setting, wish, candidates, chosen, reason)
 
 
-def to_json(shapes: Shapes) -> str:
-    return json.dumps(asdict(shapes), indent=2, ensure_ascii=False)
-
-
-def to_lines(shapes: Shapes) -> list[str]:
-    """For people."""
-    facts = in_words(shapes.measured_on)
-    facts += [
-        shapes.dtype,
-        f"hidden {shapes.hidden_size}",
-        f"{shapes.tokens} tokens",
-        f"median of {shapes.rounds} rounds",
-    ]
-    lines = [" | ".join(facts)]
+def describe(shapes: Shapes) -> Shown:
+    """Yields the device, and for both settings a table of candidates and the advice."""
+    sizes = (f"hidden {shapes.hidden_size}", f"{shapes.tokens} tokens", f"median of {shapes.rounds} rounds")
+    yield in_words(shapes.measured_on, shapes.dtype, *sizes)
     for advice in (shapes.feed_forward, shapes.vocabulary):
-        lines += ["", f"{advice.setting:24}{'ms':>11}{'TFLOP/s':>11}{'cost':>9}"]
+        rows = []
         for one in advice.candidates:
             marks = ("wished",) * (one.size == advice.wished) + ("recommended",) * (one.size == advice.recommended)
-            figures = f"{one.size:<24}{one.milliseconds:11.4f}{one.teraflops_per_second:11.4g}{one.cost:9.3f}"
-            lines.append(f"{figures}  {', '.join(marks)}".rstrip())
-        lines.append(f"{advice.setting}={advice.recommended}: {advice.reason}")
-    return lines
+            figures = (f"{one.milliseconds:.4f}", f"{one.teraflops_per_second:.4g}", f"{one.cost:.3f}")
+            rows.append((str(one.size), *figures, ", ".join(marks)))
+        yield ""
+        yield Table((advice.setting, "ms", "TFLOP/s", "cost", ""), rows, "lrrrl")
+        yield f"{advice.setting}={advice.recommended}: {advice.reason}"

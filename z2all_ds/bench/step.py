@@ -1,23 +1,21 @@
-"""`z2all bench step`: what a training step costs here, measured on a short real run.
+"""`z2all bench step`: what a training step costs here, on a short real run.
 
-The median over the second half of the steps: the first ones pay for allocation, autotuning and caches.
+Figures are medians over the second half of the steps: the first ones pay for allocation, autotuning and caches.
 """
 
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.accounting import count_parameters, mfu, operations_per_token, peak_flops
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.console import human_bytes, say
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Shown
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.in_ranks import figures_of_ranks
+from z2all_ds.bench.shared import require_at_least, run_process, scratch_folder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
 from z2all_ds.train.fallback_data import prepare_data
@@ -28,7 +26,12 @@ PEER_MODULE = "z2all_ds.bench.peers.hf_llama"
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Medians, with everything needed to run it again."""
+    """Medians, with everything needed to run it again.
+
+    `mfu_origin`: 6N + 12·L·d·S, embeddings counted. `mfu_exact`: products only, causal attention counted half. `hfu`:
+    as `mfu_exact`, with what is computed a second time. The floor is what products and attention alone allow, on all
+    devices together. `peer`: Hugging Face's Llama with Liger under the same DeepSpeed JSON, measured right after ours.
+    """
 
     device: str
     ranks: int
@@ -41,23 +44,16 @@ class StepCosts:
     seconds_per_step: float
     tokens_per_second: float
     mfu_origin: float | None
-    """6N + 12·L·d·S, embeddings counted."""
     mfu_exact: float | None
-    """Products only, causal attention counted half."""
     peak_memory_bytes: int
     last_loss: float
     packages: dict[str, str]
     ops: dict[str, str]
     floor_tokens_per_second: float | None = None
-    """What the products and the attention alone allow, on all devices together (`z2all bench floor`)."""
     share_of_floor: float | None = None
-    """tokens_per_second over it."""
     peer: dict[str, Any] | None = None
-    """Figures of Hugging Face's Llama with Liger under the same DeepSpeed JSON, measured right after ours."""
     times_peer: float | None = None
-    """tokens_per_second over the peer's."""
     hfu: float | None = None
-    """As `mfu_exact`, with what is computed a second time."""
 
 
 def bench_step(
@@ -69,14 +65,11 @@ def bench_step(
     with_peer: bool = False,
 ) -> StepCosts:
     """Trains `steps` steps in a temporary folder, on the text every machine has unless data.corpus says otherwise."""
-    if steps < MIN_STEPS:
-        raise ConfigError(f"steps={steps}", f"a median needs at least {MIN_STEPS}", "Give more.")
+    require_at_least(MIN_STEPS, steps=steps)
     ranks = default_ranks() if ranks is None else ranks
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder() as folder:
         chosen = [f"run_dir={folder / 'run'}", f"train.steps={steps}", "checkpoint.at_end=false"]
-        resolved = [*overrides, *prepare_data(config, overrides, folder), *chosen]
-        run = load_run_config(config, resolved)
+        run = load_run_config(config, [*overrides, *prepare_data(config, overrides, folder), *chosen])
         train_on_this_machine(run, ranks)
         # Right after the run, so that all meet the same warm machine.
         peer = peer_in_own_processes(config, overrides, ranks, steps, folder / "peer.log") if with_peer else None
@@ -106,8 +99,7 @@ def beside_peer(costs: StepCosts, peer: dict[str, Any]) -> StepCosts:
 def floor_in_own_process(config: str | None, overrides: list[str]) -> dict[str, Any] | None:
     """What `z2all bench floor` says; None where it cannot be measured, which costs a line and not the run's figures."""
     named = ["--config", config] if config else []
-    command = [sys.executable, "-m", "z2all_ds", "bench", "floor", "--json", *named, *overrides]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = run_process(["-m", "z2all_ds", "bench", "floor", "--json", *named, *overrides])
     if done.returncode:
         say(f"no floor: `z2all bench floor` ended with code {done.returncode}")
         return None
@@ -123,15 +115,15 @@ def beside_floor(costs: StepCosts, floor: dict[str, Any]) -> StepCosts:
 
 
 def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
-    """From what the run itself has written down."""
+    """Returns the figures that the run itself has written down."""
     records = list(read_records(folder.metrics))
     environment = json.loads(folder.environment.read_text(encoding="utf-8"))
     seconds = statistics.median(record["step_seconds"] for record in records[len(records) // 2 :])
-    tokens_per_second = run.train.global_batch * run.train.sequence_length / seconds
+    train, shape = run.train, run.model.shape
+    tokens_per_second = train.global_batch * train.sequence_length / seconds
     ops = {choice["op"]: choice["backend"] for choice in environment["ops"]}
-    shape, length, train = run.model.shape, run.train.sequence_length, run.train
     operations = operations_per_token(
-        shape, length, train.activation_checkpointing, train.recompute, ops["cross_entropy"]
+        shape, train.sequence_length, train.activation_checkpointing, train.recompute, ops["cross_entropy"]
     )
     peak = peak_flops(environment["device"])
     shares = {name: mfu(tokens_per_second, flops, peak and peak * ranks) for name, flops in operations.items()}
@@ -139,10 +131,10 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
         device=environment["device"],
         ranks=ranks,
         deepspeed=run.deepspeed,
-        parameters=count_parameters(run.model.shape).total,
-        sequence_length=run.train.sequence_length,
-        global_batch=run.train.global_batch,
-        micro_batch=run.train.micro_batch,
+        parameters=count_parameters(shape).total,
+        sequence_length=train.sequence_length,
+        global_batch=train.global_batch,
+        micro_batch=train.micro_batch,
         steps=len(records),
         seconds_per_step=seconds,
         tokens_per_second=tokens_per_second,
@@ -156,32 +148,25 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
     )
 
 
-def to_json(costs: StepCosts) -> str:
-    return json.dumps(asdict(costs), indent=2, ensure_ascii=False)
+def describe(costs: StepCosts) -> Shown:
+    """Yields one line, and a second one about the peer where it was measured."""
+    shares = {"MFU": costs.mfu_origin, "MFU exact": costs.mfu_exact, "HFU": costs.hfu}
+    yield " | ".join(
+        [
+            f"{costs.device} × {costs.ranks}",
+            f"{costs.deepspeed} {costs.micro_batch}/{costs.global_batch} × {costs.sequence_length}",
+            f"{costs.parameters / 1e6:,.1f} M parameters",
+            *_speed(costs.seconds_per_step, costs.tokens_per_second),
+            *(f"{name} {share:.1%}" for name, share in shares.items() if share is not None),
+            *([] if costs.share_of_floor is None else [f"{costs.share_of_floor:.1%} of the floor"]),
+            f"peak {human_bytes(costs.peak_memory_bytes)}",
+        ]
+    )
+    if costs.peer is not None:
+        speed = _speed(costs.peer["seconds_per_step"], costs.peer["tokens_per_second"])
+        peak = f"peak {human_bytes(costs.peer['peak_memory_bytes'])}"
+        yield " | ".join([f"peer: {costs.peer['name']}", *speed, peak, f"ours is {costs.times_peer:.2f} times as fast"])
 
 
-def to_line(costs: StepCosts) -> str:
-    """For people."""
-    utilisations = {"MFU": costs.mfu_origin, "MFU exact": costs.mfu_exact, "HFU": costs.hfu}
-    shares = [f"{name} {100 * share:.1f}%" for name, share in utilisations.items() if share is not None]
-    parts = [
-        f"{costs.device} × {costs.ranks}",
-        f"{costs.deepspeed} {costs.micro_batch}/{costs.global_batch} × {costs.sequence_length}",
-        f"{costs.parameters / 1e6:,.1f} M parameters",
-        f"{costs.seconds_per_step:.3f} s/step",
-        f"{costs.tokens_per_second:,.0f} tok/s",
-        *shares,
-        *([f"{100 * costs.share_of_floor:.1f}% of the floor"] if costs.share_of_floor is not None else []),
-        f"peak {human_bytes(costs.peak_memory_bytes)}",
-    ]
-    line = " | ".join(parts)
-    if costs.peer is None or costs.times_peer is None:
-        return line
-    peer = [
-        costs.peer["name"],
-        f"{costs.peer['seconds_per_step']:.3f} s/step",
-        f"{costs.peer['tokens_per_second']:,.0f} tok/s",
-        f"peak {human_bytes(costs.peer['peak_memory_bytes'])}",
-        f"ours is {costs.times_peer:.2f} times as fast",
-    ]
-    return f"{line}\npeer: {' | '.join(peer)}"
+def _speed(seconds_per_step: float, tokens_per_second: float) -> tuple[str, str]:
+    return f"{seconds_per_step:.3f} s/step", f"{tokens_per_second:,.0f} tok/s"

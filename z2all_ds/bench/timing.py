@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.errors import MachineError
 from z2all_ds.base.process_memory import available_bytes
 
 BUDGET_MS = 30.0
@@ -41,7 +41,7 @@ def device_here() -> torch.device:
 
 
 def measured_on(device: torch.device) -> dict[str, str]:
-    """The device and the versions a figure belongs to."""
+    """Returns the device and the versions that a figure belongs to."""
     found = {"device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads", "torch": torch.__version__}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
@@ -50,9 +50,15 @@ def measured_on(device: torch.device) -> dict[str, str]:
     return found
 
 
-def in_words(facts: dict[str, str]) -> list[str]:
-    """What `measured_on` found, for the head of a table."""
-    return [facts["device"], *(f"{name} {value}" for name, value in facts.items() if name != "device")]
+def in_words(facts: dict[str, str], *more: str) -> str:
+    """Returns what `measured_on` found, and more, as the line above a table."""
+    versions = (f"{name} {value}" for name, value in facts.items() if name != "device")
+    return " | ".join([facts["device"], *versions, *more])
+
+
+def cold_passes(device: torch.device) -> int:
+    """Returns how many passes not to count: the first one finds a GPU cold and its libraries unloaded."""
+    return 1 if device.type == "cuda" else 0
 
 
 def time_call(
@@ -115,22 +121,13 @@ def sets_needed(bytes_per_call: int, device: torch.device) -> int:
 
 def require_memory(bytes_needed: int, device: torch.device, what: str) -> None:
     """Fails with one line before an allocation that cannot succeed."""
-    bytes_free = _free_bytes(device)
+    bytes_free = available_bytes()
+    if device.type == "cuda":
+        held_for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        bytes_free = int(torch.cuda.mem_get_info(device)[0]) + held_for_reuse
     if bytes_needed > bytes_free:
         raise MachineError(
             f"{bytes_free / 1e9:,.1f} GB of free memory on {device}",
             f"{what} needs {bytes_needed / 1e9:,.1f} GB",
             "Give smaller sizes or a smaller train.micro_batch.",
         )
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        held_for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + held_for_reuse
-    return available_bytes()
-
-
-def check_rounds(rounds: int) -> None:
-    if rounds < 1:
-        raise ConfigError(f"rounds={rounds}", "every figure is a median over rounds", "Give at least 1.")

@@ -1,4 +1,4 @@
-"""`z2all bench tokenizer`: time and peak memory of our trainers beside the Hugging Face trainer as it comes.
+"""`z2all bench tokenizer`: time and peak memory of our trainers, compared with the Hugging Face trainer as it is.
 
 Each runs in a process of its own, on the same sample of text, one after the other. "hf_default" is what `tokenizers`
 gives without further thought: byte-level BPE with its built-in way of cutting, which keeps a Chinese sentence whole.
@@ -7,12 +7,10 @@ gives without further thought: byte-level BPE with its built-in way of cutting, 
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from z2all_ds.base.console import heartbeat, human_bytes
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.memory import peak_memory_bytes
-from z2all_ds.bench.text import built_in_text
+from z2all_ds.base.process_memory import peak_of_process
+from z2all_ds.base.reports import Shown
+from z2all_ds.bench.shared import built_in_text, require_at_least, require_known, run_process, scratch_folder, why_ended
 from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
-from z2all_ds.tokenizer.sampling import SampledDomain, check_weights, open_sources, share_budget
+from z2all_ds.tokenizer.sampling import check_weights, open_sources, share_budget
 from z2all_ds.tokenizer.spm import learn_spm
 
 SAMPLE_BYTES = 20_000_000
@@ -57,16 +55,14 @@ TRAINERS: dict[str, Callable[[Iterator[str], int], Tokenizer]] = {
 
 @dataclass(frozen=True)
 class TrainerCosts:
-    """One trainer. A failed one has its last words and no figures."""
+    """One trainer; a failed one has the reason and no figures. Seconds are from the first byte read to the vocabulary,
+    CPU seconds over all cores; the peak is that of the whole process."""
 
     trainer: str
     failed: str
     seconds: float | None = None
-    """From the first byte read to the vocabulary."""
     cpu_seconds: float | None = None
-    """Over all cores; less upset by other work on the machine."""
     peak_memory_bytes: int | None = None
-    """Of the whole process, as the kernel counted it."""
     encode_megabytes_per_second_per_core: float | None = None
     bytes_per_token: dict[str, float] | None = None
 
@@ -93,13 +89,10 @@ def bench_tokenizer(
     names: Sequence[str] = ("bbpe", "hf_default"),
 ) -> TokenizerCosts:
     """Trains with each of `names` on the same text: a corpus folder, files, or else the text every machine has."""
-    for name in names:
-        if name not in TRAINERS:
-            raise ConfigError(f"trainer {name!r}", f"there are {', '.join(TRAINERS)}", "Use one of these.")
-    if sample_bytes < 1:
-        raise ConfigError(f"bytes {sample_bytes}", "must be positive", f"Leave it at {SAMPLE_BYTES}.")
-    with tempfile.TemporaryDirectory(prefix="z2all-bench-") as scratch:
-        given = [str(one) for one in inputs] or [built_in_text(Path(scratch) / "corpus", sample_bytes)]
+    require_known("trainer", names, list(TRAINERS))
+    require_at_least(1, bytes=sample_bytes)
+    with scratch_folder() as scratch:
+        given = [str(one) for one in inputs] or [built_in_text(scratch / "corpus", sample_bytes)]
         sources = open_sources(given, with_fingerprint=False)
         if weights is not None:
             check_weights(weights, list(sources.domains))
@@ -119,47 +112,38 @@ def bench_tokenizer(
 def _in_own_process(
     name: str, inputs: list[str], shares: dict[str, int], text_vocab_size: int
 ) -> tuple[TrainerCosts, int]:
-    job = json.dumps({"name": name, "inputs": inputs, "shares": shares, "text_vocab_size": text_vocab_size})
-    code = "from z2all_ds.bench.tokenizer import work; work()"
-    command = [sys.executable, "-c", code]
+    job = {"name": name, "inputs": inputs, "shares": shares, "text_vocab_size": text_vocab_size}
     with heartbeat(f"trainer {name}"):
-        done = subprocess.run(command, input=job, stdout=subprocess.PIPE, text=True)
+        done = run_process(["-c", "from z2all_ds.bench.tokenizer import work; work()"], job)
     if done.returncode:
-        why = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        return TrainerCosts(name, why), 0
+        return TrainerCosts(name, why_ended(done.returncode)), 0
     figures = json.loads(done.stdout.splitlines()[-1])
     return TrainerCosts(name, "", **figures["costs"]), figures["text_bytes"]
 
 
-class Sampled:
-    """Texts for a trainer, counted."""
-
-    def __init__(self, domains: Mapping[str, SampledDomain], shares: Mapping[str, int]) -> None:
-        self._domains, self._shares = domains, shares
-        self.bytes_of_text = 0
-
-    def texts(self) -> Iterator[str]:
-        for name, share in self._shares.items():
-            for _, text in self._domains[name].sample(share):
-                self.bytes_of_text += len(text.encode())
-                yield text
-
-
 def work() -> None:
-    """The measured process: a job comes on stdin, figures go to stdout."""
+    """Measures in a process of its own: a job comes on stdin, figures go to stdout."""
     job: dict[str, Any] = json.load(sys.stdin)
     domains = open_sources(job["inputs"], with_fingerprint=False).domains
     shares: dict[str, int] = {name: share for name, share in job["shares"].items() if share}
-    reading = Sampled(domains, shares)
+    bytes_of_text = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal bytes_of_text
+        for name, share in shares.items():
+            for _, text in domains[name].sample(share):
+                bytes_of_text += len(text.encode())
+                yield text
+
     started, cpu_before = time.monotonic(), time.process_time()
-    backend = TRAINERS[job["name"]](reading.texts(), job["text_vocab_size"])
+    backend = TRAINERS[job["name"]](texts(), job["text_vocab_size"])
     costs = {
         "seconds": round(time.monotonic() - started, 2),
         "cpu_seconds": round(time.process_time() - cpu_before, 2),
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": peak_of_process(),
     }
-    texts = {n: [text for _, text in domains[n].sample(min(s, ENCODE_BYTES_PER_DOMAIN))] for n, s in shares.items()}
-    print(json.dumps({"costs": {**costs, **encode_speed(backend, texts)}, "text_bytes": reading.bytes_of_text}))
+    some = {n: [text for _, text in domains[n].sample(min(s, ENCODE_BYTES_PER_DOMAIN))] for n, s in shares.items()}
+    print(json.dumps({"costs": {**costs, **encode_speed(backend, some)}, "text_bytes": bytes_of_text}))
 
 
 def encode_speed(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -178,26 +162,17 @@ def encode_speed(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dict[str
     return {"encode_megabytes_per_second_per_core": round(best, 3), "bytes_per_token": packed}
 
 
-def to_json(costs: TokenizerCosts) -> str:
-    return json.dumps(asdict(costs), indent=2, ensure_ascii=False)
-
-
-def to_line(costs: TokenizerCosts) -> str:
-    """For people, one line a trainer."""
-    mix = ", ".join(f"{name} {100 * part:.0f}%" for name, part in costs.mix.items())
-    head = f"{costs.text_bytes / 1e6:,.0f} MB ({mix}) to {costs.text_vocab_size:,} tokens on {costs.cores} cores"
-    lines = [head]
+def describe(costs: TokenizerCosts) -> Shown:
+    """Yields the sample, and a line per trainer."""
+    mix = ", ".join(f"{name} {part:.0%}" for name, part in costs.mix.items())
+    yield f"{costs.text_bytes / 1e6:,.0f} MB ({mix}) to {costs.text_vocab_size:,} tokens on {costs.cores} cores"
     for one in costs.trainers:
         if one.failed:
-            lines.append(f"{one.trainer}: failed, {one.failed}")
+            yield f"{one.trainer}: failed, {one.failed}"
             continue
-        assert one.bytes_per_token is not None and one.peak_memory_bytes is not None
-        packed = ", ".join(f"{name} {value:.2f}" for name, value in one.bytes_per_token.items())
-        parts = [
-            f"{one.seconds:.1f} s ({one.cpu_seconds:.1f} s of CPU)",
-            f"peak {human_bytes(one.peak_memory_bytes)}",
-            f"encodes {one.encode_megabytes_per_second_per_core:.1f} MB/s/core",
-            f"bytes per token {packed}",
-        ]
-        lines.append(f"{one.trainer}: " + " | ".join(parts))
-    return "\n".join(lines)
+        packed = ", ".join(f"{name} {value:.2f}" for name, value in (one.bytes_per_token or {}).items())
+        yield (
+            f"{one.trainer}: {one.seconds:.1f} s ({one.cpu_seconds:.1f} s of CPU)"
+            f" | peak {human_bytes(one.peak_memory_bytes or 0)}"
+            f" | encodes {one.encode_megabytes_per_second_per_core:.1f} MB/s/core | bytes per token {packed}"
+        )

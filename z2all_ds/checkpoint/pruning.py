@@ -1,19 +1,18 @@
 """`z2all checkpoint prune`: retention by hand, on a run folder that no job is using. Loads no torch."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.sections import CheckpointSection
 from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
-from z2all_ds.checkpoint.report import table
 from z2all_ds.checkpoint.retention import Retention, judge, remove
 
 
@@ -73,22 +72,19 @@ def prune_by_hand(
     return Pruning(dry_run, retention, freed, fates, tuple(path.name for path in leftovers))
 
 
-def render(pruning: Pruning) -> str:
-    rows = [("step", "size", "")]
+def describe(pruning: Pruning) -> Shown:
+    """Yields what happens to each checkpoint, and the bytes that this frees."""
+    rows = []
     for one in pruning.checkpoints:
         fate = f"stays: {', '.join(one.reasons)}" if one.stays else "goes"
         rows.append((f"{one.step:,}", human_bytes(one.size_bytes), fate))
-    lines = [*table(rows), *(f"{name}: a leftover, goes" for name in pruning.leftovers)]
+    yield Table(("step", "size", ""), rows, "l")
+    yield from (f"{name}: a leftover, goes" for name in pruning.leftovers)
     if pruning.retention.keep_best and not any(_is_best(one) for one in pruning.checkpoints):
-        lines.append(f"keep_best={pruning.retention.keep_best}: no checkpoint has a validation loss")
+        yield f"keep_best={pruning.retention.keep_best}: no checkpoint has a validation loss"
     gone = sum(not one.stays for one in pruning.checkpoints)
     done = "would be freed by deleting" if pruning.dry_run else "freed: deleted"
-    lines.append(f"{human_bytes(pruning.freed_bytes)} {done} {gone} of {len(pruning.checkpoints)} checkpoints")
-    return "\n".join(lines)
-
-
-def to_json(pruning: Pruning) -> str:
-    return json.dumps(asdict(pruning), indent=2)
+    yield f"{human_bytes(pruning.freed_bytes)} {done} {gone} of {len(pruning.checkpoints)} checkpoints"
 
 
 @contextmanager

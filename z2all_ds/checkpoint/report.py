@@ -10,6 +10,7 @@ from typing import Any
 
 from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS
@@ -60,12 +61,11 @@ def refuse_damage(found: Sequence[CheckpointFacts]) -> None:
         )
 
 
-def render(found: Sequence[CheckpointFacts]) -> str:
-    """The losses have a column where there are any."""
+def describe(found: Sequence[CheckpointFacts]) -> Shown:
+    """Yields a table of checkpoints. The validation losses have a column where there are any."""
     is_validated = any(one.validation_loss is not None for one in found)
-    rows = [
-        ["step", "size", "saved by", "optimizer", "sample", *(["validation loss"] if is_validated else []), "health"]
-    ]
+    losses = ["validation loss"] if is_validated else []
+    rows = []
     for one in found:
         maker = f"{one.ranks} x {one.deepspeed}, {one.dtype}" if one.ranks else "?"
         row = [f"{one.step:,}", human_bytes(one.size_bytes), maker, one.optimizer or "?"]
@@ -73,22 +73,14 @@ def render(found: Sequence[CheckpointFacts]) -> str:
         if is_validated:
             row.append("-" if one.validation_loss is None else f"{one.validation_loss:.4f}")
         rows.append([*row, one.problem or ("in memory" if one.in_memory else "whole")])
-    return "\n".join(table(rows))
+    yield Table(("step", "size", "saved by", "optimizer", "sample", *losses, "health"), rows, "l")
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
-
-
-def render_one(one: CheckpointFacts) -> str:
+def describe_one(found: Sequence[CheckpointFacts]) -> Shown:
+    """Yields a line for each fact of one checkpoint."""
+    (one,) = found
     facts = {**asdict(one), "size_bytes": human_bytes(one.size_bytes), "problem": one.problem or "none"}
-    return "\n".join(f"{name.replace('_', ' '):15} {_words(value)}" for name, value in facts.items())
-
-
-def to_json(found: Sequence[CheckpointFacts]) -> str:
-    return json.dumps([asdict(one) for one in found], indent=2)
+    yield from (f"{name.replace('_', ' '):15} {_words(value)}" for name, value in facts.items())
 
 
 def _words(value: Any) -> str:

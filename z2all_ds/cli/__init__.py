@@ -16,6 +16,7 @@ import typer
 
 from z2all_ds import __version__
 from z2all_ds.base.errors import MachineError, Z2allError
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.board import board
 from z2all_ds.cli.checkpoint import checkpoint_app
@@ -192,10 +193,7 @@ def doctor(
 
         build(buildable_ops())
     findings = [*impl.examine(folder), *impl.examine_further(folder, run)]
-    if as_json:
-        print(impl.to_json(findings))
-    else:
-        impl.render(findings)
+    print_report(findings, as_json, impl.describe)
     raise typer.Exit(MachineError.exit_code if impl.has_failures(findings) else 0)
 
 

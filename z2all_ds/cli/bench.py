@@ -1,22 +1,40 @@
 """The verbs of `z2all bench`."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_as_measured, print_report, to_json
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
+if TYPE_CHECKING:
+    import torch
+
+    from z2all_ds.base.config import RunConfig
+
+RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")]
+RepeatsOption = Annotated[int, typer.Option(help="Measurements of each; the median is reported.")]
 RoundsOption = Annotated[int, typer.Option(help="Number of passes; medians are reported.")]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
 
+def _run_and_device(config: str | None, overrides: list[str] | None) -> "tuple[RunConfig, torch.device]":
+    """Returns the run config and the device to measure on. A mistake in the config shows before torch is loaded."""
+    from z2all_ds.base.config import load_run_config
+
+    run = load_run_config(config, overrides)
+
+    from z2all_ds.bench.timing import device_here
+
+    return run, device_here()
+
+
 @bench_app.command("step")
 def bench_step(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")] = None,
+    ranks: RanksOption = None,
     steps: Annotated[int, typer.Option(help="Steps to run; the second half is measured.")] = 20,
     floor: Annotated[bool, typer.Option("--floor", help="Also measure the floor and the distance to it.")] = False,
     peer: Annotated[bool, typer.Option("--peer", help="Also measure Hugging Face's Llama with Liger.")] = False,
@@ -33,30 +51,18 @@ def bench_step(
     if rows and not ablate:
         raise ConfigError(f"--rows {rows}", "needs --ablate", "Give --ablate too.")
     if ablate:
-        _ablate(config, overrides or [], ranks, steps, [name for name in rows.split(",") if name], as_json)
+        from z2all_ds.bench import ablation as impl
+
+        names = [name for name in rows.split(",") if name]
+        found = impl.ablate(config, overrides or [], ranks, steps, names)
+        results = print_as_measured(found, as_json, impl.HEAD, impl.to_line)
+        if as_json:
+            print(to_json({"rows": results}))
         return
     from z2all_ds.bench.step import bench_step as measure
-    from z2all_ds.bench.step import to_json, to_line
+    from z2all_ds.bench.step import describe
 
-    costs = measure(config, overrides or [], ranks, steps, with_floor=floor, with_peer=peer)
-    print(to_json(costs) if as_json else to_line(costs))
-
-
-def _ablate(
-    config: str | None, overrides: list[str], ranks: int | None, steps: int, names: list[str], as_json: bool
-) -> None:
-    """Print each row as soon as it is measured: a table takes minutes."""
-    from z2all_ds.bench import ablation as impl
-
-    file = sys.stderr if as_json else sys.stdout
-    results: list[impl.AblationResult] = []
-    for result in impl.ablate(config, overrides, ranks, steps, names):
-        if not results:
-            print(impl.header(), file=file)
-        print(impl.to_line(result), file=file, flush=True)
-        results.append(result)
-    if as_json:
-        print(impl.to_json(results))
+    print_report(measure(config, overrides or [], ranks, steps, floor, peer), as_json, describe)
 
 
 @bench_app.command("memory")
@@ -70,22 +76,16 @@ def bench_memory(
     """Compare peak GPU memory with `z2all plan`, for your own run or for cases that cover the planner."""
     from z2all_ds.bench import gpu_memory as impl
 
-    file = sys.stderr if as_json else sys.stdout
     cases = impl.chosen_cases(case or [], config, overrides or [], ranks)
-    results: list[impl.MeasuredMemory] = []
-    for result in impl.measure_cases(cases):
-        if not results:
-            print(impl.header(), file=file)
-        print(impl.to_line(result), file=file, flush=True)
-        results.append(result)
+    results = print_as_measured(impl.measure_cases(cases), as_json, impl.HEAD, impl.to_line)
     if as_json:
-        print(impl.to_json(results))
+        print(to_json({"cases": map(impl.content_of, results)}))
 
 
 @bench_app.command("checkpoint")
 def bench_checkpoint(
     config: ConfigOption = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")] = None,
+    ranks: RanksOption = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder on the disk to measure (default: the temporary folder).")
     ] = None,
@@ -96,8 +96,7 @@ def bench_checkpoint(
     """Measure how long saves block training and how fast they are, compared with DeepSpeed, torch and the raw disk."""
     from z2all_ds.bench import checkpoint as impl
 
-    figures = impl.bench_checkpoint(config, overrides or [], ranks, folder, rounds)
-    print(impl.to_json(figures) if as_json else "\n".join(impl.to_lines(figures)))
+    print_report(impl.bench_checkpoint(config, overrides or [], ranks, folder, rounds), as_json, impl.describe)
 
 
 @bench_app.command("ops")
@@ -108,15 +107,10 @@ def bench_ops(
     overrides: Overrides = None,
 ) -> None:
     """Measure every backend of every op at the model's shapes: forward and backward time, memory, rate."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import ops as impl
-    from z2all_ds.bench.timing import device_here
 
-    costs = impl.bench_ops(run, device_here(), op or [])
-    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))
+    print_report(impl.bench_ops(run, device, op or []), as_json, impl.describe)
 
 
 @bench_app.command("floor")
@@ -127,15 +121,10 @@ def bench_floor(
     overrides: Overrides = None,
 ) -> None:
     """Measure only the matrix products and the attention of a training step at the model's shapes."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import floor as impl
-    from z2all_ds.bench.timing import device_here
 
-    floor = impl.measure_floor(run, device_here(), rounds)
-    print(impl.to_json(floor) if as_json else "\n".join(impl.to_lines(floor)))
+    print_report(impl.measure_floor(run, device, rounds), as_json, impl.describe)
 
 
 @bench_app.command("shapes")
@@ -149,15 +138,10 @@ def bench_shapes(
     overrides: Overrides = None,
 ) -> None:
     """Find the feed-forward and vocabulary sizes near the desired ones that are fastest on this device."""
-    from z2all_ds.base.config import load_run_config
-
-    run = load_run_config(config, overrides)
-
+    run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import shapes as impl
-    from z2all_ds.bench.timing import device_here
 
-    report = impl.measure_shapes(run, device_here(), hidden, ffn, vocab, rounds)
-    print(impl.to_json(report) if as_json else "\n".join(impl.to_lines(report)))
+    print_report(impl.measure_shapes(run, device, hidden, ffn, vocab, rounds), as_json, impl.describe)
 
 
 @bench_app.command("corpus")
@@ -168,18 +152,14 @@ def bench_corpus(
     clean: Annotated[
         list[str] | None, typer.Option(help="Cleaning step for the --workers runs; may be repeated.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Measurements of each; the median is reported.")] = 3,
+    repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Measure MB/s per core and peak memory of converting each raw format, compared with orjson alone."""
     from z2all_ds.bench import corpus as impl
 
     costs = impl.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
-    if as_json:
-        print(impl.to_json(costs))
-        return
-    for line in impl.to_lines(costs):
-        print(line)
+    print_report(costs, as_json, impl.describe)
 
 
 @bench_app.command("tokenizer")
@@ -199,7 +179,7 @@ def bench_tokenizer(
     costs = impl.bench_tokenizer(
         inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
     )
-    print(impl.to_json(costs) if as_json else impl.to_line(costs))
+    print_report(costs, as_json, impl.describe)
 
 
 @bench_app.command("data")
@@ -209,7 +189,7 @@ def bench_data(
         Path | None, typer.Option(help="Tokenizer folder (default: 16,000 tokens, trained on the text).")
     ] = None,
     megabytes: Annotated[int, typer.Option(help="Megabytes of text to read.")] = 60,
-    repeats: Annotated[int, typer.Option(help="Measurements of each; the median is reported.")] = 3,
+    repeats: RepeatsOption = 3,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Do not measure other loaders.")] = False,
     peers: Annotated[Path | None, typer.Option(help="Environment of the other loaders; created if missing.")] = None,
     shards: Annotated[int, typer.Option(help="Shards of the large corpus; 0 skips it.")] = 1000,
@@ -218,14 +198,9 @@ def bench_data(
 ) -> None:
     """Measure tokens per second per core and time to resume, compared with the tokenizer alone and other loaders."""
     from z2all_ds.bench import data as impl
-    from z2all_ds.bench.data.report import to_json, to_lines
 
     costs = impl.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
-    if as_json:
-        print(to_json(costs))
-        return
-    for line in to_lines(costs):
-        print(line)
+    print_report(costs, as_json, impl.describe)
 
 
 @bench_app.command("optimizers")
@@ -236,8 +211,7 @@ def bench_optimizers(
     """Measure state bytes per parameter and milliseconds per step of every optimizer that runs here."""
     from z2all_ds.bench import optimizers as impl
 
-    costs = impl.bench_optimizers(parameters)
-    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))
+    print_report(impl.bench_optimizers(parameters), as_json, impl.describe)
 
 
 @bench_app.command("board")
@@ -251,5 +225,4 @@ def bench_board(
     """Measure how soon the board shows a long run, how long it takes to read all of it, and its peak memory."""
     from z2all_ds.bench import board as impl
 
-    costs = impl.bench_board(records, folder)
-    print(impl.to_json(costs) if as_json else "\n".join(impl.to_lines(costs)))
+    print_report(impl.bench_board(records, folder), as_json, impl.describe)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, import and delete checkpoints.")
@@ -14,28 +15,26 @@ PathArgument = Annotated[Path, typer.Argument(help="Run folder or checkpoint fol
 @checkpoint_app.command("list")
 def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
     """List the checkpoints of a run: step, size, JSON and ranks, optimizer, data position, health (by file sizes)."""
-    from z2all_ds.checkpoint.report import look_at, render, to_json
+    from z2all_ds.checkpoint.report import describe, look_at
 
-    found = look_at(path, verify_checksums=False)
-    print(to_json(found) if as_json else render(found))
+    print_report(look_at(path, verify_checksums=False), as_json, describe)
 
 
 @checkpoint_app.command()
 def show(path: PathArgument, as_json: JsonOption = False) -> None:
     """Show all details of one checkpoint, or of the newest of a run."""
-    from z2all_ds.checkpoint.report import look_at, render_one, to_json
+    from z2all_ds.checkpoint.report import describe_one, look_at
 
-    newest = look_at(path, verify_checksums=False)[-1]
-    print(to_json([newest]) if as_json else render_one(newest))
+    print_report(look_at(path, verify_checksums=False)[-1:], as_json, describe_one)
 
 
 @checkpoint_app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Check every byte against its checksum; exit code 4 if a checkpoint is damaged."""
-    from z2all_ds.checkpoint.report import look_at, refuse_damage, render, to_json
+    from z2all_ds.checkpoint.report import describe, look_at, refuse_damage
 
     found = look_at(path, verify_checksums=True)
-    print(to_json(found) if as_json else render(found))
+    print_report(found, as_json, describe)
     refuse_damage(found)
 
 
@@ -56,10 +55,9 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete old checkpoints and the remains of interrupted saves, and say why the others stay."""
-    from z2all_ds.checkpoint.pruning import prune_by_hand, render, to_json
+    from z2all_ds.checkpoint.pruning import describe, prune_by_hand
 
-    pruning = prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory)
-    print(to_json(pruning) if as_json else render(pruning))
+    print_report(prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory), as_json, describe)
 
 
 @checkpoint_app.command("import")
@@ -72,5 +70,4 @@ def import_checkpoint(
     """Convert a checkpoint of DeepSpeed's engine.save_checkpoint to one of a run, bit for bit."""
     from z2all_ds.zero.state.import_command import import_deepspeed
 
-    for line in import_deepspeed(source, run, config, overrides or []).lines:
-        print(line)
+    print_lines(import_deepspeed(source, run, config, overrides or []).lines)

@@ -1,11 +1,11 @@
 """The verbs of `z2all corpus`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import JsonOption, WorkersOption
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def _print_summary(out: Path, manifest: "Manifest", domains: list[str]) -> None:
     from z2all_ds.corpus.report import summary_lines
 
     for domain in domains:
-        for line in summary_lines(read_report(out, domain)):
-            print(line)
+        print_lines(summary_lines(read_report(out, domain)))
 
 
 @corpus_app.command("report")
@@ -138,12 +137,7 @@ def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     from z2all_ds.corpus.report import full_lines
 
     reports: dict[str, Any] = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
-    if as_json:
-        print(json.dumps(reports, ensure_ascii=False, indent=1))
-        return
-    for report in reports.values():
-        for line in full_lines(report):
-            print(line)
+    print_report(reports, as_json, lambda found: (line for one in found.values() for line in full_lines(one)))
 
 
 @corpus_app.command("sources")
@@ -181,15 +175,10 @@ def corpus_stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show documents, bytes, lengths and tokens of each domain."""
-    from rich.console import Console
-
     from z2all_ds.data import corpus_stats as impl
 
     found = impl.corpus_stats(corpus, tokenizer, workers, sample)
-    if as_json:
-        print(json.dumps(impl.to_json(found), ensure_ascii=False, indent=1))
-    else:
-        Console().print(impl.render(found))
+    print_report(found, as_json, impl.describe, impl.content_of)
     if plot is not None:
         print(impl.draw_lengths(found, plot))
 
@@ -207,7 +196,7 @@ def corpus_sample(
     from z2all_ds.corpus import sample as impl
 
     documents = impl.sample_documents(corpus, count, domain, seed) if gid is None else [impl.find_document(corpus, gid)]
-    print(impl.render(documents, max_chars))
+    print_lines(impl.describe(documents, max_chars))
 
 
 @corpus_app.command("split")
@@ -242,11 +231,7 @@ def corpus_tokenize(
     from z2all_ds.data.tokens import tokenizing as impl
 
     manifest = impl.tokenize_corpus(corpus, tokenizer, out, workers, replace)
-    if as_json:
-        print(json.dumps(impl.figures_of(manifest), ensure_ascii=False, indent=1))
-        return
-    for line in impl.summary_lines(manifest):
-        print(line)
+    print_report(manifest, as_json, impl.summary_lines, impl.figures_of)
 
 
 @corpus_app.command("adopt")
@@ -284,8 +269,4 @@ def corpus_trace(
     if not sample and step is None:
         raise ConfigError("corpus trace", "needs a sample or a step", "Give --sample K or --step S.")
     traced = impl.trace_run(run, sample or [], step)
-    if as_json:
-        print(impl.to_json(traced))
-        return
-    for line in impl.lines_of(traced, impl.tokenizer_of(run)):
-        print(line)
+    print_report(traced, as_json, lambda found: impl.lines_of(found, impl.tokenizer_of(run)), impl.content_of)

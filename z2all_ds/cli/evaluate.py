@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import print_report, to_json
 from z2all_ds.cli.options import JsonOption
 
 evaluate_app = typer.Typer(no_args_is_help=True, help="Evaluate a model.")
@@ -47,15 +48,12 @@ def ppl(
 ) -> None:
     """Measure perplexity per domain, by token, byte and character; bits per byte are comparable across tokenizers."""
     from z2all_ds.evaluate.perplexity import measure_perplexity
-    from z2all_ds.evaluate.perplexity_report import render, to_json
+    from z2all_ds.evaluate.perplexity_report import content_of, describe
     from z2all_ds.evaluate.perplexity_share import Question
 
     question = Question(data, documents, window, stride, packed, bos, batch, dtype)
     measured = measure_perplexity(models, question, ranks)
-    if as_json:
-        print(to_json(measured, question))
-    else:
-        render(measured)
+    print_report(measured, as_json, describe, lambda found: content_of(found, question))
 
 
 @evaluate_app.command("probes")
@@ -82,14 +80,11 @@ def probes(
     For a run folder, the answers of all checkpoints are stored in evaluations/probes_FILE.json, where the board reads
     them.
     """
-    from z2all_ds.evaluate.probe_report import failures_at_last, render, to_json
+    from z2all_ds.evaluate.probe_report import content_of, describe, failures_at_last
     from z2all_ds.evaluate.probe_runs import ask_models
 
     asked = ask_models(models, file, all_checkpoints, dtype, batch)
-    if as_json:
-        print(to_json(asked))
-    else:
-        render(asked)
+    print_report(asked, as_json, describe, content_of)
     failed = failures_at_last(asked)
     if strict and failed:
         from z2all_ds.base.errors import TrainingError
@@ -125,7 +120,6 @@ def harness(
     as_json: JsonOption = False,
 ) -> None:
     """Run lm-evaluation-harness benchmarks offline; --reshape reveals memorized answers."""
-    import json
     from contextlib import suppress
 
     from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
@@ -137,13 +131,11 @@ def harness(
             raise ConfigError("--list", "needs a folder of tasks", "Give --include DIR.")
         require_harness()
         found = found_under(include)
-        lines = [f"{one.name}\t{one.kind}\t{one.file}" for one in found]
-        print(json.dumps([vars(one) for one in found], indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+        print_report(found, as_json, lambda tasks: (f"{one.name}\t{one.kind}\t{one.file}" for one in tasks))
         return
     if model is None:
         raise ConfigError("MODEL", "is missing", "Give a Hugging Face folder, a run folder or a checkpoint.")
     from z2all_ds.evaluate import harness as impl
-    from z2all_ds.evaluate.harness_report import render, sentences
 
     settings = impl.HarnessSettings(
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
@@ -163,24 +155,15 @@ def harness(
             raise ConfigError(f"--out {out}", "is a folder", "Give a file name in it.")
         make_folder(out.parent)
 
-    def to_json(result: object) -> str:
-        return json.dumps(result, indent=2, ensure_ascii=False, default=str)  # a version in a YAML may be a date
-
     def keep(scores: dict[str, object]) -> None:
         if out is not None:
             with suppress(OSError):  # the final write reports the error
                 write_whole(out, to_json(scores) + "\n")
 
     report = impl.run_harness(model, settings, dtype, keep)
-    text = to_json(report.to_dict())
     try:
         if out is not None:
             with explain_disk_errors(out.parent):
-                write_whole(out, text + "\n")
-    finally:  # print the results even if the disk is full
-        if as_json:
-            print(text)
-        else:
-            render(report.rows, settings.reshape)
-            for line in [*report.notes, *sentences(report.rows)]:
-                print(line)
+                write_whole(out, to_json(report.content()) + "\n")
+    finally:  # a full disk does not take the results away
+        print_report(report, as_json, impl.describe, impl.HarnessReport.content)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import to_json
 from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
 from z2all_ds.cli.options import JsonOption
 
@@ -157,14 +158,12 @@ def _hand_out(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    import json
-
     from z2all_ds.evaluate.prompts import with_answers, write_answers
 
     if out:
         write_answers(out, with_answers(records, found, num))
     if as_json:
-        print(json.dumps(with_answers(records, found, num), indent=2, ensure_ascii=False))
+        print(to_json(with_answers(records, found, num)))
     elif out:
         print(out)
     else:

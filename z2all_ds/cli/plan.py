@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.options import JsonOption, Overrides
 
 GpuHours = Annotated[float, typer.Option(help="Mean GPU hours between failures; Llama 3 reported 50,000.")]
@@ -76,11 +77,9 @@ def plan(
         raise ConfigError("--fit", rule, "Leave that out.")
     run = load_run_config(model, overrides)
     if fit:
-        from z2all_ds.bench.fit import fit_here
-        from z2all_ds.bench.fit import to_json as fit_to_json
+        from z2all_ds.bench.fit import content_of, fit_here
 
-        found = fit_here(model, overrides or [])
-        print(fit_to_json(found) if as_json else found.told)
+        print_report(fit_here(model, overrides or []), as_json, lambda found: [found.told], content_of)
         return
     wishes = Wishes(
         gpus=gpus,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.options import JsonOption
 
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train, import and compare tokenizers.")
@@ -87,8 +88,4 @@ def tokenizer_report(
     """Compare compression of each domain, numbers, indentation and Chinese, and check that text round-trips."""
     from z2all_ds.tokenizer import report as impl
 
-    figures = impl.report_tokenizers(folders, corpus)
-    if as_json:
-        print(impl.to_json(figures))
-    else:
-        impl.print_report(figures)
+    print_report(impl.report_tokenizers(folders, corpus), as_json, impl.describe)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from z2all_ds.base.reports import print_report
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
 
 RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")]
@@ -63,8 +64,8 @@ def train_parity(
 ) -> None:
     """Run the same steps under several DeepSpeed JSONs and in plain torch; fail if losses or gradients differ."""
     from z2all_ds.train.parity.command import run_parity
-    from z2all_ds.train.parity.report import to_json, to_table
+    from z2all_ds.train.parity.report import content_of, describe
 
     comparison = run_parity(config, overrides or [], stages, jsons, ranks, steps, precision)
-    print(to_json(comparison) if as_json else to_table(comparison))
+    print_report(comparison, as_json, describe, content_of)
     comparison.refuse_differences()

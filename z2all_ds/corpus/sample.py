@@ -69,18 +69,17 @@ def find_document(corpus_dir: str | Path, gid: int) -> tuple[str, Record]:
     raise DataError(f"gid {gid}", f"no document of {corpus_dir} has it, of {documents:,}", "Check the number.")
 
 
-def render(documents: Sequence[tuple[str, Record]], max_chars: int = 1000) -> str:
-    """A readable block for each document; contents are cut after max_chars, other texts earlier."""
-    blocks = []
+def describe(documents: Sequence[tuple[str, Record]], max_chars: int = 1000) -> Iterator[str]:
+    """Yields the lines of each document; contents are cut after max_chars, other texts earlier."""
     for path, record in documents:
         head = f"--- {path}  gid {record.gid}  id {record.id}  {record.data_src}"
-        lines = [head + (f"  [{_cut(record.category, 80)}]" if record.category else "")]
-        lines += [f"title: {_cut(record.title, 200)}"] if record.title else []
-        lines += [f"desc: {_cut(record.desc, 200)}"] if record.desc else []
-        lines += [f"others: {_cut(json.dumps(record.others, ensure_ascii=False), 200)}"] if record.others else []
-        lines += [f"content ({len(record.content):,} characters):", _cut(record.content, max_chars)]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n" if blocks else ""
+        yield head + (f"  [{_cut(record.category, 80)}]" if record.category else "")
+        others = json.dumps(record.others, ensure_ascii=False) if record.others else ""
+        for name, text in (("title", record.title), ("desc", record.desc), ("others", others)):
+            if text:
+                yield f"{name}: {_cut(text, 200)}"
+        yield f"content ({len(record.content):,} characters):"
+        yield f"{_cut(record.content, max_chars)}\n"
 
 
 def _cut(text: str, max_chars: int) -> str:

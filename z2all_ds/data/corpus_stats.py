@@ -13,19 +13,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import human_bytes, progress
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import parse_record
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 BLOCK_BYTES = 1 << 18
 """What is read in one piece when only a share is wanted."""
@@ -113,29 +111,24 @@ def corpus_stats(
     return CorpusStats(domains, _total(list(domains.values()), list(counts.values())), sample_share)
 
 
-def to_json(stats: CorpusStats) -> dict[str, Any]:
-    """Plain values, the edges of the histogram with them."""
-    return {**asdict(stats), "bin_edges": list(BIN_EDGES)}
+def content_of(stats: CorpusStats) -> dict[str, Any]:
+    """Returns the figures and the edges of their histograms, for JSON."""
+    return {**asdict(stats), "bin_edges": BIN_EDGES}
 
 
-def render(stats: CorpusStats) -> "Table":
-    """A table for a terminal, one row a domain."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    with_tokens = stats.total.tokens is not None
-    note = None if stats.sample_share == 1 else f"estimated from {stats.total.documents_read:,} documents"
-    table = Table("domain", caption=note, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    names = ["documents", "JSON", "content", "chars", *(["tokens"] if with_tokens else [])]
-    for name in [*names, "mean", "median", "p95", "longest"]:
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = [*stats.domains.items(), *([(TOTAL, stats.total)] if len(stats.domains) > 1 else [])]
-    for number, (name, one) in enumerate(rows, 1):
+def describe(stats: CorpusStats) -> Shown:
+    """Yields a table with a row per domain."""
+    tokens = ["tokens"] if stats.total.tokens is not None else []
+    rows = []
+    for name, one in [*stats.domains.items(), *([(TOTAL, stats.total)] if len(stats.domains) > 1 else [])]:
         sizes = [f"{one.documents:,}", human_bytes(one.bytes), human_bytes(one.content_bytes)]
         counts: list[float] = [one.characters, *([one.tokens] if one.tokens is not None else [])]
         counts += [one.mean_length, one.median_length, one.p95_length, one.max_length]
-        table.add_row(name, *sizes, *map(human_count, counts), end_section=number == len(stats.domains))
-    return table
+        rows.append([name, *sizes, *map(human_count, counts)])
+    names = ("domain", "documents", "JSON", "content", "chars", *tokens, "mean", "median", "p95", "longest")
+    yield Table(names, rows)
+    if stats.sample_share != 1:
+        yield f"estimated from {stats.total.documents_read:,} documents"
 
 
 def human_count(count: float) -> str:

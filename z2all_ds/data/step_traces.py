@@ -88,14 +88,12 @@ def lines_of(traces: Sequence[SampleTrace], tokenizer: Z2allTokenizer) -> list[s
     return lines
 
 
-def to_json(traces: Sequence[SampleTrace]) -> str:
-    rows = []
-    for trace in traces:
-        row = asdict(trace)
-        for piece in row["pieces"]:
-            piece["shard"], piece["record"] = piece.pop("place")
-        rows.append(row)
-    return json.dumps(rows, ensure_ascii=False, indent=1)
+def content_of(traces: Sequence[SampleTrace]) -> list[dict[str, Any]]:
+    """Returns the traces for JSON, with shard and record of each document as keys of their own."""
+    rows = [asdict(trace) for trace in traces]
+    for piece in (piece for row in rows for piece in row["pieces"]):
+        piece["shard"], piece["record"] = piece.pop("place")
+    return rows
 
 
 def tokenizer_of(run_dir: Path) -> Z2allTokenizer:

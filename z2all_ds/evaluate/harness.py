@@ -15,8 +15,17 @@ from typing import Any
 from z2all_ds import __version__
 from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Shown
 from z2all_ds.evaluate.harness_layouts import parse_fields
-from z2all_ds.evaluate.harness_report import ALL_TASKS, ScoreRow, compare, mean_and_error, sentences, to_dict
+from z2all_ds.evaluate.harness_report import (
+    ALL_TASKS,
+    ScoreRow,
+    compare,
+    mean_and_error,
+    row_content,
+    score_table,
+    sentences,
+)
 from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, require_harness
 from z2all_ds.evaluate.harness_variants import Variants, make_variants
 from z2all_ds.evaluate.loading import LoadedModel, load_model
@@ -64,9 +73,16 @@ class HarnessReport:
     settings: HarnessSettings
     about: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        told = {"rows": [to_dict(row) for row in self.rows], "notes": self.notes, "verdicts": sentences(self.rows)}
+    def content(self) -> dict[str, Any]:
+        """Returns everything, for JSON."""
+        told = {"rows": [row_content(row) for row in self.rows], "notes": self.notes, "verdicts": sentences(self.rows)}
         return {**self.about, "settings": asdict(self.settings), **told}
+
+
+def describe(report: HarnessReport) -> Shown:
+    """Yields the table of scores, notes, and verdicts in words."""
+    yield score_table(report.rows, report.settings.reshape)
+    yield from (*report.notes, *sentences(report.rows))
 
 
 def parse_reshapings(text: str) -> tuple[str, ...]:

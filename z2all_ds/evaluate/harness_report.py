@@ -7,7 +7,9 @@ with itself, with the standard error of that mean. Beyond two of them chance is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
+
+from z2all_ds.base.reports import Table
 
 DOUBTFUL_BEYOND_STANDARD_ERRORS = 2.0
 ALL_TASKS = "all"
@@ -84,31 +86,21 @@ def with_error(share: float, error: float | None) -> str:
     return points(share) if error is None else f"{points(share)} ± {points(error)}"
 
 
-def render(rows: Sequence[ScoreRow], reshapings: Sequence[str], file: TextIO | None = None) -> None:
-    """A table, in per cent; for each reshaping the score, the drop in points and the questions lost."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("task", "metric", "questions", "plain", "chance")
-    for name in reshapings:
-        table.add_column(name)
-        table.add_column("drop")
-        table.add_column("lost")
+def score_table(rows: Sequence[ScoreRow], reshapings: Sequence[str]) -> Table:
+    """Returns scores in per cent; for each reshaping the score, the drop in points and the questions lost."""
+    table = []
     for row in rows:
         cells = [row.task, row.metric, f"{row.questions:,}"]
         cells += [_figure(row), "-" if row.chance is None else points(row.chance)]
-        for name in reshapings:
-            drop = row.drops.get(name)
+        for drop in map(row.drops.get, reshapings):
             if drop is None:
                 cells += ["-", "-", "-"]
             else:
                 lost = f"{len(drop.lost)} of {drop.questions}"
                 cells += [points(drop.score), with_error(drop.drop, drop.standard_error), lost]
-        table.add_row(*cells)
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:  # a file has no width: nothing is folded in it
-        console.width = 1000
-    console.print(table)
+        table.append(cells)
+    reshaped = [heading for name in reshapings for heading in (name, "drop", "lost")]
+    return Table(("task", "metric", "questions", "plain", "chance", *reshaped), table, "llr")
 
 
 def _figure(row: ScoreRow) -> str:
@@ -118,8 +110,8 @@ def _figure(row: ScoreRow) -> str:
     return f"{row.score:.4g}" if row.standard_error is None else f"{row.score:.4g} ± {row.standard_error:.2g}"
 
 
-def to_dict(row: ScoreRow) -> dict[str, Any]:
-    """The row as JSON has it."""
+def row_content(row: ScoreRow) -> dict[str, Any]:
+    """Returns the row for JSON."""
     drops = {
         name: {
             "score": drop.score,

@@ -1,29 +1,22 @@
-"""Perplexities as a table, models side by side, or as JSON."""
+"""Perplexities as a table, models side by side, and for JSON."""
 
-import json
-from dataclasses import asdict
-from typing import TextIO
+from typing import Any
 
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.evaluate.perplexity import ModelPerplexity, PerplexityRow
 from z2all_ds.evaluate.perplexity_share import Question
 
-
-def to_json(measured: list[ModelPerplexity], question: Question) -> str:
-    content = {"question": asdict(question), "models": [asdict(one) for one in measured]}
-    return json.dumps(content, indent=2, ensure_ascii=False)
+FIGURES = ("documents", "tokens", "loss", "ppl/token", "ppl/byte", "ppl/char", "bits/byte", "bits/char")
 
 
-def render(measured: list[ModelPerplexity], file: TextIO | None = None) -> None:
-    """A row per domain and model, the domain's models one below the other; all domains together come last."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def content_of(measured: list[ModelPerplexity], question: Question) -> dict[str, Any]:
+    """Returns what was asked and what was measured, for JSON."""
+    return {"question": question, "models": measured}
 
-    table = Table()
-    for heading in ("domain", *(["model"] if len(measured) > 1 else [])):
-        table.add_column(heading, overflow="fold")
-    for heading in ("documents", "tokens", "loss", "ppl/token", "ppl/byte", "ppl/char", "bits/byte", "bits/char"):
-        table.add_column(heading, justify="right")
+
+def describe(measured: list[ModelPerplexity]) -> Shown:
+    """Yields a table, a row per domain and model, all domains together last, and a line about each model."""
+    several = len(measured) > 1
     by_domain: dict[str, list[tuple[str, PerplexityRow]]] = {}
     for one in measured:
         for row in one.domains:
@@ -31,18 +24,11 @@ def render(measured: list[ModelPerplexity], file: TextIO | None = None) -> None:
     groups = list(by_domain.values())
     if len(groups) > 1:
         groups.append([(one.model, one.all) for one in measured])
-    for number, group in enumerate(groups):
-        for model, row in group:
-            names = [row.domain, model] if len(measured) > 1 else [row.domain]
-            # Text, as names may hold what rich reads as markup.
-            table.add_row(*map(Text, names), *_figures(row))
-        if len(measured) > 1 or number == len(groups) - 2:
-            table.add_section()
-    # As wide as it needs to be: a figure that is cut off says nothing.
-    wide = Console(file=file, highlight=False, width=Console(width=1 << 15).measure(table).maximum)
-    wide.print(table)
-    for one in measured:
-        wide.print(Text(_how(one)), soft_wrap=True)
+    rows = []
+    for group in groups:
+        rows += [[row.domain, *([model] if several else []), *_figures(row)] for model, row in group]
+    yield Table(("domain", *(["model"] if several else []), *FIGURES), rows, "llr" if several else "lr")
+    yield from map(_how, measured)
 
 
 def _figures(row: PerplexityRow) -> list[str]:

@@ -1,17 +1,15 @@
 """What probes found, as a table, as JSON, and as the file that the board reads beside metrics.jsonl."""
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
+from z2all_ds.base.reports import Shown, Table, plain
 from z2all_ds.evaluate.probe_rows import verdict_line
 from z2all_ds.evaluate.probes import Probe
 
 MOST_COLUMNS = 6
 """Of a table: of more checkpoints, the first, the last, and some between them; the JSON has all."""
-WIDTH_WITHOUT_TERMINAL = 160
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def as_file(file: str, probes: Sequence[Probe], line: Sequence[ModelAnswers]) ->
             {
                 "step": one.step,
                 "label": one.label,
-                "values": {name: _finite(answer.value) for name, answer in one.answers.items()},
+                "values": plain({name: answer.value for name, answer in one.answers.items()}),
                 "passed": one.passed,
             }
             for one in line
@@ -71,48 +69,32 @@ def as_file(file: str, probes: Sequence[Probe], line: Sequence[ModelAnswers]) ->
     }
 
 
-def to_json(asked: AskedModels) -> str:
-    """As the files, with the details of every answer."""
+def content_of(asked: AskedModels) -> list[dict[str, Any]]:
+    """Returns the content of the files, with the details of every answer, for JSON."""
     models = []
     for line in asked.lines:
         content = as_file(asked.file, asked.probes, line)
         for row, one in zip(content["rows"], line, strict=True):
-            row["details"] = {
-                name: {key: _finite(value) for key, value in answer.details.items()}
-                for name, answer in one.answers.items()
-            }
+            row["details"] = {name: answer.details for name, answer in one.answers.items()}
         models.append(content)
-    return json.dumps(models, indent=1, ensure_ascii=False)
+    return models
 
 
-def render(asked: AskedModels, file: TextIO | None = None) -> None:
-    """A table of each run or model on stdout, and a line that sums it up."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+def describe(asked: AskedModels) -> Shown:
+    """Yields a table of each run or model, and a line that sums it up."""
     for line in asked.lines:
-        console.print(_table(asked.probes, line))
-        last = line[-1]
-        console.print(escape(f"{last.label}: probes {verdict_line(last.passed, len(last.answers))}"))
-
-
-def _table(probes: Sequence[Probe], line: list[ModelAnswers]) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = _spread(line)
-    steps = ["value" if one.step is None else f"step {one.step:,}" for one in shown]
-    left_out = f"{len(shown)} of {len(line)} checkpoints; --json has all" if len(shown) < len(line) else None
-    table = Table("probe", "kind", "expected", *steps, "", caption=left_out)
-    for probe in probes:
-        answers = [one.answers[probe.name] for one in shown]
-        verdict = {None: "", True: "pass", False: "FAIL"}[answers[-1].passed]
-        values = [_shown(probe, answer.value) for answer in answers]
-        table.add_row(escape(probe.name), probe.kind, _expected(probe), *values, verdict)
-    return table
+        shown, last = _spread(line), line[-1]
+        steps = ["value" if one.step is None else f"step {one.step:,}" for one in shown]
+        rows = []
+        for probe in asked.probes:
+            answers = [one.answers[probe.name] for one in shown]
+            verdict = {None: "", True: "pass", False: "FAIL"}[answers[-1].passed]
+            values = [_shown(probe, answer.value) for answer in answers]
+            rows.append([probe.name, probe.kind, _expected(probe), *values, verdict])
+        yield Table(("probe", "kind", "expected", *steps, ""), rows, "lllr")
+        if len(shown) < len(line):
+            yield f"{len(shown)} of {len(line)} checkpoints; --json has all"
+        yield f"{last.label}: probes {verdict_line(last.passed, len(last.answers))}"
 
 
 def _spread(line: list[ModelAnswers]) -> list[ModelAnswers]:
@@ -132,8 +114,3 @@ def _expected(probe: Probe) -> str:
     parts = [f"≥ {probe.at_least:g}"] if probe.at_least is not None else []
     parts += [f"≤ {probe.at_most:g}"] if probe.at_most is not None else []
     return ", ".join(parts)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,16 +1,15 @@
 """How well tokenizers pack text, side by side: per domain, numbers, indentation, Chinese, and what the tokens are."""
 
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
 from z2all_ds.tokenizer.raw_bytes import ByteTable
 from z2all_ds.tokenizer.sampling import open_sources
@@ -140,41 +139,24 @@ def kind_of(data: bytes) -> str:
     return "digits" if any(char.isdigit() for char in text) else "signs"
 
 
-def to_json(figures: Sequence[TokenizerFigures]) -> str:
-    return json.dumps([asdict(one) for one in figures], indent=2, ensure_ascii=False)
-
-
-def print_report(figures: Sequence[TokenizerFigures]) -> None:
-    """A table on stdout, one column a tokenizer."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", *(one.folder for one in figures), title="tokenizers")
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def row(label: str, values: Sequence[str], last: bool = False) -> None:
-        table.add_row(label, *values, end_section=last)
-
-    row("ids", [f"{one.size:,}" for one in figures], last=True)
+def describe(figures: Sequence[TokenizerFigures]) -> Shown:
+    """Yields a table with a column per tokenizer."""
+    rows: list[list[str]] = [["ids", *(f"{one.size:,}" for one in figures)], []]
     for name in figures[0].domains:
-        row(f"{name}: bytes per token", [f"{one.domains[name].bytes_per_token:.3f}" for one in figures])
-        row(f"{name}: characters per token", [f"{one.domains[name].chars_per_token:.3f}" for one in figures])
+        packed = [one.domains[name] for one in figures]
+        rows.append([f"{name}: bytes per token", *(f"{one.bytes_per_token:.3f}" for one in packed)])
+        rows.append([f"{name}: characters per token", *(f"{one.chars_per_token:.3f}" for one in packed)])
     chinese = [one.chinese_chars_per_token for one in figures]
-    row("Chinese: characters per token", ["-" if value is None else f"{value:.3f}" for value in chinese], last=True)
-    for text in NUMBERS:
-        row(f"tokens of {text}", [str(one.numbers[text]) for one in figures], last=text == NUMBERS[-1])
+    rows.append(["Chinese: characters per token", *("-" if rate is None else f"{rate:.3f}" for rate in chinese)])
+    rows.append([])
+    rows += [[f"tokens of {text}", *(str(one.numbers[text]) for one in figures)] for text in NUMBERS]
+    rows.append([])
     for text in INDENTATIONS:
-        row(f"tokens of a line end and {text}", [str(one.indentation[text]) for one in figures])
-    row(
-        "every text comes back",
-        ["yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures],
-        True,
-    )
-    for kind in KINDS:
-        row(f"tokens that are {kind}", [f"{one.composition[kind]:,}" for one in figures])
-    # A terminal narrower than the table cuts figures off; a pipe has no width.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 40 + 40 * len(figures)).print(table)
+        rows.append([f"tokens of a line end and {text}", *(str(one.indentation[text]) for one in figures)])
+    back = ("yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures)
+    rows += [["every text comes back", *back], []]
+    rows += [[f"tokens that are {kind}", *(f"{one.composition[kind]:,}" for one in figures)] for kind in KINDS]
+    yield Table(("", *(one.folder for one in figures)), rows)
 
 
 def _encode(backend: Tokenizer, texts: list[str]) -> list[list[int]]:

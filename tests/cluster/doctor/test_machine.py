@@ -1,6 +1,5 @@
 """The doctor on this very machine, and on the troubles it knows, made with real files."""
 
-import io
 import json
 import os
 import resource
@@ -13,16 +12,16 @@ import pytest
 from tests.helpers.built_ops import pretend_built
 from z2all_ds.base import machine
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.cluster.doctor import (
     Finding,
+    describe,
     examine,
     examine_further,
     has_failures,
     installation,
-    render,
     require_folder,
     resources,
-    to_json,
 )
 from z2all_ds.cluster.doctor.building import gpu_architectures, judge_nvcc
 from z2all_ds.cluster.doctor.installation import (
@@ -66,17 +65,16 @@ def test_what_takes_seconds_is_looked_at_too(tmp_path: Path) -> None:
     assert findings["packages load"].value.startswith("torch and deepspeed")
 
 
-def test_table_and_json_tell_the_same(tmp_path: Path) -> None:
+def test_table_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     findings = [
         Finding("disk [x]", "fail", "[full]", "Free some.", measured={"bytes_per_second": 5.5}),
         Finding("python", "ok", "3.11.7"),
     ]
-    printed = io.StringIO()
-    render(findings, file=printed)
-    assert "disk [x]" in printed.getvalue()
-    assert "[full]" in printed.getvalue()
-    assert "disk [x]: Free some." in printed.getvalue()
-    assert "1 ok, 0 warn, 1 fail" in printed.getvalue()
+    print_lines(describe(findings))
+    printed = capsys.readouterr().out
+    assert "fail  disk [x]  [full]" in printed
+    assert "fail  disk [x]: Free some." in printed
+    assert "1 ok, 0 warn, 1 fail" in printed
     assert [Finding(**entry) for entry in json.loads(to_json(findings))] == findings
     assert has_failures(findings)
     assert not has_failures(findings[1:])

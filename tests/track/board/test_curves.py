@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.warm_python import FRESH
+from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.board import started_board
-from z2all_ds.bench.memory import peak_memory_bytes
 from z2all_ds.track.board import curves as room
 from z2all_ds.track.board.curves import Curves
 from z2all_ds.track.board.files import LocalFiles, Unreachable
@@ -277,14 +277,14 @@ def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
         wait_for(records, history=0)
         answer, _ = board.get("/api/curves?run=0&names=loss&points=1000")
-        before = peak_memory_bytes()
+        before = peak_of_process()
         assert drop_metrics_after(folder.metrics, records // 2 - 1) == records // 2
         writer = RunWriter(folder)
         writer.metric(soak_record(records // 2, 1_791_000_000.25))
         writer.close()
-        assert peak_memory_bytes() < before + 20e6  # nothing of the file was read but its end
+        assert peak_of_process() < before + 20e6  # nothing of the file was read but its end
         wait_for(records // 2 + 1, history=1)
-        assert peak_memory_bytes(board.process.pid) < 200e6
+        assert peak_of_process(board.process.pid) < 200e6
     loss = answer["series"]["loss"]
     assert sum(answer["weight"]) == records
     total = sum(mean * weight for mean, weight in zip(loss["mean"], answer["weight"], strict=True))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.bench.data.inputs import Inputs, LargeCorpus
+from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
 
 SEQUENCE_LENGTH = 2048
 MICRO_BATCH = 8
@@ -15,10 +16,9 @@ WARM_UP_EPOCHS = 0.1
 TOKENS_TO_READ = 60_000_000
 """Of token shards, epoch after epoch: a single one of the default text would be over too soon to be timed."""
 OURS = "ours"
-TOKENIZER_ALONE = "tokenizer alone"
-TOKENIZER_ALONE_MIXED = "tokenizer alone, mixed"
-"""With the documents in random order. It remembers the first words it meets and no more than so many: these then are
-the frequent ones of all domains and not those of the first, which makes it up to a tenth faster."""
+ALONE = {"tokenizer alone": False, "tokenizer alone, mixed": True}
+"""Name -> whether the documents come in random order. The tokenizer remembers only the first words that it meets: in
+random order these are the frequent ones of all domains, which makes it up to a tenth faster."""
 PEER_SOURCES = {"hf_datasets": ("tokens",), "mosaic_streaming": ("tokens", "raw")}
 """What each peer has to write in a form of its own."""
 
@@ -48,8 +48,7 @@ class Cases:
         inputs, read = self._inputs, self._our_speed_job
         alone = {**self._our_job(), "task": "tokenizer_alone", "files": self._files("parquet")}
         cases = [
-            Case(TOKENIZER_ALONE, OURS, {**alone, "mixed": False}),
-            Case(TOKENIZER_ALONE_MIXED, OURS, {**alone, "mixed": True}),
+            *(Case(name, OURS, {**alone, "mixed": mixed}) for name, mixed in ALONE.items()),
             Case("raw jsonl", OURS, read(inputs.jsonl, 1)),
             Case("raw parquet", OURS, read(inputs.parquet, 1)),
             Case("raw parquet, one row group", OURS, {**read(inputs.parquet_one_group, 1), "weights": None}),
@@ -89,13 +88,8 @@ class Cases:
         ]
 
     def scale(self, large: LargeCorpus) -> list[Case]:
-        common = {
-            **self._our_job(),
-            "task": "far_in",
-            "num_lanes": NUM_LANES_AT_SCALE,
-            "num_tokens": large.num_tokens,
-            "weights": None,
-        }
+        sizes = {"num_lanes": NUM_LANES_AT_SCALE, "num_tokens": large.num_tokens, "weights": None}
+        common = {**self._our_job(), **sizes, "task": "far_in"}
         return [
             Case(f"{name} at {part:.0%}", OURS, {**common, "corpus": str(folder), "part": part})
             for name, folder in (("raw jsonl", large.raw), ("tokens", large.tokens))
@@ -134,7 +128,7 @@ class Cases:
             "folder": str(self._scratch / f"{peer}_{stored}"),
             "tokens_file": str(inputs.plain_tokens),
             "dtype": inputs.dtype,
-            "tokenizer_file": str(inputs.tokenizer_file),
+            "tokenizer_file": str(inputs.tokenizer / TOKENIZER_FILE),
             "eot_id": inputs.eot_id,
             "sequence_length": SEQUENCE_LENGTH,
             "micro_batch": MICRO_BATCH,

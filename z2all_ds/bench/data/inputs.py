@@ -10,19 +10,19 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from z2all_ds.bench.text import built_in_text
+from z2all_ds.bench.shared import built_in_text
 from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.line_index import index_name
-from z2all_ds.corpus.manifest import Manifest, load_manifest, write_manifest
+from z2all_ds.corpus.manifest import load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.corpus.schema import Record
-from z2all_ds.data.tokens.manifest import TokenManifest, write_token_manifest
+from z2all_ds.data.tokens.manifest import write_token_manifest
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
 from z2all_ds.tokenizer import train_tokenizer
-from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
 
 TEXT_VOCAB_SIZE = 16_000
 ROWS_PER_GROUP = 1_000
@@ -34,32 +34,29 @@ Texts = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where everything lies. The order of the documents is the same everywhere."""
+    """Where everything lies. The order of the documents is the same everywhere.
+
+    `parquet_one_group` has all documents in one row group of one file, `plain_tokens` the tokens of all documents in
+    one file without any frame: what peers pack. `mix` is the part of each domain by bytes of text. `tokens_by_domain`
+    has the names of the folders and counts an <|endoftext|> after each document.
+    """
 
     tokenizer: Path
     jsonl: Path
     parquet: Path
     parquet_one_group: Path
-    """All documents in one row group of one file."""
     tokens: Path
     plain_tokens: Path
-    """The tokens of all documents in one file, without any frame: what peers pack."""
     dtype: str
     eot_id: int
     documents: int
     text_bytes: int
     mix: dict[str, float]
-    """Part of each domain, by bytes of text."""
     tokens_by_domain: dict[str, int]
-    """As the folders call the domains; an <|endoftext|> after each document is counted."""
 
     @property
     def num_tokens(self) -> int:
         return sum(self.tokens_by_domain.values())
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.tokenizer / TOKENIZER_FILE
 
 
 def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
@@ -106,10 +103,10 @@ def _texts_of(corpus: str | Path, text_bytes: int) -> Texts:
     """The first documents of each domain, each domain by its share of the corpus."""
     readers = open_domains(corpus, load_manifest(corpus))
     total = sum(reader.num_bytes for reader in readers.values())
-    texts = {}
-    for name, reader in readers.items():
-        texts[name] = list(_up_to(_read_through(reader), text_bytes * reader.num_bytes // total))
-    return texts
+    return {
+        name: list(_up_to(_read_through(reader), text_bytes * reader.num_bytes // total))
+        for name, reader in readers.items()
+    }
 
 
 def _read_through(reader: DomainReader) -> Iterator[str]:
@@ -160,59 +157,36 @@ def _write_parquet(path: Path, texts: list[str], rows_per_group: int) -> None:
 
 @dataclass(frozen=True)
 class LargeCorpus:
-    """Many shards that are one file."""
+    """Many shards that are one file, and their tokens. `bytes` are those of the raw shards."""
 
     raw: Path
     tokens: Path
-    shards: int
     bytes: int
-    """Of the raw shards."""
     num_tokens: int
 
 
 def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: int) -> LargeCorpus:
-    """`shards` links to one shard of about `shard_bytes`, in eight domains, and their tokens in the same way."""
-    one, one_tokens = scratch / "one_shard", scratch / "one_shard_tokens"
-    one.mkdir()
+    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and their tokens in the same way."""
+    one, one_tokens, raw, tokens = (scratch / name for name in ("one", "one_tokens", "large", "large_tokens"))
+    for folder in (one, raw, tokens):
+        folder.mkdir()
     texts = [text for documents in _texts_of(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
     write_lines(one / "all-00000.jsonl", "all", list(_up_to(repeated(texts), shard_bytes)))
-    manifest = adopt_corpus(one)
-    token_manifest = tokenize_corpus(one, inputs.tokenizer, one_tokens)
-    domains = [f"d{number % DOMAINS_AT_SCALE}" for number in range(shards)]
-    raw, tokens = scratch / "large", scratch / "large_tokens"
-    large = _link_raw(one, manifest, raw, domains)
-    _link_tokens(one_tokens, token_manifest, tokens, domains, large)
+    manifest, token_manifest = adopt_corpus(one), tokenize_corpus(one, inputs.tokenizer, one_tokens)
     (shard,), (token_shard,) = manifest.shards, token_manifest.shards
-    return LargeCorpus(raw, tokens, shards, shard.bytes * shards, token_shard.tokens * shards)
-
-
-def _link_raw(one: Path, manifest: Manifest, folder: Path, domains: list[str]) -> Manifest:
-    folder.mkdir()
-    (shard,) = manifest.shards
-    entries = []
-    for number, domain in enumerate(domains):
+    entries, token_entries = [], []
+    for number in range(shards):
+        domain = f"d{number % DOMAINS_AT_SCALE}"
         name = f"{domain}-{number:05d}.jsonl"
-        os.link(one / shard.path, folder / name)
-        os.link(one / index_name(shard.path), folder / index_name(name))
+        os.link(one / shard.path, raw / name)
+        os.link(one / index_name(shard.path), raw / index_name(name))
         entries.append(replace(shard, path=name, domain=domain))
+        files: dict[str, Any] = {"tokens_file": f"{name}.tokens", "ends_file": f"{name}.ends"}
+        for kind, file in files.items():
+            os.link(one_tokens / getattr(token_shard, kind), tokens / file)
+        token_entries.append(replace(token_shard, path=name, domain=domain, **files))
     large = replace(manifest, shards=tuple(entries))
-    write_manifest(folder, large)
-    return large
-
-
-def _link_tokens(one: Path, manifest: TokenManifest, folder: Path, domains: list[str], raw: Manifest) -> None:
-    folder.mkdir()
-    (shard,) = manifest.shards
-    entries = []
-    for number, domain in enumerate(domains):
-        name = f"{domain}-{number:05d}.jsonl"
-        os.link(one / shard.tokens_file, folder / f"{name}.tokens")
-        os.link(one / shard.ends_file, folder / f"{name}.ends")
-        entries.append(replace(shard, path=name, domain=domain, tokens_file=f"{name}.tokens", ends_file=f"{name}.ends"))
-    large = replace(
-        manifest,
-        shards=tuple(entries),
-        corpus_fingerprint=raw.fingerprint,
-        domain_fingerprints=raw.domain_fingerprints,
-    )
-    write_token_manifest(folder, large)
+    write_manifest(raw, large)
+    prints: dict[str, Any] = {"corpus_fingerprint": large.fingerprint, "domain_fingerprints": large.domain_fingerprints}
+    write_token_manifest(tokens, replace(token_manifest, shards=tuple(token_entries), **prints))
+    return LargeCorpus(raw, tokens, shard.bytes * shards, token_shard.tokens * shards)

@@ -5,13 +5,12 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import torch
 
-from z2all_ds.bench.memory import peak_memory_bytes
-from z2all_ds.bench.peers.measuring import begin, content, half, resume, speed, tell
+from z2all_ds.base.process_memory import peak_of_process
+from z2all_ds.bench.peers.measuring import half, resume, serve, speed
 from z2all_ds.data.loader import BatchLoader
 from z2all_ds.data.packing import Batch
 from z2all_ds.data.spec import StreamSpec
@@ -26,28 +25,22 @@ DOCUMENTS_PER_CALL = 64
 
 def work() -> None:
     """A job comes on stdin, figures go to stdout."""
-    job = begin()
     torch.set_num_threads(1)
-    figures = TASKS[job["task"]](job)
-    memory = {"peak_memory_bytes": peak_memory_bytes()}
-    tell({**figures, **memory}, ["tokenizers", "torch", "numpy", "pyarrow", "orjson"])
+    tasks = {
+        "tokenizer_alone": _tokenizer_alone,
+        "speed": lambda job: speed(lambda: itertools.islice(_open(job), job["batches"]), job["warm_up"]),
+        "half": _half,
+        "resume": _resume,
+        "far_in": _far_in,
+    }
+    more = {"peak_memory_bytes": peak_of_process}
+    serve(tasks, ["tokenizers", "torch", "numpy", "pyarrow", "orjson"], more)
 
 
 def _open(job: dict[str, Any]) -> BatchLoader:
     stages = (StageSpec(job["sequence_length"], job["weights"]),)
     spec = StreamSpec(job["corpus"], stages, seed=0, num_lanes=job["num_lanes"])
     return BatchLoader(PackedStream(spec, load_tokenizer(job["tokenizer"])), job["micro_batch"], num_workers=0)
-
-
-def _batches(job: dict[str, Any]) -> Iterator[Batch]:
-    """So many as are asked for, as the stream has no end."""
-    with closing(_open(job)) as loader:
-        yield from itertools.islice(loader, job["batches"])
-
-
-def _opened_batches(job: dict[str, Any]) -> Iterator[Batch]:
-    loader = _open(job)  # now, and not with the first batch: opening has a figure of its own
-    return itertools.islice(loader, job["batches"])
 
 
 def _tokenizer_alone(job: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +60,7 @@ def _tokenizer_alone(job: dict[str, Any]) -> dict[str, Any]:
 
 def _half(job: dict[str, Any]) -> dict[str, Any]:
     with _open(job) as loader:
-        return half(loader, job["batches"], lambda: dict(loader.state_dict()), job["state_file"])
+        return half(loader, lambda: dict(loader.state_dict()), job)
 
 
 def _resume(job: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +69,7 @@ def _resume(job: dict[str, Any]) -> dict[str, Any]:
         loader.load_state_dict(state)
         return loader
 
-    return resume(open_at, job["state_file"])
+    return resume(open_at, job)
 
 
 def _far_in(job: dict[str, Any]) -> dict[str, Any]:
@@ -107,13 +100,3 @@ def _state_at(stream: PackedStream, part: float, num_tokens: int) -> StreamState
     rounds = int(part * num_tokens / (plan.spec.stages[0].sequence_length * lanes))
     blocks = [int(part * order.num_blocks / lanes) for order in plan.sources.orders]
     return plan.state_at(rounds * lanes, {lane: [[block, 0, 0] for block in blocks] for lane in range(lanes)})
-
-
-TASKS = {
-    "tokenizer_alone": _tokenizer_alone,
-    "speed": lambda job: speed(lambda: _opened_batches(job), job["warm_up"]),
-    "content": lambda job: content(_batches(job)),
-    "half": _half,
-    "resume": _resume,
-    "far_in": _far_in,
-}

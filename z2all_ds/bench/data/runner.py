@@ -1,10 +1,11 @@
 """Runs the cases of `z2all bench data`, each in a process of its own on one core, in turn, and takes the middle."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.data.cases import OURS, PEER_SOURCES, Case, Cases
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.peers.measuring import ONE_THREAD
+from z2all_ds.bench.shared import last_words, middle, why_ended
 
-Key = tuple[str, str]
-"""By whom, and the name."""
 Figures = dict[str, Any]
 OUR_PROCESS = ["-c", "from z2all_ds.bench.data.process import work; work()"]
 
@@ -51,33 +51,23 @@ class Runner:
                 for source in PEER_SOURCES[peer]:
                     cases.samples_written[peer, source] = self.run(cases.prepare(peer, source))["samples"]
                 self._peers[peer] = ""
-            except (environments.PeerMissing, MachineError) as error:
+            except MachineError as error:
                 self._peers[peer] = str(error)
                 say(f"bench data: {peer} is left out: {error}")
 
     def measure(self, label: str, cases: Sequence[Case]) -> list[Measured]:
-        """All cases in turn, `repeats` times; of each the middle one."""
-        with progress(f"bench data, {label}", self._count(cases) * self._repeats, "measurements") as advance:
-            found, failed = self._in_turn(cases, [""] * self._repeats, advance)
-        return [
-            Measured(name, by, failed[by, name]) if (by, name) in failed else Measured(name, by, "", _middle(repeats))
-            for (by, name), repeats in found.items()
-        ]
+        """Runs all cases in turn, `repeats` times; of each the middle one counts."""
+        return self._in_turn(label, cases, [""] * self._repeats, _middle)
 
     def measure_resume(self, cases: Sequence[Case]) -> list[Measured]:
         """Each reads half an epoch once and then goes on from there `repeats` times, in a new process each time."""
-        tasks = ["half", *["resume"] * self._repeats]
-        with progress("bench data, resume", self._count(cases) * len(tasks), "measurements") as advance:
-            found, failed = self._in_turn(cases, tasks, advance)
-        results = []
-        for (by, name), repeats in found.items():
-            if (by, name) in failed:
-                results.append(Measured(name, by, failed[by, name]))
-                continue
-            half, middle = repeats[0], _middle(repeats[1:])
-            exact = middle.pop("next_batch") == half["next_batch"]
-            results.append(Measured(name, by, "", {**middle, "state_bytes": half["state_bytes"], "exact": exact}))
-        return results
+
+        def resumed(found: list[Figures]) -> Figures:
+            half, figures = found[0], _middle(found[1:])
+            exact = figures.pop("next_batch") == half["next_batch"]
+            return {**figures, "state_bytes": half["state_bytes"], "exact": exact}
+
+        return self._in_turn("resume", cases, ["half", *["resume"] * self._repeats], resumed)
 
     def run(self, case: Case) -> Figures:
         """One process, from its start to its figures."""
@@ -91,34 +81,32 @@ class Runner:
         job = json.dumps({**case.job, "core": self._core})
         done = subprocess.run(command, input=job, capture_output=True, text=True, env=own)
         if done.returncode:
-            why = f"exit code {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
-            rule = f"{why}: {environments.last_words(done.stderr)}"
+            rule = f"{why_ended(done.returncode)}: {last_words(done.stderr)}"
             raise MachineError(f"{case.by}, {case.name}", rule, "Run it again.")
         figures: Figures = json.loads(done.stdout.splitlines()[-1])
         self.packages.setdefault(case.by, {}).update(figures.pop("packages"))
         return figures
 
-    def _count(self, cases: Sequence[Case]) -> int:
-        return len([case for case in cases if case.by == OURS or case.by in self._peers])
-
     def _in_turn(
-        self, cases: Sequence[Case], tasks: Sequence[str], advance: Any
-    ) -> tuple[dict[Key, list[Figures]], dict[Key, str]]:
-        """(figures of every task, last words of those that failed). A task "" is the case's own."""
+        self, label: str, cases: Sequence[Case], tasks: Sequence[str], summarise: Callable[[list[Figures]], Figures]
+    ) -> list[Measured]:
+        """Runs each task of all cases before the next one; a task "" is the case's own. One that fails is left out."""
         cases = [case for case in cases if case.by == OURS or case.by in self._peers]
-        found: dict[Key, list[Figures]] = {(case.by, case.name): [] for case in cases}
-        failed = {(case.by, case.name): self._peers[case.by] for case in cases if self._peers.get(case.by)}
-        for task in tasks:
-            for case in cases:
-                key = (case.by, case.name)
-                if key not in failed:
+        found: list[list[Figures]] = [[] for _ in cases]
+        failed = [self._peers.get(case.by, "") for case in cases]
+        with progress(f"bench data, {label}", len(cases) * len(tasks), "measurements") as advance:
+            for task, (number, case) in itertools.product(tasks, enumerate(cases)):
+                if not failed[number]:
                     job = {**case.job, "task": task} if task else case.job
                     try:
-                        found[key].append(self.run(Case(case.name, case.by, job)))
+                        found[number].append(self.run(Case(case.name, case.by, job)))
                     except MachineError as error:
-                        failed[key] = str(error)
+                        failed[number] = str(error)
                 advance(1, f"{case.by}: {case.name}")
-        return found, failed
+        return [
+            Measured(case.name, case.by, why, {} if why else summarise(figures))
+            for case, figures, why in zip(cases, found, failed, strict=True)
+        ]
 
 
 def _middle(repeats: Sequence[Figures]) -> Figures:
@@ -126,8 +114,8 @@ def _middle(repeats: Sequence[Figures]) -> Figures:
     by = "first_batch_seconds" if "first_batch_seconds" in repeats[0] else "seconds"
     if "tokens" in repeats[0]:
         by = "cpu_seconds"
-    middle = dict(sorted(repeats, key=lambda one: one[by])[(len(repeats) - 1) // 2])
-    if "tokens" in middle:
-        middle["tokens_per_cpu_second"] = middle["tokens"] / middle["cpu_seconds"]
-        middle["tokens_per_second"] = middle["tokens"] / middle["seconds"]
-    return middle
+    figures = dict(middle(repeats, by))
+    if "tokens" in figures:
+        figures["tokens_per_cpu_second"] = figures["tokens"] / figures["cpu_seconds"]
+        figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
+    return figures

@@ -9,11 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 from z2all_ds.base.console import heartbeat
+from z2all_ds.base.errors import MachineError
+from z2all_ds.bench.shared import last_words
 
 Steps = list[list[str]]
 """Arguments of `pip install`, call after call."""
@@ -22,27 +23,19 @@ PEERS = {"hf_datasets": "datasets", "mosaic_streaming": "mosaicml-streaming"}
 """Script -> package."""
 
 
-class PeerMissing(Exception):
-    """A peer that cannot be installed; carries the last words of what failed."""
-
-
-def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+def default_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "z2all" / "bench_peers" / "data"
 
 
 def requirements(peer: str) -> Steps:
     """torch first and by itself: whatever comes later has to take it."""
-    tokenizers = f"tokenizers=={version('tokenizers')}"
-    steps = [["torch==2.13.0", "numpy>=2,<2.2"]]
+    first = ["torch==2.13.0", "numpy>=2,<2.2"]
+    common = [*first, f"tokenizers=={version('tokenizers')}", "xxhash<4"]
     if peer == "hf_datasets":
-        return [*steps, ["torch==2.13.0", "numpy>=2,<2.2", "datasets==5.2.*", "xxhash<4", tokenizers]]
-    imported = ["Brotli", "catalogue", "pillow", "pyarrow", "python-snappy", "tqdm", "xxhash<4", "zstd"]
-    return [
-        *steps,
-        ["torch==2.13.0", "numpy>=2,<2.2", "transformers==5.*", tokenizers, *imported],
-        ["--no-deps", "mosaicml-streaming==0.13.*"],
-    ]
+        return [first, [*common, "datasets==5.2.*"]]
+    imported = ["transformers==5.*", "Brotli", "catalogue", "pillow", "pyarrow", "python-snappy", "tqdm", "zstd"]
+    return [first, [*common, *imported], ["--no-deps", "mosaicml-streaming==0.13.*"]]
 
 
 def python_of(folder: Path) -> Path:
@@ -57,8 +50,8 @@ def is_ready(folder: Path, peer: str) -> bool:
         return False
 
 
-def make_ready(folder: Path, peer: str) -> Path:
-    """The interpreter with this peer; installs what is missing."""
+def make_ready(folder: Path, peer: str) -> None:
+    """Installs the peer where it is missing."""
     if not is_ready(folder, peer):
         with heartbeat(f"installing {PEERS[peer]} in {folder}"):
             if not python_of(folder).exists():
@@ -67,7 +60,6 @@ def make_ready(folder: Path, peer: str) -> Path:
             for arguments in requirements(peer):
                 _run([*pip, *arguments])
         _stamp(folder, peer).write_text(json.dumps(requirements(peer)))
-    return python_of(folder)
 
 
 def _stamp(folder: Path, peer: str) -> Path:
@@ -78,14 +70,8 @@ def _stamp(folder: Path, peer: str) -> Path:
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        why = last_words(done.stderr or done.stdout) if done.returncode else ""
     except OSError as error:
-        raise PeerMissing(str(error)) from None
-    if done.returncode:
-        raise PeerMissing(last_words(done.stderr or done.stdout))
-
-
-def last_words(output: str) -> str:
-    """The line that says most of what went wrong: the last error, else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+        why = str(error)
+    if why:
+        raise MachineError("a peer", f"cannot be installed: {why}", "Install it by hand, or give --no-peers.")

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk
-from measuring import begin, content, half, resume, speed, tell  # type: ignore[import-not-found]
+from measuring import half, resume, serve, speed  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -102,25 +102,24 @@ def prepare(job: dict[str, Any]) -> dict[str, Any]:
     return {"samples": len(rows)}
 
 
-def main() -> None:
-    job = begin()
-    torch.set_num_threads(1)
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    figures: dict[str, Any]
-    if job["task"] == "prepare":
-        figures = prepare(job)
-    elif job["task"] == "speed":
-        figures = speed(lambda: open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
-    elif job["task"] == "content":
-        figures = content(open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1])
-    elif job["task"] == "half":
-        dataset, batches = open_stream(job)
-        figures = half(iter(batches), job["batches"], dataset.state_dict, job["state_file"])
-    else:
-        figures = resume(lambda state: open_at(job, state), job["state_file"])
-    tell(figures, ["datasets", "tokenizers", "torch", "pyarrow", "numpy"])
+def open_speed(job: dict[str, Any]) -> Any:
+    return open_map(job) if job["source"] == "tokens_map" else open_stream(job)[1]
+
+
+def read_half(job: dict[str, Any]) -> dict[str, Any]:
+    dataset, batches = open_stream(job)
+    found: dict[str, Any] = half(iter(batches), dataset.state_dict, job)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    tasks = {
+        "prepare": prepare,
+        "speed": lambda job: speed(lambda: open_speed(job)),
+        "half": read_half,
+        "resume": lambda job: resume(lambda state: open_at(job, state), job),
+    }
+    serve(tasks, ["datasets", "tokenizers", "torch", "pyarrow", "numpy"])

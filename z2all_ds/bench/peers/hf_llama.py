@@ -18,6 +18,7 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.world import World
 from z2all_ds.bench.in_ranks import rank_main
+from z2all_ds.bench.shared import require_at_least
 
 BATCHES = 8
 """Different random batches, taken in turns."""
@@ -32,8 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
     """Trains and returns this rank's figures."""
-    if steps < 2:
-        raise ConfigError(f"steps={steps}", "the second half is measured", "Give at least 2.")
+    require_at_least(2, steps=steps)  # the second half is measured
     import torch
 
     from z2all_ds.train.meters.step_cost import peak_memory_bytes
@@ -57,7 +57,7 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
             loss = engine(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
             engine.backward(loss)
             engine.step()
-        # As ours reads its losses once a step; the host waits for the device here.
+        # As ours reads its losses once per step; the host waits for the device here.
         last_loss = loss.item()
         seconds.append(time.perf_counter() - started)
     seconds_per_step = statistics.median(seconds[steps // 2 :])

@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+Job = dict[str, Any]
+Takers = Mapping[str, Callable[[], Any]]
 Batch = Any
 """A mapping from names of columns to int64 tensors [samples, tokens]."""
 
@@ -25,17 +27,20 @@ ONE_THREAD = {
 """For the environment of a measured process: libraries look at it when they are loaded."""
 
 
-def begin() -> dict[str, Any]:
-    """The job. From here on the process has one core to itself, all of its threads included."""
-    job: dict[str, Any] = json.load(sys.stdin)
+def serve(
+    tasks: Mapping[str, Callable[[Job], Job]],
+    packages: Sequence[str],
+    more: Mapping[str, Callable[[], Any]] | None = None,
+) -> None:
+    """Runs the task of the job on stdin, with one core for all threads of this process, and prints its figures.
+
+    `more` are figures to take afterwards. All are the last line of stdout; libraries may have talked before.
+    """
+    job: Job = json.load(sys.stdin)
     os.sched_setaffinity(0, {job["core"]})
-    return job
-
-
-def tell(figures: dict[str, Any], packages: list[str]) -> None:
-    """Figures are the last line of stdout; libraries may have talked before."""
-    found = {**figures, "packages": {name: version(name) for name in packages}}
-    print("\n" + json.dumps(found), flush=True)
+    figures = tasks[job["task"]](job)
+    figures |= {name: take() for name, take in (more or {}).items()}
+    print("\n" + json.dumps({**figures, "packages": {name: version(name) for name in packages}}), flush=True)
 
 
 def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int = 0) -> dict[str, Any]:
@@ -50,46 +55,25 @@ def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int = 0) -> dict
     for batch in batches:
         samples += len(batch["input_ids"])
         tokens += batch["input_ids"].numel()
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
-    return {
-        "tokens": tokens,
-        "samples": samples,
-        "open_seconds": open_seconds,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-    }
+    times = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu_before}
+    return {"tokens": tokens, "samples": samples, "open_seconds": open_seconds, **times}
 
 
-def half(batches: Iterator[Batch], count: int, state: Callable[[], dict[str, Any]], state_file: str) -> dict[str, Any]:
-    """Reads `count` batches, writes the state, and looks at the batch that a resume would have to give."""
-    for _ in range(count):
+def half(batches: Iterator[Batch], state: Callable[[], Job], job: Job) -> dict[str, Any]:
+    """Reads the job's batches, writes the state, and looks at the batch that a resume would have to give."""
+    for _ in range(job["batches"]):
         next(batches)
     text = json.dumps(state())
-    Path(state_file).write_text(text)
+    Path(job["state_file"]).write_text(text)
     return {"state_bytes": len(text), "next_batch": fingerprint(next(batches))}
 
 
-def resume(open_at: Callable[[dict[str, Any]], Iterator[Batch]], state_file: str) -> dict[str, Any]:
-    """Seconds from here, where all imports are done, to the first batch."""
+def resume(open_at: Callable[[Job], Iterator[Batch]], job: Job) -> dict[str, Any]:
+    """Returns the seconds from here, where all imports are done, to the first batch."""
     started, cpu_before = time.perf_counter(), time.process_time()
-    batch = next(open_at(json.loads(Path(state_file).read_text())))
+    batch = next(open_at(json.loads(Path(job["state_file"]).read_text())))
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
     return {"seconds": seconds, "cpu_seconds": cpu_seconds, "next_batch": fingerprint(batch)}
-
-
-def content(batches: Iterable[Batch]) -> dict[str, Any]:
-    """For proving what the batches hold: a hash over all inputs in order, and how often each token comes."""
-    digest, tokens = hashlib.sha256(), 0
-    counts: dict[int, int] = {}
-    for batch in batches:
-        inputs = batch["input_ids"]
-        digest.update(inputs.numpy().tobytes())
-        tokens += inputs.numel()
-        values, times = inputs.unique(return_counts=True)
-        for value, number in zip(values.tolist(), times.tolist(), strict=True):
-            counts[value] = counts.get(value, 0) + number
-    histogram = hashlib.sha256(json.dumps(sorted(counts.items())).encode()).hexdigest()
-    return {"tokens": tokens, "in_order": digest.hexdigest(), "counts": histogram}
 
 
 def fingerprint(batch: Batch) -> str:

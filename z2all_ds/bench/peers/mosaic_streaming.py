@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import begin, content, half, resume, speed, tell  # type: ignore[import-not-found]
+from measuring import half, resume, serve, speed  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -118,23 +118,18 @@ def prepare_tokens(job: dict[str, Any]) -> dict[str, Any]:
     return {"samples": samples}
 
 
-def main() -> None:
-    job = begin()
-    torch.set_num_threads(1)
-    figures: dict[str, Any]
-    if job["task"] == "prepare":
-        figures = prepare(job)
-    elif job["task"] == "speed":
-        figures = speed(lambda: open_batches(job)[1])
-    elif job["task"] == "content":
-        figures = content(open_batches(job)[1])
-    elif job["task"] == "half":
-        source, batches = open_batches(job)
-        figures = half(iter(batches), job["batches"], source.state_dict, job["state_file"])
-    else:
-        figures = resume(lambda state: open_at(job, state), job["state_file"])
-    tell(figures, ["mosaicml-streaming", "tokenizers", "torch", "numpy"])
+def read_half(job: dict[str, Any]) -> dict[str, Any]:
+    source, batches = open_batches(job)
+    found: dict[str, Any] = half(iter(batches), source.state_dict, job)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    tasks = {
+        "prepare": prepare,
+        "speed": lambda job: speed(lambda: open_batches(job)[1]),
+        "half": read_half,
+        "resume": lambda job: resume(lambda state: open_at(job, state), job),
+    }
+    serve(tasks, ["mosaicml-streaming", "tokenizers", "torch", "numpy"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from z2all_ds.base.errors import Z2allError
 from z2all_ds.cluster.doctor import building, gpus, inputs, installation, network, resources
-from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Finding, has_failures, render, to_json
+from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Finding, describe, has_failures
 from z2all_ds.cluster.doctor.installation import PACKAGES_TESTED
 from z2all_ds.cluster.doctor.resources import require_folder
 
@@ -25,13 +25,12 @@ __all__ = [
     "PACKAGES_TESTED",
     "WARN",
     "Finding",
+    "describe",
     "examine",
     "examine_further",
     "examine_run",
     "has_failures",
-    "render",
     "require_folder",
-    "to_json",
 ]
 
 Check = Callable[[], list[Finding]]

@@ -18,6 +18,7 @@ from z2all_ds.base.console import heartbeat, say
 from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, Z2allError
 from z2all_ds.base.fault_records import FAULT_VARIABLE, NODE_LOST, Fault, forget_faults, read_faults
 from z2all_ds.base.machine import device_type, free_port
+from z2all_ds.base.reports import print_lines
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.launch import slurm
@@ -104,7 +105,7 @@ class Launch:
         unfit = found.unfit()
         must_not = [finding for finding in found.failures if self.options.min_nodes is None or finding.is_of_no_node]
         if must_not:
-            report.render(found)
+            print_lines(report.describe(found))
             first = must_not[0]
             closed = self.options.launcher == "slurm" and found.lost
             without = " Where ssh to nodes is closed, launch with --no-preflight." if closed else ""
@@ -114,7 +115,7 @@ class Launch:
         while fit and not self._shape_fits(fit, found.device):
             fit = fit[:-1]
         if len(fit) < least:
-            report.render(found)
+            print_lines(report.describe(found))
             rule = f"at least {least} are needed (left out: {', '.join(unfit)})"
             raise ClusterError(f"{len(fit)} fit nodes", rule, "Put right what is said above.")
         if len(fit) < len(self.nodes):

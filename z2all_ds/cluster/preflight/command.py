@@ -7,6 +7,7 @@ from pathlib import Path
 from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.machine import free_port
+from z2all_ds.base.reports import print_report
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.nodes import read_nodes
 from z2all_ds.cluster.preflight import report
@@ -21,8 +22,5 @@ def look_at_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = Tru
         subject = Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port())
         with heartbeat(f"looking at {len(nodes)} nodes"):
             found = preflight(subject, health, exclude_slow)
-    if as_json:
-        print(report.to_json(found))
-    else:
-        report.render(found)
+    print_report(found, as_json, report.describe, report.content_of)
     return ClusterError.exit_code if found.failures else 0

@@ -1,11 +1,11 @@
-"""The preflight for people: what is wrong first, then how fast the pairs are."""
+"""The result of a preflight: what is wrong first, then how fast the pairs are."""
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TextIO
+from typing import Any
 
+from z2all_ds.base.reports import Cell, Shown, Table
 from z2all_ds.cluster import doctor
 from z2all_ds.cluster.agents.connections import Speed
 from z2all_ds.cluster.preflight.checks import Preflight
@@ -13,18 +13,17 @@ from z2all_ds.cluster.preflight.health_rules import Turn
 from z2all_ds.cluster.preflight.health_run import Health
 
 
-def to_json(result: Preflight) -> str:
-    """For programs: findings, places, the health test with its device, and the speed of every pair."""
+def content_of(result: Preflight) -> dict[str, Any]:
+    """Returns findings, places, the health test with its device, and the speed of every pair, for JSON."""
     health = result.health
-    content = {
+    return {
         "seconds": round(result.seconds, 2),
-        "findings": [asdict(finding) for finding in result.findings],
+        "findings": result.findings,
         "lost": sorted(result.lost),
-        "places": {name: asdict(place) for name, place in result.places.items()},
+        "places": result.places,
         "health": {**asdict(health), "device": health_device(health)} if health else None,
         "pairs": [{"from": who, "to": whom, **asdict(speed)} for (who, whom), speed in result.speeds.items()],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def health_device(health: Health) -> str | None:
@@ -34,55 +33,42 @@ def health_device(health: Health) -> str | None:
     return next((word[1] for word in said if word), None)
 
 
-def render(result: Preflight, file: TextIO | None = None) -> None:
-    doctor.render(result.findings, file)
+def describe(result: Preflight) -> Shown:
+    """Yields the findings, a matrix of delays, one of speeds, and the health test."""
+    yield from doctor.describe(result.findings)
     if result.speeds:
-        _matrix(result, "microseconds there and back", lambda speed: f"{speed.latency_us:.0f}", file)
-        _matrix(result, "Gbit/s from row to column", lambda speed: f"{speed.gigabits_out:.1f}", file)
+        yield from _matrix(result, "microseconds there and back", lambda speed: f"{speed.latency_us:.0f}")
+        yield from _matrix(result, "Gbit/s from row to column", lambda speed: f"{speed.gigabits_out:.1f}")
     if result.health and result.health.turns:
-        _health_table(result.health, result.places, file)
-    from rich.console import Console
-
-    Console(file=file, highlight=False).print(f"looked at in {result.seconds:.1f} s")
+        yield from _health_table(result.health, result.places)
+    yield f"looked at in {result.seconds:.1f} s"
 
 
-def _matrix(result: Preflight, title: str, shown: Callable[[Speed], str], file: TextIO | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _matrix(result: Preflight, title: str, shown: Callable[[Speed], str]) -> Shown:
+    def cell(who: str, whom: str) -> Cell:
+        speed = result.speeds.get((who, whom))
+        return "" if who == whom else shown(speed) if speed else ("no way", "red")
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     names = list(result.places)
-    for column in ("", *names):
-        table.add_column(column, no_wrap=True, justify="right")
-    for who in names:
-        cells = []
-        for whom in names:
-            speed = result.speeds.get((who, whom))
-            cells.append("" if who == whom else shown(speed) if speed else "[red]no way[/red]")
-        table.add_row(who, *cells)
-    Console(file=file, highlight=False).print(table)
+    yield title
+    yield Table(("", *names), [(who, *(cell(who, whom) for whom in names)) for who in names])
 
 
-def _health_table(health: Health, places: Iterable[str], file: TextIO | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="ms a matmul, GB/s of all-gathers", title_justify="left")
+def _health_table(health: Health, places: Iterable[str]) -> Shown:
     rounds = sorted({turn.round for turn in health.turns})
-    for column in ("", "matmul", *(f"round {number}" for number in rounds)):
-        table.add_column(column, no_wrap=True, justify="right")
+    rows: list[list[Cell]] = []
     for name in sorted({turn.node for turn in health.turns}, key=list(places).index):
         own = {turn.round: turn for turn in health.turns if turn.node == name}
         best = min((turn.matmul_ms for turn in own.values() if turn.matmul_ms is not None), default=None)
         cells = [_meeting(own.get(number)) for number in rounds]
-        table.add_row(name, "[red]failed[/red]" if best is None else f"{best:.2f}", *cells)
-    Console(file=file, highlight=False).print(table)
+        rows.append([name, ("failed", "red") if best is None else f"{best:.2f}", *cells])
+    yield "ms per matmul, GB/s of all-gathers"
+    yield Table(("", "matmul", *(f"round {number}" for number in rounds)), rows)
 
 
-def _meeting(turn: Turn | None) -> str:
+def _meeting(turn: Turn | None) -> Cell:
     if turn is None:
         return "rests"
-    told = "[red]failed[/red]" if turn.gather_gbps is None else f"{turn.gather_gbps:.3g}"
-    return f"{told} {turn.partner}"
+    if turn.gather_gbps is None:
+        return f"failed {turn.partner}", "red"
+    return f"{turn.gather_gbps:.3g} {turn.partner}"

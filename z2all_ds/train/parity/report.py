@@ -1,50 +1,44 @@
-"""A comparison as a table for people and as JSON."""
+"""A comparison for people and for JSON."""
 
-import json
 from typing import Any
 
+from z2all_ds.base.reports import Shown, Table
 from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, largest
 
 REFERENCE = "plain torch"
 DIGITS = {"fp32": 7, "bf16": 5}
-"""Behind the point: as many as tell apart what the tolerance allows."""
+"""Decimal places: as many as tell apart what the tolerance allows."""
 
 
-def to_table(comparison: Comparison) -> str:
-    """Losses side by side, gradient norms side by side, then a line for each JSON."""
+def describe(comparison: Comparison) -> Shown:
+    """Yields a table of losses, one of gradient norms, and a line for each JSON."""
     allowed = TOLERANCES[comparison.precision]
-    lines = [
+    yield (
         f"{comparison.precision}, ranks: {comparison.ranks}; allowed relative difference:"
         f" loss {allowed.loss:.0e}, grad norm {allowed.first_grad_norm:.0e} in the first step,"
         f" {allowed.grad_norm:.0e} then"
-    ]
+    )
     for quantity in ("loss", "grad_norm"):
-        lines += ["", *_columns(comparison, quantity)]
+        yield ""
+        yield _values(comparison, quantity)
     width = max(len(outcome.name) for outcome in comparison.outcomes)
-    lines.append("")
+    yield ""
     for outcome in comparison.outcomes:
         verdict = "within" if comparison.is_within(outcome) else "BEYOND"
         parts = [f"{outcome.name:{width}}", verdict, *(_largest(comparison, outcome, q) for q in ("loss", "grad_norm"))]
         if outcome.dtypes:
             parts.append(", ".join(f"{what} {dtype}" for what, dtype in outcome.dtypes.items()))
-        lines.append(" | ".join(parts))
-    return "\n".join(lines)
+        yield " | ".join(parts)
 
 
-def _columns(comparison: Comparison, quantity: str) -> list[str]:
-    digits = DIGITS[comparison.precision]
-    heads = [REFERENCE, *(outcome.name for outcome in comparison.outcomes)]
-    widths = [max(len(head), digits + 4) for head in heads]
-    rows = [comparison.reference, *(outcome.values for outcome in comparison.outcomes)]
-    label = quantity.replace("_", " ")
-    lines = ["  ".join([f"{label:>9}", *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))])]
-    for values in zip(*rows, strict=True):
-        cells = [f"step {values[0].step:4}"]
-        for one, width in zip(values, widths, strict=True):
-            value = getattr(one, quantity)
-            cells.append(f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}")
-        lines.append("  ".join(cells))
-    return lines
+def _values(comparison: Comparison, quantity: str) -> Table:
+    rows = []
+    for values in zip(comparison.reference, *(outcome.values for outcome in comparison.outcomes), strict=True):
+        found = [getattr(one, quantity) for one in values]
+        cells = ["-" if value is None else f"{value:.{DIGITS[comparison.precision]}f}" for value in found]
+        rows.append([f"step {values[0].step:4}", *cells])
+    names = (outcome.name for outcome in comparison.outcomes)
+    return Table((quantity.replace("_", " "), REFERENCE, *names), rows, "r")
 
 
 def _largest(comparison: Comparison, outcome: JsonOutcome, quantity: str) -> str:
@@ -53,15 +47,15 @@ def _largest(comparison: Comparison, outcome: JsonOutcome, quantity: str) -> str
     return f"{label} not known" if found is None else f"{label} off by {found.relative:.1e} (step {found.step})"
 
 
-def to_json(comparison: Comparison) -> str:
-    content: dict[str, Any] = {
+def content_of(comparison: Comparison) -> dict[str, Any]:
+    """Returns the comparison for JSON."""
+    return {
         "precision": comparison.precision,
         "ranks": comparison.ranks,
-        "allowed": vars(TOLERANCES[comparison.precision]),
-        "reference": [vars(one) for one in comparison.reference],
+        "allowed": TOLERANCES[comparison.precision],
+        "reference": comparison.reference,
         "jsons": [_outcome(comparison, outcome) for outcome in comparison.outcomes],
     }
-    return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def _outcome(comparison: Comparison, outcome: JsonOutcome) -> dict[str, Any]:
@@ -72,5 +66,5 @@ def _outcome(comparison: Comparison, outcome: JsonOutcome) -> dict[str, Any]:
         "within": comparison.is_within(outcome),
         **{f"largest_{quantity}_difference": one and one.relative for quantity, one in worst.items()},
         "dtypes": outcome.dtypes,
-        "steps": [vars(one) for one in outcome.values],
+        "steps": outcome.values,
     }

@@ -1,0 +1,119 @@
+"""Prints the result of a verb: as JSON for programs, as lines and tables for people."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Result = TypeVar("Result")
+Cell = str | tuple[str, str]
+"""Text, or text and its colour."""
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows. A row with fewer cells than headings ends with free text; an empty row is a blank line."""
+
+    columns: Sequence[str]
+    rows: Iterable[Sequence[Cell]]
+    align: str = "lr"
+    """One letter per column, `l` or `r`; the last letter stands for all further columns."""
+
+
+Shown = Iterable[str | Table]
+
+
+def print_report(
+    result: Result,
+    as_json: bool,
+    for_people: Callable[[Result], Shown],
+    for_programs: Callable[[Result], Any] | None = None,
+) -> None:
+    """Prints `result` on stdout: as JSON, or as the lines and tables that `for_people` makes of it.
+
+    The JSON has the result's own fields unless `for_programs` gives other content.
+    """
+    if as_json:
+        print(to_json(for_programs(result) if for_programs else result))
+        return
+    print_lines(for_people(result))
+
+
+def print_lines(shown: Shown) -> None:
+    """Prints lines and tables on stdout."""
+    for part in shown:
+        if isinstance(part, Table):
+            _print_table(part)
+        else:
+            print(part)
+
+
+def print_as_measured(
+    results: Iterable[Result], as_json: bool, head: str, line: Callable[[Result], str]
+) -> list[Result]:
+    """Prints `head` and a line per result as soon as it is known, and returns all results.
+
+    With `as_json` the lines go to stderr, because stdout is for the JSON.
+    """
+    file, found = sys.stderr if as_json else sys.stdout, list[Result]()
+    for result in results:
+        if not found:
+            print(head, file=file)
+        print(line(result), file=file, flush=True)
+        found.append(result)
+    return found
+
+
+def to_json(value: Any) -> str:
+    """Returns indented JSON text of dataclasses, mappings, sequences and plain values."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Returns `value` in types that JSON has. NaN and infinities become null, paths and other objects text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, Iterable):
+        return [plain(one) for one in value]
+    return str(value)
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in _table_lines(table):
+        console.print(line, soft_wrap=True)  # a terminal folds a long line, nothing is cut off
+
+
+def _table_lines(table: Table) -> "Iterator[Text]":
+    from rich.text import Text
+
+    heads = [table.columns] if any(table.columns) else []
+    rows = [[Text(one) if isinstance(one, str) else Text(*one) for one in row] for row in (*heads, *table.rows)]
+    count = len(table.columns)
+    # The free text at the end of a short row takes no part in the widths.
+    known = [row if len(row) == count else row[:-1] for row in rows]
+    widths = [max(cell.cell_len for cell in column) for column in zip_longest(*known, fillvalue=Text())]
+    for row in rows:
+        line = Text()
+        for number, cell in enumerate(row):
+            room = " " * (widths[number] - cell.cell_len) if number < len(widths) else ""
+            right = table.align[min(number, len(table.align) - 1)] == "r" and len(row) == count
+            line.append(GAP if number else "")
+            line = line + Text(room) + cell if right else line + cell + Text(room)
+        line.rstrip()
+        yield line
