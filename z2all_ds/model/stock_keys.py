@@ -1,7 +1,7 @@
-"""Fused weights under the stock Llama names: one qkv product and one gate_up product inside, five matrices outside.
+"""Maps fused weights to the stock Llama names: one qkv and one gate_up matrix to five matrices.
 
 Pure functions on {name: tensor}; the row order inside a fused matrix is q, k, v and gate, up. Works on any tensors
-that slice and concatenate along dimension 0, so also on shards that stream through an export one at a time.
+that slice and concatenate along dimension 0, including shards that are exported one at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ STOCK_PARTS = {
 
 
 def rows_of_parts(fused: str, config: LlamaConfig) -> list[int]:
-    """Rows of each stock module inside a fused one."""
+    """Return the number of rows of each stock module inside a fused one."""
     if fused == GATE_UP:
         return [config.intermediate_size] * 2
     kv_rows = config.num_key_value_heads * config.head_dim
@@ -28,7 +28,7 @@ def rows_of_parts(fused: str, config: LlamaConfig) -> list[int]:
 
 
 def split_tensor(name: str, tensor: Tensor, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
-    """One tensor of ours as the stock tensors it holds (itself, unless it is a fused one)."""
+    """Yield the stock tensors of one Z2all tensor (the tensor itself unless it is fused)."""
     for fused, stock_names in STOCK_PARTS.items():
         if f".{fused}." in name:
             parts = tensor.split(rows_of_parts(fused, config), dim=0)
@@ -39,12 +39,12 @@ def split_tensor(name: str, tensor: Tensor, config: LlamaConfig) -> Iterator[tup
 
 
 def to_stock(state: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """Our state dict under Llama's names."""
+    """Return a Z2all state dict under Llama's names."""
     return {stock: part for name, tensor in state.items() for stock, part in split_tensor(name, tensor, config)}
 
 
 def from_stock(state: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """Llama's state dict under our names; whatever is not part of a fused matrix passes through."""
+    """Return a Llama state dict under Z2all's names; tensors that are not part of a fused matrix are unchanged."""
     remaining = dict(state)
     merged: dict[str, Tensor] = {}
     for fused, stock_names in STOCK_PARTS.items():

@@ -1,4 +1,4 @@
-"""A comparison as a table for people and as JSON."""
+"""Prints a comparison as a table or as JSON."""
 
 import json
 from typing import Any
@@ -7,16 +7,16 @@ from z2all_ds.train.parity.compare import TOLERANCES, Comparison, JsonOutcome, l
 
 REFERENCE = "plain torch"
 DIGITS = {"fp32": 7, "bf16": 5}
-"""Behind the point: as many as tell apart what the tolerance allows."""
+"""Decimal places: enough to show differences of the size of the tolerance."""
 
 
 def to_table(comparison: Comparison) -> str:
-    """Losses side by side, gradient norms side by side, then a line for each JSON."""
+    """Return a table of losses, a table of gradient norms, and a line for each JSON."""
     allowed = TOLERANCES[comparison.precision]
     lines = [
         f"{comparison.precision}, ranks: {comparison.ranks}; allowed relative difference:"
         f" loss {allowed.loss:.0e}, grad norm {allowed.first_grad_norm:.0e} in the first step,"
-        f" {allowed.grad_norm:.0e} then"
+        f" {allowed.grad_norm:.0e} afterwards"
     ]
     for quantity in ("loss", "grad_norm"):
         lines += ["", *_columns(comparison, quantity)]
@@ -50,7 +50,7 @@ def _columns(comparison: Comparison, quantity: str) -> list[str]:
 def _largest(comparison: Comparison, outcome: JsonOutcome, quantity: str) -> str:
     label = quantity.replace("_", " ")
     found = largest(comparison.differences(outcome), quantity)
-    return f"{label} not known" if found is None else f"{label} off by {found.relative:.1e} (step {found.step})"
+    return f"{label} unknown" if found is None else f"{label} off by {found.relative:.1e} (step {found.step})"
 
 
 def to_json(comparison: Comparison) -> str:
