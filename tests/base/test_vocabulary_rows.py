@@ -44,7 +44,7 @@ def test_unseen() -> None:
 
 
 def test_nothing_in_common_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not one token"):
+    with pytest.raises(ConfigError, match="no token in common"):
         match_rows({"x": 0, "y": 1}, 2, ABC, 3)
 
 

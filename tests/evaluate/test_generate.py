@@ -270,10 +270,10 @@ def test_files_of_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\n \n", "holds no prompt"),
+        (b"\n \n", "has no prompt"),
         (b"{\n", r"a\.jsonl:1: not JSON"),
         (b'{"prompt": "x"}\n{"text": "x"}', r":2: each line is an object with a text under prompt"),
-        (b"\xff", r"not readable \(no UTF-8\)"),
+        (b"\xff", r"not readable \(not UTF-8\)"),
         (b'{"prompt": "\\ud800 x"}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
         (b'{"prompt": "x", "id": ["\\ud800"]}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
         (b'{"prompt": "x", "text": "mine"}', r"a\.jsonl:1, field text: the answer's own field is called so"),

@@ -50,7 +50,7 @@ def test_memorised_answers_show(small_tokenizer: Path) -> None:
     assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
     told = "\n".join(sentences(report.rows))
     assert "zh_school (acc)" in told and "answers may be memorised" in told
-    assert report.notes == ["sums: no letters, others_wrong, shuffled (no multiple choice with one right option)"]
+    assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
 
 def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None:

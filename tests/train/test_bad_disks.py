@@ -153,7 +153,7 @@ def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokeni
         run.waits_for(FIRST)
         second = train(run.folder.root, small_corpus, small_tokenizer, *ENDLESS, "deepspeed=zero1", ranks=1)
         assert second.returncode == 4
-        assert "another job is writing into it. Stop that job or set another run_dir." in second.stderr
+        assert "another job is writing to it. Stop that job or set a different run_dir." in second.stderr
         run.saves_again()
     finally:
         run.kill()

@@ -32,7 +32,7 @@ class Sampling:
     """0: greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: of all."""
+    """0: no limit."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()

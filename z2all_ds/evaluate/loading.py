@@ -36,7 +36,7 @@ class LoadedModel:
     label: str
     """Name for display: "runs/first step 200", or the folder's path."""
     step: int | None
-    """Of a checkpoint."""
+    """None unless it is a checkpoint."""
 
     @property
     def known_max_tokens(self) -> int | None:

@@ -24,7 +24,7 @@ class Question:
     window: int | None = None
     """None: as long as the model supports."""
     stride: int | None = None
-    """None: window - 1."""
+    """Default: window - 1."""
     packed: bool = False
     bos: str = AUTO
     batch: int = DEFAULT_BATCH

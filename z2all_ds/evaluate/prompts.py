@@ -31,7 +31,7 @@ def read_prompts(file: str) -> list[Record]:
 
 
 def read_stdin() -> str:
-    """Whole."""
+    """Return all of stdin; refuse invalid UTF-8."""
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:

@@ -37,7 +37,7 @@ class LlamaWeights:
             if f".{fused}." in name:
                 return torch.cat([self._stock(name.replace(fused, stock)) for stock in stock_names])
         whole = self._stock(name)
-        return self._rearranged(name, whole) if name in (EMBEDDING, HEAD) else whole
+        return self._remapped(name, whole) if name in (EMBEDDING, HEAD) else whole
 
     def _stock(self, name: str) -> Tensor:
         file = str(self._folder.tensors[name].file)
@@ -46,7 +46,7 @@ class LlamaWeights:
         tensor: Tensor = self._files[file].get_tensor(name)
         return tensor.float()
 
-    def _rearranged(self, name: str, there: Tensor) -> Tensor:
+    def _remapped(self, name: str, there: Tensor) -> Tensor:
         """Return the mapped rows plus new ones: the mean of all rows, the best guess for an untrained row (a randomly
         drawn one may be likelier than every real token), with a little noise."""
         if self._rows.are_all_the_same and len(self._rows.rows) == len(there):

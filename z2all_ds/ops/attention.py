@@ -24,7 +24,7 @@ from z2all_ds.ops.visibility import Visible
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TRIAL_TOKENS = 16
 DOCUMENT_KERNELS = ("flash_attn", "varlen")
-"""Faster first."""
+"""In order of preference."""
 
 
 def half_precision_on_gpu(situation: Situation) -> str | None:

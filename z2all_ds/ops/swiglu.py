@@ -95,9 +95,7 @@ def _xformers_has_a_kernel(situation: Situation) -> str | None:
         return None
     import xformers
 
-    return (
-        f"xformers {xformers.__version__} no longer has fused SwiGLU (no xformers::silu_bw_fused), only plain torch"
-    )
+    return f"xformers {xformers.__version__} no longer has fused SwiGLU (no xformers::silu_bw_fused), only plain torch"
 
 
 class _XformersSwiglu(Function):

@@ -73,7 +73,7 @@ def train_on_this_machine(
         # Exit codes of launchers are not reliable: 0 without a recorded outcome is a failure too.
         raise RanksFailed(
             f"training in {folder.root}",
-            f"ended with code {code} and did not record that it is done{_unsaid(folder)}",
+            f"ended with code {code} and did not record that it is done{_fault_suffix(folder)}",
             f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint.",
             code or ClusterError.exit_code,
         )
@@ -85,7 +85,7 @@ def train_on_this_machine(
     return outcome
 
 
-def _unsaid(folder: RunFolder) -> str:
+def _fault_suffix(folder: RunFolder) -> str:
     """Return the first fault as a suffix, if the rank could not report it itself."""
     fault = first_fault(read_faults(folder))
     return f" ({fault.line})" if fault and fault.kind in (KILLED, HANG, OUT_OF_MEMORY) else ""

@@ -36,7 +36,7 @@ class Trainer:
         self.has_ended = False
         """True after a clean finish; in-memory snapshots may be dropped."""
         self.outcome = ""
-        self.state.on_checkpoint = self._tell_checkpoint
+        self.state.on_checkpoint = self._notify_checkpoint
 
     @defer_peer_errors()
     def restore(self, resume: str) -> None:
@@ -162,7 +162,7 @@ class Trainer:
             raise TrainingError(f"loss {loss} at the last step", "must be finite", fix)
         # Otherwise the weights may be corrupt: the next checkpoint waits for a step with a finite loss.
 
-    def _tell_checkpoint(self, step: int, name: str) -> None:
+    def _notify_checkpoint(self, step: int, name: str) -> None:
         for hook in self.hooks:
             hook.on_checkpoint(step, name)
 

@@ -43,13 +43,13 @@ class Recorder:
         if self._run.track.panel == "auto":
             self._panel = self._output.show_panel(self._folder.root.name, self._run.train.steps, step)
         self.event("started", step=step, **facts)
-        self._tell_dropped(dropped, step)
+        self._report_dropped(dropped, step)
         if self._writes:
             self._sinks = SinkFeed(self._run.track, self._folder, self.say)
 
     def go_back_to(self, step: int) -> None:
         """Drop the records of later steps, which will be repeated."""
-        self._tell_dropped(self._open_after(step), step)
+        self._report_dropped(self._open_after(step), step)
 
     def _open_after(self, step: int) -> int:
         """Return how many records of later steps were dropped."""
@@ -62,7 +62,7 @@ class Recorder:
             return dropped
         return self._writer.drop_metrics_after(step)
 
-    def _tell_dropped(self, records: int, step: int) -> None:
+    def _report_dropped(self, records: int, step: int) -> None:
         if records:
             self.event("metrics_dropped", records=records, after_step=step)
 

@@ -72,7 +72,7 @@ class RunState:
             if jump:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
-            proof = self._proof_of_continuity(checkpoint)
+            proof = self._check_continuity(checkpoint)
             self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
         self._manager.begin_line(goes_on_from_memory=self.is_only_in_memory)
         if self._world.is_main:
@@ -127,7 +127,7 @@ class RunState:
             raise error
         return cast(T, found)
 
-    def _proof_of_continuity(self, checkpoint: layout.Checkpoint) -> str:
+    def _check_continuity(self, checkpoint: layout.Checkpoint) -> str:
         if not self._run.checkpoint.check_continuity or "probe" not in checkpoint.trainer:
             return ""
         saved = Probe(**checkpoint.trainer["probe"])

@@ -35,7 +35,7 @@ def learning_rate(step: int, stages: list[RunStage], peak: float, schedule: Sche
     first, end = annealing.first_step, annealing.end_step
     highest = _rate_of_kind(first - 1, stages, peak, schedule) if first else peak
     begin, after, last = (progress(stages, schedule.by, steps) for steps in (first, step + 1, end))
-    return _fallen(highest, peak * schedule.min_ratio, annealing.anneal, (after - begin) / (last - begin))
+    return _decayed(highest, peak * schedule.min_ratio, annealing.anneal, (after - begin) / (last - begin))
 
 
 def rates_around(step: int, stages: list[RunStage], peak: float, schedule: ScheduleSection) -> dict[str, float]:
@@ -83,14 +83,14 @@ def _rate_of_kind(step: int, stages: list[RunStage], peak: float, schedule: Sche
         case "wsd":
             decay = schedule.decay
             assert decay is not None
-            return _fallen(peak, lowest, schedule.decay_shape, (after - (done(total_steps) - decay)) / decay)
+            return _decayed(peak, lowest, schedule.decay_shape, (after - (done(total_steps) - decay)) / decay)
         case "cosine" | "linear" | "one_minus_sqrt":
             # From the peak in the first step after the warm-up to the minimum in the last step of the run.
             span = max(1, done(total_steps - 1) - warmup)
-            return _fallen(peak, lowest, schedule.kind, (before - warmup) / span)
+            return _decayed(peak, lowest, schedule.kind, (before - warmup) / span)
 
 
-def _fallen(highest: float, lowest: float, shape: AnnealShape, share_done: float) -> float:
+def _decayed(highest: float, lowest: float, shape: AnnealShape, share_done: float) -> float:
     height = HEIGHTS[shape](min(1.0, max(0.0, share_done)))
     # Exact at both ends, where `lowest + (highest - lowest) * height` rounds; clamped to the range in between.
     return min(highest, max(lowest, highest * height + lowest * (1 - height)))

@@ -200,8 +200,8 @@ def _check_dtypes(content: dict[str, Any], refuse: Callable[[Any, str, str, str]
         refuse(
             dtype is not None and dtype == other,
             f"{key}={dtype} with {compute}",
-        "gradients would lose range or precision",
-        f"Use fp32 or {compute}.",
+            "gradients would lose range or precision",
+            f"Use fp32 or {compute}.",
         )
     refuse(
         content.get("fp16", {}).get("fp16_master_weights_and_grads")

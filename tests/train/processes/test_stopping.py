@@ -72,7 +72,7 @@ def test_a_signal_makes_it_save_and_stop(
     assert last_outcome(run.folder) == "requeue"
     assert not run.folder.stop_request.exists()
     said = run.terminal.read_text()
-    assert f"{number.name}: after this step the run saves a checkpoint and stops" in said
+    assert f"{number.name}: the run will save a checkpoint and stop after this step" in said
     assert "stopped on request at step" in said and "Traceback" not in said and "Error" not in said
 
 

@@ -123,7 +123,7 @@ def load_run_config(path: str | None = None, overrides: list[str] | None = None)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise _one_line(error) from None
+        raise _config_error(error) from None
 
 
 def anchored(config: RunConfig) -> RunConfig:
@@ -159,7 +159,7 @@ def dump_model_yaml(fields: dict[str, Any]) -> str:
     try:
         checked = ModelSection.model_validate(fields).model_dump(mode="json")
     except ValidationError as error:
-        raise _one_line(error) from None
+        raise _config_error(error) from None
     return yaml.safe_dump({"model": {name: checked[name] for name in fields}}, sort_keys=False)
 
 
@@ -205,6 +205,6 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
     target[key] = value
 
 
-def _one_line(error: ValidationError) -> ConfigError:
+def _config_error(error: ValidationError) -> ConfigError:
     problem = first_problem(error, RunConfig, "See `z2all config` for every setting with its default.")
     return ConfigError(problem.what or "config", problem.rule, problem.fix or "Change one of the two.")

@@ -201,7 +201,7 @@ class TrainSection(Section):
 
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
-    def _once_a_yes_or_no(cls, choice: Any) -> Any:
+    def _accept_bool(cls, choice: Any) -> Any:
         return {True: "full", False: "none"}[choice] if isinstance(choice, bool) else choice
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ class Step:
     """One finished optimizer step."""
 
     number: int
-    """From 1 on."""
+    """Starts at 1."""
     stage: RunStage
     lr: float
     figures: "StepFigures"

@@ -46,12 +46,12 @@ class SpikeHandling(Hook):
         policy = self._guard.policy
         what = ", ".join(map(str, figures.outliers))
         self._recorder.say(f"step {self._state.step}: {what}; {WHAT_IS_DONE[policy]}")
-        self._write_down(figures)
-        self._give_up_if_hopeless(what)
+        self._record_event(figures)
+        self._stop_if_hopeless(what)
         if policy == "rollback":
             self._roll_back()
 
-    def _write_down(self, figures: StepFigures) -> None:
+    def _record_event(self, figures: StepFigures) -> None:
         whole = self._state.of_all_ranks(self._data_before[-1])
         samples = self._samples_since(self._data_before[-1])
         self._recorder.event(
@@ -90,7 +90,7 @@ class SpikeHandling(Hook):
                 break
         return found
 
-    def _give_up_if_hopeless(self, what: str) -> None:
+    def _stop_if_hopeless(self, what: str) -> None:
         where = f"{what} at step {self._state.step}"
         fix = "Lower optimizer.lr or check the data (listed in events.jsonl); the last checkpoint is intact."
         if self._guard.policy == "stop":

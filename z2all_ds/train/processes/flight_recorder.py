@@ -42,13 +42,13 @@ def pipe_of(pipes: Path, rank: int) -> Path:
 
 def ask_for(run: RunFolder, pipes: Path, ranks: Iterable[int]) -> None:
     """Ask these ranks to write, and wait until they have; ranks without a recorder are skipped."""
-    asked = [rank for rank in ranks if _ring(pipe_of(pipes, rank))]
+    asked = [rank for rank in ranks if _wake_recorder(pipe_of(pipes, rank))]
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(read_flight(run, rank) is None for rank in asked):
         time.sleep(LOOK_EVERY_SECONDS)
 
 
-def _ring(pipe: Path) -> bool:
+def _wake_recorder(pipe: Path) -> bool:
     with suppress(OSError):  # it does not exist, or has no reader
         with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as file:
             file.write(b"1\n")

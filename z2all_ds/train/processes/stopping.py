@@ -24,7 +24,7 @@ class StopSignals:
         self.received: signal.Signals | None = None
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler."""
+        """Handle a signal."""
         if self.received is not None:
             # As Python does on Ctrl-C: the code that waits for the ranks ends them.
             raise KeyboardInterrupt

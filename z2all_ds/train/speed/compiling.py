@@ -62,13 +62,13 @@ def _outside(ops: Ops) -> set[str]:
 
 def require_inductor(device: str) -> None:
     """Check the requirements of torch.compile before the model is built; errors are one line."""
-    missing = _what_inductor_misses(device)
+    missing = _missing_requirement(device)
     if missing:
         rule, fix = missing
         raise MachineError("train.compile=layers", rule, f"{fix}, or set train.compile=none.")
 
 
-def _what_inductor_misses(device: str) -> tuple[str, str] | None:
+def _missing_requirement(device: str) -> tuple[str, str] | None:
     """Return (rule, fix) of the first missing requirement."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
