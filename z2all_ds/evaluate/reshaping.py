@@ -1,8 +1,8 @@
 """Reshaped multiple-choice questions, to distinguish a model that knows the answer from one that memorized the letter.
 
 A memorized question is answered by its letter. A model that knows the subject also answers when the letters are
-一二三四, when the options are in another order, and when the right option says that the others are wrong. Random choices
-depend on the question's text and the seed, not on its position in the file, so that a question is reshaped
+一二三四, when the options are in another order, and when the right option says that the others are wrong. Random
+choices depend on the question's text and the seed, not on its position in the file, so that a question is reshaped
 alike wherever it occurs (few-shot examples too).
 """
 
