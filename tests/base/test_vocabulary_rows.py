@@ -28,7 +28,7 @@ def test_shrunk_where_the_ids_mean_the_same() -> None:
 def test_by_text_where_one_id_differs() -> None:
     found = match_rows({"b": 0, "a": 1, "x": 2}, 4, ABC, 3)
     assert (found.rows, found.by) == ([1, 0, NEW, NEW], "text")
-    assert found.words().startswith("vocabulary by the text of tokens")
+    assert found.words().startswith("vocabulary by token text")
 
 
 def test_a_token_that_has_no_row_there_is_new() -> None:

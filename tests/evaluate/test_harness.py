@@ -112,7 +112,7 @@ def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
 def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) -> None:
     settings = HarnessSettings(tasks=("en_school",), reshape=("letters",))
     report = judge(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
-    assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked as they stand"]
+    assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked unchanged"]
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def test_head_size_that_no_kernel_has_is_refused_in_one_line(name: str) -> None:
     assert backends_of("attention")[name].why_not(GPU) is None
     refusal = backends_of("attention")[name].why_not(Situation("cuda", "bf16", 1024))
     assert refusal is not None
-    assert refusal.startswith("refuses heads of 1024 in bf16 on this machine (")
+    assert refusal.startswith("does not support heads of 1024 in bf16 on this machine (")
     assert "\n" not in refusal
 
 

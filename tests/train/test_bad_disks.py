@@ -85,7 +85,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
             again = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero3")
             try:
                 again.waits_for(
-                    " in memory, saved by 2 ranks under zero1 (fp32); its loss on fixed tokens is 0.0e+00 off"
+                    " in memory, saved by 2 ranks under zero1 (fp32); its loss on fixed tokens differs by 0.0e+00"
                 )
                 again.process.send_signal(signal.SIGTERM)
                 assert again.process.wait(60) == EXIT_REQUEUE, again.said()

@@ -51,7 +51,7 @@ def test_the_shipped_ones_are_fine(name: str) -> None:
 )
 def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> None:
     assert refusal(tmp_path, {typo: {}}) == (
-        f"{typo} in mine.json: DeepSpeed knows no such top-level key and would ignore it. Did you mean {meant}?"
+        f"{typo} in mine.json: DeepSpeed has no such top-level key and would ignore it. Did you mean {meant}?"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> 
 def test_a_typo_in_a_section_names_the_nearest_key_there(tmp_path: Path, typo: str, meant: str) -> None:
     section = typo.rpartition(".")[0]
     assert refusal(tmp_path, nested(typo, 1)) == (
-        f"{typo} in mine.json: DeepSpeed knows no such key in {section}. Did you mean {section}.{meant}?"
+        f"{typo} in mine.json: DeepSpeed has no such key in {section}. Did you mean {section}.{meant}?"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_key_like_nothing_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", FILLED_IN)
 def test_what_the_run_config_decides_may_not_stand_in_the_json(tmp_path: Path, key: str) -> None:
-    expected = f"{key} in mine.json: the run config decides it ({FILLED_IN[key]}). Remove it from the JSON."
+    expected = f"{key} in mine.json: the run config sets it ({FILLED_IN[key]}). Remove it from the JSON."
     assert refusal(tmp_path, {key: 1}) == expected
 
 
@@ -108,7 +108,7 @@ def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
 )
 def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
     assert refusal(tmp_path, nested(dotted, "auto")) == (
-        f'{dotted}="auto" in mine.json: DeepSpeed alone does not know auto. Write the value.'
+        f'{dotted}="auto" in mine.json: DeepSpeed itself does not support auto. Set a value.'
     )
 
 
@@ -117,8 +117,8 @@ def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
     [
         ("{", "not valid JSON"),
         ("[1]", "must be one JSON object"),
-        ('{"bf16": {"enabled": true}, "bf16": {}}', "bf16 in mine.json: stands there twice"),
-        ('{"bf16": {"enabled": true, "enabled": false}}', "enabled in mine.json: stands there twice"),
+        ('{"bf16": {"enabled": true}, "bf16": {}}', "bf16 in mine.json: is set twice"),
+        ('{"bf16": {"enabled": true, "enabled": false}}', "enabled in mine.json: is set twice"),
         ({"bf16": True}, "bf16=true in mine.json: must be a JSON object"),
         ({"bf16": None}, "bf16=null in mine.json: must be a JSON object"),
         ({"zero_optimization": 2}, "zero_optimization=2 in mine.json: must be a JSON object"),

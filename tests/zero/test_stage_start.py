@@ -85,9 +85,9 @@ def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
     told = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
     assert told == [
-        "stage short: steps 1 to 5, 8 x 32 tokens a step, rope theta 10000",
-        "stage long: steps 6 to 9, 4 x 64 tokens a step, rope theta 50000",
-        "stage anneal: steps 10 to 12, 4 x 48 tokens a step, rope theta 1e+06",
+        "stage short: steps 1 to 5, 8 x 32 tokens per step, rope theta 10000",
+        "stage long: steps 6 to 9, 4 x 64 tokens per step, rope theta 50000",
+        "stage anneal: steps 10 to 12, 4 x 48 tokens per step, rope theta 1e+06",
     ]
     assert stage_events(runs / "whole") == [(0, "short", 32), (5, "long", 64), (9, "anneal", 48)]
     assert stage_events(runs / "within") == [(0, "short", 32), (5, "long", 64), (7, "long", 64), (9, "anneal", 48)]

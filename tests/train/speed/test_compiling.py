@@ -278,7 +278,7 @@ def test_a_gpu_without_triton_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.compile=layers", "train.cuda_graphs=always"], "cuda_graphs=always must not meet compile=layers"),
+        (["train.compile=layers", "train.cuda_graphs=always"], "always must not be used with compile=layers"),
         (["train.activation_checkpointing=selective", "train.recompute=[]"], "recompute=[]"),
         (["train.recompute=[norm]"], "train.recompute.0='norm'"),
         (["train.compile=model"], "'none' or 'layers'"),
