@@ -134,7 +134,7 @@ def test_looking_at_a_backend_leaves_the_random_numbers_alone(name: str) -> None
 
 def test_named_backend_is_taken_and_the_rest_stays_auto() -> None:
     ops = resolve_ops({"attention": "eager"}, CPU)
-    assert ops.choices[0] == OpChoice("attention", "eager", "asked for")
+    assert ops.choices[0] == OpChoice("attention", "eager", "requested")
     assert ops.attention is backends_of("attention")["eager"].function
     assert [choice.op for choice in ops.choices] == list(OP_NAMES)
 

@@ -112,7 +112,7 @@ def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoic
         if refusal:
             others = ", ".join(name for name in ("auto", *known) if name != wanted)
             raise ConfigError(f"ops.{op}={wanted}", refusal, f"Use ops.{op}= one of {others}.")
-        return known[wanted], OpChoice(op, wanted, "asked for")
+        return known[wanted], OpChoice(op, wanted, "requested")
     refused: list[str] = []
     for candidate in known.values():
         if candidate.by_request:

@@ -49,7 +49,7 @@ def test_auto() -> None:
 
 
 def test_a_kind_asked_for() -> None:
-    assert choose_optimizer(section("lion"), ON_CPU) == OptimizerChoice("lion", "asked for", 4.0)
+    assert choose_optimizer(section("lion"), ON_CPU) == OptimizerChoice("lion", "requested", 4.0)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_bf16_weights_that_deepspeed_would_refuse_late() -> None:
 def test_lost_updates_are_said() -> None:
     lost = "updates below 1/256 of a bf16 weight are lost, adamw_bf16 keeps them"
     assert choose_optimizer(section("auto"), BF16_WEIGHTS).reason == f"first choice; {lost}"
-    assert choose_optimizer(section("adamw_bf16"), BF16_WEIGHTS).reason == "asked for"
+    assert choose_optimizer(section("adamw_bf16"), BF16_WEIGHTS).reason == "requested"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class OptimizerChoice:
 
 def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
     """Return the requested kind, or the choice of `auto`; raise if it cannot run here."""
-    wanted, reason = section.kind, "asked for"
+    wanted, reason = section.kind, "requested"
     if wanted == "auto":
         wanted = "ds_cpu_adam" if situation.offload else "adamw"
         reason = "its state is offloaded" if situation.offload else "first choice"
