@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_ends_them_at_once() -> None:
 import subprocess, sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from tests.base.test_command_group import DEAF, start_tree
-from z2all_ds.cluster import group
+from z2all_ds.base import command_group
 
 command_group.GRACE_SECONDS = 60.0
 shell, deepest = start_tree(DEAF)

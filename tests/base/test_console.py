@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from z2all_ds.base import console
 
 SHOW = """
-from z2all_ds import console
+from z2all_ds.base import console
 with console.progress("reading", total=3, unit="files") as advance:
     for _ in range(3):
         advance(1)

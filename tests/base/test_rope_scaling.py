@@ -59,7 +59,7 @@ def test_the_older_name_of_the_kind() -> None:
             "here.original_max_position_embeddings=2.5: is a number of",
         ),
         ({**YARN, "truncate": 1}, "here.truncate=1: must be true or false."),
-        ({**LLAMA3, "high_freq_factor": 1.0}, "here: low_freq_factor=1.0, high_freq_factor=1.0: must be above 0"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "here: low_freq_factor=1.0, high_freq_factor=1.0: both must be above 0"),
     ],
 )
 def test_mistakes_are_one_line(scaling: dict[str, Any], line: str) -> None:

@@ -38,7 +38,7 @@ def test_a_token_that_has_no_row_there_is_new() -> None:
 def test_unseen() -> None:
     found = match_rows(ABC, 5, None, 4)
     assert (found.rows, found.by) == ([0, 1, 2, 3, NEW], "unknown")
-    assert "unseen" in found.words()
+    assert "unchecked" in found.words()
     with pytest.raises(ConfigError, match=r"model.vocab_size=3: .*4 rows, and no tokenizer.json"):
         match_rows(ABC, 3, None, 4)
 

@@ -243,7 +243,7 @@ def test_numbers_that_cannot_be_meant(setting: str, value: Any) -> None:
 
 
 def test_nothing_to_continue(loaded: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match="must hold at least one character"):
+    with pytest.raises(ConfigError, match="must have at least one character"):
         texts(loaded, ["fine", ""], GREEDY)
     with pytest.raises(DataError, match="a prompt: not UTF-8"):
         texts(loaded, ["fine", "\udcff"], GREEDY)

@@ -105,7 +105,7 @@ def test_names_that_are_not_there() -> None:
         matching(["zh_scool"], task_manager(TASKS, with_defaults=False))
     with pytest.raises(ConfigError, match="names no task"):
         load()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         list_tasks(TASKS / "nowhere")
 
 

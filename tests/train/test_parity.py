@@ -210,7 +210,7 @@ def test_table_and_json() -> None:
     assert lines[2].split() == ["loss", "plain", "torch", "zero0", "zero1"]
     assert lines[4].split() == ["step", "2", "2.0000000", "2.0000000", "2.5000000"]
     assert lines[7].split() == ["step", "1", "2.0000000", "-", "2.0000000"]
-    assert lines[-2] == "zero0 | within | loss off by 0.0e+00 (step 1) | grad norm not known"
+    assert lines[-2] == "zero0 | within | loss off by 0.0e+00 (step 1) | grad norm unknown"
     assert lines[-1].startswith("zero1 | BEYOND | loss off by 2.5e-01 (step 2) | grad norm off by 0.0e+00 (step 1) | ")
     assert lines[-1].endswith("compute fp32, master fp32")
     content = json.loads(to_json(shown))

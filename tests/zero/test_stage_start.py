@@ -156,7 +156,7 @@ def test_an_export_has_the_positions_of_the_stage_that_made_it(
 def test_stages_to_come_may_be_changed_and_those_past_not(runs: Path) -> None:
     lines = RunFolder(runs / "moved").rank_log(0).read_text().splitlines()
     (refused,) = {line for line in lines if line.startswith("ConfigError")}
-    assert "stages: 40 samples in the first 6 steps: the checkpoint of step 6 was made of 44" in refused
+    assert "stages: 40 samples in the first 6 steps: the checkpoint of step 6 was made with 44" in refused
     assert losses(runs / "moved")[:8] == losses(runs / "whole")[:8]
     later = metrics(runs / "moved")[8:]
     assert len(later) == 4
@@ -168,5 +168,5 @@ def test_samples_skipped_do_not_count_as_given() -> None:
     stages = run_stages(run)
     state: Any = {"position": 4 * 32 + 64 + 96, "skip": [(32, 64), (100, 164), (1000, 2000)]}
     check_stages_past(stages, 5, state)
-    with pytest.raises(ConfigError, match="256 samples in the first 6 steps: the checkpoint of step 6 was made of 192"):
+    with pytest.raises(ConfigError, match="256 samples in the first 6 steps: the checkpoint of step 6 was made with 192"):
         check_stages_past(stages, 6, state)

@@ -84,7 +84,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, sma
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP)  # so that they cannot answer the first
         run.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "SIGINT: after this step" in run.terminal.read_text(), "the first to be taken")
+        wait_until(lambda: "SIGINT: the run will save" in run.terminal.read_text(), "the first to be taken")
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == EXIT_INTERRUPTED
         assert marked(run.mark) == {}

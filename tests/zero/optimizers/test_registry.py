@@ -82,7 +82,7 @@ def test_bf16_weights_that_deepspeed_would_refuse_late() -> None:
     with pytest.raises(ConfigError, match=r"need bf16\.bf16_optimizer_states=true in the DeepSpeed JSON"):
         choose_optimizer(section("adamw_bf16"), half)
     both = OptimizerSituation("cuda", stage=2, offload=True, bf16_master=True, bf16_states=True)
-    with pytest.raises(ConfigError, match=r"take bf16\.bf16_optimizer_states out.*Change the DeepSpeed JSON\."):
+    with pytest.raises(ConfigError, match=r"remove bf16\.bf16_optimizer_states from.*Change the DeepSpeed JSON\."):
         choose_optimizer(section("ds_cpu_adam"), both)
 
 
