@@ -146,9 +146,9 @@ def test_files_that_are_missing_or_broken(copy: Path, sharded: Path, tmp_path: P
     weights = copy / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-10])
-    assert "model.safetensors is no whole safetensors file" in refusal(lambda: look_at(copy))
+    assert "model.safetensors is no valid safetensors file" in refusal(lambda: look_at(copy))
     weights.write_bytes(b"\xff" * 100)
-    assert "model.safetensors is no whole safetensors file" in refusal(lambda: look_at(copy))
+    assert "model.safetensors is no valid safetensors file" in refusal(lambda: look_at(copy))
     weights.unlink()
     assert "it has no model.safetensors" in refusal(lambda: look_at(copy))
     (copy / "config.json").write_text("{")

@@ -81,7 +81,7 @@ def test_a_temporary_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"z2all-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MachineError, match="belongs to someone else"):
+    with pytest.raises(MachineError, match="belongs to another user"):
         machine.extensions_dir(WITHOUT_HOME)
 
 

@@ -36,18 +36,18 @@ def test_the_older_name_of_the_kind() -> None:
 @pytest.mark.parametrize(
     ("scaling", "line"),
     [
-        ({"factor": 2}, "here: has no rope_type. Give one of linear, dynamic, yarn, llama3."),
+        ({"factor": 2}, "here: has no rope_type. Use one of linear, dynamic, yarn, llama3."),
         (
             {"rope_type": "ntk"},
-            "here.rope_type=ntk: no such kind of scaling. Give one of linear, dynamic, yarn, llama3.",
+            "here.rope_type=ntk: unknown scaling type. Use one of linear, dynamic, yarn, llama3.",
         ),
-        ({"rope_type": ["yarn"]}, "here.rope_type=['yarn']: no such kind"),
-        ({"rope_type": "linear"}, "here: linear scaling needs factor. Give it: here.factor=..."),
+        ({"rope_type": ["yarn"]}, "here.rope_type=['yarn']: unknown scaling type"),
+        ({"rope_type": "linear"}, "here: linear scaling needs factor. Set here.factor=..."),
         ({"rope_type": "yarn", "factor": 2}, "here: yarn scaling needs original_max_position_embeddings."),
         ({"rope_type": "linear", "facter": 2}, "here.facter: linear scaling has no such field. Did you mean factor?"),
         (
             {"rope_type": "linear", "factor": 2, "beta_fast": 3},
-            "here.beta_fast: linear scaling has no such field. Its fields are factor.",
+            "here.beta_fast: linear scaling has no such field. Known fields: factor.",
         ),
         ({"rope_type": "linear", "factor": "2"}, "here.factor='2': must be a number."),
         ({"rope_type": "linear", "factor": True}, "here.factor=True: must be a number."),
@@ -59,7 +59,7 @@ def test_the_older_name_of_the_kind() -> None:
             "here.original_max_position_embeddings=2.5: is a number of",
         ),
         ({**YARN, "truncate": 1}, "here.truncate=1: must be true or false."),
-        ({**LLAMA3, "high_freq_factor": 1.0}, "here: low_freq_factor=1.0, high_freq_factor=1.0: must be above 0"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "here: low_freq_factor=1.0, high_freq_factor=1.0: both must be above 0"),
     ],
 )
 def test_mistakes_are_one_line(scaling: dict[str, Any], line: str) -> None:

@@ -58,12 +58,12 @@ def test_a_second_job_is_refused_and_the_lock_of_a_killed_one_is_free(
         with pytest.raises(CheckpointError) as caught:
             RunFolder(root).acquire_lock()
         assert str(caught.value) == (
-            f"run folder {root}: another job is writing into it. Stop that job or set another run_dir."
+            f"run folder {root}: another job is writing to it. Stop that job or set a different run_dir."
         )
         os.close(RunFolder(tmp_path / "other").acquire_lock())  # other folders are free
         monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 60.0)
         started = time.monotonic()
-        with pytest.raises(CheckpointError, match="another job is writing into it"):
+        with pytest.raises(CheckpointError, match="another job is writing to it"):
             RunFolder(root).acquire_lock(patience_seconds=0.0)
         assert time.monotonic() - started < 5
         holder.send_signal(signal.SIGKILL)

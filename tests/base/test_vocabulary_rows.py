@@ -28,7 +28,7 @@ def test_shrunk_where_the_ids_mean_the_same() -> None:
 def test_by_text_where_one_id_differs() -> None:
     found = match_rows({"b": 0, "a": 1, "x": 2}, 4, ABC, 3)
     assert (found.rows, found.by) == ([1, 0, NEW, NEW], "text")
-    assert found.words().startswith("vocabulary by the text of tokens")
+    assert found.words().startswith("vocabulary by token text")
 
 
 def test_a_token_that_has_no_row_there_is_new() -> None:
@@ -38,13 +38,13 @@ def test_a_token_that_has_no_row_there_is_new() -> None:
 def test_unseen() -> None:
     found = match_rows(ABC, 5, None, 4)
     assert (found.rows, found.by) == ([0, 1, 2, 3, NEW], "unknown")
-    assert "unseen" in found.words()
+    assert "unchecked" in found.words()
     with pytest.raises(ConfigError, match=r"model.vocab_size=3: .*4 rows, and no tokenizer.json"):
         match_rows(ABC, 3, None, 4)
 
 
 def test_nothing_in_common_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not one token"):
+    with pytest.raises(ConfigError, match="no token in common"):
         match_rows({"x": 0, "y": 1}, 2, ABC, 3)
 
 

@@ -95,7 +95,7 @@ def test_never_beside_a_job(run: RunFolder, tmp_path: Path) -> None:
     lock = run.acquire_lock()
     try:
         line = one_line(z2all("checkpoint", "prune", run.root, cwd=tmp_path), 4)
-        assert line.endswith("another job is writing into it. Stop that job or set another run_dir.")
+        assert line.endswith("another job is writing to it. Stop that job or set a different run_dir.")
         assert steps(run) == list(LOSSES)
         assert z2all("checkpoint", "prune", run.root, "--dry-run", cwd=tmp_path).returncode == 0  # it may look
     finally:

@@ -95,7 +95,7 @@ def test_config_prints_the_resolved_config(tmp_path: Path) -> None:
         (["--config", "missing.yaml"], "run config 'missing.yaml': neither a file nor one of the shipped ones"),
         (["preset=z2all_2b"], "preset 'z2all_2b': neither a file nor one of the shipped ones"),
         (["train.steps=0"], "train.steps=0: Input should be greater than 0."),
-        (["train"], "override 'train': must read section.key=value."),
+        (["train"], "override 'train': must be section.key=value."),
     ],
 )
 def test_config_errors(arguments: list[str], start: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_help_of_the_verb_and_of_the_verb_below(tmp_path: Path) -> None:
 def test_what_is_no_verb_is_an_override(tmp_path: Path) -> None:
     for word in ("parities", "run"):
         line = one_line(z2all("train", word, cwd=tmp_path), 2)
-        assert line.startswith(f"ConfigError: override '{word}': must read section.key=value.")
+        assert line.startswith(f"ConfigError: override '{word}': must be section.key=value.")
     assert one_line(z2all("train", cwd=tmp_path), 2).startswith("ConfigError: data.corpus: is not set.")
     line = one_line(z2all("train", "parity", "--stages", "4", cwd=tmp_path), 2)
-    assert line == "ConfigError: --stages 4: '4' is no ZeRO stage. Give some of 0,1,2,3."
+    assert line == "ConfigError: --stages 4: '4' is not a ZeRO stage. Use some of 0,1,2,3."

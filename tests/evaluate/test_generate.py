@@ -129,7 +129,7 @@ def test_tokens_that_the_model_does_not_have(loaded: LoadedModel) -> None:
     assert tokenizer.pad_token_id > loaded.model.config.vocab_size
     extended = replace(loaded, tokenizer=tokenizer)
     assert texts(extended, PROMPTS, GREEDY) == texts(loaded, PROMPTS, GREEDY)
-    with pytest.raises(DataError, match=r"^token 10\d\d: .* has 1024 only\. Is the tokenizer of another model\?$"):
+    with pytest.raises(DataError, match=r"^token 10\d\d: .* has only 1024\. Use the tokenizer of this model\.$"):
         texts(extended, ["fine", "<new 28>"], GREEDY)
 
 
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_had_come(loaded: LoadedModel) -> None:
 def test_a_prompt_without_room(loaded: LoadedModel) -> None:
     long = "今天" * 60
     with pytest.raises(
-        ConfigError, match=r"^a prompt of \d+ tokens: .* is made for at most 48 with the answer\. Shorten"
+        ConfigError, match=r"^a prompt of \d+ tokens: .* supports at most 48 including the answer\. Shorten"
     ):
         texts(loaded, ["fine", long], GREEDY)
 
@@ -183,7 +183,7 @@ def test_answers_end_where_the_model_does(loaded: LoadedModel, capfd: pytest.Cap
     tight = loaded.tokenizer.decode(loaded.tokenizer("def add(a, b):\n    return a + b\n" * 9)["input_ids"][:43])
     answers = list(Generator(loaded, GREEDY).answer_all(["今天", tight, "import os"]))
     assert [answer.new_tokens for answer in answers] == [12, 5, 12]
-    said = "only 5 new tokens: the model is made for 48, the prompt has 43"
+    said = "only 5 new tokens: the model supports 48, the prompt has 43"
     assert capfd.readouterr().err.count(said) == 1
     list(Generator(loaded, GREEDY).answer_all([tight], num=2))
     assert capfd.readouterr().err.count(said) == 1
@@ -218,10 +218,10 @@ def test_the_template_is_used_where_the_model_came_with_one(chatting: LoadedMode
 
 
 def test_chats_that_cannot_be(loaded: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match=r"^--system: is for chats"):
+    with pytest.raises(ConfigError, match=r"^--system: requires chat mode"):
         Generator(loaded, GREEDY, system="x")
     with pytest.raises(
-        ConfigError, match=r"^the chat template: refuses this conversation \(a message must not contain"
+        ConfigError, match=r"^the chat template: rejects this conversation \(a message must not contain"
     ):
         Generator(loaded, GREEDY, chat=True).ids_of("<|im_end|>")
 
@@ -243,7 +243,7 @@ def test_numbers_that_cannot_be_meant(setting: str, value: Any) -> None:
 
 
 def test_nothing_to_continue(loaded: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match="must hold at least one character"):
+    with pytest.raises(ConfigError, match="must have at least one character"):
         texts(loaded, ["fine", ""], GREEDY)
     with pytest.raises(DataError, match="a prompt: not UTF-8"):
         texts(loaded, ["fine", "\udcff"], GREEDY)
@@ -270,13 +270,13 @@ def test_files_of_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\n \n", "holds no prompt"),
+        (b"\n \n", "has no prompt"),
         (b"{\n", r"a\.jsonl:1: not JSON"),
-        (b'{"prompt": "x"}\n{"text": "x"}', r":2: each line is an object with a text under prompt"),
-        (b"\xff", r"not readable \(no UTF-8\)"),
+        (b'{"prompt": "x"}\n{"text": "x"}', r":2: each line must be an object with a string `prompt`"),
+        (b"\xff", r"not readable \(not UTF-8\)"),
         (b'{"prompt": "\\ud800 x"}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
         (b'{"prompt": "x", "id": ["\\ud800"]}', r"a\.jsonl:1: not UTF-8, or half a surrogate pair"),
-        (b'{"prompt": "x", "text": "mine"}', r"a\.jsonl:1, field text: the answer's own field is called so"),
+        (b'{"prompt": "x", "text": "mine"}', r"a\.jsonl:1, field text: the name is used by the answer"),
         (None, r"not readable \(No such file"),
     ],
 )

@@ -50,7 +50,7 @@ def test_memorised_answers_show(small_tokenizer: Path) -> None:
     assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
     told = "\n".join(sentences(report.rows))
     assert "zh_school (acc)" in told and "answers may be memorised" in told
-    assert report.notes == ["sums: no letters, others_wrong, shuffled (no multiple choice with one right option)"]
+    assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
 
 def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None:
@@ -112,7 +112,7 @@ def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
 def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) -> None:
     settings = HarnessSettings(tasks=("en_school",), reshape=("letters",))
     report = judge(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
-    assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked as they stand"]
+    assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked unchanged"]
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def test_batches_are_halved_where_memory_does_not_suffice(
         tight = ours().loglikelihood(scored)
         assert [nats for nats, _ in tight] == pytest.approx([nats for nats, _ in likelihoods], abs=2e-4)
         assert ours().generate_until(written) == texts
-    assert "8 prompts at a time do not fit into memory: 4 from here on" in capsys.readouterr().err
+    assert "8 prompts at a time do not fit into memory: 4 from now on" in capsys.readouterr().err
     with memory_for(0, loaded.model), pytest.raises(MachineError, match="does not fit"):
         ours().generate_until(written)
 

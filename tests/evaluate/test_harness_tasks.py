@@ -101,11 +101,11 @@ def test_a_task_that_does_not_load_is_one_line(tmp_path: Path, change: tuple[str
 
 
 def test_names_that_are_not_there() -> None:
-    with pytest.raises(ConfigError, match="near it: zh_school"):
+    with pytest.raises(ConfigError, match="similar: zh_school"):
         matching(["zh_scool"], task_manager(TASKS, with_defaults=False))
     with pytest.raises(ConfigError, match="names no task"):
         load()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         list_tasks(TASKS / "nowhere")
 
 

@@ -103,8 +103,8 @@ def test_shuffled_options_take_the_answer_with_them(name: str, fields: dict[str,
     ("name", "reason"),
     [
         ("science", "does not show the options"),
-        ("odd_fields", "among the fields frage, o1, o2, o3, loesung; name them with --fields"),
-        ("sums", "no multiple choice"),
+        ("odd_fields", "among the fields frage, o1, o2, o3, loesung; set them with --fields"),
+        ("sums", "not multiple choice"),
     ],
 )
 def test_tasks_that_cannot_be_reshaped_say_why(name: str, reason: str) -> None:

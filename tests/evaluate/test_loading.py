@@ -179,7 +179,7 @@ def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_pat
         assert replace(loaded, model=SimpleNamespace(config=config)).max_tokens == longest
     bloom = replace(loaded, model=BloomForCausalLM(BloomConfig(**sizes)).to(loaded.device).eval())
     assert bloom.known_max_tokens is None
-    with pytest.raises(ConfigError, match=r"config\.json does not say .* made for\. Add max_position_embeddings to it"):
+    with pytest.raises(ConfigError, match=r"config\.json does not state .*\. Add max_position_embeddings to it"):
         list(Generator(bloom, Sampling()).answer_all(["今天"]))
     (tmp_path / "a.txt").write_text("今天天气很好。" * 20, encoding="utf-8")
     domains = open_texts(tmp_path / "a.txt", None)
@@ -188,9 +188,9 @@ def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_pat
 
 
 def test_what_is_no_model(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no Hugging Face folder \(no config\.json\), run folder or checkpoint\. Give"):
+    with pytest.raises(DataError, match=r"not a Hugging Face folder \(no config\.json\), run folder or checkpoint"):
         load_model(tmp_path)
-    with pytest.raises(DataError, match=r"no such folder\. Give an export"):
+    with pytest.raises(DataError, match=r"no such folder\. Use an export"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"^dtype int3: no such dtype\. Known: auto, fp32, bf16, fp16\.$"):
         load_model(model_folder, "int3")

@@ -107,7 +107,7 @@ def test_a_comparison_is_a_margin_in_the_unit_asked_for(per: str, margin: float)
 def test_too_long_and_too_short_are_one_line() -> None:
     probe = SentenceProbe(name="long", text="abcdef")
     asked(probe, max_tokens=6)
-    with pytest.raises(DataError, match="probe long: has 6 tokens, and a sequence holds 5"):
+    with pytest.raises(DataError, match="probe long: has 6 tokens, but a sequence holds 5"):
         asked(probe, max_tokens=5)
     with pytest.raises(DataError, match="probe short: has a text of a single token with nothing before it"):
         asked(SentenceProbe(name="short", text="is"))

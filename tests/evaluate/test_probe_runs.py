@@ -93,12 +93,12 @@ def test_what_was_found_outlives_its_checkpoint(
     shutil.copy2(file, other)
     assert kept(other) == both  # the same questions
     file.write_text("- {name: a, prompt: 中国的首都是, completion: 上海}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"probes_few\.json: holds what was found with .*/other/few\.yaml\. Give one"):
+    with pytest.raises(ConfigError, match=r"probes_few\.json: holds the results of .*/other/few\.yaml\. Rename one"):
         kept(file)
     shutil.copy2(file, other)
     changed = kept(other)
     assert list(changed) == [9] and changed[9] != both[9]
-    assert "probes_few.json begins anew" in capfd.readouterr().err
+    assert "probes_few.json starts over" in capfd.readouterr().err
 
 
 def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:

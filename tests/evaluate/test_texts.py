@@ -47,10 +47,10 @@ def test_a_corpus_is_shared_without_overlap(small_corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.csv", b"a", r"no reader for '\.csv'\. Known: \.jsonl, \.parquet, \.txt\."),
+        ("x.csv", b"a", r"file type '\.csv' unknown\. Known: \.jsonl, \.parquet, \.txt\."),
         ("x.jsonl", b'{"words": 1}\n', r"x\.jsonl:1: each line is an object"),
         ("x.txt", b"\xff", "not UTF-8"),
-        ("x.parquet", b"junk", "no readable Parquet file"),
+        ("x.parquet", b"junk", "not a valid Parquet file"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:

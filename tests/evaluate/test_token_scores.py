@@ -82,5 +82,5 @@ def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
 
 
 def test_what_the_model_cannot_hold_is_one_line(loaded: LoadedModel) -> None:
-    with pytest.raises(DataError, match=r"probe long: has .* tokens, and a sequence holds 48"):
+    with pytest.raises(DataError, match=r"probe long: has .* tokens, but a sequence holds 48"):
         ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], rows_per_batch=4)

@@ -80,7 +80,7 @@ def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("window", "stride", "packed", "bos", "words"),
     [
-        (49, None, False, "auto", r"^window=49: must be from 2 to what the model is made for, 48\. "),
+        (49, None, False, "auto", r"^window=49: must be from 2 to the model's maximum, 48\. "),
         (1, None, False, "auto", r"^window=1: must be"),
         (None, 48, False, "auto", r"^stride=48: must be from 1 to window - 1 = 47, or tokens"),
         (8, 0, False, "auto", r"^stride=0: must be from 1 to window - 1 = 7,"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_meant(
 
 def test_a_model_that_does_not_say_how_long_it_may_be(loaded: LoadedModel) -> None:
     assert choose_way(loaded.tokenizer, None, 16, None, False, "auto").window == 16
-    with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not say .*\. Give --window\.$"):
+    with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not state .*\. Set --window\.$"):
         choose_way(loaded.tokenizer, None, None, None, False, "auto")
     with pytest.raises(ConfigError, match=r"^window=1: must be at least 2"):
         choose_way(loaded.tokenizer, None, 1, None, False, "auto")

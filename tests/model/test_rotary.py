@@ -131,5 +131,5 @@ def test_two_tables_do_not_share_their_history() -> None:
 def test_another_kind_is_refused() -> None:
     config = tiny_config()
     config.rope_parameters["rope_type"] = "longrope"
-    with pytest.raises(ConfigError, match="rope_type=longrope: Z2all computes default, linear, dynamic, yarn, llama3"):
+    with pytest.raises(ConfigError, match="rope_type=longrope: Z2all supports default, linear, dynamic, yarn, llama3"):
         RotaryTable(config)

@@ -124,7 +124,8 @@ def test_nccls_word_goes_before_that_of_a_connection_and_the_users_before_both(t
 
 
 def test_a_measured_disk(tmp_path: Path) -> None:
-    from z2all_ds.cluster.doctor import OK, Finding, to_json
+    from z2all_ds.base.reports import to_json
+    from z2all_ds.cluster.doctor import OK, Finding
 
     file = tmp_path / "here.json"
     disk = Finding("disk speed", OK, "7 GB/s", measured={"bytes_per_second": 7e9})

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import to_json
 from z2all_ds.cluster.agents.connections import Listener, Speed, measure
-from z2all_ds.cluster.doctor import OK, Finding, resources, to_json
+from z2all_ds.cluster.doctor import OK, Finding, resources
 from z2all_ds.cluster.launch.rendezvous import DataAddress
 from z2all_ds.cluster.preflight import report
 from z2all_ds.cluster.preflight.checks import Preflight
@@ -50,7 +51,7 @@ def preflight_of(**changes: Speed) -> Preflight:
 
 def written(folder: Path, result: Preflight) -> Path:
     file = folder / "nodes.json"
-    file.write_text(report.to_json(result), encoding="utf-8")
+    file.write_text(to_json(report.content_of(result)), encoding="utf-8")
     return file
 
 
@@ -145,9 +146,9 @@ def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
 
 def test_the_form_stays_plain_json(tmp_path: Path) -> None:
     result = preflight_of()
-    assert json.loads(report.to_json(result))["health"] is None
+    assert json.loads(to_json(report.content_of(result)))["health"] is None
     result.health = health_of(*TURNS)
-    assert json.loads(report.to_json(result))["health"]["device"] == "cuda"
+    assert json.loads(to_json(report.content_of(result)))["health"]["device"] == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
             again = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero3")
             try:
                 again.waits_for(
-                    " in memory, saved by 2 ranks under zero1 (fp32); its loss on fixed tokens is 0.0e+00 off"
+                    " in memory, saved by 2 ranks under zero1 (fp32); its loss on fixed tokens differs by 0.0e+00"
                 )
                 again.process.send_signal(signal.SIGTERM)
                 assert again.process.wait(60) == EXIT_REQUEUE, again.said()
@@ -153,7 +153,7 @@ def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokeni
         run.waits_for(FIRST)
         second = train(run.folder.root, small_corpus, small_tokenizer, *ENDLESS, "deepspeed=zero1", ranks=1)
         assert second.returncode == 4
-        assert "another job is writing into it. Stop that job or set another run_dir." in second.stderr
+        assert "another job is writing to it. Stop that job or set a different run_dir." in second.stderr
         run.saves_again()
     finally:
         run.kill()

@@ -119,16 +119,16 @@ def test_the_command_names_the_json_that_is_wrong(tmp_path: Path, small_corpus: 
 @pytest.mark.parametrize(
     ("options", "overrides", "line"),
     [
-        ({"stages": "0,5"}, [], "--stages 0,5: '5' is no ZeRO stage. Give some of 0,1,2,3."),
-        ({"stages": "0,,1"}, [], "--stages 0,,1: '' is no ZeRO stage. Give some of 0,1,2,3."),
-        ({"stages": "zero1"}, [], "--stages zero1: 'zero1' is no ZeRO stage. Give some of 0,1,2,3."),
+        ({"stages": "0,5"}, [], "--stages 0,5: '5' is not a ZeRO stage. Use some of 0,1,2,3."),
+        ({"stages": "0,,1"}, [], "--stages 0,,1: '' is not a ZeRO stage. Use some of 0,1,2,3."),
+        ({"stages": "zero1"}, [], "--stages zero1: 'zero1' is not a ZeRO stage. Use some of 0,1,2,3."),
         ({"jsons": "zero9"}, [], "DeepSpeed JSON 'zero9'"),
-        ({"precision": "fp16"}, [], "--precision fp16: has no reference. Give fp32 or bf16."),
+        ({"precision": "fp16"}, [], "--precision fp16: has no reference. Use fp32 or bf16."),
         ({"steps": 0}, [], "--steps 0: must be at least 1."),
         ({"stages": "0", "precision": "bf16"}, [], "bf16 with ZeRO stage 0: "),
         ({"ranks": 3}, [], "train.global_batch=32: must be a multiple of"),
-        ({}, ["model.dropout1=0.1"], "model.dropout1=0.1: what is dropped depends on the number of ranks"),
-        ({}, ["optimizer.kind=lion"], "optimizer.kind=lion: the reference steps with torch's AdamW."),
+        ({}, ["model.dropout1=0.1"], "model.dropout1=0.1: dropout depends on the number of ranks"),
+        ({}, ["optimizer.kind=lion"], "optimizer.kind=lion: the reference uses torch's AdamW."),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(options: dict[str, object], overrides: list[str], line: str) -> None:
@@ -187,8 +187,8 @@ def test_the_error_names_the_first_json_beyond_and_the_others() -> None:
     good, late = REFERENCE, (REFERENCE[0], StepValues(2, 2.0, 1.25))
     comparison(("zero1", good)).refuse_differences()
     expected = (
-        "zero2 at step 2: its grad norm 1.25 is 2.5e-01 off the 1.0 of plain torch, and fp32 allows 1e-06"
-        " (beyond it too: zero3)."
+        "zero2 at step 2: its grad norm 1.25 differs by 2.5e-01 from the 1.0 of plain torch; fp32 allows 1e-06"
+        " (also beyond it: zero3)."
     )
     with pytest.raises(TrainingError) as told:
         comparison(("zero1", good), ("zero2", late), ("zero3", late)).refuse_differences()
@@ -212,7 +212,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].split() == ["loss", "plain", "torch", "zero0", "zero1"]
     assert lines[4].split() == ["step", "2", "2.0000000", "2.0000000", "2.5000000"]
     assert lines[7].split() == ["step", "1", "2.0000000", "-", "2.0000000"]
-    assert lines[-2] == "zero0 | within | loss off by 0.0e+00 (step 1) | grad norm not known"
+    assert lines[-2] == "zero0 | within | loss off by 0.0e+00 (step 1) | grad norm unknown"
     assert lines[-1].startswith("zero1 | BEYOND | loss off by 2.5e-01 (step 2) | grad norm off by 0.0e+00 (step 1) | ")
     assert lines[-1].endswith("compute fp32, master fp32")
     content = json.loads(to_json(content_of(shown)))

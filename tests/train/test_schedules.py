@@ -272,7 +272,7 @@ def test_a_jump_is_refused_in_one_line_or_told() -> None:
     says = "learning rate 2.5 for step 4: the checkpoint's settings give 1, after 2 in step 3"
     with pytest.raises(ConfigError) as caught:
         check_no_jump(saved, 3, one_stage(9), 4.0, schedule)
-    fix = "Keep optimizer.lr, schedule, stages and train.steps as they were, or set schedule.allow_jump=true."
+    fix = "Restore optimizer.lr, schedule, stages and train.steps, or set schedule.allow_jump=true."
     assert str(caught.value) == f"{says}. {fix}"
     allowed = schedule.model_copy(update={"allow_jump": True})
     assert check_no_jump(saved, 3, one_stage(9), 4.0, allowed) == f"{says} (schedule.allow_jump)"

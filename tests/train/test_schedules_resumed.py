@@ -69,7 +69,7 @@ def test_cosine_is_refused_for_longer_until_a_jump_is_allowed(runs: Path) -> Non
     (refused,) = lines(runs / "cosine", start="ConfigError")
     # After 2 of 3 and then of 5 steps: (1 + cos 120°) / 2 and (1 + cos 72°) / 2 of the peak; before, (1 + cos 60°) / 2.
     says = "learning rate 0.00196353 for step 5: the checkpoint's settings give 0.00075, after 0.00225 in step 4"
-    fix = "Keep optimizer.lr, schedule, stages and train.steps as they were, or set schedule.allow_jump=true."
+    fix = "Restore optimizer.lr, schedule, stages and train.steps, or set schedule.allow_jump=true."
     assert refused == f"ConfigError: {says}. {fix}"
     assert lines(runs / "cosine", start="learning rate")[-1] == f"{says} (schedule.allow_jump)"
     found = rates(runs / "cosine")

@@ -51,7 +51,7 @@ def test_the_shipped_ones_are_fine(name: str) -> None:
 )
 def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> None:
     assert refusal(tmp_path, {typo: {}}) == (
-        f"{typo} in mine.json: DeepSpeed knows no such top-level key and would ignore it. Did you mean {meant}?"
+        f"{typo} in mine.json: DeepSpeed has no such top-level key and would ignore it. Did you mean {meant}?"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> 
 def test_a_typo_in_a_section_names_the_nearest_key_there(tmp_path: Path, typo: str, meant: str) -> None:
     section = typo.rpartition(".")[0]
     assert refusal(tmp_path, nested(typo, 1)) == (
-        f"{typo} in mine.json: DeepSpeed knows no such key in {section}. Did you mean {section}.{meant}?"
+        f"{typo} in mine.json: DeepSpeed has no such key in {section}. Did you mean {section}.{meant}?"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_key_like_nothing_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", FILLED_IN)
 def test_what_the_run_config_decides_may_not_stand_in_the_json(tmp_path: Path, key: str) -> None:
-    expected = f"{key} in mine.json: the run config decides it ({FILLED_IN[key]}). Remove it from the JSON."
+    expected = f"{key} in mine.json: the run config sets it ({FILLED_IN[key]}). Remove it from the JSON."
     assert refusal(tmp_path, {key: 1}) == expected
 
 
@@ -99,7 +99,7 @@ def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
     for key in removed:
         assert refusal(tmp_path, nested(key, 1)) == f"{key} in mine.json: DeepSpeed no longer has it. Remove it."
     for key, now in RENAMED_IN_ZERO.items():
-        assert refusal(tmp_path, {"zero_optimization": {key: True}}).endswith(f"has renamed it. Write {now}.")
+        assert refusal(tmp_path, {"zero_optimization": {key: True}}).endswith(f"has renamed it. Use {now}.")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
 )
 def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
     assert refusal(tmp_path, nested(dotted, "auto")) == (
-        f'{dotted}="auto" in mine.json: DeepSpeed alone does not know auto. Write the value.'
+        f'{dotted}="auto" in mine.json: DeepSpeed itself does not support auto. Set a value.'
     )
 
 
@@ -117,8 +117,8 @@ def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
     [
         ("{", "not valid JSON"),
         ("[1]", "must be one JSON object"),
-        ('{"bf16": {"enabled": true}, "bf16": {}}', "bf16 in mine.json: stands there twice"),
-        ('{"bf16": {"enabled": true, "enabled": false}}', "enabled in mine.json: stands there twice"),
+        ('{"bf16": {"enabled": true}, "bf16": {}}', "bf16 in mine.json: is set twice"),
+        ('{"bf16": {"enabled": true, "enabled": false}}', "enabled in mine.json: is set twice"),
         ({"bf16": True}, "bf16=true in mine.json: must be a JSON object"),
         ({"bf16": None}, "bf16=null in mine.json: must be a JSON object"),
         ({"zero_optimization": 2}, "zero_optimization=2 in mine.json: must be a JSON object"),
@@ -128,14 +128,14 @@ def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
         (nested("zero_optimization.stage", 4), "zero_optimization.stage=4 in mine.json"),
         (nested("bf16.enabled", "true"), 'bf16.enabled="true" in mine.json: must be true or false. Remove the quotes.'),
         (nested("bf16.enabled", 1), "bf16.enabled=1 in mine.json: must be true or false"),
-        (nested("aio.block_size", "1e6"), 'aio.block_size="1e6" in mine.json: must be a whole number from 1 on'),
-        (nested("zero_optimization.reduce_bucket_size", 0.5), "must be a whole number from 1 on"),
-        (nested("zero_optimization.sub_group_size", -1), "must be a whole number from 0 on"),
+        (nested("aio.block_size", "1e6"), 'aio.block_size="1e6" in mine.json: must be a whole number, 1 or more'),
+        (nested("zero_optimization.reduce_bucket_size", 0.5), "must be a whole number, 1 or more"),
+        (nested("zero_optimization.sub_group_size", -1), "must be a whole number, 0 or more"),
         (nested("zero_optimization.offload_param.device", "gpu"), "must be none, cpu or nvme"),
         (nested("data_types.grad_accum_dtype", "float"), "must be fp32, fp16 or bf16"),
         (nested("communication_data_type", "int8"), "must be fp32, fp16 or bf16"),
-        (nested("comms_logger.prof_ops", "all_reduce"), "must be a list of texts"),
-        ('{"fp16": {"loss_scale": Infinity}}', "must be a number from 0 on"),
+        (nested("comms_logger.prof_ops", "all_reduce"), "must be a list of strings"),
+        ('{"fp16": {"loss_scale": Infinity}}', "must be a number, 0 or more"),
     ],
 )
 def test_malformed_json_is_one_line(tmp_path: Path, content: Any, named: str) -> None:

@@ -178,7 +178,7 @@ def test_rows_follow_the_two_tokenizers(
     (without / "tokenizer.json").unlink()
     found = first_weights(settle(f"train.init_from={without}"), "never")
     assert found is not None and found.rows.by == "unknown"
-    with pytest.raises(ConfigError, match=r"no tokenizer.json that says which are cut"):
+    with pytest.raises(ConfigError, match=r"no tokenizer.json to tell which are used"):
         first_weights(settle(f"train.init_from={without}", f"model.vocab_size={size}"), "auto")
     other = tmp_path / "other"
     shutil.copytree(folder, other)

@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             require_disk(resolved)
         assert str(caught.value).startswith(f"nvme_path {bad}/run-")
-        assert str(caught.value).endswith("Set train.nvme_folder to a folder of your own on a fast disk.")
+        assert str(caught.value).endswith("Set train.nvme_folder to a writable folder on a fast disk.")
 
 
 def test_the_command_says_it_before_anything_is_loaded(

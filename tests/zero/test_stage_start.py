@@ -85,9 +85,9 @@ def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
     told = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
     assert told == [
-        "stage short: steps 1 to 5, 8 x 32 tokens a step, rope theta 10000",
-        "stage long: steps 6 to 9, 4 x 64 tokens a step, rope theta 50000",
-        "stage anneal: steps 10 to 12, 4 x 48 tokens a step, rope theta 1e+06",
+        "stage short: steps 1 to 5, 8 x 32 tokens per step, rope theta 10000",
+        "stage long: steps 6 to 9, 4 x 64 tokens per step, rope theta 50000",
+        "stage anneal: steps 10 to 12, 4 x 48 tokens per step, rope theta 1e+06",
     ]
     assert stage_events(runs / "whole") == [(0, "short", 32), (5, "long", 64), (9, "anneal", 48)]
     assert stage_events(runs / "within") == [(0, "short", 32), (5, "long", 64), (7, "long", 64), (9, "anneal", 48)]
@@ -156,7 +156,7 @@ def test_an_export_has_the_positions_of_the_stage_that_made_it(
 def test_stages_to_come_may_be_changed_and_those_past_not(runs: Path) -> None:
     lines = RunFolder(runs / "moved").rank_log(0).read_text().splitlines()
     (refused,) = {line for line in lines if line.startswith("ConfigError")}
-    assert "stages: 40 samples in the first 6 steps: the checkpoint of step 6 was made of 44" in refused
+    assert "stages: 40 samples in the first 6 steps: the checkpoint of step 6 was made with 44" in refused
     assert losses(runs / "moved")[:8] == losses(runs / "whole")[:8]
     later = metrics(runs / "moved")[8:]
     assert len(later) == 4
@@ -168,5 +168,6 @@ def test_samples_skipped_do_not_count_as_given() -> None:
     stages = run_stages(run)
     state: Any = {"position": 4 * 32 + 64 + 96, "skip": [(32, 64), (100, 164), (1000, 2000)]}
     check_stages_past(stages, 5, state)
-    with pytest.raises(ConfigError, match="256 samples in the first 6 steps: the checkpoint of step 6 was made of 192"):
+    words = "256 samples in the first 6 steps: the checkpoint of step 6 was made with 192"
+    with pytest.raises(ConfigError, match=words):
         check_stages_past(stages, 6, state)

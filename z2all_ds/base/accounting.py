@@ -1,17 +1,17 @@
-"""Parameters and floating-point operations of a Llama-structure model, counted by hand; no torch.
+"""Parameter and FLOP counts of a Llama-structure model; no torch.
 
-Two conventions of "FLOPs per token" are in use, and a utilisation (MFU) means nothing without its name:
+Two conventions of "FLOPs per token" are in use, and a utilization (MFU) must state which one it uses:
 
-- `origin`: 6 N + 12 L d S, the formula of the PaLM paper and of this project's origin. N counts every parameter, the
-  embedding table too, though looking a row up multiplies nothing; attention is counted over the full square of
-  positions, though a causal mask needs half. It flatters, and it is what published tables use.
+- `origin`: 6 N + 12 L d S, the formula of the PaLM paper. N counts every parameter, including the embedding table,
+  although a lookup multiplies nothing; attention is counted over the full square of positions, although a causal mask
+  needs half. It gives higher values, and published tables use it.
 - `exact`: 6 N_matmul + 6 L d_attention S. Only weights that enter a matrix product are counted (a tied embedding
-  counts once, as the head), and attention over the causal half. It is what the hardware has to do.
+  counts once, as the head), and attention over the causal half. This is the required work.
 
 Both count a multiply-add as two operations and the backward pass as twice the forward; neither counts recomputation,
 which `hardware_flops_per_token` adds to the exact one (HFU instead of MFU).
-Both are averages over the positions of a sequence of length S whose tokens all attend to one another: where documents
-are masked apart, less attention is computed than either says.
+Both are averages over the positions of a sequence of length S whose tokens all attend to one another: with document
+masks, less attention is computed than either counts.
 """
 
 import re
@@ -35,12 +35,12 @@ class ModelShape:
     num_kv_heads: int
     tie_embeddings: bool = False
     attention_bias: bool = False
-    """Biases on q, k, v and the output projection, as `attention_bias` of a Llama config adds them."""
+    """Biases on q, k, v and the output projection, as with `attention_bias` of a Llama config."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}", "must be at least 1", "Give a positive number.")
+                raise ConfigError(f"{name} = {getattr(self, name)}", "must be at least 1", "Use a positive number.")
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"hidden_size = {self.hidden_size} with num_heads = {self.num_heads}",
@@ -60,13 +60,13 @@ class ModelShape:
 
     @property
     def attention_width(self) -> int:
-        """Width of all query heads together (d_attention in the formulas)."""
+        """Total width of all query heads (d_attention in the formulas)."""
         return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Where the parameters are. `head` is 0 where it shares the embedding's table."""
+    """Parameter counts by part. `head` is 0 if it shares the embedding table."""
 
     embedding: int
     attention: int
@@ -80,7 +80,7 @@ class ParameterCounts:
 
 
 def count_parameters(shape: ModelShape) -> ParameterCounts:
-    """Exactly what `LlamaForCausalLM` of this shape has."""
+    """Return the parameter counts of a `LlamaForCausalLM` of this shape, exactly."""
     biases_per_layer = shape.attention_width + 2 * _kv_width(shape) + shape.hidden_size if shape.attention_bias else 0
     table = shape.vocab_size * shape.hidden_size
     return ParameterCounts(
@@ -93,15 +93,15 @@ def count_parameters(shape: ModelShape) -> ParameterCounts:
 
 
 def count_matmul_parameters(shape: ModelShape) -> int:
-    """Weights that enter a matrix product: no embedding look-up, norm or bias; the head always, tied or not."""
+    """Count the weights in matrix products: no embedding lookup, norms or biases; always the head, tied or not."""
     per_layer = _attention_matrices_per_layer(shape) + _mlp_matrices_per_layer(shape)
     return shape.num_layers * per_layer + shape.vocab_size * shape.hidden_size
 
 
 def flops_per_token(shape: ModelShape, sequence_length: int, convention: str = "origin") -> int:
-    """Forward and backward operations for one token of a sequence of `sequence_length`; see the head of this file."""
+    """Return the forward and backward FLOPs per token at `sequence_length`; conventions: see the module docstring."""
     if sequence_length < 1:
-        raise ConfigError(f"sequence_length = {sequence_length}", "must be at least 1", "Give a positive number.")
+        raise ConfigError(f"sequence_length = {sequence_length}", "must be at least 1", "Use a positive number.")
     if convention == "origin":
         attention = 12 * shape.num_layers * shape.hidden_size * sequence_length
         return 6 * count_parameters(shape).total + attention
@@ -118,17 +118,17 @@ def hardware_flops_per_token(
     recompute: Sequence[str] = (),
     cross_entropy: str = "",
 ) -> int:
-    """What is really executed: the exact convention, a second forward pass of the parts whose activations are not kept
-    (the settings `train.activation_checkpointing` and `train.recompute`), and the head's where the backend of
-    cross_entropy makes logits again. What kernels recompute inside themselves is not counted.
+    """Return the FLOPs per token that are executed: the exact convention, plus a second forward pass of recomputed
+    parts (settings `train.activation_checkpointing` and `train.recompute`) and of the head if the cross_entropy backend
+    recomputes logits. Recomputation inside kernels is not counted.
 
-    The last product of a part is taken to be done again, as by our kernels for a GPU; torch's own ops stop right before
-    it, and for them this is up to 5 % too much.
+    The last product of a part is assumed to be recomputed, as this package's GPU kernels do; torch's own ops stop right
+    before it, and for them this is up to 5 % too high.
     """
     exact = flops_per_token(shape, sequence_length, "exact")
     head = 2 * shape.vocab_size * shape.hidden_size
     mlp = 2 * shape.num_layers * _mlp_matrices_per_layer(shape)
-    # Forward is a third: the backward pass has two products for each of the forward's.
+    # The forward pass is a third: the backward pass has two products for each product of the forward pass.
     forward = {"attention": exact // 3 - head - mlp, "mlp": mlp}
     again = {"none": (), "full": tuple(forward), "selective": tuple(recompute)}[activation_checkpointing]
     return exact + sum(forward[part] for part in again) + (head if cross_entropy == "chunked" else 0)
@@ -137,7 +137,7 @@ def hardware_flops_per_token(
 def operations_per_token(
     shape: ModelShape, sequence_length: int, activation_checkpointing: str, recompute: Sequence[str], cross_entropy: str
 ) -> dict[str, int]:
-    """What the three utilisations are shares of: MFU by both conventions, and HFU (`executed`)."""
+    """Return the FLOPs per token for the three utilizations: MFU by both conventions, and HFU (`executed`)."""
     executed = hardware_flops_per_token(shape, sequence_length, activation_checkpointing, recompute, cross_entropy)
     return {name: flops_per_token(shape, sequence_length, name) for name in FLOP_CONVENTIONS} | {"executed": executed}
 
@@ -156,9 +156,9 @@ def _mlp_matrices_per_layer(shape: ModelShape) -> int:
     return 3 * shape.hidden_size * shape.intermediate_size  # gate, up, down
 
 
-# Dense (not "with sparsity") bf16 peaks with fp32 accumulation, from NVIDIA's data sheets; V100 knows no bf16, its
-# number is fp16. First match wins. A variant with other clocks or fewer cores under the same name (NVL, Laptop, Ti, D,
-# a MIG slice) must not borrow a neighbour's number: a wrong peak gives a wrong MFU, an unknown one gives none.
+# Dense (not "with sparsity") bf16 peaks with fp32 accumulation, from NVIDIA's data sheets; V100 has no bf16, its value
+# is fp16. The first match wins. Variants with other clocks or fewer cores under the same name (NVL, Laptop, Ti, D, a
+# MIG slice) must not match: a wrong peak gives a wrong MFU, an unknown one gives none.
 _PEAKS: tuple[tuple[str, float], ...] = (
     (r"\bH100\b.*\bPCIe\b", 756e12),
     (r"\b(GH200|H200|H100|H800)\b", 989e12),
@@ -173,7 +173,7 @@ _OTHER_VARIANT = re.compile(r"\b(NVL|Laptop|Ti|D|SUPER|MIG)\b|\bH800\b.*\bPCIe\b
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense 16-bit operations per second of a GPU, by the name that CUDA gives it; None where we do not know."""
+    """Return the dense 16-bit FLOP/s of a GPU by its CUDA device name; None if unknown."""
     if _OTHER_VARIANT.search(device_name):
         return None
     for pattern, operations_per_second in _PEAKS:
@@ -183,7 +183,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float | None) -> float | None:
-    """Model FLOPs utilisation, 0 to 1, of devices with `peak` operations per second in all; None without a peak."""
+    """Return the model FLOPs utilization, 0 to 1, for devices with `peak` FLOP/s in total; None without a peak."""
     if not peak:
         return None
     return tokens_per_second * flops_per_token / peak

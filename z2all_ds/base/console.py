@@ -1,4 +1,4 @@
-"""What a person sees while something takes long: bars on a terminal, a sparse line in logs and CI, never silence.
+"""Progress output for long operations: bars on a terminal, occasional lines in logs and CI.
 
 Progress goes to stderr, results to stdout, so that `z2all ... --json > file` stays clean.
 """
@@ -18,12 +18,12 @@ PLAIN_LINE_EVERY_SECONDS = 10.0
 
 
 def is_interactive() -> bool:
-    """A person is watching: stderr is a terminal and this is not CI."""
+    """Return whether a person is watching: stderr is a terminal and this is not CI."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def say(line: str) -> None:
-    """One line for the person watching, in one write: others may be writing to the same terminal."""
+    """Print one line to stderr in a single write, since other processes may write to the same terminal."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -46,14 +46,14 @@ def human_seconds(seconds: float) -> str:
 
 
 class Advance(Protocol):
-    """Moves a bar on by `amount`; `note` is shown beside it until the next one."""
+    """Advance a bar by `amount`; `note` is shown next to it until the next call."""
 
     def __call__(self, amount: float, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(label: str, total: float | None = None, unit: str = "") -> Iterator[Advance]:
-    """Yields `advance(n, note)`. On a terminal a rich bar with ETA; elsewhere a line at most every ten seconds."""
+    """Yield `advance(n, note)`. Shows a rich bar with ETA on a terminal, else a line at most every ten seconds."""
     if is_interactive():
         with _bars(unit) as bars:
             task = bars.add_task(label, total=total, note="")
@@ -83,7 +83,7 @@ def progress(label: str, total: float | None = None, unit: str = "") -> Iterator
 
 
 def _bars(unit: str) -> "Progress":
-    """A bar with amounts, a note, time and ETA; bytes are shown with their unit and their speed."""
+    """Return a bar with amounts, a note, time and ETA; bytes are shown with unit and speed."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -106,7 +106,7 @@ def _bars(unit: str) -> "Progress":
 
 @contextmanager
 def heartbeat(label: str) -> Iterator[None]:
-    """For waits of unknown length (a compiler, an install): a spinner with the time, or a line every ten seconds."""
+    """Show a spinner with the elapsed time, or a line every ten seconds, during waits of unknown length."""
     if is_interactive():
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

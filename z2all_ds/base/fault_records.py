@@ -1,7 +1,7 @@
-"""What a rank that fails leaves in RUN/logs/faults, so that whoever looks after the run can name the first one.
+"""Records that failing ranks write to RUN/logs/faults, from which the first failure can be identified.
 
-When one rank fails, the others fail with it, each with words of its own; theirs are echoes. A rank that was killed or
-hangs cannot write; its node's watchdog does (`cluster/launch/watchdog.py`).
+When one rank fails, the others fail as a consequence with messages of their own. A rank that was killed or hangs cannot
+write a record; the watchdog of its node does (`cluster/launch/watchdog.py`).
 """
 
 import json
@@ -18,29 +18,29 @@ from z2all_ds.base.run_folder import RunFolder
 KILLED, HANG, OUT_OF_MEMORY, LOST_PEER, BUG = "killed", "hang", "out_of_memory", "lost_peer", "bug"
 NODE_LOST = "node_lost"
 FAULT_VARIABLE = "Z2ALL_FAULT_AT"
-"""time.time() of the last step before the fault that this launch is to cure."""
+"""time.time() of the last step before the fault that this launch recovers from."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The end of one rank."""
+    """The failure of one rank."""
 
     kind: str
-    """One of the above, or the name of an error's family: config, data, machine ..."""
+    """One of the constants above, or the name of an error class without `Error`: config, data, machine ..."""
     rank: int
     host: str
     line: str
-    """Its own words, one line."""
+    """The error message, one line."""
     code: int
-    """Exit code of a command that ends with it."""
+    """Exit code of a command that ends with this fault."""
     weight: int = 0
-    """Among equals: who stands still in its own right weighs more than those that wait for it, and who an error that
-    all ranks raise is about more than the others."""
+    """Tie-breaker between faults of the same kind: higher for a rank that is stuck itself than for ranks waiting for
+    it, and for the rank that an error raised on all ranks is about."""
     time_unix: float = field(default_factory=time.time)
 
 
 def family_of(error: Z2allError) -> str:
-    """`DataError` -> `data`; of what has its own class below the family's, the family. A disk is part of a machine."""
+    """Return the base class's name: `DataError` -> `data`, also for subclasses. A disk error counts as `machine`."""
     if isinstance(error, NotSaved):
         return family_of(MachineError("", "", ""))
     names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, Z2allError)]
@@ -48,7 +48,7 @@ def family_of(error: Z2allError) -> str:
 
 
 def write_fault(folder: RunFolder, fault: Fault) -> None:
-    """Once per rank: what comes first is the reason. Nothing here may hide the error itself."""
+    """Write the record of a rank unless it has one: the first is the cause. Must not hide the error itself."""
     path = _path(folder, fault.rank)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def write_fault(folder: RunFolder, fault: Fault) -> None:
 
 
 def forget_fault(folder: RunFolder, rank: int) -> None:
-    """One of an earlier launch."""
+    """Delete the record of a rank from an earlier launch."""
     with suppress(OSError):
         _path(folder, rank).unlink(missing_ok=True)
 
@@ -69,7 +69,7 @@ def has_fault(folder: RunFolder, rank: int) -> bool:
 
 
 def forget_faults(folder: RunFolder) -> None:
-    """Before a launch."""
+    """Delete all records before a launch."""
     for left in (folder.faults, folder.flights):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -87,9 +87,9 @@ def _read(path: Path) -> Fault:
 
 
 def first_fault(faults: Iterable[Fault]) -> Fault | None:
-    """The one the others follow from: its own error, a lost node, a kill, a hang, an echo, in that order; then by time.
+    """Return the root cause, ordered by kind (own error, lost node, kill, hang, lost peer), then by time.
 
-    Clocks of nodes may differ by more than ranks take to follow each other, so time decides only between equals.
+    Clocks of nodes may differ by more than the delay between failures, so time only breaks ties.
     """
 
     def order(fault: Fault) -> tuple[int, int, float]:

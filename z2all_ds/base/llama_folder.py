@@ -1,7 +1,7 @@
-"""A Hugging Face Llama folder to start from, looked at without torch: its config, where its tensors lie, its tokens.
+"""Reads a Hugging Face Llama folder without torch: its config, tensor headers and tokens.
 
-What a run with `train.init_from` needs of it is checked here in full, down to the shape of every tensor, so that
-nothing is found out when ranks have already started.
+Everything that a run with `train.init_from` needs is checked here, including the shape of every tensor, so that
+problems are found before any rank starts.
 """
 
 import json
@@ -16,17 +16,17 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.rope_scaling import check_rope_scaling, with_rope_type
 
 MODEL_TYPES = ("llama", "z2all")
-"""The second: a folder of this package's own class, with Llama's names in it."""
+"""`z2all`: a folder of this package's own model class, which uses Llama's tensor names."""
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FLOATS = ("F64", "F32", "F16", "BF16")
 LONGEST_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+"""The limit of the safetensors library."""
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where one tensor lies."""
+    """File, shape and dtype of one tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -34,28 +34,28 @@ class TensorPlace:
 
 
 class LlamaFolder:
-    """Opened by path; whatever is wrong with it is one line that begins with `setting`."""
+    """A Llama folder; every error about it is one line that starts with `setting`."""
 
     def __init__(self, path: str | Path, setting: str = "train.init_from") -> None:
         self.path = Path(path).expanduser()
         self._setting = f"{setting}={path}"
         if not self.path.is_dir():
-            raise self._wrong("no such folder", "Give a local Hugging Face folder.")
+            raise self._wrong("no such folder", "Use a local Hugging Face folder.")
         self.config = self._read_json("config.json")
         kind = self.config.get("model_type")
         if kind not in MODEL_TYPES:
-            raise self._wrong(f"its model_type is {kind}", "Only Llama folders can be started from.")
+            raise self._wrong(f"its model_type is {kind}", "Only Llama folders are supported.")
         for name, wanted in (("hidden_act", "silu"), ("mlp_bias", False), ("quantization_config", None)):
             if self.config.get(name, wanted) != wanted:
-                raise self._wrong(f"its {name} is {self.config[name]}, which Z2all cannot compute", "Use another.")
+                raise self._wrong(f"its {name} is {self.config[name]}, which is not supported", "Use another model.")
         heads, hidden_size = self._size("num_attention_heads"), self._size("hidden_size")
         if (self.config.get("head_dim") or hidden_size // heads) * heads != hidden_size:
-            raise self._wrong(f"its head_dim is {self.config['head_dim']}", "Z2all has hidden_size / heads only.")
+            raise self._wrong(f"its head_dim is {self.config['head_dim']}", "Only hidden_size / heads is supported.")
 
     def _wrong(self, rule: str, fix: str) -> ConfigError:
         return ConfigError(self._setting, rule, fix)
 
-    # Its config
+    # Config
 
     @property
     def vocab_size(self) -> int:
@@ -63,7 +63,7 @@ class LlamaFolder:
 
     @cached_property
     def model_fields(self) -> dict[str, Any]:
-        """As the run config's `model` names them; defaults are those of Llama's config, not ours."""
+        """The `model` section of a run config for this folder; defaults are those of Llama's config class."""
         config = self.config
         rope = dict(config.get("rope_parameters") or {})
         theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
@@ -89,10 +89,10 @@ class LlamaFolder:
         }
 
     def require_same_model(self, section: ModelSection) -> None:
-        """All that decides what the weights mean; the vocabulary may be another."""
+        """Check every setting that gives the weights their meaning; the vocabulary may differ."""
         free = {"vocab_size", "initializer_range"}
         if section.rope_scaling is None or section.rope_scaling["rope_type"] != "dynamic":
-            free.add("max_position_embeddings")  # dynamic scaling begins at this length
+            free.add("max_position_embeddings")  # dynamic scaling starts at this length
         for name, theirs in self.model_fields.items():
             ours = getattr(section, name)
             if name not in free and ours != theirs:
@@ -108,17 +108,17 @@ class LlamaFolder:
             raise self._wrong(f"its config.json has {name}={value!r}", "It must be a whole number above 0.")
         return value
 
-    # Its tensors
+    # Tensors
 
     @cached_property
     def tensors(self) -> dict[str, TensorPlace]:
-        """By Llama's names, from the headers of its files."""
+        """Tensors by Llama's names, from the headers of the files."""
         if (self.path / INDEX).is_file():
             names = sorted(set(self._read_json(INDEX).get("weight_map", {}).values()))
             missing = [name for name in names if not (self.path / name).is_file()]
             if missing or not names:
                 what = f"{len(missing)} of {len(names)} files of its index are missing ({', '.join(missing[:2])})"
-                raise self._wrong(what if names else f"its {INDEX} names no files", "Give a whole copy.")
+                raise self._wrong(what if names else f"its {INDEX} names no files", "Use a complete copy.")
         elif (self.path / ONE_FILE).is_file():
             names = [ONE_FILE]
         else:
@@ -126,12 +126,12 @@ class LlamaFolder:
         return {name: place for file in names for name, place in self._header(self.path / file).items()}
 
     def require_tensors(self) -> None:
-        """Every weight of the model, in its shape."""
+        """Check that every weight of the model exists and has the right shape."""
         for name, shape in self._expected():
             place = self.tensors.get(name)
             if place is None or place.shape != shape or place.dtype not in FLOATS:
                 found = "no such tensor" if place is None else f"{place.dtype} of {list(place.shape)}"
-                raise self._wrong(f"{name} should be {list(shape)} and is {found}", "Give a whole Llama folder.")
+                raise self._wrong(f"{name} should be {list(shape)} and is {found}", "Use a complete Llama folder.")
 
     def _expected(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = self.model_fields
@@ -153,7 +153,7 @@ class LlamaFolder:
         return expected if fields["tie_word_embeddings"] else [*expected, (HEAD, (self.vocab_size, width))]
 
     def _header(self, file: Path) -> dict[str, TensorPlace]:
-        """Names, shapes and dtypes; that the data is all there."""
+        """Read names, shapes and dtypes, and check that the file has all of its data."""
         try:
             with file.open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
@@ -161,23 +161,23 @@ class LlamaFolder:
             found = {name: entry for name, entry in content.items() if name != "__metadata__"}
             end = max((entry["data_offsets"][1] for entry in found.values()), default=math.inf)
             if file.stat().st_size != 8 + length + end:
-                raise ValueError("its size is not what its header says")
+                raise ValueError("its size does not match its header")
             return {name: TensorPlace(file, tuple(e["shape"]), e["dtype"]) for name, e in found.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._wrong(f"{file.name} is no whole safetensors file ({error})", "Give a whole copy.") from None
+            raise self._wrong(f"{file.name} is no valid safetensors file ({error})", "Use a complete copy.") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
             content = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise self._wrong(f"it has no {name}", "Give a local Hugging Face folder.") from None
+            raise self._wrong(f"it has no {name}", "Use a local Hugging Face folder.") from None
         except (OSError, ValueError) as error:
-            raise self._wrong(f"its {name} cannot be read ({error})", "Give a whole copy.") from None
+            raise self._wrong(f"its {name} cannot be read ({error})", "Use a complete copy.") from None
         if not isinstance(content, dict):
-            raise self._wrong(f"its {name} holds no fields", "Give a whole copy.")
+            raise self._wrong(f"its {name} is not a JSON object", "Use a complete copy.")
         return content
 
-    # Its tokens
+    # Tokens
 
     @cached_property
     def tokens(self) -> dict[str, int] | None:
@@ -188,9 +188,9 @@ class LlamaFolder:
 
 
 def tokens_in(tokenizer_json: dict[str, Any]) -> dict[str, int]:
-    """Token text -> id, control tokens included."""
+    """Return token text -> id, control tokens included."""
     vocabulary = (tokenizer_json.get("model") or {}).get("vocab") or {}
-    if isinstance(vocabulary, list):  # of a unigram model: [text, score] in the order of the ids
+    if isinstance(vocabulary, list):  # unigram models store [text, score] in the order of ids
         vocabulary = {text: number for number, (text, _) in enumerate(vocabulary)}
     added = {token["content"]: token["id"] for token in tokenizer_json.get("added_tokens") or []}
     return {**vocabulary, **added}

@@ -1,8 +1,8 @@
-"""What this machine has (compiler, disk, GPUs, processes) and the environment that training processes need on it.
+"""Queries of this machine (compiler, disk, GPUs, processes) and the environment variables for training processes.
 
-Everything is asked of the operating system itself: no torch, so that it can be known before the slow imports and on a
-login node. DeepSpeed compiles some of its ops at first use; most of what is odd here keeps that build from failing late
-or from waiting forever on the lock of a build that was killed.
+Only the operating system is queried, not torch: this works before the slow imports and on a login node. DeepSpeed
+compiles some of its ops at first use; most of the special cases here keep that build from failing late or from waiting
+forever for the lock of a killed build.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from z2all_ds.base.errors import MachineError
 
 
 def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
-    """Path of the C++ compiler that torch will use for DeepSpeed's ops: $CXX, else c++, else g++."""
+    """Return the path of the C++ compiler that torch will use for DeepSpeed's ops: $CXX, else c++, else g++."""
     wanted = environment.get("CXX", "").strip()
     names = [shlex.split(wanted)[0]] if wanted else ["c++", "g++"]
     for name in names:
@@ -35,12 +35,12 @@ def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
             return found
     fix = "Install one: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (RHEL, Fedora) or `conda install gxx`"
     if wanted:
-        raise MachineError(f"CXX={wanted}", "no such program on PATH", f"{fix}, or unset CXX.")
-    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use and finds neither c++ nor g++", f"{fix}.")
+        raise MachineError(f"CXX={wanted}", "not found on PATH", f"{fix}, or unset CXX.")
+    raise MachineError("C++ compiler", "DeepSpeed compiles ops at first use, but c++ and g++ are missing", f"{fix}.")
 
 
 def require_free_disk(path: str | os.PathLike[str], bytes_needed: int, purpose: str) -> int:
-    """Free bytes where `path` is or will be; fails before the work begins when they do not suffice for `purpose`."""
+    """Return the free bytes where `path` is or will be; raise if `purpose` needs more."""
     folder = Path(path).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
@@ -70,22 +70,22 @@ def _make_writable_folder(folder: Path) -> bool:
 
 
 def home_is_writable(environment: Mapping[str, str] = os.environ) -> bool:
-    """False in containers that run under a user without a home, where every cache below ~ would fail late."""
+    """Return False in containers whose user has no home folder, where every cache below ~ would fail late."""
     home = environment.get("HOME") or os.path.expanduser("~")
     return os.path.isabs(home) and _is_writable_folder(Path(home))
 
 
 def private_temp_dir() -> Path:
-    """A folder of this user alone under the temporary folder, where shared libraries may be loaded from."""
+    """Return a private folder of this user in the temporary folder, safe to load shared libraries from."""
     folder = Path(tempfile.gettempdir()) / f"z2all-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        rule = f"cannot be made ({error.strerror})"
+        rule = f"cannot be created ({error.strerror})"
         raise MachineError(str(folder), rule, "Set TMPDIR to a writable folder.") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise MachineError(str(folder), "belongs to someone else", "Remove it, or set TMPDIR to a folder of your own.")
+        raise MachineError(str(folder), "belongs to another user", "Remove it, or set TMPDIR to a folder of your own.")
     return folder
 
 
@@ -94,31 +94,31 @@ def _torch_folder() -> Path | None:
 
 
 def _package_folder(name: str) -> Path | None:
-    """Where a package is installed, without importing it."""
+    """Return the folder a package is installed in, without importing it."""
     spec = importlib.util.find_spec(name)
     places = list(spec.submodule_search_locations or []) if spec else []
     return Path(places[0]) if places else None
 
 
 def blank_free_packages(torch_folder: Path | None) -> Path | None:
-    """Another path, without blanks, to the folder torch is installed in; None where its own has none.
+    """Return a path without blanks to the folder that contains torch; None if its own path has no blanks.
 
-    torch's builder writes `-L/path of/torch/lib` without quotes, and no op can be linked from an environment in a
-    folder with a blank. Through a link in the temporary folder it can; every process must then come the same way, or
-    the build counts as changed and is made anew.
+    torch's builder writes `-L/path of/torch/lib` without quotes, so linking fails for an environment in a folder with
+    a blank. A symbolic link in the temporary folder avoids this; every process must use the same path, or torch
+    considers the build changed and repeats it.
     """
     if torch_folder is None or not re.search(r"\s", str(torch_folder)):
         return None
     packages = torch_folder.parent
     link = private_temp_dir() / f"packages-{hashlib.sha256(str(packages).encode()).hexdigest()[:16]}"
     if not link.is_symlink():
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # created by another process in the meantime
             link.symlink_to(packages)
     return link
 
 
 def torch_build_name() -> str:
-    """py311_cpu, py312_cu130 ...: torch's own name, read from its version file, as importing torch takes seconds."""
+    """Return torch's build name, e.g. py311_cpu or py312_cu130. Read from its version file: importing torch is slow."""
     versions = _torch_accelerators()
     accelerator = "cpu"
     for key, prefix in (("cuda", "cu"), ("hip", "rocm")):  # hip last: torch prefers it
@@ -128,7 +128,7 @@ def torch_build_name() -> str:
 
 
 def torch_cuda_version() -> str | None:
-    """Of the CUDA that torch is built with: 13.0. None for other builds, and without torch."""
+    """Return the CUDA version that torch is built with, e.g. 13.0; None for other builds and without torch."""
     return _torch_accelerators().get("cuda")
 
 
@@ -140,24 +140,24 @@ def _torch_accelerators() -> dict[str, str]:
 
 
 def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where compiled ops are kept (created): $TORCH_EXTENSIONS_DIR, else torch's own default, else a temporary folder.
+    """Return (and create) the cache of compiled ops: $TORCH_EXTENSIONS_DIR, torch's default, or a temporary folder.
 
-    The default carries the interpreter and CUDA version in its name. torch leaves that out as soon as the variable is
-    set, so the name is part of what we return: ops of two Pythons never meet, and ops already built are found.
+    The default has the Python and CUDA versions in its name. torch omits them when the variable is set, so they are
+    part of the returned path: ops of two Pythons are kept apart, and ops already built are found.
     """
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         folder = Path(chosen).expanduser().absolute()
         if not _make_writable_folder(folder):
             what = f"TORCH_EXTENSIONS_DIR={chosen}"
-            raise MachineError(what, "cannot be made or written to", "Give a writable folder, or unset it.")
+            raise MachineError(what, "cannot be created or written to", "Set it to a writable folder, or unset it.")
         return folder
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     name = Path("torch_extensions") / torch_build_name()
     if cache.is_absolute() and (home_is_writable(environment) or _is_writable_folder(cache)):
         folder = Path(os.path.realpath(cache)) / name
-        if _make_writable_folder(folder):  # fails in a ~/.cache that root made
+        if _make_writable_folder(folder):  # fails if root created ~/.cache
             return folder
     folder = private_temp_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,8 +165,8 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def op_is_built(extensions: Path, op: str) -> bool:
-    """Whether an op of this environment's DeepSpeed lies in the cache. One of another environment's, or of a build that
-    was killed, torch would build anew: in silence, while all ranks wait."""
+    """Return whether an op of this environment's DeepSpeed is in the cache. torch would silently rebuild an op of
+    another environment or of a killed build while all ranks wait."""
     library, plan = extensions / op / f"{op}.so", extensions / op / "build.ninja"
     deepspeed = _package_folder("deepspeed")
     if deepspeed is None:
@@ -180,7 +180,7 @@ def op_is_built(extensions: Path, op: str) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, or less where a container has a CPU quota (cgroup v2)."""
+    """Return the cores this process may use: its affinity, or fewer if a container has a CPU quota (cgroup v2)."""
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     try:
@@ -192,9 +192,9 @@ def usable_cores() -> int:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """For starting processes that do not calculate: without it numpy starts a thread a core in each, and they spin.
+    """Limit new processes that do not compute to one thread each; otherwise numpy starts one spinning thread per core.
 
-    On 16 cores that is two seconds of processor time a process, before it does anything.
+    On 16 cores that costs two seconds of CPU time per process at startup.
     """
     ours = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ}
     os.environ.update(ours)
@@ -206,17 +206,17 @@ def one_thread_each() -> Iterator[None]:
 
 
 def default_environment(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables to set for `ranks` training processes on this one machine, over those the user has.
+    """Return the variables to set for `ranks` training processes on this one machine.
 
-    What the user has set stays theirs and is not in the result, except PATH and TORCH_EXTENSIONS_DIR, which are always
-    there. Not for several machines: gloo is bound to the loopback interface.
+    Variables set by the user are not in the result, except PATH and TORCH_EXTENSIONS_DIR, which always are. Not for
+    several machines: gloo is bound to the loopback interface.
     """
     wanted = {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // max(1, ranks))),
-        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loader workers
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork of data loader workers
     }
     if any(name == "lo" for _, name in socket.if_nameindex()):
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # otherwise gloo resolves the host name, which may not resolve
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # otherwise gloo needs the host name to resolve
     if gpu_count(environment) == 0:
         wanted["DS_ACCELERATOR"] = "cpu"
     if not home_is_writable(environment):
@@ -227,9 +227,9 @@ def default_environment(ranks: int, environment: Mapping[str, str] = os.environ)
     path = environment.get("PATH", os.defpath)
     gxx = shutil.which("g++", path=path)
     if gxx and not shutil.which("c++", path=path):
-        wanted["CXX"] = gxx  # torch looks for c++ alone
+        wanted["CXX"] = gxx  # torch only looks for c++
     result = {key: value for key, value in wanted.items() if key not in environment}
-    # The interpreter's own ninja first, always: another version first on PATH marks every build dirty.
+    # The interpreter's own ninja must come first: a different version marks every build as changed.
     own_bin = str(Path(sys.executable).parent)
     result["PATH"] = os.pathsep.join([own_bin, *(part for part in path.split(os.pathsep) if part != own_bin)])
     result["TORCH_EXTENSIONS_DIR"] = str(extensions_dir(environment))
@@ -246,14 +246,14 @@ def default_environment(ranks: int, environment: Mapping[str, str] = os.environ)
 
 
 def process_start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of a process: with the pid it names one process for good. None if gone."""
+    """Return the start of a process in clock ticks since boot; unique together with the pid. None if it is gone."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else None
 
 
 def process_is_alive(pid: int, start_time: int | None) -> bool:
-    """Whether that very process still runs: not a later one with its number, not a zombie. Without a start time, or
-    where /proc does not show it, any process of this number counts."""
+    """Return whether this process still runs: not a later one with the same pid, not a zombie. Without a start time,
+    or if /proc does not show it, any process with this pid counts."""
     fields = _stat_fields(pid) if pid > 0 else []
     if fields:
         return fields[0] not in "ZX" and start_time in (None, int(fields[19]))
@@ -263,13 +263,13 @@ def process_is_alive(pid: int, start_time: int | None) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is there, and someone else's
+    except PermissionError:  # it exists and belongs to another user
         return True
     return True
 
 
 def child_processes(pid: int) -> list[tuple[int, int]]:
-    """(number, start time) of those that a process has started itself and that still run; none where /proc is not."""
+    """Return (pid, start time) of the running direct children of a process; empty without /proc."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         fields = _stat_fields(int(name)) if name.isdigit() else []
@@ -279,19 +279,19 @@ def child_processes(pid: int) -> list[tuple[int, int]]:
 
 
 def group_is_alive(group: int) -> bool:
-    """Whether a process of this group still runs. Zombies do not count: in many containers nobody reaps orphans."""
+    """Return whether a process of this group still runs. Zombies do not count: many containers do not reap orphans."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    if not _stat_fields(os.getpid()):  # no /proc to tell zombies by
+    if not _stat_fields(os.getpid()):  # without /proc, zombies cannot be recognized
         return True
     members = (_stat_fields(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return any(fields and int(fields[2]) == group and fields[0] not in "ZX" for fields in members)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat from its third field (the state) on; the second, the name, may hold spaces and brackets."""
+    """Return /proc/PID/stat from its third field (state) on; the second, the name, may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -299,14 +299,14 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago on all interfaces."""
+    """Return a TCP port that was just free on all interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
-    """NVIDIA GPUs that a process with this environment can use, without loading CUDA; none if told to use the CPU."""
+    """Return the number of NVIDIA GPUs usable with this environment, without loading CUDA; 0 if set to use the CPU."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if environment.get("DS_ACCELERATOR") == "cpu" or (visible is not None and visible.strip() in ("", "-1")):
         return 0
@@ -315,7 +315,7 @@ def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
     if visible is None or present == 0:
         return present
     usable = 0
-    for entry in visible.split(","):  # CUDA stops at the first entry that it cannot resolve
+    for entry in visible.split(","):  # CUDA stops at the first entry it cannot resolve
         if not re.fullmatch(r"\s*(\d+|GPU-.*|MIG-.*)\s*", entry) or (entry.strip().isdigit() and int(entry) >= present):
             break
         usable += 1
@@ -323,12 +323,12 @@ def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def device_type() -> str:
-    """What ranks started now will train on, as torch calls it."""
+    """Return the torch device type that ranks started now will train on."""
     return "cuda" if gpu_count() else "cpu"
 
 
 def _gpus_by_nvidia_smi() -> int:
-    """WSL has GPUs but no device nodes."""
+    """Count GPUs with nvidia-smi: WSL has GPUs but no device nodes."""
     program = shutil.which("nvidia-smi")
     if not program:
         return 0

@@ -1,4 +1,4 @@
-"""Names inside a run folder, and the lock that keeps two jobs from writing into one."""
+"""Paths inside a run folder, and the lock that keeps two jobs from writing to the same one."""
 
 import fcntl
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 from z2all_ds.base.errors import CheckpointError
 
 LOCK_PATIENCE_SECONDS = 20.0
-"""A killed run's last rank needs a second or two to notice that its owner is gone; then its lock is free."""
+"""The last rank of a killed run needs a second or two to notice and exit; then its lock is released."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder; every path in it has its name here."""
+    """The folder of one run, with all paths used in it."""
 
     root: Path
 
@@ -32,7 +32,7 @@ class RunFolder:
 
     @property
     def launch_config(self) -> Path:
-        """The resolved config that a launch hands to its ranks."""
+        """The resolved config that a launch passes to its ranks."""
         return self.root / "launch" / "run.yaml"
 
     @property
@@ -45,12 +45,12 @@ class RunFolder:
 
     @property
     def health(self) -> Path:
-        """What each rank's last steps cost it, every few seconds."""
+        """Cost of the last steps per rank, written every few seconds."""
         return self.root / "health.jsonl"
 
     @property
     def sinks(self) -> Path:
-        """What W&B and TensorBoard were given, and how far each has come."""
+        """Data sent to W&B and TensorBoard, and the position of each sink."""
         return self.root / "sinks"
 
     @property
@@ -59,12 +59,12 @@ class RunFolder:
 
     @property
     def data_states(self) -> Path:
-        """The data state of every checkpoint there was, kept when the checkpoint goes: a sample is traced from them."""
+        """Data states of all checkpoints, kept after a checkpoint is deleted; used to trace samples."""
         return self.root / "data_states"
 
     @property
     def lineage(self) -> Path:
-        """Names the snapshots in memory that the run may go on from."""
+        """Names the in-memory snapshots that the run may resume from."""
         return self.root / ".lineage"
 
     @property
@@ -73,7 +73,7 @@ class RunFolder:
 
     @property
     def evaluations(self) -> Path:
-        """What verbs of `z2all evaluate` found of its checkpoints."""
+        """Results of `z2all evaluate` for the run's checkpoints."""
         return self.root / "evaluations"
 
     @property
@@ -86,30 +86,30 @@ class RunFolder:
 
     @property
     def stop_request(self) -> Path:
-        """While it is there, the run is asked to save and stop."""
+        """While this file exists, the run is requested to save and stop."""
         return self.root / "stop"
 
     @property
     def faults(self) -> Path:
-        """What ranks that failed have left."""
+        """Fault records of failed ranks."""
         return self.root / "logs" / "faults"
 
     def stacks(self, rank: int) -> Path:
-        """What a rank that hangs was doing."""
+        """Return the file for the stacks of a hung rank."""
         return self.root / "logs" / "stacks" / f"rank_{rank:04d}.txt"
 
     @property
     def flights(self) -> Path:
-        """What ranks that hang had asked NCCL for."""
+        """NCCL flight records of hung ranks."""
         return self.root / "logs" / "flight"
 
     def rank_log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank_{rank:04d}.log"
 
     def acquire_lock(self, patience_seconds: float | None = None) -> int:
-        """Keeps other jobs out until the returned descriptor is closed or the process ends, however it ends.
+        """Lock the folder until the returned descriptor is closed or the process ends.
 
-        `patience_seconds`: how long to wait for another job's end; default LOCK_PATIENCE_SECONDS.
+        `patience_seconds`: how long to wait for another job to end; default LOCK_PATIENCE_SECONDS.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
@@ -123,8 +123,8 @@ class RunFolder:
                     os.close(descriptor)
                     raise CheckpointError(
                         f"run folder {self.root}",
-                        "another job is writing into it",
-                        "Stop that job or set another run_dir.",
+                        "another job is writing to it",
+                        "Stop that job or set a different run_dir.",
                     ) from None
                 time.sleep(0.2)
             else:

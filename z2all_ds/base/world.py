@@ -1,4 +1,4 @@
-"""Rank and node numbers, each count with its name, read once from the environment the launcher sets."""
+"""Rank and world-size numbers, read once from the environment that the launcher sets."""
 
 import os
 import re
@@ -15,9 +15,9 @@ SLURM_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK
 
 
 def slurm_numbers(environment: Mapping[str, str]) -> dict[str, str]:
-    """What srun has told this task, by the names that torch and DeepSpeed read.
+    """Return srun's numbers for this task under the names that torch and DeepSpeed read.
 
-    For who knows that srun has started it as a rank: these variables are set in other places, too.
+    Call this only in ranks started by srun: the variables are also set in other situations.
     """
     tasks = tasks_of_nodes(environment["SLURM_STEP_TASKS_PER_NODE"])
     numbers = {name: environment[theirs] for name, theirs in SLURM_NAMES.items()}
@@ -25,7 +25,7 @@ def slurm_numbers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def tasks_of_nodes(written: str) -> list[int]:
-    """As slurm writes them: `2(x3),1` is 2, 2, 2, 1. Empty where it is not of that form."""
+    """Parse Slurm's notation: `2(x3),1` is 2, 2, 2, 1. Return an empty list for any other form."""
     found: list[int] = []
     for part in written.split(","):
         match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
@@ -37,7 +37,7 @@ def tasks_of_nodes(written: str) -> list[int]:
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands among all processes of the run."""
+    """The rank of this process and the number of processes, in the run and on this node."""
 
     rank: int = 0
     """Number of this process, 0 to world_size - 1."""
@@ -54,7 +54,7 @@ class World:
 
     @classmethod
     def take_from_environment(cls) -> "World":
-        """For a rank: what mpirun calls by other names is also set by the names that torch and DeepSpeed read."""
+        """Return the World of a rank; mpirun's variables are also set under the names torch and DeepSpeed read."""
         if "RANK" not in os.environ:
             for name, theirs in OPENMPI_NAMES.items():
                 if theirs in os.environ:
@@ -63,7 +63,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
-        """Reads what the deepspeed launcher and torchrun both set; alone, it is a world of one."""
+        """Read the variables set by the deepspeed launcher and torchrun; without them, the world size is 1."""
         world_size = int(environment.get("WORLD_SIZE", "1"))
         local_size = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or str(world_size)
         return cls(

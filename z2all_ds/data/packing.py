@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.data.documents import Run, TokenArray
+from z2all_ds.data.lane_documents import DocumentSpan, LaneDocuments
 
 if TYPE_CHECKING:
     import torch
 
-    from z2all_ds.data.lanes import LaneDocuments
 
 PACKING_MODES = ("cut", "best_fit")
 SAMPLES_PER_GROUP = 64
@@ -45,15 +45,6 @@ COLUMNS = ("input_ids", "labels", "position_ids", "document_ids", "domain_ids")
 
 Batch = dict[str, "torch.Tensor"]
 """The columns, each int64 [micro_batch_size, sequence_length]."""
-
-
-class DocumentSpan(NamedTuple):
-    """Which tokens of which document went into a sample."""
-
-    epoch: int
-    document_index: int
-    start: int
-    end: int
 
 
 class Sample(NamedTuple):
@@ -118,7 +109,7 @@ def fresh_cursor(packing: str) -> Cursor:
 class CutPacker:
     """Makes samples of the documents of one lane: end to end, cut every `sequence_length` tokens."""
 
-    def __init__(self, row: "LaneDocuments", domain_index: int, cursor: Cursor) -> None:
+    def __init__(self, row: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
         self._row, self._domain_index, self._given = row, domain_index, cursor[2]
         self._run: Run | None = None
         self._at = 0  # tokens given of the run
@@ -182,7 +173,7 @@ class CutPacker:
 class BestFitPacker:
     """Makes samples of the documents of one lane: in groups, whole where a document fits into a sample."""
 
-    def __init__(self, row: "LaneDocuments", domain_index: int, cursor: Cursor) -> None:
+    def __init__(self, row: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
         self._row, self._domain_index = row, domain_index
         self._begin, self._history = cursor[:2], list(zip(cursor[2::2], cursor[3::2], strict=True))
         self._loose: list[tuple[DocumentSpan, TokenArray]] = []

@@ -1,4 +1,4 @@
-"""The evaluate room: what a model can do, on Hugging Face folders and on checkpoints of runs alike.
+"""Evaluation of models, both Hugging Face folders and checkpoints of runs.
 
-`loading` opens them; `perplexity`, `probes`, `harness` and `generate` are the verbs, each with its parts beside it.
+`loading` opens them; `perplexity`, `probes`, `harness` and `generate` implement the commands.
 """

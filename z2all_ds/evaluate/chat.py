@@ -1,7 +1,7 @@
-"""Prompts as a model wants them: plain text to go on from, or messages in the tokenizer's chat template.
+"""Prompts for a model: plain text to continue, or messages in the tokenizer's chat template.
 
-Every tokenizer that is trained here carries a template from birth, long before a model has learned to chat. So that
-template is used when asked for; one that came with a model from elsewhere is used unless forbidden.
+Every tokenizer trained by this package has a template, long before its model has learned to chat. So that template is
+used only on request; the template of any other model is used unless disabled.
 """
 
 from typing import Any
@@ -16,24 +16,24 @@ _PROBE_ANSWER = "an answer that no template knows"
 
 
 def is_chat(tokenizer: Any, asked: bool | None) -> bool:
-    """Whether prompts are messages. `asked`: None to let the tokenizer decide."""
+    """Return whether prompts are messages. `asked`: None lets the tokenizer decide."""
     template = getattr(tokenizer, "chat_template", None)
     if asked and not template:
-        raise ConfigError("--chat", "the tokenizer has no chat template", "Leave it out.")
+        raise ConfigError("--chat", "the tokenizer has no chat template", "Omit it.")
     return bool(template) and template != CHAT_TEMPLATE if asked is None else asked
 
 
 def require_characters(text: str, where: str) -> None:
-    """Bytes that are no UTF-8 come from a command line or a terminal as halves of surrogate pairs; JSON can spell them
-    out. No tokenizer takes one, and no file could be written with one."""
+    """Refuse lone surrogates. They come from invalid UTF-8 on a command line or terminal, or from JSON escapes; no
+    tokenizer accepts them, and no file can be written with them."""
     if has_lone_surrogate(text):
-        raise DataError(where, "not UTF-8, or half a surrogate pair", "Give valid Unicode.")
+        raise DataError(where, "not UTF-8, or half a surrogate pair", "Use valid Unicode.")
 
 
 def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """With a begin-of-text token where the tokenizer adds one by itself; never with one for the end."""
+    """Encode with a begin-of-text token if the tokenizer adds one by default; never with an end token."""
     if not prompt:
-        raise ConfigError("an empty prompt", "must hold at least one character", "Give something to continue.")
+        raise ConfigError("an empty prompt", "must have at least one character", "Enter text to continue.")
     require_characters(prompt, "a prompt")
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
     bos_id = bos_id_of(tokenizer, AUTO)
@@ -41,7 +41,7 @@ def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """The conversation so far, and the beginning of the answer."""
+    """Return the ids of the conversation so far and the beginning of the answer."""
     text = _rendered(tokenizer, messages, add_generation_prompt=True)
     require_characters(text, "a message")
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)
@@ -50,7 +50,7 @@ def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The control token that the template puts behind an answer: it ends one, whatever the model's config says."""
+    """Return the control token that the template puts after an answer; it ends an answer whatever the config says."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE_ANSWER}]
     try:
         _, found, behind = _rendered(tokenizer, messages, add_generation_prompt=False).rpartition(_PROBE_ANSWER)
@@ -66,5 +66,5 @@ def _rendered(tokenizer: Any, messages: list[Message], add_generation_prompt: bo
     try:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
     except TemplateError as error:
-        raise ConfigError("the chat template", f"refuses this conversation ({error})", "Change it.") from error
+        raise ConfigError("the chat template", f"rejects this conversation ({error})", "Change it.") from error
     return text

@@ -1,4 +1,4 @@
-"""The loop at a terminal: a line in, an answer out as it comes."""
+"""Interactive loop on a terminal: reads a line, streams an answer."""
 
 import sys
 
@@ -11,14 +11,14 @@ EXIT, NEW = "/exit", "/new"
 
 
 def converse(generator: Generator) -> None:
-    """Until /exit or Ctrl-D. Ctrl-C ends the answer that is being written; what had come stays in the conversation."""
-    import readline  # noqa: F401 - gives `input` its editing and history
+    """Run until /exit or Ctrl-D. Ctrl-C ends the current answer; its text so far stays in the conversation."""
+    import readline  # noqa: F401 - adds editing and history to `input`
 
     way = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
     say(f"{generator.loaded.label}: {way}; {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
     messages: list[Message] | None = []
     while messages is not None:
-        # Around the whole turn: a Ctrl-C that comes while a line is typed may be seen only after the line was read.
+        # Around the whole turn: a Ctrl-C during typing may be raised only after the line was read.
         try:
             messages = _turn(generator, messages)
         except KeyboardInterrupt:
@@ -26,7 +26,7 @@ def converse(generator: Generator) -> None:
 
 
 def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None:
-    """The conversation after one more line; None at its end."""
+    """Return the conversation after one more line; None at its end."""
     try:
         line = input("> ").strip()
     except EOFError:
@@ -45,7 +45,7 @@ def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None
 
 
 def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
-    """The conversation with what was said now."""
+    """Return the conversation with the new answer."""
     asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
     ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
     try:

@@ -1,4 +1,4 @@
-"""Continuations of prompts, or answers to messages, by transformers' own generate: greedy or sampled, in batches."""
+"""Continuations of prompts, or answers to messages, with transformers' generate: greedy or sampled, in batches."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +16,23 @@ from z2all_ds.evaluate.streaming import TextStream, cut_at_stop
 
 Write = Callable[[str], None]
 ENDED, STOPPED, CUT = "end", "stop", "length"
-"""Why an answer is over: the model ended it, a stop string came, or there was no more room."""
+"""Why an answer ended: by the model, by a stop string, or by the length limit."""
 FURTHER_TOKENS = 8
-"""Looked at for a stop string beyond one token per byte of it: control tokens have no text."""
+"""Tokens searched for a stop string in addition to one per byte of it: control tokens have no text."""
 FILLER_ID = 0
-"""Fed to a model for rows that are over before others of their batch, and cut off again: any token it has will do."""
+"""Input for rows that end before others of their batch; cut off afterwards, so any token will do."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen."""
+    """How tokens are selected."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
-    """0: always the likeliest."""
+    """0: greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: of all."""
+    """0: no limit."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Sampling:
             ("top_k", self.top_k >= 0, "must be 0 (all) or above"),
             ("min_p", 0 <= self.min_p <= 1, "must be from 0 to 1"),
             ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "must be above 0 (1: none)"),
-            ("stop", all(self.stop), "must hold at least one character"),
+            ("stop", all(self.stop), "must have at least one character"),
         )
         for name, holds, rule in rules:
             if not holds:
@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model made of one prompt."""
+    """The model's answer to one prompt."""
 
     prompt: str
     text: str
@@ -65,30 +65,30 @@ class Answer:
     finish: str
     new_tokens: int
     sample: int = 0
-    """Number among the answers to the same prompt."""
+    """Index among the answers to the same prompt."""
 
 
 @dataclass
 class Generator:
-    """A model with its way of choosing tokens. `chat`: prompts are a user's messages (None: the tokenizer decides)."""
+    """A model with sampling settings. `chat`: prompts are messages of a user (None: the tokenizer decides)."""
 
     loaded: LoadedModel
     sampling: Sampling
     chat: bool | None = None
     system: str | None = None
     partial: str = field(default="", init=False)
-    """Of a streamed answer that was interrupted: what had come."""
+    """Text of a streamed answer that was interrupted."""
 
     def __post_init__(self) -> None:
         self.is_chat = is_chat(self.loaded.tokenizer, self.chat)
         if self.system is not None and not self.is_chat:
-            raise ConfigError("--system", "is for chats, and this is none", "Give --chat, or leave it out.")
+            raise ConfigError("--system", "requires chat mode", "Add --chat, or omit it.")
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         named = model.generation_config.eos_token_id
         ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
         if self.is_chat:
             ends.add(end_of_turn(tokenizer))
-        # A control token has no text to look for: as a stop string it is an end.
+        # A control token has no text to search for: a stop string that is one is treated as an end token.
         added = tokenizer.get_added_vocab()
         self._stop_ids = {added[stop] for stop in self.sampling.stop if stop in added}
         self._ends = sorted({end for end in ends if end is not None} | self._stop_ids)
@@ -104,9 +104,9 @@ class Generator:
         return plain_ids(self.loaded.tokenizer, prompt)
 
     def answer_all(self, prompts: Sequence[str], batch: int = 8, num: int = 1) -> Iterator[Answer]:
-        """`num` answers to each prompt, in order, `batch` at a time; every prompt is looked at before the first."""
+        """Yield `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first."""
         if batch < 1 or num < 1:
-            raise ConfigError(f"batch={batch}, num={num}", "must be at least 1", "Give larger numbers.")
+            raise ConfigError(f"batch={batch}, num={num}", "must be at least 1", "Use larger numbers.")
         looked_at = [(prompt, self._fitting(self.ids_of(prompt))) for prompt in prompts]
         asked = [(prompt, ids, sample) for prompt, ids in looked_at for sample in range(num)]
         for group in self._batches(asked, batch):
@@ -116,12 +116,12 @@ class Generator:
                 yield Answer(prompt, text, finish, len(new), sample)
 
     def stream(self, prompt: str, write: Write, sample: int = 0) -> Answer:
-        """One answer, written as it comes."""
+        """Return one answer; write its text as it is generated."""
         text, finish, new_tokens = self.stream_ids(self.ids_of(prompt), write)
         return Answer(prompt, text, finish, new_tokens, sample)
 
     def stream_ids(self, ids: list[int], write: Write) -> tuple[str, str, int]:
-        """Text, why it is over, tokens. Interrupted, what came is in `partial`."""
+        """Return text, finish reason and number of tokens. If interrupted, the text so far is in `partial`."""
         stream = TextStream(lambda new: self._text(ids, self._before_end(new)), self.sampling.stop, write)
         self.partial = ""
         try:
@@ -132,7 +132,7 @@ class Generator:
         return *self._read(ids, new), len(new)
 
     def _batches(self, asked: list[Any], batch: int) -> Iterator[list[Any]]:
-        """Neighbours; one that has no room for all its tokens goes alone, or it would cut the others short."""
+        """Yield neighbouring prompts; one without room for all its tokens is separate, or it would limit the others."""
         group: list[Any] = []
         for one in asked:
             is_tight = self._room(one[1]) < self.sampling.max_new_tokens
@@ -148,28 +148,28 @@ class Generator:
 
     def _fitting(self, ids: list[int]) -> list[int]:
         if not ids:
-            raise ConfigError("a prompt", "the tokenizer makes no token of it", "Write something else.")
+            raise ConfigError("a prompt", "the tokenizer encodes it to no tokens", "Use another text.")
         self.loaded.require_token(max(ids))
         room = self._room(ids)
         if room < 1:
-            rule = f"{self.loaded.label} is made for at most {self.loaded.max_tokens} with the answer"
+            rule = f"{self.loaded.label} supports at most {self.loaded.max_tokens} including the answer"
             raise ConfigError(f"a prompt of {len(ids)} tokens", rule, "Shorten it.")
         if room < self.sampling.max_new_tokens:
-            say(f"only {room} new tokens: the model is made for {self.loaded.max_tokens}, the prompt has {len(ids)}")
+            say(f"only {room} new tokens: the model supports {self.loaded.max_tokens}, the prompt has {len(ids)}")
         return ids
 
     def _room(self, ids: list[int]) -> int:
         return self.loaded.max_tokens - len(ids)
 
     def _generate(self, rows: list[list[int]], stream: TextStream | None = None) -> list[list[int]]:
-        """New tokens of each row, up to the end it was given."""
+        """Return the new tokens of each row, including its end token."""
         from transformers import StoppingCriteriaList
 
         if not self._seeded:
             torch.manual_seed(self.sampling.seed)
             self._seeded = True
         longest = max(map(len, rows))
-        # Padded with a token that the row has anyway: one it has not would be penalised as a repetition.
+        # Padded with a token of the row: any other would be penalised as a repetition.
         ids_BT = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows], device=self.loaded.device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=ids_BT.device)
         stopped_at = [self.sampling.max_new_tokens] * len(rows)
@@ -186,7 +186,7 @@ class Generator:
         return [self._before_end(row[:most], keep_end=True) for row, most in new]
 
     def _config(self, max_new_tokens: int) -> Any:
-        """What is left open is off: the model's own config holds nothing but ids (see loading)."""
+        """Return the config; options not set are off, since the model's own config has only ids (see loading)."""
         from transformers import GenerationConfig
 
         how, choice = self.sampling, {}
@@ -203,7 +203,7 @@ class Generator:
         )
 
     def _stop_strings(self, prompt_tokens: int, stopped_at: list[int]) -> Callable[..., Tensor]:
-        """Whether each row's new text has one at its end; `stopped_at` gets the number of tokens it first had."""
+        """Return a check whether each row's new text ends with a stop; `stopped_at` gets its number of tokens."""
         tail = max(len(stop.encode()) for stop in self.sampling.stop) + FURTHER_TOKENS
 
         def is_over(ids_BT: Tensor, _scores: Any, **_unused: Any) -> Tensor:
@@ -230,7 +230,7 @@ class Generator:
         return text, STOPPED if is_stopped else ENDED if last in self._ends else CUT
 
     def _text(self, prompt_ids: list[int], new: list[int]) -> str:
-        """Read with the prompt before it, or a leading space would be lost with some tokenizers."""
+        """Decode together with the prompt, or some tokenizers would lose a leading space."""
         before: str = self.loaded.tokenizer.decode(prompt_ids, skip_special_tokens=True)
         whole: str = self.loaded.tokenizer.decode([*prompt_ids, *new], skip_special_tokens=True)
         if whole.startswith(before):

@@ -1,7 +1,7 @@
-"""`z2all evaluate harness`: benchmarks by lm-evaluation-harness on any model we load, plain and reshaped.
+"""`z2all evaluate harness`: benchmarks with lm-evaluation-harness on any supported model, plain and reshaped.
 
-Tasks are loaded first (a mistake in a name need not wait for the weights), then one run of the harness does the plain
-tasks and their reshaped copies together, and the scores of each question are compared with each other.
+Tasks are loaded first, so that a wrong name fails before the weights are loaded; then one run of the harness does the
+plain tasks and their reshaped copies together, and the scores are compared question by question.
 """
 
 import time
@@ -32,9 +32,9 @@ from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.reshaping import RESHAPINGS
 
 BOOTSTRAPS = 1000
-"""For standard errors of metrics that have no formula; the harness's 100,000 take minutes on some."""
+"""For standard errors of metrics without a formula; the harness's default of 100,000 takes minutes on some."""
 Keep = Callable[[dict[str, Any]], None]
-"""Is handed the bare scores as soon as they are there, so that a fault in what follows does not cost the run."""
+"""Receives the plain scores as soon as they exist, so that a later error does not lose the run."""
 
 
 def _keep_nothing(scores: dict[str, Any]) -> None: ...
@@ -42,7 +42,7 @@ def _keep_nothing(scores: dict[str, Any]) -> None: ...
 
 @dataclass(frozen=True)
 class HarnessSettings:
-    """What is asked, as the command line has it."""
+    """The options of the command line."""
 
     tasks: tuple[str, ...]
     include: str | None = None
@@ -60,13 +60,13 @@ class HarnessSettings:
         at_least = {"shots": (self.shots, 0), "limit": (self.limit, 1), "batch": (self.batch, 1)}
         for name, (value, least) in {**at_least, "shuffles": (self.shuffles, 1)}.items():
             if value is not None and value < least:
-                raise ConfigError(f"--{name} {value}", f"must be at least {least}", "Give a larger number.")
+                raise ConfigError(f"--{name} {value}", f"must be at least {least}", "Use a larger number.")
         parse_fields(self.fields)
 
 
 @dataclass(frozen=True)
 class HarnessReport:
-    """Rows of the table, why some cells are empty, and what JSON tells besides."""
+    """Rows of the table, reasons for empty cells, and further data for the JSON."""
 
     rows: list[ScoreRow]
     notes: list[str]
@@ -86,7 +86,7 @@ def describe(report: HarnessReport) -> Shown:
 
 
 def parse_reshapings(text: str) -> tuple[str, ...]:
-    """`all`, `none`, or names with commas between."""
+    """Parse `all`, `none`, or comma-separated names."""
     if text in ("all", "none", ""):
         return RESHAPINGS if text == "all" else ()
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -101,7 +101,7 @@ def parse_reshapings(text: str) -> tuple[str, ...]:
 def run_harness(
     model: str | Path, settings: HarnessSettings, dtype: str = "auto", keep: Keep = _keep_nothing
 ) -> HarnessReport:
-    """Loads tasks and model, and judges."""
+    """Load tasks and model, and evaluate."""
     with heartbeat("loading lm-evaluation-harness"):
         require_harness()
         with quiet():
@@ -114,9 +114,9 @@ def run_harness(
 def judge(
     model: LoadedModel, loaded: Mapping[str, Any], settings: HarnessSettings, keep: Keep = _keep_nothing
 ) -> HarnessReport:
-    """Scores of a model on tasks that `load_tasks` has loaded, and of their reshaped copies."""
+    """Evaluate a model on tasks that `load_tasks` has loaded, and on their reshaped copies."""
     if settings.chat and not model.tokenizer.chat_template:
-        raise ConfigError("--chat", f"the tokenizer of {model.label} has no chat template", "Leave out --chat.")
+        raise ConfigError("--chat", f"the tokenizer of {model.label} has no chat template", "Omit --chat.")
     notes: list[str] = []
     with quiet():
         for name, task in loaded["tasks"].items():
@@ -128,7 +128,7 @@ def judge(
         notes += [f"{name}: no {kinds} ({reason})" for reason, kinds in _by_reason(made.reasons).items()]
         notes += [
             f"{name}: {left} of {len(made.tasks[kind][0].eval_docs)} questions cannot be reshaped by {kind}: "
-            "they are asked as they stand"
+            "they are asked unchanged"
             for kind, left in made.left.items()
             if left
         ]
@@ -148,15 +148,15 @@ def judge(
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Reason -> the reshapings that are not there for it, with commas between."""
+    """Return reason -> the reshapings unavailable for that reason, comma-separated."""
     return {reason: ", ".join(name for name, why in reasons.items() if why == reason) for reason in reasons.values()}
 
 
 def _set_shots(name: str, task: Any, shots: int | None) -> list[str]:
-    """As the harness does: a task that says 0 itself keeps it."""
+    """Set the number of shots as the harness does: a task that sets 0 itself keeps it."""
     own = task.get_config("num_fewshot")
     if shots is not None and own == 0 and shots > 0:
-        return [f"{name}: no examples before the question, as the task says 0 itself (--shots {shots} does not hold)"]
+        return [f"{name}: no examples before the question, as the task sets 0 itself (--shots {shots} is ignored)"]
     task.set_config(key="num_fewshot", value=(own or 0) if shots is None else shots)
     return []
 
@@ -199,7 +199,7 @@ def _run(
     return results
 
 
-# From the harness's results to rows
+# Conversion of the harness's results to rows
 
 
 def _rows(results: Mapping[str, Any], loaded: Mapping[str, Any], variants: Mapping[str, Variants]) -> list[ScoreRow]:
@@ -216,7 +216,7 @@ def _rows(results: Mapping[str, Any], loaded: Mapping[str, Any], variants: Mappi
 
 
 def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: Any = None) -> list[ScoreRow]:
-    """One for each metric of a task, or of a group (then without `task`)."""
+    """Return one row per metric of a task, or of a group (then without `task`)."""
     scores = results["results"].get(name, {})
     rows = []
     for key, score in scores.items():
@@ -226,7 +226,7 @@ def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: An
         error = scores.get(f"{metric}_stderr,{filtered}")
         plain = _by_question(results, name, key)
         drops = {}
-        if plain and abs(sum(plain) / len(plain) - score) < 1e-9:  # a mean over questions: it can be compared by them
+        if plain and abs(sum(plain) / len(plain) - score) < 1e-9:  # a mean over questions can be compared by question
             drops = {
                 reshaping: compare(plain, [_by_question(results, copy.config.task, key) for copy in copies])
                 for reshaping, copies in variants.tasks.items()
@@ -242,7 +242,7 @@ def _rows_of(name: str, results: Mapping[str, Any], variants: Variants, task: An
 def _pooled(
     metric: str, results: Mapping[str, Any], variants: Mapping[str, Variants], members: Sequence[tuple[str, ScoreRow]]
 ) -> ScoreRow:
-    """All questions of the reshaped tasks together; a reshaping is pooled where every task has it."""
+    """Pool all questions of the reshaped tasks; a reshaping is included if every task has it."""
     key = metric if "(" in metric else f"{metric},none"
     key = key.replace(" (", ",").rstrip(")")
     plain = [score for name, _ in members for score in _by_question(results, name, key)]
@@ -259,13 +259,13 @@ def _pooled(
 
 
 def _chance(samples: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of right answers by guessing: None where there is nothing to choose from."""
+    """Return the accuracy of guessing; None if there is nothing to choose from."""
     counts = [len({arguments[-1] for arguments in one["arguments"]}) for one in samples]
     return sum(1 / count for count in counts) / len(counts) if min(counts) > 1 else None
 
 
 def _by_question(results: Mapping[str, Any], name: str, key: str) -> list[float]:
-    """The metric of every question in order; empty where it is no number of one question."""
+    """Return the metric of every question in order; empty if it is not a number per question."""
     metric, _, filtered = key.partition(",")
     samples = [one for one in results["samples"].get(name, ()) if one["filter"] == filtered]
     values = [one.get(metric) for one in sorted(samples, key=lambda one: int(one["doc_id"]))]

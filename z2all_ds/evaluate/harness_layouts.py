@@ -1,8 +1,8 @@
-"""Where a benchmark's documents keep question, options and answer, so that they can be read, reshaped and written back.
+"""Location of question, options and answer in a benchmark's documents, to read, reshape and write them back.
 
-Known by themselves: `choices: {text, label}` with `answerKey` (ARC), a list of options with an answer (MMLU), and one
-column for each letter with an answer (C-Eval, CMMLU). Others are named with --fields. Which option is right is asked of
-the harness, never guessed: so an answer may be a number from 0 or from 1, a letter or the option's own text.
+Detected automatically: `choices: {text, label}` with `answerKey` (ARC), a list of options with an answer (MMLU), and
+one column per letter with an answer (C-Eval, CMMLU). Others are set with --fields. The harness decides which option is
+right: so an answer may be a number from 0 or from 1, a letter or the option's own text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ assert len(LETTERS) == len(CHINESE_NUMERALS)
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of a document's fields. `options`: one field that holds them all, or one field for each."""
+    """Names of a document's fields. `options`: one field with all options, or one field per option."""
 
     question: str
     options: tuple[str, ...]
     answer: str
 
     def read(self, document: Document, gold: int) -> Question:
-        """The question, `gold` being the number of the right option as the harness sees it."""
+        """Return the question; `gold` is the index of the right option according to the harness."""
         options = self._options(document)
         return Question(str(document[self.question]), tuple(options), gold, self._labels(document, len(options)))
 
     def write(self, document: Document, old: Question, new: Question) -> dict[str, Any]:
-        """The document with the options and the answer of `new` in the form it had them in."""
+        """Return the document with the options and the answer of `new` in its original format."""
         written = dict(document)
         if len(self.options) > 1:
             written.update(zip(self.options, new.options, strict=True))
@@ -47,7 +47,7 @@ class Layout:
         return written
 
     def understands(self, document: Document, gold: int) -> bool:
-        """Whether all fields are there, the right option is one of the options, and the answer can be written."""
+        """Return whether all fields exist, the right option is one of the options, and the answer can be written."""
         if any(name not in document for name in (self.question, self.answer, *self.options)):
             return False
         try:
@@ -63,7 +63,7 @@ class Layout:
         held = document[self.options[0]]
         texts = held["text"] if isinstance(held, Mapping) else held
         if isinstance(texts, str) or not isinstance(texts, Sequence):
-            raise TypeError(f"{self.options[0]} is no list")
+            raise TypeError(f"{self.options[0]} is not a list")
         return [str(text) for text in texts]
 
     def _labels(self, document: Document, count: int) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class Layout:
 
 
 def _encoded(value: Any, old: Question, new: Question) -> Any:
-    """The answer `new.gold` in the form in which `value` says `old.gold`. ValueError where that form is not known."""
+    """Return the answer `new.gold` in the format in which `value` states `old.gold`; ValueError if it is unknown."""
     if isinstance(value, list) and len(value) == 1:
         return [_encoded(value[0], old, new)]
     if isinstance(value, int) and not isinstance(value, bool) and value - old.gold in (0, 1):
@@ -88,16 +88,16 @@ def _encoded(value: Any, old: Question, new: Question) -> Any:
             return new.options[new.gold]
         if bare.isdigit() and int(bare) - old.gold in (0, 1):
             return value.replace(bare, str(int(bare) - old.gold + new.gold))
-    raise ValueError(f"{value!r} does not say option {old.gold}")
+    raise ValueError(f"{value!r} does not denote option {old.gold}")
 
 
 def possible_layouts(
     documents: Sequence[Document], golds: Sequence[int], fields: Mapping[str, str]
 ) -> Iterator[Layout]:
-    """Those that fit all `documents`, the likeliest first; `fields` (from --fields) names some or all of theirs."""
+    """Yield the layouts that fit all `documents`, the likeliest first; `fields` (--fields) sets some or all names."""
     first = documents[0]
     if any(name not in first for names in fields.values() for name in names.split("|")):
-        fields = {}  # they are another task's
+        fields = {}  # they belong to another task
     letter_columns = tuple(letter for letter in LETTERS if letter in first)
     options: list[tuple[str, ...]] = [(name,) for name in OPTION_FIELDS if name in first]
     if len(letter_columns) > 1 and letter_columns == tuple(LETTERS[: len(letter_columns)]):
@@ -113,7 +113,7 @@ def possible_layouts(
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
-    """`question=q,options=o1|o2|o3,answer=a` as a dict; any of the three may be left out."""
+    """Parse `question=q,options=o1|o2|o3,answer=a`; any of the three may be omitted."""
     fields = {}
     for part in (text or "").split(","):
         if not part.strip():
@@ -123,7 +123,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
             raise ConfigError(
                 f"--fields {text}",
                 f"{part.strip()!r} is none of question=NAME, options=NAME (or options=NAME|NAME|...), answer=NAME",
-                "Name the fields of the task's documents so.",
+                "Set the field names of the task's documents in this format.",
             )
         fields[name] = value
     return fields

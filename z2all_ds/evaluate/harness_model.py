@@ -1,8 +1,8 @@
-"""Our models as lm-evaluation-harness wants them: likelihoods of continuations, of texts, and generation until a stop.
+"""Adapter of models for lm-evaluation-harness: likelihoods of continuations and texts, and generation until a stop.
 
-Prompts are encoded, cut and scored as the harness's own `hf` model does it (tests compare), but without accelerate,
-with log-probabilities in fp32 whatever the weights are in, only at the places that are scored, and with our progress.
-Only `evaluate harness` loads this file.
+Prompts are encoded, cut and scored as by the harness's own `hf` model (tests compare), but without accelerate, with
+log-probabilities in fp32 for any weights, computed only at scored positions, and with this package's progress display.
+Only `evaluate harness` loads this module.
 """
 
 from collections import defaultdict
@@ -27,17 +27,17 @@ from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, MachineError
 
 MAX_NEW_TOKENS = 256
-"""Where a task does not say: as the harness has it."""
+"""Default of tasks that set no limit, as in the harness."""
 SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
-"""Of a task's generation_kwargs, what transformers would warn about where nothing is sampled."""
+"""Settings in a task's generation_kwargs that transformers would warn about without sampling."""
 Request = tuple[Any, list[int], list[int]]
-"""(what it is remembered by, tokens of the context, tokens of the continuation)."""
+"""(key, tokens of the context, tokens of the continuation)."""
 Tokens = tuple[int, ...]
 Answer = TypeVar("Answer")
 
 
 class HarnessModel(TemplateLM):
-    """A causal model and its tokenizer. `before_first` is called once, when the first requests come."""
+    """A causal model and its tokenizer. `before_first` is called once, before the first requests."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         self.model, self.tokenizer, self._device, self.batch_size = model, tokenizer, device, batch_size
-        self.max_length = resolve_max_length(model.config, tokenizer)  # Bloom's config, for one, says nothing
+        self.max_length = resolve_max_length(model.config, tokenizer)  # some configs, such as Bloom's, do not set it
         self.before_first = before_first
         self.prompts_cut = 0
         pad = tokenizer.pad_token_id
@@ -83,7 +83,7 @@ class HarnessModel(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
-            how["add_special_tokens"] = False  # a chat template has put it there
+            how["add_special_tokens"] = False  # a chat template has added it
         ids: list[int] = self.tokenizer.encode(string, **how)
         return ids
 
@@ -95,7 +95,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
-        """Of whole texts, in windows, each token once with as much context as fits."""
+        """Return log-likelihoods of whole texts, in windows, each token once with as much context as fits."""
         self.before_first()
         pieces: list[Request] = []
         for number, request in enumerate(requests):
@@ -112,19 +112,19 @@ class HarnessModel(TemplateLM):
         return sums
 
     def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding would give it) of every continuation."""
+        """Return (log-likelihood, whether greedy decoding would give it) of every continuation."""
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        readers: dict[Tokens, list[int]] = defaultdict(list)  # options of one token share one reading
+        readers: dict[Tokens, list[int]] = defaultdict(list)  # options of one token share one forward pass
         for number, (_, context, continuation) in enumerate(requests):
             if len(continuation) > self.max_length:
                 raise ConfigError(
                     f"an answer of {len(continuation)} tokens",
-                    f"is longer than the model's window of {self.max_length}",
-                    "Leave out the task, or take a model with a longer window.",
+                    f"exceeds the model's window of {self.max_length}",
+                    "Omit the task, or use a model with a longer window.",
                 )
             self.prompts_cut += len(context) + len(continuation) > self.max_length + 1
             readers[tuple((context + continuation)[-(self.max_length + 1) : -1])].append(number)
-        inputs = sorted(readers, key=len, reverse=True)  # the longest first: what does not fit shows at once
+        inputs = sorted(readers, key=len, reverse=True)  # longest first, so that lack of memory shows at once
 
         def score(batch: list[Tokens]) -> list[list[tuple[float, bool]]]:
             return self._score(batch, [[requests[number][2] for number in readers[ids]] for ids in batch])
@@ -138,7 +138,7 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _score(self, batch: list[Tokens], wanted: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
-        """For each of the inputs, (log-likelihood, whether greedy) of each continuation that is wanted at its end."""
+        """Return (log-likelihood, whether greedy) of each wanted continuation at the end of each input."""
         longest = max(map(len, batch))
         padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in batch]
         logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits  # [batch, length, vocabulary]
@@ -157,7 +157,7 @@ class HarnessModel(TemplateLM):
     def _in_batches(
         self, inputs: list[Tokens], run: Callable[[list[Tokens]], list[Answer]]
     ) -> Iterator[tuple[Tokens, Answer]]:
-        """(input, what `run` answers to it), in order. Where memory does not suffice, batches are halved for good."""
+        """Yield (input, result of `run`), in order. If memory does not suffice, batches are halved from then on."""
         done = 0
         while done < len(inputs):
             batch = inputs[done : done + self.batch_size]
@@ -167,12 +167,12 @@ class HarnessModel(TemplateLM):
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
                     raise MachineError(
-                        f"a prompt of {len(batch[0])} tokens", "does not fit", "Free GPU memory."
+                        f"a prompt of {len(batch[0])} tokens", "does not fit into GPU memory", "Free GPU memory."
                     ) from error
-            if answers is None:  # behind the except: the error holds the tensors of the failed attempt
+            if answers is None:  # after the except block: the error holds the tensors of the failed attempt
                 torch.cuda.empty_cache()
                 self.batch_size = len(batch) // 2
-                say(f"{len(batch)} prompts at a time do not fit into memory: {self.batch_size} from here on")
+                say(f"{len(batch)} prompts at a time do not fit into memory: {self.batch_size} from now on")
                 continue
             yield from zip(batch, answers, strict=True)
             done += len(batch)
@@ -192,7 +192,7 @@ class HarnessModel(TemplateLM):
                 how = dict(normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_NEW_TOKENS))
                 new_tokens = how.pop("max_gen_toks")
                 if new_tokens >= self.max_length:
-                    new_tokens = self.max_length // 2  # a prompt needs room, too
+                    new_tokens = self.max_length // 2  # leave room for the prompt
                 room = self.max_length - new_tokens
                 self.prompts_cut += sum(len(prompts[number]) > room for number in numbers)
                 inputs = [prompts[number][-room:] for number in numbers]
@@ -203,7 +203,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _generate(self, prompts: list[Tokens], new_tokens: int, how: Mapping[str, Any]) -> list[str]:
-        """What follows each of the prompts. `how`: a task's generation_kwargs without the number of tokens."""
+        """Return the continuation of each prompt. `how`: a task's generation_kwargs without the number of tokens."""
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
         stops = handle_stop_sequences(list(how["until"]), eos=eos)
         unused = {"until"} if how["do_sample"] else {"until", *SAMPLING_ONLY}
@@ -222,27 +222,27 @@ class HarnessModel(TemplateLM):
         except (TypeError, ValueError) as error:
             line = str(error).strip().partition("\n")[0]
             raise ConfigError(
-                f"generation_kwargs {dict(how)}", f"do not work ({line})", "Put them right in the task's YAML."
+                f"generation_kwargs {dict(how)}", f"do not work ({line})", "Fix them in the task's YAML."
             ) from error
         texts = self.tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
     def say_what_was_cut(self) -> None:
         if self.prompts_cut:
-            say(f"{self.prompts_cut} prompts were longer than the model's {self.max_length} tokens: cut on the left")
+            say(f"{self.prompts_cut} prompts exceeded the model's {self.max_length} tokens: cut on the left")
 
 
 class _StopStrings(StoppingCriteria):
-    """Ends a row when one of the strings is in what it has generated; only the tail is decoded at each token.
+    """Ends a row when its generated text contains one of the strings; only the tail is decoded at each token.
 
-    Which rows have ended is remembered by transformers: under beam search a row is another beam at every token.
+    transformers remembers which rows have ended: under beam search a row is a different beam at every token.
     """
 
     def __init__(self, tokenizer: Any, stops: list[str], prompt_tokens: int) -> None:
         self.tokenizer, self.prompt_tokens = tokenizer, prompt_tokens
         self.stops = [stop for stop in stops if stop]
         lengths = [len(tokenizer.encode(stop, add_special_tokens=False)) for stop in self.stops]
-        self.tail_tokens = max(lengths, default=0) + 4  # the same string may come in more tokens, or inside others
+        self.tail_tokens = max(lengths, default=0) + 4  # the string may be split into more tokens, or be inside others
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         tail_start = max(self.prompt_tokens, input_ids.shape[1] - self.tail_tokens)

@@ -1,7 +1,7 @@
-"""Tasks of lm-evaluation-harness from this machine alone: YAMLs of one's own, or the harness's names with data here.
+"""Tasks of lm-evaluation-harness without network: your own YAMLs, or the harness's names with local data.
 
-The hub is never asked. In a YAML of one's own, `data_files` (and a folder as `dataset_path` or `data_dir`) are taken
-relative to the YAML's folder, so that tasks and data can travel together. Only `evaluate harness` loads this file.
+The Hugging Face hub is never contacted. In your own YAML, `data_files` (and a folder as `dataset_path` or `data_dir`)
+are relative to the YAML's folder, so that tasks and data can be moved together. Only `evaluate harness` loads this.
 """
 
 import difflib
@@ -21,7 +21,7 @@ NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")
 
 
 def require_harness() -> None:
-    """One line where the extra is not installed; and the process is offline from here on."""
+    """Raise one line if the extra is not installed; set the process offline from here on."""
     for name in OFFLINE:
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -33,14 +33,14 @@ def require_harness() -> None:
         raise MachineError(
             f"lm-evaluation-harness ({error})", "is not installed, or too old", "Run pip install 'z2all_ds[eval]'."
         ) from error
-    # Both read the environment when they are imported, which may have been before.
+    # Both read the environment when imported, which may have happened before.
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     datasets.config.HF_HUB_OFFLINE = True
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the harness's log lines and bars: progress is shown by our own hand."""
+    """Suppress the harness's log lines and bars: progress is shown by this package."""
     import datasets
     import lm_eval.api.task as task_file
     from transformers.utils import logging as transformers_logging
@@ -81,7 +81,7 @@ class ListedTask:
 
 
 def list_tasks(include: Path) -> list[ListedTask]:
-    """All tasks, groups and tags of the YAML files under `include`."""
+    """Return all tasks, groups and tags of the YAML files under `include`."""
     index = task_manager(include, with_defaults=False).task_index
     return [
         ListedTask(name, entry.kind.name.lower(), str(entry.yaml_path or "")) for name, entry in sorted(index.items())
@@ -89,12 +89,12 @@ def list_tasks(include: Path) -> list[ListedTask]:
 
 
 def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
-    """`{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may hold * and ?."""
+    """Return `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
     if not names:
-        raise ConfigError("--tasks", "names no task", "Give names with commas between, or --list to see them.")
+        raise ConfigError("--tasks", "names no task", "Set comma-separated names, or use --list to see them.")
     manager = task_manager(include, with_defaults=False)
     if any(not manager.match_tasks([name]) for name in names):
-        manager = task_manager(include, with_defaults=True)  # some 10,000 files, which take seconds
+        manager = task_manager(include, with_defaults=True)  # about 10,000 files, which takes seconds
     wanted = matching(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in wanted:
@@ -106,25 +106,25 @@ def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
 
 
 def matching(names: list[str], manager: Any) -> list[str]:
-    """The tasks, groups and tags that are meant, each once."""
+    """Return the matching tasks, groups and tags without duplicates."""
     wanted: list[str] = []
     for name in names:
         found = manager.match_tasks([name])
         if not found:
             near = difflib.get_close_matches(name, manager.all_tasks, 3)
-            known = f"near it: {', '.join(near)}" if near else "see those of a folder with --include DIR --list"
-            raise ConfigError(f"--tasks {name}", f"there is no such task ({known})", "Put the name right.")
+            known = f"similar: {', '.join(near)}" if near else "list those of a folder with --include DIR --list"
+            raise ConfigError(f"--tasks {name}", f"there is no such task ({known})", "Fix the name.")
         wanted += [one for one in found if one not in wanted]
     return wanted
 
 
 def task_manager(include: Path | None, with_defaults: bool) -> Any:
-    """The harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
+    """Return the harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._factory import TaskFactory
 
     if include is not None and not include.is_dir():
-        raise ConfigError(f"--include {include}", "is no folder", "Give a folder with the tasks' YAML files.")
+        raise ConfigError(f"--include {include}", "is not a folder", "Use a folder with the tasks' YAML files.")
 
     class FactoryBesideItsData(TaskFactory):
         def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def task_manager(include: Path | None, with_defaults: bool) -> Any:
 
 
 def beside(config: dict[str, Any], folder: Path) -> None:
-    """Relative places of data that are there beside the YAML become absolute ones; others stay as they are."""
+    """Make relative data paths that exist next to the YAML absolute; others are not changed."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, dict):
@@ -173,18 +173,18 @@ def _load(manager: Any, name: str) -> Any:
         if _is_about_the_hub(error):
             raise DataError(
                 f"task {name}",
-                f"{place} are not on this machine, and the hub is not asked ({line})",
-                f"Fetch them where there is network (datasets.load_dataset('{source}', ...)) and bring the cache here, "
-                "or write a YAML with local data_files and give --include.",
+                f"{place} are not on this machine, and the hub is not contacted ({line})",
+                f"Download them with network access (datasets.load_dataset('{source}', ...)) and copy the cache here, "
+                "or write a YAML with local data_files and use --include.",
             ) from error
-        raise DataError(f"task {name}", f"does not load ({line})", f"Look at {entry.yaml_path}.") from error
+        raise DataError(f"task {name}", f"does not load ({line})", f"Check {entry.yaml_path}.") from error
     except (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"task {name}", f"does not load ({reason})", f"Look at {entry.yaml_path}.") from error
+        raise DataError(f"task {name}", f"does not load ({reason})", f"Check {entry.yaml_path}.") from error
 
 
 def _is_about_the_hub(error: BaseException) -> bool:
-    """Whether data that would have to come from the hub are the reason, anywhere in the chain of causes."""
+    """Return whether data missing from the hub's cache are the cause, anywhere in the chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         text = f"{type(seen).__name__} {seen}"
@@ -196,8 +196,8 @@ def _is_about_the_hub(error: BaseException) -> bool:
 
 def _refuse_what_we_cannot_run(name: str, task: Any) -> None:
     if getattr(task, "MULTIMODAL", False):
-        raise ConfigError(f"--tasks {name}", "has pictures or sound, and the model reads text", "Leave it out.")
+        raise ConfigError(f"--tasks {name}", "needs images or sound, but the model reads only text", "Omit it.")
     if getattr(task, "UNSAFE_CODE", False):
         raise ConfigError(
-            f"--tasks {name}", "runs programs that the model writes, which we do not do", "Use lm_eval itself."
+            f"--tasks {name}", "executes programs written by the model, which is not supported", "Use lm_eval itself."
         )

@@ -1,9 +1,9 @@
-"""A harness task with its questions reshaped: the same prompt's form, metrics and few-shot draws, other documents.
+"""Reshaped copies of a harness task: the same prompt format, metrics and few-shot draws, but changed documents.
 
-A variant is a shallow copy of the loaded task that holds reshaped documents (few-shot examples too, except under
-`others_wrong`); for renamed letters the rendered prompt and the scored answers are changed instead. What a variant
-promises is looked at on the first documents: that the prompt shows the options, and that the harness sees the answer
-where we have put it. A later document that cannot be reshaped is asked as it stands, and counted.
+A variant is a shallow copy of the loaded task with reshaped documents (few-shot examples too, except under
+`others_wrong`); for renamed letters the rendered prompt and the scored answers are changed instead. Each variant is
+verified on the first documents: the prompt must show the options, and the harness must see the answer at its new
+position. A later document that cannot be reshaped is asked unchanged, and counted.
 """
 
 import copy
@@ -18,17 +18,17 @@ from z2all_ds.evaluate.harness_layouts import Document, Layout, possible_layouts
 from z2all_ds.evaluate.reshaping import LETTERS, OTHERS_WRONG, SHUFFLED, Question
 
 LOOKED_AT = 16
-"""Documents on which layout and variants are tried out; rendering all of a large benchmark once more takes minutes."""
+"""Documents on which layouts and variants are verified; rendering a whole large benchmark again takes minutes."""
 
 
 @dataclass
 class Variants:
-    """The reshaped copies of one task: `tasks[reshaping]`, several for `shuffled`; and why others are not there."""
+    """The reshaped copies of one task: `tasks[reshaping]`, several for `shuffled`; and why others are missing."""
 
     tasks: dict[str, list[Any]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
-    """Of a reshaping that is there, the number of questions that it could not change: they are asked as they stand."""
+    """Per available reshaping, the number of questions that it could not change: they are asked unchanged."""
 
 
 def make_variants(
@@ -40,11 +40,11 @@ def make_variants(
     others_wrong_text: str | None,
     limit: int | None,
 ) -> Variants:
-    """Of a loaded task, one copy for each of the reshapings (`shuffles` copies for `shuffled`)."""
+    """Return one copy of a loaded task for each of the reshapings (`shuffles` copies for `shuffled`)."""
     if not wanted:
         return Variants()
     if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input or task.multiple_target:
-        return Variants(reasons=dict.fromkeys(wanted, "no multiple choice with one right option"))
+        return Variants(reasons=dict.fromkeys(wanted, "not multiple choice with one right option"))
     documents = list(islice(task.eval_docs, limit))
     looked_at = documents[:LOOKED_AT]
     layout, reason = _layout_of(task, looked_at, fields)
@@ -77,9 +77,9 @@ def make_variants(
 
 
 def _layout_of(task: Any, documents: Sequence[Document], fields: Mapping[str, str]) -> tuple[Layout | None, str]:
-    """The first layout that the harness follows when options are moved; else why there is none."""
+    """Return the first layout that the harness follows when options are moved; else the reason why there is none."""
     reason = (
-        f"question, options and answer not found among the fields {', '.join(documents[0])}; name them with --fields"
+        f"question, options and answer not found among the fields {', '.join(documents[0])}; set them with --fields"
     )
     for layout in possible_layouts(documents, [gold_of(task, one) for one in documents], fields):
         if not all(reshaping.shows_options(str(task.doc_to_text(one)), _read(task, layout, one)) for one in documents):
@@ -92,7 +92,7 @@ def _layout_of(task: Any, documents: Sequence[Document], fields: Mapping[str, st
 
 
 def _is_followed(task: Any, layout: Layout, document: Document) -> bool:
-    """Whether the harness shows the options of a document that we have changed, and sees the answer where we put it."""
+    """Return whether the harness shows the options of a changed document, and sees the answer at its new position."""
     old = _read(task, layout, document)
     new = reshaping.shuffled(old, seed=0)
     written = layout.write(document, old, new)
@@ -100,7 +100,7 @@ def _is_followed(task: Any, layout: Layout, document: Document) -> bool:
 
 
 def gold_of(task: Any, document: Document) -> int:
-    """Number of the right option as the harness sees it; -1 where it sees none."""
+    """Return the index of the right option according to the harness; -1 if there is none."""
     gold, choices = task.doc_to_target(document), task.doc_to_choice(document)
     if isinstance(gold, str):
         return choices.index(gold) if gold in choices else -1
@@ -112,7 +112,7 @@ def _read(task: Any, layout: Layout, document: Document) -> Question:
 
 
 def _copy(task: Any, name: str, documents: Sequence[Document], examples: Sequence[Document]) -> Any:
-    """The task under another name, with documents and few-shot examples of its own."""
+    """Return the task under another name, with its own documents and few-shot examples."""
     made = copy.copy(task)
     made._config = copy.copy(task.config)
     made._config.task = name
@@ -121,7 +121,7 @@ def _copy(task: Any, name: str, documents: Sequence[Document], examples: Sequenc
     made._instances = None
     made.dataset = {task.config.test_split if task.has_test_docs() else task.config.validation_split: documents}
     if hasattr(task, "sampler"):
-        made.sampler = copy.copy(task.sampler)  # of its own: each draws the same examples from the same seed
+        made.sampler = copy.copy(task.sampler)  # separate: each draws the same examples from the same seed
         made.sampler.df = examples
     return made
 
@@ -139,7 +139,7 @@ def _with_documents(
     name: str,
     plain_examples: bool,
 ) -> Any:
-    """A copy of the task that holds changed documents; those that cannot be read stay as they are."""
+    """Return a copy of the task with changed documents; those that cannot be read stay unchanged."""
 
     def changed(document: Document) -> Document:
         gold = gold_of(task, document)
@@ -156,21 +156,21 @@ def _with_documents(
 
 
 def _show_plain_examples(made: Any, plain: Mapping[int, Document]) -> None:
-    """Examples whose right option says that the others are wrong would teach the model to pick that phrase.
+    """Show unchanged examples: if their right option said that the others are wrong, the model would learn the phrase.
 
-    They are drawn among the changed ones all the same: so the harness knows a question again that is in its own pool
-    of examples, and leaves it out.
+    They are still drawn from the changed ones, so that the harness recognizes and leaves out a question that is in its
+    own pool of examples.
     """
     if hasattr(made, "sampler"):
         draw = made.sampler.sample
         made.sampler.sample = lambda *arguments, **named: [plain.get(id(one), one) for one in draw(*arguments, **named)]
 
 
-# Renamed letters: the documents stay, what is rendered from them changes
+# Renamed letters: the documents are unchanged, their rendering is changed
 
 
 def _why_not_by_labels(task: Any, layout: Layout, documents: Sequence[Document]) -> str:
-    """Texts that are scored themselves have no letters to rename, and another wording has another length."""
+    """Return why letters cannot be renamed: option texts that are scored themselves have no letters."""
     for document in documents:
         if _bare(task.doc_to_choice(document)) != _read(task, layout, document).labels:
             return "the options' texts are scored, not their letters"
@@ -182,7 +182,7 @@ def _bare(choices: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Renamed(dict[str, Any]):
-    """A document together with what the harness is to render from it."""
+    """A document together with its rendering for the harness."""
 
     prompt: str
     choices: list[str]
@@ -192,9 +192,9 @@ class _Renamed(dict[str, Any]):
 def _with_renamed_letters(
     task: Any, layout: Layout, document: Document, text: Any = None, choice: Any = None, target: Any = None
 ) -> Document:
-    """The document with its letters renamed; the document itself where that cannot be done all through.
+    """Return the document with its letters renamed; the document itself if that is not possible everywhere.
 
-    `text`, `choice` and `target` are templates where few-shot examples have other ones than the task.
+    `text`, `choice` and `target` are templates if few-shot examples have different ones from the task.
     """
     gold = gold_of(task, document)
     if not layout.understands(document, gold):
@@ -223,7 +223,7 @@ def _with_renamed_letters(
 
 
 def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> Any:
-    """A copy of the task that renames the letters in what the loaded one renders."""
+    """Return a copy of the task that renames the letters in the rendering of the loaded one."""
     name, shown = f"{task.config.task}@{LETTERS}", task.fewshot_cfg
     templates = (shown.doc_to_text, shown.doc_to_choice, shown.doc_to_target)
     examples = [_with_renamed_letters(task, layout, one, *templates) for one in _examples(task)]
@@ -243,8 +243,8 @@ def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> A
         if isinstance(document, _Renamed):
             return type(task).fewshot_context(made, document, *arguments, **named)
         if hasattr(made, "sampler"):
-            plain.sampler.rnd = made.sampler.rnd  # this draw counts: the next question has its own examples again
-        return plain.fewshot_context(document, *arguments, **named)  # description and examples as they are, too
+            plain.sampler.rnd = made.sampler.rnd  # this draw counts: the next question gets its own examples again
+        return plain.fewshot_context(document, *arguments, **named)  # description and examples unchanged, too
 
     made.doc_to_text, made.doc_to_choice, made.doc_to_target = doc_to_text, doc_to_choice, doc_to_target
     made.fewshot_context = fewshot_context

@@ -1,7 +1,7 @@
-"""A model to judge, whatever it lies in: a Hugging Face folder, a run folder, or one checkpoint of a run.
+"""Loads a model to evaluate: a Hugging Face folder, a run folder, or one checkpoint of a run.
 
-A checkpoint becomes transformers' own Llama, filled with the master weights where they are: nothing is written to the
-disk, and there is one interface (`model(input_ids, attention_mask).logits`, `model.generate`) for all of them.
+A checkpoint is loaded into transformers' Llama directly from the master weights: nothing is written to disk, and there
+is one interface (`model(input_ids, attention_mask).logits`, `model.generate`) for all of them.
 """
 
 from collections.abc import Iterator
@@ -21,50 +21,50 @@ from z2all_ds.ops.dtypes import TORCH_DTYPES
 
 AUTO = "auto"
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""Under which configs keep the longest sequence a model is made for."""
+"""Names under which configs store the longest supported sequence."""
 ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode and what belongs to it."""
+    """A model in eval mode and its tokenizer, device and label."""
 
     model: Any
     tokenizer: Any
-    """As AutoTokenizer gives it."""
+    """As returned by AutoTokenizer."""
     device: torch.device
     label: str
-    """As it is told to people: "runs/first step 200", or the folder's path."""
+    """Name for display: "runs/first step 200", or the folder's path."""
     step: int | None
-    """Of a checkpoint."""
+    """None unless it is a checkpoint."""
 
     @property
     def known_max_tokens(self) -> int | None:
-        """The longest sequence the model is made for; None where its config does not say (Bloom's need not)."""
+        """The longest sequence the model supports; None if its config does not state it (Bloom's may not)."""
         config = self.model.config
         found = (getattr(part, name, None) for part in (config, config.get_text_config()) for name in LENGTH_NAMES)
         return next((longest for longest in found if isinstance(longest, int) and longest > 0), None)
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence the model is made for, where there is no doing without."""
+        """The longest sequence the model supports; raises if unknown."""
         longest = self.known_max_tokens
         if longest is None:
-            rule = "its config.json does not say how many tokens it is made for"
+            rule = "its config.json does not state how many tokens it supports"
             raise ConfigError(f"model {self.label}", rule, f"Add {LENGTH_NAMES[0]} to it.")
         return longest
 
     def require_token(self, largest: int) -> None:
-        """One that the model has no row for is of another model's tokenizer."""
+        """Raise if the model has no row for this token: the tokenizer belongs to another model."""
         rows = self.model.get_input_embeddings().num_embeddings
         if largest >= rows:
-            raise DataError(f"token {largest}", f"{self.label} has {rows} only", "Is the tokenizer of another model?")
+            raise DataError(f"token {largest}", f"{self.label} has only {rows}", "Use the tokenizer of this model.")
 
 
 def load_model(
     path: str | Path, dtype: str = AUTO, device: torch.device | None = None, quiet: bool = False
 ) -> LoadedModel:
-    """Reads it onto `device` (default: a GPU where there is one). `dtype`: auto, fp32, bf16 or fp16."""
+    """Load a model onto `device` (default: a GPU if available). `dtype`: auto, fp32, bf16 or fp16."""
     path = Path(path).expanduser()
     device = device or best_device()
     torch_dtype = _dtype(dtype, device)
@@ -74,8 +74,8 @@ def load_model(
         return _load_checkpoint(path, torch_dtype, device, quiet)
     raise DataError(
         f"model {path}",
-        "no Hugging Face folder (no config.json), run folder or checkpoint" if path.is_dir() else "no such folder",
-        "Give an export, a run folder, or one of its checkpoints/step_N.",
+        "not a Hugging Face folder (no config.json), run folder or checkpoint" if path.is_dir() else "no such folder",
+        "Use an export, a run folder, or one of its checkpoints/step_N.",
     )
 
 
@@ -85,7 +85,7 @@ def best_device() -> torch.device:
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == AUTO:
-        # On a CPU bf16 products are some 100 times slower than fp32 ones.
+        # On a CPU bf16 products are about 100 times slower than fp32 ones.
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype {name}", "no such dtype", f"Known: {AUTO}, {', '.join(TORCH_DTYPES)}.")
@@ -105,7 +105,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
                 folder,
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report, and refused below by name
+                ignore_mismatched_sizes=True,  # reported, and refused by name below
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
@@ -116,7 +116,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
 
 
 def _require_weights(folder: Path, report: dict[str, Any]) -> None:
-    """transformers fills with random numbers what is missing or of another shape. Tied weights are not missing."""
+    """Refuse missing or mismatched weights, which transformers fills with random numbers. Tied weights are fine."""
     wrong = dict.fromkeys(report["missing_keys"], "is missing")
     wrong |= {key: f"has the shape {list(is_)}, not {list(wanted)}" for key, is_, wanted in report["mismatched_keys"]}
     if wrong:
@@ -126,8 +126,8 @@ def _require_weights(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _bare_generation_config(found: Any) -> Any:
-    """Its token ids only: whatever else the folder's says (beams, penalties, stop strings) would be taken by
-    transformers wherever we say nothing, and greedy would not be greedy."""
+    """Return a config with the token ids only: transformers would apply anything else in the folder's config (beams,
+    penalties, stop strings) by default, and greedy would not be greedy."""
     from transformers import GenerationConfig
 
     return GenerationConfig(**{name: getattr(found, name) for name in ID_NAMES})
@@ -139,7 +139,7 @@ def _watched(what: str, quiet: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """transformers' own would be drawn over ours."""
+    """Disable transformers' progress bars, which would overwrite this package's."""
     from transformers.utils import logging
 
     were_on = logging.is_progress_bar_enabled()
@@ -169,7 +169,7 @@ def _load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, quiet
 
 
 def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Some megabytes at a time: there is never a second copy of the weights."""
+    """Fill a Llama, some megabytes at a time: there is never a second copy of the weights."""
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -181,7 +181,7 @@ def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: tor
         model = LlamaForCausalLM(llama)
     model = model.to(dtype).to_empty(device=device)
     model.tie_weights()
-    # Its frequencies are no parameters: they were lost with the memory, and stay in fp32 whatever the dtype.
+    # The frequencies are not parameters: to_empty lost them, and they stay in fp32 for any dtype.
     model.model.rotary_emb = LlamaRotaryEmbedding(llama).to(device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Perplexity of models on texts, per domain and over all: by token, byte and character.
 
-What counts and what does not is said in `windows.py`. Tokens of different tokenizers are different things: models that
-do not share one are compared by bits per byte.
+`windows.py` defines which tokens count. Tokens of different tokenizers are not comparable: models that do not share one
+are compared by bits per byte.
 """
 
 import math
@@ -21,14 +21,14 @@ from z2all_ds.evaluate.texts import open_texts
 
 @dataclass(frozen=True)
 class PerplexityRow:
-    """One domain's figures, or those of all. None where there is nothing to divide by, or no finite figure."""
+    """Figures of one domain, or of all. None if there is nothing to divide by, or no finite value."""
 
     domain: str
     documents: int
     tokens: int
-    """Predicted ones."""
+    """Predicted tokens."""
     bytes: int
-    """Of the predicted text, in UTF-8."""
+    """UTF-8 bytes of the predicted text."""
     characters: int
     loss: float | None
     """Nats per token."""
@@ -60,23 +60,23 @@ class PerplexityRow:
 
 @dataclass(frozen=True)
 class ModelPerplexity:
-    """One model's figures."""
+    """Figures of one model."""
 
     model: str
     step: int | None
     window: int
     stride: int | None
-    """None where windows are packed."""
+    """None for packed windows."""
     bos: bool
     domains: list[PerplexityRow]
     all: PerplexityRow
 
 
 def measure_perplexity(models: Iterable[str | Path], question: Question, ranks: int = 1) -> list[ModelPerplexity]:
-    """One model after the other."""
+    """Measure the models one after the other."""
     for name, value in (("batch", question.batch), ("ranks", ranks)):
         if value < 1:
-            raise ConfigError(f"{name}={value}", "must be at least 1", "Give a larger number.")
+            raise ConfigError(f"{name}={value}", "must be at least 1", "Use a larger number.")
     return [_of_model(str(model), question, ranks) for model in models]
 
 
@@ -112,5 +112,5 @@ def _ratio(nats: float, count: int) -> float | None:
 
 
 def _exp(nats: float | None) -> float | None:
-    """None where it is beyond what a float can say."""
+    """Return exp(nats); None if a float cannot represent it."""
     return None if nats is None or nats > math.log(1e300) else math.exp(nats)

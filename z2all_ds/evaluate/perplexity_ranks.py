@@ -1,7 +1,7 @@
-"""The same measurement in several processes, each with its share of the documents on a GPU or some cores of its own.
+"""Perplexity in several processes, each with its share of the documents on its own GPU or cores.
 
-They talk to nobody but the process that started them, through one queue: progress, then sums. A rank that dies ends all
-of them, and none outlives the command.
+They communicate only with the process that started them, through one queue: progress, then sums. A rank that dies ends
+all of them, and none outlives the command.
 """
 
 import multiprocessing
@@ -24,14 +24,14 @@ from z2all_ds.evaluate.texts import open_texts
 
 LOOK_EVERY_SECONDS = 0.5
 PATIENCE_SECONDS = 5.0
-"""For the end of a rank that is done or was told to go."""
+"""Time limit for the end of a rank that is done or was terminated."""
 
 
 def in_ranks(model: str, question: Question, ranks: int, advance: Advance) -> list[RankAnswer]:
-    """Answers by rank."""
+    """Return the answers by rank."""
     gpus = torch.cuda.device_count()
     if gpus and ranks > gpus:
-        raise ConfigError(f"ranks={ranks}", f"there are {gpus} GPUs, and each rank wants one", "Take fewer ranks.")
+        raise ConfigError(f"ranks={ranks}", f"there are {gpus} GPUs, and each rank needs one", "Use fewer ranks.")
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
     arguments = (model, question, ranks, bool(gpus), owner_mark(), reports)
@@ -58,7 +58,7 @@ def _gather(processes: Sequence[BaseProcess], reports: Any, advance: Advance) ->
                     raise MachineError(
                         f"rank {rank}",
                         f"ended without an answer (exit code {process.exitcode})",
-                        "If it was killed for memory, take fewer ranks or a smaller --batch.",
+                        "If it was killed for lack of memory, use fewer ranks or a smaller --batch.",
                     ) from None
             continue
         if isinstance(report, BaseException):
@@ -83,7 +83,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _rank(rank: int, model: str, question: Question, ranks: int, on_gpu: bool, owner: str, reports: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of us; the command decides and ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the command ends its ranks
     follow_owner(owner)
     try:
         if not on_gpu:
@@ -97,7 +97,7 @@ def _rank(rank: int, model: str, question: Question, ranks: int, on_gpu: bool, o
                 reports.put((rank, documents))
 
         reports.put((rank, measure_share(loaded, domains, question, rank, ranks, advance)))
-    except Z2allError as error:  # whatever it is, it belongs to the command
+    except Z2allError as error:  # reported by the command
         reports.put((rank, error))
     except Exception:
         reports.put((rank, RuntimeError(f"in rank {rank}:\n{traceback.format_exc()}")))

@@ -1,6 +1,6 @@
-"""One rank's share of a perplexity: the question, and the sums over its documents.
+"""One rank's share of a perplexity measurement: the settings, and the sums over its documents.
 
-What counts and what does not is said in `windows.py`.
+`windows.py` defines which tokens count.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ class Question:
 
     data: str
     documents: int | None = None
-    """Per domain, 0 for all; None: 50 of a corpus, all of plain files."""
+    """Number per domain, 0 for all; None: 50 of a corpus, all of plain files."""
     window: int | None = None
-    """None: as long as the model allows."""
+    """None: as long as the model supports."""
     stride: int | None = None
-    """None: window - 1."""
+    """Default: window - 1."""
     packed: bool = False
     bos: str = AUTO
     batch: int = DEFAULT_BATCH
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass
 class Sums:
-    """What is added up, over documents and over ranks."""
+    """Sums over documents and over ranks."""
 
     documents: int = 0
     tokens: int = 0
@@ -53,7 +53,7 @@ class Sums:
 
 @dataclass
 class RankAnswer:
-    """What one rank has found."""
+    """Results of one rank."""
 
     label: str
     step: int | None
@@ -69,7 +69,7 @@ def measure_share(
     ranks: int,
     advance: Callable[[float], None],
 ) -> RankAnswer:
-    """What belongs to one rank: its documents, or, where they are packed, its windows of the whole row."""
+    """Measure the share of one rank: its documents or, if packed, its windows of the whole sequence."""
     way = choose_way(
         loaded.tokenizer, loaded.known_max_tokens, question.window, question.stride, question.packed, question.bos
     )
@@ -97,7 +97,7 @@ def _alone(loaded: LoadedModel, domain: TextDomain, way: Way, sums: Sums, rank: 
 
 
 def _packed(loaded: LoadedModel, domain: TextDomain, way: Way, sums: Sums, rank: int, ranks: int) -> Iterator[Window]:
-    """Every rank reads all documents, as a window begins where the one before ends, and counts only its own."""
+    """Yield windows: every rank reads all documents, since a window begins where the previous one ends."""
 
     def documents() -> Iterator[list[int]]:
         for number, text in enumerate(domain.read(0, 1)):

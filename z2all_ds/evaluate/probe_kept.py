@@ -1,4 +1,4 @@
-"""What probes found of a run, kept in its folder. Checkpoints are removed in time, what was found of them stays."""
+"""Probe results of a run, kept in its folder. They remain when checkpoints are deleted."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from z2all_ds.evaluate.probes import Probe, file_stem
 
 
 class KeptAnswers:
-    """To the probes of one file, of one run."""
+    """Answers of one run to the probes of one file."""
 
     def __init__(self, run: Path, file: str, probes: Sequence[Probe]) -> None:
-        """Refuses another file of the same name: its rows would be overwritten."""
+        """Refuse a different file of the same name: its rows would be overwritten."""
         self._file, self._probes = file, probes
         self._path = RunFolder(run).evaluations / f"probes_{file_stem(file)}.json"
         before = _read(self._path)
@@ -27,13 +27,13 @@ class KeptAnswers:
             return
         other = before.get("file")
         if isinstance(other, str) and Path(other).resolve() != Path(file).resolve():
-            rule = f"holds what was found with {other}"
-            raise ConfigError(f"file {self._path}", rule, "Give one of the two files of probes another name.")
+            rule = f"holds the results of {other}"
+            raise ConfigError(f"file {self._path}", rule, "Rename one of the two probe files.")
         self._rows = []
-        say(f"{self._path.name} begins anew: the probes of {file} have changed")
+        say(f"{self._path.name} starts over: the probes of {file} have changed")
 
     def write(self, found: Sequence[ModelAnswers]) -> None:
-        """With the rows of steps that are no longer there to be asked."""
+        """Write the answers, together with the rows of steps whose checkpoints no longer exist."""
         content = as_file(self._file, self._probes, found)
         rows = {row["step"]: row for row in [*self._rows, *content["rows"]] if isinstance(row.get("step"), int)}
         content["rows"] = [rows[step] for step in sorted(rows)]
@@ -42,7 +42,7 @@ class KeptAnswers:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Nothing where there is none, or nothing that can be read."""
+    """Return the content; empty if the file is missing or unreadable."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

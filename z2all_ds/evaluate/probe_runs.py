@@ -1,4 +1,4 @@
-"""Asks the probes of one file of models: exports, checkpoints, or every checkpoint of a run, the oldest first."""
+"""Runs the probes of one file on models: exports, checkpoints, or every checkpoint of a run, the oldest first."""
 
 import json
 import math
@@ -21,12 +21,12 @@ from z2all_ds.evaluate.probes import DEFAULT_FILE, FormatProbe, Probe, load_prob
 from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
 
 PADDING_ID = 0
-"""Stands where nothing sees it: any token will do that the model has, and its tokenizer's own it may not have."""
+"""Not visible to any scored token, so any valid id will do; the tokenizer's own padding id may not be one."""
 
 
 @dataclass(frozen=True)
 class _PlainTokenizer:
-    """A transformers tokenizer that adds nothing, and reads no control token out of a text."""
+    """A transformers tokenizer that adds nothing, and does not parse control tokens in a text."""
 
     whole: Any
 
@@ -40,18 +40,18 @@ class _PlainTokenizer:
 
     @property
     def begin_ids(self) -> list[int]:
-        """What it puts before every text by itself: nothing, or a begin-of-text."""
+        """The ids it puts before every text by default: none, or a begin-of-text."""
         begin = self.whole.bos_token_id
         return [begin] if begin is not None and self.whole("a")["input_ids"][:1] == [begin] else []
 
 
 @dataclass
 class _Line:
-    """What belongs together: a model, or the checkpoints of a run."""
+    """A model, or the checkpoints of a run."""
 
     path: Path
     checkpoints: list[Path] = field(default_factory=list)
-    """Of a run folder."""
+    """Only for a run folder."""
 
     @property
     def models(self) -> list[Path]:
@@ -61,7 +61,7 @@ class _Line:
 def ask_models(
     paths: Iterable[Path], file: str | None, all_checkpoints: bool, dtype: str, rows_per_batch: int
 ) -> AskedModels:
-    """Every model in turn, one in memory at a time. What is found of a run is written into its folder."""
+    """Evaluate the models one after the other, one in memory at a time. Results of a run are written to its folder."""
     lines = [_line(path, all_checkpoints) for path in paths]
     file = file or next((own for own in (_own_file(line.path) for line in lines) if own), DEFAULT_FILE)
     file = str(Path(file).expanduser().resolve()) if Path(file).expanduser().is_file() else file
@@ -79,9 +79,9 @@ def ask_models(
                 say(f"skipped: {error.what}: {error.rule}")
                 continue
             of_line.append(ask_model(loaded, probes, rows_per_batch))
-            del loaded  # before the next is read
+            del loaded  # before the next is loaded
         if not of_line:
-            raise CheckpointError(f"run folder {line.path}", "none of its checkpoints can be read", "Look at them.")
+            raise CheckpointError(f"run folder {line.path}", "none of its checkpoints can be read", "Check them.")
         found.append(of_line)
         if kept_of_line:
             kept_of_line.write(of_line)
@@ -109,7 +109,7 @@ def ask_model(loaded: LoadedModel, probes: Sequence[Probe], rows_per_batch: int)
 
 
 def form_is_kept(probe: FormatProbe, answer: str) -> bool:
-    """Whether the greedy answer is as the probe wants it; what follows the form does not matter."""
+    """Return whether the greedy answer has the required form; text after the form does not matter."""
     if probe.matches is not None and not re.match(probe.matches, answer):
         return False
     if not probe.as_json:
@@ -122,7 +122,7 @@ def form_is_kept(probe: FormatProbe, answer: str) -> bool:
 
 
 def _passed(probe: Probe, value: float, step: int | None, form_kept: bool | None) -> bool | None:
-    """None where nothing is expected, or not yet."""
+    """Return whether the probe is met; None if nothing is expected, or not yet."""
     if step is not None and step < probe.from_step:
         return None
     if not probe.is_judged(step):
@@ -161,7 +161,7 @@ def _line(path: Path, all_checkpoints: bool) -> _Line:
 
 
 def _own_file(path: Path) -> str:
-    """The probes that the run of this folder or checkpoint has itself; '' where there are none."""
+    """Return the probe file configured in the run of this folder or checkpoint; '' if there is none."""
     root = path.resolve().parent.parent if is_step_name(path.resolve().name) else path
     config = RunFolder(root).config
     return load_run_config(str(config)).probes.file if config.is_file() else ""

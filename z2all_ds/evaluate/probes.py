@@ -1,18 +1,18 @@
-"""A file of probes: small questions whose answer is a number, asked of a model again and again while it learns.
+"""Probe files: short questions with a numeric answer, repeated for a model while it trains.
 
-A YAML list. What a probe asks is told by its keys:
+A YAML list. The keys of a probe decide its kind:
 
-completion  prompt, completion          the probability of the completion; of a list, of any of its texts
+completion  prompt, completion          the probability of the completion; for a list, of any of its texts
 sentence    text                        the text's perplexity per token
-compare     better, worse (prompt, per) how many nats more likely `better` is than `worse`, per token, byte or in all
-format      prompt, starts_with         the probability that the answer starts so; `matches` and `json` look at the
+compare     better, worse (prompt, per) how many nats more likely `better` is than `worse`, per token, byte or in total
+format      prompt, starts_with         the probability that the answer starts with it; `matches` and `json` check the
                                         greedy answer too, in `z2all evaluate probes` only
 
-A comparison is a margin and not a probability of preference: between sentences that probability is 0 or 1 all the
-time, and the curve would not show what is being learnt. Above 0 the model is right, wherever that line lies for others.
-`at_least` and `at_most` say what is expected of the value, from the step `from_step` on.
+A comparison is a margin and not a probability of preference: between sentences that probability is nearly always 0 or
+1, and the curve would not show what is being learned. Above 0 the model prefers `better`. `at_least` and `at_most` set
+the expected value, from the step `from_step` on.
 
-Plain data: no torch, so that a mistake in the file is said before a run is launched.
+Plain data: no torch, so that a mistake in the file is reported before a run is launched.
 """
 
 import difflib
@@ -29,32 +29,32 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import find_named_file
 
 DEFAULT_FILE = "zh_en"
-"""A shipped one."""
+"""The name of a shipped file."""
 HINT = "See z2all_ds/probes/zh_en.yaml for examples."
 
 
 class Probe(Section):
-    """What every probe has."""
+    """Fields of every probe."""
 
     kind: ClassVar[str]
     own_keys: ClassVar[tuple[str, ...]]
-    """That no other kind has: by them the kind is known."""
+    """Keys that no other kind has; they identify the kind."""
     is_probability: ClassVar[bool] = False
 
     name: str = Field(min_length=1, max_length=64)
-    """Of its curve."""
+    """Name of its curve."""
     at_least: float | None = None
-    """The expected value or more."""
+    """Minimum expected value."""
     at_most: float | None = None
-    """The expected value or less."""
+    """Maximum expected value."""
     from_step: int = Field(0, ge=0)
-    """Earlier the expectation is not judged."""
+    """The expectation is not judged before this step."""
 
     @field_validator("name")
     @classmethod
     def _is_one_word(cls, name: str) -> str:
         if not name.isprintable() or any(char.isspace() for char in name):
-            raise ValueError(f"name {name!r} must be one word without blanks")
+            raise ValueError(f"name {name!r} must be one word without spaces")
         return name
 
     @model_validator(mode="after")
@@ -62,29 +62,29 @@ class Probe(Section):
         for bound in ("at_least", "at_most"):
             value = getattr(self, bound)
             if value is not None and self.is_probability and not 0 <= value <= 1:
-                raise ValueError(f"{bound}={value:g}: the value is a probability and must be expected between 0 and 1")
+                raise ValueError(f"{bound}={value:g}: the value is a probability, so the bound must be between 0 and 1")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"at_least={self.at_least:g} must not exceed at_most={self.at_most:g}")
         return self
 
     @property
     def definition(self) -> dict[str, Any]:
-        """For whoever shows its values."""
+        """Return the fields for displaying its values."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "from_step": self.from_step}
         return {"name": self.name, "kind": self.kind, **bounds}
 
     @property
     def question(self) -> dict[str, Any]:
-        """All of it: values found with equal ones can be compared."""
+        """Return all fields: values of probes with equal fields can be compared."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def is_judged(self, step: int | None) -> bool:
-        """A model of no known step is a finished one."""
+        """Return whether there is an expectation at this step; a model without a known step counts as finished."""
         is_asked = self.at_least is not None or self.at_most is not None
         return is_asked and (step is None or step >= self.from_step)
 
     def is_met(self, value: float) -> bool:
-        """By the value alone; one that is no number meets nothing."""
+        """Return whether the value meets the expectation; NaN does not."""
         enough = self.at_least is None or value >= self.at_least
         return enough and (self.at_most is None or value <= self.at_most)
 
@@ -97,9 +97,9 @@ class CompletionProbe(Probe):
     is_probability = True
 
     prompt: str = Field(min_length=1)
-    """What stands before."""
+    """Text before the completion."""
     completion: str | tuple[str, ...]
-    """What should follow; of several texts any one."""
+    """Expected text; for a list, any of them."""
 
     @field_validator("completion")
     @classmethod
@@ -108,7 +108,7 @@ class CompletionProbe(Probe):
 
 
 class SentenceProbe(Probe):
-    """How natural a text is to the model."""
+    """Perplexity of a text."""
 
     kind = "sentence"
     own_keys = ("text",)
@@ -118,19 +118,19 @@ class SentenceProbe(Probe):
 
 
 class CompareProbe(Probe):
-    """A against B; above 0 is expected unless the probe says otherwise."""
+    """Compares two texts; by default a value above 0 is expected."""
 
     kind = "compare"
     own_keys = ("better", "worse")
 
     prompt: str = ""
-    """What stands before both; without one, the first token of each does not count, as nothing predicts it."""
+    """Text before both; without it, the first token of each does not count, as nothing predicts it."""
     better: str = Field(min_length=1)
-    """What should be the more likely one."""
+    """The text that should be more likely."""
     worse: str = Field(min_length=1)
-    """What should be the less likely one."""
+    """The text that should be less likely."""
     per: Literal["token", "byte", "sum"] = "token"
-    """What log-likelihoods are divided by before they are compared: texts of unlike length need it."""
+    """Divisor of the log-likelihoods before they are compared, needed for texts of different length."""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,22 +140,22 @@ class CompareProbe(Probe):
 
 
 class FormatProbe(Probe):
-    """Whether an answer keeps to a form: P("{" | "以json输出")."""
+    """Whether an answer has a required form: P("{" | "以json输出")."""
 
     kind = "format"
     own_keys = ("starts_with", "matches", "json", "new_tokens")
     is_probability = True
 
     prompt: str = Field(min_length=1)
-    """What asks for the form."""
+    """Text that asks for the form."""
     starts_with: str | tuple[str, ...]
-    """How an answer in that form begins; of several texts any one."""
+    """How an answer in that form begins; for a list, any of the texts."""
     matches: str | None = None
-    """A regular expression for the beginning of the greedy answer."""
+    """Regular expression for the beginning of the greedy answer."""
     as_json: bool = Field(False, alias="json")
-    """The greedy answer must begin with a whole JSON object or list."""
+    """The greedy answer must begin with a complete JSON object or list."""
     new_tokens: int = Field(64, gt=0)
-    """At most so many tokens of the greedy answer are looked at."""
+    """Maximum number of tokens of the greedy answer."""
 
     @field_validator("starts_with")
     @classmethod
@@ -168,12 +168,12 @@ class FormatProbe(Probe):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"matches={pattern!r} is no regular expression ({error})") from None
+            raise ValueError(f"matches={pattern!r} is not a regular expression ({error})") from None
         return pattern
 
     @property
     def asks_for_text(self) -> bool:
-        """A greedy answer must be made."""
+        """Whether a greedy answer must be generated."""
         return self.as_json or self.matches is not None
 
 
@@ -181,14 +181,14 @@ KINDS: tuple[type[Probe], ...] = (CompletionProbe, SentenceProbe, CompareProbe, 
 
 
 def load_probes(wanted: str) -> list[Probe]:
-    """From a file, or the shipped one of that name."""
+    """Load probes from a file, or from the shipped file of that name."""
     path = find_named_file(wanted, "probes", "probes", ".yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Correct the file.") from None
+        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Fix the file.") from None
     except OSError as error:
-        raise ConfigError(str(path), f"cannot be read ({error.strerror})", "Give a file of your own.") from None
+        raise ConfigError(str(path), f"cannot be read ({error.strerror})", "Use a readable file.") from None
     if not isinstance(content, list) or not content:
         raise ConfigError(str(path), "must be a list of at least one probe", HINT)
     probes: list[Probe] = []
@@ -196,12 +196,12 @@ def load_probes(wanted: str) -> list[Probe]:
         probes.append(_one(entry, f"{path.name}, probe {number}"))
         if probes[-1].name in {probe.name for probe in probes[:-1]}:
             what = f"{path.name}, probe {number}: name {probes[-1].name!r}"
-            raise ConfigError(what, "an earlier probe has it", "Give each its own name.")
+            raise ConfigError(what, "used by an earlier probe", "Use unique names.")
     return probes
 
 
 def file_stem(wanted: str) -> str:
-    """What results of this file are called after."""
+    """Return the base name of result files for these probes."""
     return Path(wanted).stem
 
 
@@ -224,10 +224,10 @@ def _kind_of(entry: dict[Any, Any], where: str) -> type[Probe]:
         return fitting[0]
     if fitting:
         named = " and ".join(kind.kind for kind in fitting)
-        raise ConfigError(where, f"has keys of several kinds ({named})", "Make a probe of each.")
+        raise ConfigError(where, f"has keys of several kinds ({named})", "Split it into several probes.")
     telling = [kind.own_keys[0] for kind in KINDS]
     near = [found for key in entry for found in difflib.get_close_matches(str(key), telling, n=1)]
-    rule = f"what it asks is not said: one of {', '.join(telling)} is needed"
+    rule = f"its kind is unclear: one of {', '.join(telling)} is needed"
     raise ConfigError(where, rule, f"Did you mean {near[0]}?" if near else HINT)
 
 

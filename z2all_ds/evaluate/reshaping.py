@@ -1,9 +1,9 @@
-"""Multiple-choice questions in another dress, to tell a model that knows the answer from one that remembers the letter.
+"""Reshaped multiple-choice questions, to distinguish a model that knows the answer from one that memorized the letter.
 
-A question met in training word by word is answered by its letter alone. Whoever knows the matter also answers when the
-letters are called 一二三四, when the options stand in another order, and when the right option says that the others
-are wrong. Pure functions: what is drawn depends on the question's own text and the seed, not on its place in the file,
-so that a question is reshaped alike wherever it occurs (few-shot examples too).
+A memorized question is answered by its letter. A model that knows the subject also answers when the letters are
+一二三四, when the options are in another order, and when the right option says that the others are wrong. Random
+choices depend on the question's text and the seed, not on its position in the file, so that a question is reshaped
+alike wherever it occurs (few-shot examples too).
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _BETWEEN_LABELS = r"(?:\W|or|and|或|和|或者){1,6}?"
 
 @dataclass(frozen=True)
 class Question:
-    """One multiple-choice question. `gold` is the number of the right option, counted from 0."""
+    """One multiple-choice question. `gold` is the index of the right option, from 0."""
 
     text: str
     options: tuple[str, ...]
@@ -41,12 +41,12 @@ def has_chinese(text: str) -> bool:
 
 
 def with_chinese_labels(question: Question) -> Question:
-    """A B C D become 一 二 三 四; the options keep their places."""
+    """Replace A B C D by 一 二 三 四; the options keep their positions."""
     return replace(question, labels=CHINESE_NUMERALS[: len(question.labels)])
 
 
 def with_others_wrong(question: Question, wording: str | None = None) -> Question:
-    """The right option says that the others are wrong, in the question's language unless `wording` is given."""
+    """Make the right option say that the others are wrong, in the question's language unless `wording` is given."""
     if wording is None:
         wording = OTHERS_WRONG_CHINESE if has_chinese(question.text) else OTHERS_WRONG_ENGLISH
     options = list(question.options)
@@ -55,7 +55,7 @@ def with_others_wrong(question: Question, wording: str | None = None) -> Questio
 
 
 def shuffled(question: Question, seed: int) -> Question:
-    """The options in another order (never the old one, where there are two or more); labels keep their places."""
+    """Return the options in another order (never the old one, unless there is only one); labels stay in place."""
     count = len(question.options)
     if count < 2:
         return question
@@ -69,21 +69,21 @@ def shuffled(question: Question, seed: int) -> Question:
 
 
 def _number_of(question: Question, seed: int) -> int:
-    """From the question's text and options, the same in every process."""
+    """Return a number derived from the question's text and options, the same in every process."""
     parts = "\x00".join((str(seed), question.text, *question.options))
     return int.from_bytes(hashlib.sha256(parts.encode()).digest()[:8], "big")
 
 
 def shows_options(prompt: str, question: Question) -> bool:
-    """Whether the prompt holds the text of every option."""
+    """Return whether the prompt contains the text of every option."""
     return all(option.strip() in prompt for option in question.options)
 
 
 def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -> str | None:
-    """The prompt with its option labels renamed; None where a label does not stand before its option.
+    """Return the prompt with its option labels renamed; None if a label does not precede its option.
 
-    Only a label that stands before its own option is renamed, and around the question a list of all labels ("A, B, C
-    or D"): a letter that is part of the question (vitamin A, the points A, B and C) stays.
+    Only a label directly before its own option is renamed, and around the question a list of all labels ("A, B, C or
+    D"): a letter that is part of the question (vitamin A, the points A, B and C) is not changed.
     """
     markers = []
     for label, option in zip(question.labels, question.options, strict=True):
@@ -91,7 +91,7 @@ def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -
         found = list(re.finditer(pattern, prompt))
         if not found:
             return None
-        markers.append(found[-1])  # options come after the question, which may hold the same words
+        markers.append(found[-1])  # options come after the question, which may contain the same words
     names = dict(zip(question.labels, new_labels, strict=True))
     renamed, done = [], 0
     for marker in sorted(markers, key=lambda found: found.start()):
@@ -103,7 +103,7 @@ def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -
 
 
 def relabel_lists(text: str, labels: Sequence[str], new_labels: Sequence[str]) -> str:
-    """Lists of all labels in order ("A, B, C or D", "A/B/C/D") are renamed, and nothing else."""
+    """Rename only lists of all labels in order ("A, B, C or D", "A/B/C/D")."""
     if len(labels) < 2:
         return text
     pattern = rf"(?<![A-Za-z0-9]){f'({_BETWEEN_LABELS})'.join(map(re.escape, labels))}(?![A-Za-z0-9])"

@@ -1,4 +1,4 @@
-"""Nats a model needs for windows of tokens: in batches of like length, with bounded memory for the logits."""
+"""Nats a model needs for windows of tokens: in batches of similar length, with bounded memory for the logits."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,16 +12,16 @@ from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.windows import Window
 
 BATCHES_SORTED = 32
-"""Windows of so many batches are sorted by length together: enough that little is padded."""
+"""Windows of this many batches are sorted by length together, so that little padding is needed."""
 LOGITS_AT_A_TIME = 1 << 26
-"""Values of fp32 logits: 256 MiB."""
+"""Number of fp32 logits at a time: 256 MiB."""
 PLAIN_HEADS = ("llama", "z2all", "mistral", "qwen2", "qwen3")
-"""Model types whose logits are the head's product and nothing else, so that it can be taken a piece at a time."""
+"""Model types whose logits are only the product of the head, so that it can be computed piece by piece."""
 
 
 def score(loaded: LoadedModel, windows: Iterable[Window], batch: int) -> Iterator[tuple[int, float]]:
-    """(counted tokens, nats) after every batch, summed in fp64; lengths are masked, so the batch changes rounding
-    only."""
+    """Yield (counted tokens, nats) after every batch, summed in fp64; padding is masked, so the batch size affects only
+    rounding."""
     source = iter(windows)
     while group := sorted(islice(source, batch * BATCHES_SORTED), key=lambda one: len(one.ids), reverse=True):
         for start in range(0, len(group), batch):
@@ -50,7 +50,7 @@ def _score_batch(loaded: LoadedModel, windows: list[Window]) -> tuple[int, float
 
 
 def _logits(model: Any, inputs: dict[str, Any], wanted_BT: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits of the wanted places with their targets, some at a time."""
+    """Yield logits of the wanted positions with their targets, some at a time."""
     at_a_time = max(1, LOGITS_AT_A_TIME // model.get_output_embeddings().weight.shape[0])
     if model.config.model_type in PLAIN_HEADS:
         hidden_ND = model.base_model(**inputs).last_hidden_state[wanted_BT]

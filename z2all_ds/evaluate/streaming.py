@@ -1,20 +1,20 @@
-"""Text of tokens as they come: never half a character, and nothing of a stop string or behind it."""
+"""Text of streamed tokens: never half a character, and nothing of a stop string or after it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 HALF_A_CHARACTER = "\ufffd"
-"""What the bytes of an unfinished character decode to."""
+"""The decoded form of an incomplete character."""
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop string, and whether there was one."""
+    """Return the text before the first stop string, and whether there was one."""
     places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def sure_part(text: str, stops: Sequence[str]) -> str:
-    """Without the end that the next token may change: half a character, or the beginning of a stop string."""
+    """Return the text without the end that the next token may change: half a character, or the start of a stop."""
     text = text.rstrip(HALF_A_CHARACTER)
     for length in range(max(map(len, stops), default=0), 0, -1):
         if any(len(stop) > length and text.endswith(stop[:length]) for stop in stops):
@@ -23,7 +23,7 @@ def sure_part(text: str, stops: Sequence[str]) -> str:
 
 
 class TextStream:
-    """A streamer of transformers' generate, for one sequence."""
+    """A streamer for transformers' generate, for one sequence."""
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str], write: Callable[[str], None]) -> None:
         self._decode, self._stops, self._write = decode, stops, write
@@ -32,7 +32,7 @@ class TextStream:
         self._has_prompt = False
 
     def put(self, value: Any) -> None:
-        """First the prompt, then token by token."""
+        """Receive first the prompt, then token by token."""
         if not self._has_prompt:
             self._has_prompt = True
             return
@@ -44,7 +44,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All that came so far."""
+        """The text so far."""
         return cut_at_stop(self._decode(self._ids), self._stops)[0]
 
     def _show(self, is_over: bool) -> None:

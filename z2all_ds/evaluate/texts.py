@@ -1,8 +1,8 @@
-"""Texts to judge a model on: a corpus, or plain files, by domain.
+"""Texts to evaluate a model on, by domain: a corpus, or plain files.
 
-Of a corpus some documents are taken per domain, always the same ones: the first of a fixed shuffle. Of plain files
-those that come first: a .jsonl (a string under `text` or `content` in each line) or .parquet file (such a column) is a
-domain of its own name, a .txt file is one document, and all .txt files of a folder are a domain of the folder's name.
+A corpus yields some documents per domain, always the same ones: the first of a fixed shuffle. Plain files yield their
+first documents: a .jsonl file (a string under `text` or `content` in each line) or .parquet file (such a column) is a
+domain with its own name, a .txt file is one document, and all .txt files of a folder are a domain with its name.
 """
 
 from collections.abc import Iterator
@@ -19,32 +19,32 @@ from z2all_ds.data.order import permuted_index
 from z2all_ds.tokenizer.text_files import TEXT_FIELDS, file_pieces
 
 ORDER_SEED = 0
-"""Of the shuffle."""
+"""Seed of the shuffle."""
 DOCUMENTS_OF_A_CORPUS = 50
-"""Per domain, unless another number is asked for."""
+"""Default number per domain."""
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 
 
 class Read(Protocol):
-    """The first documents of a domain, those of one rank: number `rank`, `rank + ranks`, ..., or all by 0 and 1."""
+    """Yields the first documents of a domain for one rank: number `rank`, `rank + ranks`, ...; all with (0, 1)."""
 
     def __call__(self, rank: int, ranks: int) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True)
 class TextDomain:
-    """Some documents of one kind."""
+    """Documents of one domain."""
 
     name: str
     read: Read
     num_documents: int | None
-    """None where nobody has counted them."""
+    """None if not counted."""
 
 
 def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
-    """`documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
+    """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
     if documents is not None and documents < 0:
-        raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Give a larger number.")
+        raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Use a larger number.")
     path = Path(data).expanduser()
     if path.is_file():
         return [_file_domain(path.stem, [path], documents or None)]
@@ -67,7 +67,7 @@ def _shuffled(reader: DomainReader, count: int, rank: int, ranks: int) -> Iterat
 
 
 def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Files of the same name, or in folders of the same name, are one domain."""
+    """Group files: those with the same name, or in folders of the same name, are one domain."""
     domains: dict[str, list[Path]] = {}
     for file in files:
         place = file.parent if file.suffix == ".txt" else file.with_suffix("")
@@ -78,7 +78,7 @@ def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 def _file_domain(name: str, files: list[Path], most: int | None) -> TextDomain:
     if files[0].suffix not in SUFFIXES:
-        raise DataError(f"data {files[0]}", f"no reader for {files[0].suffix!r}", f"Known: {', '.join(SUFFIXES)}.")
+        raise DataError(f"data {files[0]}", f"file type {files[0].suffix!r} unknown", f"Known: {', '.join(SUFFIXES)}.")
     return TextDomain(name, partial(_in_order, files, most), None)
 
 
@@ -101,7 +101,7 @@ def _parquet_texts(file: Path) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    fix = "Give a Parquet file of texts."
+    fix = "Use a Parquet file of texts."
     try:
         with pq.ParquetFile(file) as opened:
             column = next((name for name in TEXT_FIELDS if name in opened.schema_arrow.names), None)
@@ -113,4 +113,4 @@ def _parquet_texts(file: Path) -> Iterator[str]:
                         raise DataError(f"data {file}", f"{column} holds {type(text).__name__}, not text", fix)
                     yield text
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data {file}", f"no readable Parquet file ({str(error).partition(chr(10))[0]})", fix) from None
+        raise DataError(f"data {file}", f"not a valid Parquet file ({str(error).partition(chr(10))[0]})", fix) from None

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, wherever the model is: whoever calls brings a function from tokens to their losses."""
+"""Log-probabilities of tokens for any kind of model: the caller provides a function from tokens to losses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,20 +11,20 @@ from z2all_ds.evaluate.probe_rows import ProbeRow
 
 IGNORED = -100
 PIECE_TOKENS = 1024
-"""Whose logits are widened to fp32 at a time: with 64,000 words a quarter of a gigabyte."""
+"""Tokens whose logits are converted to fp32 at a time: a quarter of a gigabyte with a vocabulary of 64,000."""
 
 TokenLosses = Callable[[Tensor, Tensor], Tensor]
 """input_ids and labels, both [rows, tokens] on the host -> the loss of each label, 0 where it is IGNORED. Labels are
-aligned: that of a position is the token after it."""
+aligned: the label of a position is the token after it."""
 
 
 def log_probabilities(
     rows: Sequence[ProbeRow], token_losses: TokenLosses, rows_per_batch: int, padding_id: int
 ) -> Iterator[list[float]]:
-    """Of each row's scored tokens, in the order of the rows.
+    """Yield the log-probabilities of each row's scored tokens, in the order of the rows.
 
-    Padding stands to the right, where causal attention keeps it from everything that counts. Rows of like length are
-    read together.
+    Padding is on the right, where causal attention hides it from all scored tokens. Rows of similar length are
+    processed together.
     """
     by_length = sorted(range(len(rows)), key=lambda number: len(rows[number].ids))
     found: dict[int, list[float]] = {}
@@ -45,7 +45,7 @@ def log_probabilities(
 
 
 def losses_of(model: Any, device: torch.device) -> TokenLosses:
-    """Of a transformers model; logits are widened a piece at a time."""
+    """Return the loss function of a transformers model; logits are converted to fp32 piece by piece."""
 
     @torch.no_grad()
     def token_losses(input_ids: Tensor, labels: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Documents as windows of tokens for a model to predict, each token exactly once.
+"""Splits documents into windows of tokens for a model to predict, each token exactly once.
 
-Two ways. *Documents*: each document alone, in windows that overlap by `window - stride` tokens, so that every token has
-at least as many before it (or all that there are). *Packed*: the documents of a domain in a row with the end-of-text
-token after each, cut every `window` tokens as in training; the model sees what came before in the same window, and the
-end-of-text tokens count as tokens too.
+Two modes. *Documents*: each document separately, in windows that overlap by `window - stride` tokens, so that every
+token has at least that much context (or all there is). *Packed*: the documents of a domain are concatenated with the
+end-of-text token after each and cut every `window` tokens as in training; the model sees the preceding text in the same
+window, and the end-of-text tokens count as tokens too.
 
-A token with nothing before it cannot be predicted. With a begin-of-text token in front every token has something;
-without one the first token of a document (packed: of the row) does not count, and neither do its bytes and characters:
-counted, they would make bits per byte look better than they are.
+A token without context cannot be predicted. With a begin-of-text token in front, every token has context; without one,
+the first token of a document (packed: of the sequence) does not count, and neither do its bytes and characters, which
+would make bits per byte look better than they are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,12 +18,12 @@ from z2all_ds.base.errors import ConfigError
 
 AUTO, YES, NO = "auto", "yes", "no"
 BROKEN = "\ufffd"
-"""What bytes decode to that are no whole character."""
+"""The decoded form of bytes that are not a complete character."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of tokens; the model is given all but the last."""
+    """A range of tokens; the model gets all but the last as input."""
 
     ids: list[int]
     counted: list[bool]
@@ -35,19 +35,19 @@ class Way:
     """How windows are cut."""
 
     window: int
-    """Tokens the model sees at most."""
+    """Maximum number of tokens the model sees."""
     stride: int
-    """Of the ways of documents: how far the next window begins after this one."""
+    """Distance between the starts of two windows; not used for packed windows."""
     packed: bool
     bos_id: int | None
     """Put before every document."""
     eos_id: int | None
-    """Packed: put behind every document."""
+    """Packed: put after every document."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and what of it can be predicted."""
+    """The ids of one text and the size of its predicted part."""
 
     ids: list[int]
     bytes: int
@@ -57,68 +57,68 @@ class Document:
 def choose_way(
     tokenizer: Any, max_tokens: int | None, window: int | None, stride: int | None, packed: bool, bos: str
 ) -> Way:
-    """Checks what was asked for and fills in the rest. `max_tokens`: None where the model's config does not say."""
+    """Check the options and fill in defaults. `max_tokens`: None if the model's config does not state it."""
     if window is not None and max_tokens is not None and not 2 <= window <= max_tokens:
-        rule = f"must be from 2 to what the model is made for, {max_tokens}"
-        raise ConfigError(f"window={window}", rule, "Change it, or leave it out.")
+        rule = f"must be from 2 to the model's maximum, {max_tokens}"
+        raise ConfigError(f"window={window}", rule, "Change it, or omit it.")
     if window is not None and window < 2:
         raise ConfigError(f"window={window}", "must be at least 2", "Change it.")
     window = window or max_tokens
     if window is None:
-        rule = "the model's config.json does not say how many tokens it is made for"
-        raise ConfigError("window", rule, "Give --window.")
+        rule = "the model's config.json does not state how many tokens it supports"
+        raise ConfigError("window", rule, "Set --window.")
     if packed and stride is not None:
-        raise ConfigError(f"stride={stride}", "packed windows do not overlap", "Leave out --stride or --packed.")
+        raise ConfigError(f"stride={stride}", "packed windows do not overlap", "Omit --stride or --packed.")
     if stride is not None and not 1 <= stride < window:
-        rule = f"must be from 1 to window - 1 = {window - 1}, or tokens would have nothing before them"
-        raise ConfigError(f"stride={stride}", rule, "Change it, or leave it out: windows then share one token.")
+        rule = f"must be from 1 to window - 1 = {window - 1}, or tokens would have no context"
+        raise ConfigError(f"stride={stride}", rule, "Change it, or omit it: windows then share one token.")
     if packed and tokenizer.eos_token_id is None:
-        raise ConfigError("--packed", "the tokenizer has no end-of-text token", "Leave it out.")
+        raise ConfigError("--packed", "the tokenizer has no end-of-text token", "Omit it.")
     bos_id = bos_id_of(tokenizer, bos)
     return Way(window, stride or window - 1, packed, bos_id, tokenizer.eos_token_id if packed else None)
 
 
 def bos_id_of(tokenizer: Any, bos: str) -> int | None:
-    """`auto`: where the tokenizer adds it by itself, as models that were trained with one come with."""
+    """Return the begin-of-text id or None. `auto`: if the tokenizer adds it by default, as trained with the model."""
     if bos not in (AUTO, YES, NO):
         raise ConfigError(f"bos={bos}", "no such choice", f"Known: {AUTO}, {YES}, {NO}.")
     bos_id: int | None = tokenizer.bos_token_id
     if bos == YES and bos_id is None:
-        raise ConfigError("bos=yes", "the tokenizer has no begin-of-text token", "Leave it out.")
+        raise ConfigError("bos=yes", "the tokenizer has no begin-of-text token", "Omit it.")
     is_added = bos_id is not None and tokenizer("x")["input_ids"][:1] == [bos_id]
     return bos_id if bos == YES or (bos == AUTO and is_added) else None
 
 
 def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
-    """Control tokens that are spelled out in the text are text. `first_counts`: something is before the document."""
+    """Tokenize; control tokens spelled out in the text are plain text. `first_counts`: the first token has context."""
     encoded = tokenizer(
         text,
         add_special_tokens=False,
         split_special_tokens=True,
         return_offsets_mapping=tokenizer.is_fast,
-        verbose=False,  # transformers would warn of texts longer than the model
+        verbose=False,  # transformers would warn about texts longer than the model supports
     )
     ids: list[int] = encoded["input_ids"]
     if not ids or first_counts:
         return Document(ids, len(text.encode()), len(text))
-    # A character that the first token has only begun does not count as one, but its bytes that follow do.
+    # A character that the first token only begins does not count, but its remaining bytes do.
     characters = encoded["offset_mapping"][0][1] if tokenizer.is_fast else len(tokenizer.decode(ids[:1]))
     return Document(ids, bytes_after_first(text, ids, tokenizer.decode), len(text) - characters)
 
 
 def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]], str]) -> int:
-    """Bytes of the text behind its first token, which may end inside a character."""
+    """Return the bytes of the text after its first token, which may end inside a character."""
     num_bytes = len(text.encode())
     first = decode(list(ids[:1]))
     if BROKEN not in first and text.startswith(first):
         return num_bytes - len(first.encode())
     rest = decode(list(ids[1:]))
-    whole = rest.lstrip(BROKEN)  # each stands for a byte of a character that the first token has begun
+    whole = rest.lstrip(BROKEN)  # each stands for a byte of a character that the first token began
     return min(len(whole.encode()) + len(rest) - len(whole), num_bytes)
 
 
 def document_windows(ids: list[int], way: Way) -> Iterator[Window]:
-    """Of one document."""
+    """Yield the windows of one document."""
     ids = ids if way.bos_id is None else [way.bos_id, *ids]
     done = 1
     for begin in range(0, len(ids), way.stride):
@@ -131,7 +131,7 @@ def document_windows(ids: list[int], way: Way) -> Iterator[Window]:
 
 
 def packed_windows(documents: Iterable[list[int]], way: Way) -> Iterator[Window]:
-    """Of all documents of a domain. Neighbours share the token that one predicts last and the other sees first."""
+    """Yield the windows of all documents of a domain. A window's last token is the first input of the next."""
     row: list[int] = []
     is_text: list[bool] = []
     assert way.eos_id is not None

@@ -1,7 +1,7 @@
-"""The model room: Z2all, a Llama-2-structure model that is Hugging Face outside and fused inside.
+"""The Z2all model: the Llama-2 structure with the Hugging Face interface and fused layers.
 
-Importing this package registers Z2all with transformers' Auto classes, and how its weights are named in files; the
-bare `z2all_ds` stays light.
+Importing this package registers Z2all and its weight names with transformers' Auto classes; importing only `z2all_ds`
+stays light.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""transformers' own `save_pretrained` and `from_pretrained` under the stock Llama names.
+"""`save_pretrained` and `from_pretrained` of transformers with the stock Llama names.
 
-Tells transformers how Llama's five matrices per layer become our two and back, so that a Z2all folder holds exactly
-Llama's keys and any Llama folder loads. The row order is that of `stock_keys.py`, whose table is used here too.
+Registers with transformers how Llama's five matrices per layer map to the two fused ones, so that a Z2all folder has
+exactly Llama's keys and any Llama folder loads. The row order is that of `stock_keys.py`, whose table is used here too.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from z2all_ds.model.stock_keys import STOCK_PARTS, rows_of_parts
 
 
 def _only(tensors: Tensor | list[Tensor]) -> Tensor:
-    """transformers hands over a tensor or a list of one, depending on where it comes from."""
+    """Return the tensor; transformers passes a tensor or a list of one."""
     return tensors[0] if isinstance(tensors, list) else tensors
 
 
 class FuseRows(ConversionOps):
-    """Stock matrices one below the other, in the order of the source patterns."""
+    """Concatenates stock matrices in the order of the source patterns."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **unused: Any
@@ -33,7 +33,7 @@ class FuseRows(ConversionOps):
 
 
 class SplitRows(ConversionOps):
-    """A fused matrix cut into stock matrices; transformers' own Chunk cuts equal parts, and q may be the largest."""
+    """Splits a fused matrix into stock matrices; transformers' Chunk only makes equal parts, and q may be larger."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
@@ -48,6 +48,6 @@ class SplitRows(ConversionOps):
 
 
 def register(model_type: str) -> None:
-    """For every model of this type, loaded or saved anywhere in this process."""
+    """Register the conversion for every model of this type that this process loads or saves."""
     converters = [WeightConverter(list(stock), fused, operations=[FuseRows()]) for fused, stock in STOCK_PARTS.items()]
     register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)

@@ -1,4 +1,4 @@
-"""Weights of a Llama folder under our names: one parameter at a time, in fp32, the vocabulary's rows rearranged."""
+"""Reads the weights of a Llama folder under Z2all's names: one parameter at a time, in fp32, with remapped rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,12 +13,12 @@ from z2all_ds.model.initialization import normal_values
 from z2all_ds.model.stock_keys import STOCK_PARTS
 
 NOISE = 0.01
-"""Of new rows, as a share of each column's deviation: enough to tell them apart, too little to say anything."""
+"""Noise of new rows relative to each column's deviation: enough to make them differ, too little to carry meaning."""
 ROWS_AT_A_TIME = 4096
 
 
 class LlamaWeights:
-    """What the folder and the seed decide, the same on every rank."""
+    """Weights determined by the folder and the seed, the same on every rank."""
 
     def __init__(self, folder: LlamaFolder, rows: VocabularyRows, seed: int) -> None:
         self._folder, self._rows, self._seed = folder, rows, seed
@@ -26,9 +26,9 @@ class LlamaWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, name: str) -> Tensor:
-        """One parameter whole; the last one asked for is kept, as partitions may begin in the middle of it."""
+        """Return a complete parameter; the last one is cached, as partitions may begin in the middle of it."""
         if self._last is None or self._last[0] != name:
-            self._last = None  # before the next is read, so that there are never two
+            self._last = None  # freed first, so that there are never two in memory
             self._last = name, self._read(name)
         return self._last[1]
 
@@ -37,7 +37,7 @@ class LlamaWeights:
             if f".{fused}." in name:
                 return torch.cat([self._stock(name.replace(fused, stock)) for stock in stock_names])
         whole = self._stock(name)
-        return self._rearranged(name, whole) if name in (EMBEDDING, HEAD) else whole
+        return self._remapped(name, whole) if name in (EMBEDDING, HEAD) else whole
 
     def _stock(self, name: str) -> Tensor:
         file = str(self._folder.tensors[name].file)
@@ -46,9 +46,9 @@ class LlamaWeights:
         tensor: Tensor = self._files[file].get_tensor(name)
         return tensor.float()
 
-    def _rearranged(self, name: str, there: Tensor) -> Tensor:
-        """Rows taken over, and new ones: the mean of all rows, which is what a row without any training of its own is
-        best taken for (a drawn one may be likelier than every real token), and a little noise."""
+    def _remapped(self, name: str, there: Tensor) -> Tensor:
+        """Return the mapped rows plus new ones: the mean of all rows, the best guess for an untrained row (a randomly
+        drawn one may be likelier than every real token), with a little noise."""
         if self._rows.are_all_the_same and len(self._rows.rows) == len(there):
             return there
         sources = torch.tensor(self._rows.rows)
@@ -63,7 +63,7 @@ class LlamaWeights:
 
 
 def _mean_and_deviation(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each column, in fp64, so that the order of the sum does not show in fp32: ranks must agree."""
+    """Return both per column, in fp64, so that the order of the sum does not matter in fp32: ranks must agree."""
     total, squares = torch.zeros(2, rows.shape[1], dtype=torch.float64).unbind()
     for some in rows.split(ROWS_AT_A_TIME):
         total += some.double().sum(0)

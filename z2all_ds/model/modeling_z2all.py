@@ -1,6 +1,6 @@
 """Z2all: the Llama-2 structure with one qkv and one gate_up product per layer and exchangeable ops.
 
-Fused weights have their own names here; `stock_keys.py` maps them to Llama's for every file that leaves the package,
+Fused weights have their own names here; `stock_keys.py` maps them to Llama's names for every file this package writes,
 `hf_conversion.py` for transformers' own loading and saving. The layers are in `modules.py`.
 """
 
@@ -41,12 +41,12 @@ class Z2allPreTrainedModel(PreTrainedModel):
 
 
 class Z2allModel(Z2allPreTrainedModel):
-    """Embedding, layers, last norm."""
+    """Embedding, layers and final norm."""
 
     def __init__(self, config: Z2allConfig, ops: Ops | None = None) -> None:
         super().__init__(config)
         refuse_what_is_not_computed(config)
-        # Used straight from `from_pretrained` or in a notebook, nobody has chosen: the references run anywhere.
+        # Without a choice, as in `from_pretrained` or a notebook, use the references, which run anywhere.
         ops = ops or resolve_ops(dict.fromkeys(("rope", "rms_norm", "swiglu"), "torch"), _situation(config))
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(DecoderLayer(config, index, ops) for index in range(config.num_hidden_layers))
@@ -68,7 +68,7 @@ class Z2allModel(Z2allPreTrainedModel):
         max_document: int = 0,
         **unused: Any,
     ) -> BaseModelOutputWithPast:
-        """`document_ids` [B, T] or `cu_seqlens` keep attention inside each packed document (`ops/visibility.py`)."""
+        """`document_ids` [B, T] or `cu_seqlens` restrict attention to each packed document (`ops/visibility.py`)."""
         x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         batch, tokens, _ = x_BTD.shape
         if use_cache and past_key_values is None and not self.training:
@@ -93,23 +93,23 @@ class Z2allModel(Z2allPreTrainedModel):
         if tokens > longest and not self.rotary.length_dependent:
             raise ConfigError(
                 f"a sequence of {tokens} tokens",
-                f"the model is made for at most max_seq_len={longest}",
-                "Shorten it, or give the config a rope_scaling and a larger max_seq_len.",
+                f"the model supports at most max_seq_len={longest}",
+                "Shorten it, or set rope_scaling and a larger max_seq_len in the config.",
             )
 
 
 @dataclass
 class TokenLosses(ModelOutput):
-    """What training needs of a forward pass.
+    """The results of a forward pass that training needs.
 
-    A ModelOutput, which is a dict, because DeepSpeed hangs its hooks on the tensors it finds in tuples and dicts. From
-    a plain class it finds none, says nothing, and ZeRO-1 in bf16 then adds each micro-batch's gradient several times.
+    A ModelOutput, which is a dict, because DeepSpeed attaches its hooks to the tensors it finds in tuples and dicts. In
+    a plain class it silently finds none, and ZeRO-1 in bf16 then adds each micro-batch's gradient several times.
     """
 
     loss: Tensor | None = None
-    """The sum of the losses over the number of positions (also those that do not count: a constant)."""
+    """Sum of the losses divided by the number of positions (including ignored ones: a constant)."""
     losses: Tensor | None = None
-    """The loss of each token, without a gradient; 0 where the label does not count."""
+    """Loss of each token, without a gradient; 0 for ignored labels."""
 
 
 class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
@@ -125,7 +125,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """transformers resizes a vocabulary by way of a plain Linear; it becomes a head of ours."""
+        """Convert a plain Linear, which transformers creates when resizing a vocabulary, to a Head."""
         if isinstance(new_embeddings, nn.Linear) and not isinstance(new_embeddings, Head):
             with torch.device("meta"):
                 head = Head(new_embeddings.in_features, new_embeddings.out_features, self.ops)
@@ -135,7 +135,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         self.lm_head = new_embeddings
 
     def set_rope_theta(self, rope_theta: float) -> None:
-        """Other rotary frequencies from here on, as a stage with longer samples wants them; weights stay."""
+        """Change the rotary frequencies, e.g. for a stage with longer samples; weights do not change."""
         if self.config.rope_parameters["rope_theta"] != rope_theta:
             self.config.rope_parameters["rope_theta"] = rope_theta
             self.model.rotary = RotaryTable(self.config)
@@ -157,10 +157,10 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | TokenLosses:
-        """As Llama's, which shifts `labels` itself and returns logits; with `next_tokens` (labels already aligned)
-        losses alone, by the op that does without the logits.
+        """As Llama's forward, which shifts `labels` itself and returns logits; with `next_tokens` (aligned labels),
+        return only losses, computed by the op that does not keep the logits.
 
-        `num_items_in_batch` comes from transformers' Trainer: the tokens of all micro-batches, to divide the loss by.
+        `num_items_in_batch` is set by transformers' Trainer: the tokens of all micro-batches, to divide the loss by.
         """
         outputs = self.model(
             input_ids,
@@ -186,7 +186,7 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
 
 
 def shifted_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """The mean loss of each label under the logits one place before it, as transformers computes it."""
+    """Return the mean loss of each label under the logits one position before it, as transformers computes it."""
     targets = labels_BT[:, 1:].flatten()
     refuse_unknown_labels(targets, logits_BTV.shape[-1])
     wide = logits_BTV[:, :-1].flatten(0, 1).to(torch.promote_types(logits_BTV.dtype, torch.float32))
@@ -195,11 +195,11 @@ def shifted_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items_in_batch: Tens
 
 
 def refuse_what_is_not_computed(config: Z2allConfig) -> None:
-    """Llama configs can ask for more than this file computes; better refused than ignored."""
+    """Refuse features of Llama configs that this module does not implement, instead of ignoring them."""
     if config.hidden_act != "silu":
         raise ConfigError(
             f"hidden_act={config.hidden_act}",
-            "Z2all computes SwiGLU, with silu, only",
+            "Z2all supports only SwiGLU, with silu",
             "Load it with transformers' LlamaForCausalLM.",
         )
 

@@ -1,7 +1,7 @@
-"""The parts of a Z2all layer. They hold weights under names close to Llama's; the work is the ops'.
+"""The modules of a Z2all layer. They hold weights under names close to Llama's; the ops do the computation.
 
-Shapes: B batch, T tokens, D hidden size, H heads, E head size, F intermediate size. Where an op takes a weight, the
-module that owns the weight calls it: ZeRO-3 gathers a weight around the forward pass of its own module.
+Shapes: B batch, T tokens, D hidden size, H heads, E head size, F intermediate size. An op that uses a weight is called
+by the module that owns the weight: ZeRO-3 gathers a weight around the forward pass of its own module.
 """
 
 import torch
@@ -18,7 +18,7 @@ from z2all_ds.ops.visibility import Visible
 
 
 class RMSNorm(nn.Module):
-    """The norm before each half of a layer, together with the sum that closes the half before."""
+    """The norm before each half of a layer, fused with the residual sum of the previous half."""
 
     def __init__(self, hidden_size: int, eps: float, ops: Ops) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
         self.ops = ops
 
     def forward(self, x_BTD: Tensor, residual_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(normed, stream): the stream is x + residual, or x where there is nothing before."""
+        """Return (normed, stream): the stream is x + residual, or x if there is no residual."""
         normed, stream = self.ops.rms_norm(x_BTD, residual_BTD, self.weight, self.eps)
         return normed, stream
 
@@ -38,7 +38,7 @@ class Embedding(nn.Embedding):
 
 
 class Linear(nn.Linear):
-    """A product by the chosen backend."""
+    """A matrix product by the selected backend."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, ops: Ops) -> None:
         super().__init__(in_features, out_features, bias)
@@ -50,7 +50,7 @@ class Linear(nn.Linear):
 
 
 class GatedLinear(Linear):
-    """The product after silu(gate) * up, given gate | up."""
+    """The product after silu(gate) * up; its input is gate | up."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
         out: Tensor = self.ops.swiglu(gate_up, self.weight, self.bias, self.ops.linear)
@@ -58,7 +58,7 @@ class GatedLinear(Linear):
 
 
 class Head(nn.Linear):
-    """Logits; or, given the labels, their losses without keeping the logits."""
+    """Returns logits or, given labels, their losses without keeping the logits."""
 
     def __init__(self, hidden_size: int, vocab_size: int, ops: Ops) -> None:
         super().__init__(hidden_size, vocab_size, bias=False)
@@ -113,9 +113,9 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward, each with its norm before.
+    """Attention and feed-forward, each preceded by a norm.
 
-    A layer hands on its last contribution and the stream apart: their sum is made by the next norm, in one pass.
+    A layer returns its last contribution and the stream separately: the next norm adds them in the same pass.
     """
 
     def __init__(self, config: Z2allConfig, layer_index: int, ops: Ops) -> None:
@@ -127,7 +127,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.dropout1, self.dropout2 = config.dropout1, config.dropout2
         self.draws_random_numbers = bool(config.attention_dropout or config.dropout1 or config.dropout2)
         self.recomputed_parts: frozenset[str] = frozenset()
-        """Halves ("attention", "mlp") made again in the backward pass; set by `recompute.set_recompute`."""
+        """Halves ("attention", "mlp") recomputed in the backward pass; set by `recompute.set_recompute`."""
 
     def forward(
         self,
@@ -137,7 +137,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         visible: Visible,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor]:
-        # With a cache nothing is made again: its keys would be added twice.
+        # No recomputation with a cache: its keys would be added twice.
         again = self.recomputed_parts if self.training and cache is None else ()
         draws = self.draws_random_numbers
         if "attention" in again:

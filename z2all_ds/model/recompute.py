@@ -1,10 +1,10 @@
-"""Activation checkpointing: what a layer computes between its halves is made again in the backward pass, not kept.
+"""Activation checkpointing: activations inside a layer are recomputed in the backward pass instead of kept.
 
-full: a layer keeps its input alone (transformers' own way). selective: of the halves named, only the input is kept.
-Worth the most per byte is the feed-forward, whose gate_up is wider than everything else a layer keeps; next comes
-attention, whose kernel has to run again.
+full: a layer keeps only its input (as in transformers). selective: the listed halves keep only their input. The
+feed-forward saves the most memory for its cost, since gate_up is the widest activation of a layer; next is attention,
+whose kernel has to run again.
 
-Under ZeRO-3 the weights are there when a half is made again: the whole layer's are gathered before its backward pass.
+Under ZeRO-3, the weights of the whole layer are gathered before its backward pass, so recomputation finds them.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ RECOMPUTABLE_PARTS = ("attention", "mlp")
 
 
 def set_recompute(model: Any, choice: str, parts: Iterable[str] = ()) -> None:
-    """Puts `train.activation_checkpointing` and `train.recompute` into force on a Z2allForCausalLM."""
+    """Apply `train.activation_checkpointing` and `train.recompute` to a Z2allForCausalLM."""
     parts = frozenset(parts) if choice == "selective" else frozenset()
     assert choice in ("none", "full", "selective") and parts <= frozenset(RECOMPUTABLE_PARTS), (choice, parts)
     if model.is_gradient_checkpointing:
@@ -29,8 +29,8 @@ def set_recompute(model: Any, choice: str, parts: Iterable[str] = ()) -> None:
 
 
 def recompute(part: Callable[..., Any], *inputs: Any, draws_random_numbers: bool) -> Any:
-    """`part(*inputs)`, of which only the inputs are kept. What draws random numbers must draw the same again.
+    """Compute `part(*inputs)` and keep only the inputs. Random numbers must be the same in the recomputation.
 
-    To remember their state the host waits for the device, so it is done only where they are drawn.
+    Saving their state makes the host wait for the device, so it is done only if they are used.
     """
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=draws_random_numbers)

@@ -1,4 +1,4 @@
-"""Rotary positions: cos and sin per token, equal to transformers' own for every kind of scaling we compute."""
+"""Rotary positions: cos and sin per token, equal to transformers' for every supported type of scaling."""
 
 from functools import cached_property
 
@@ -12,19 +12,19 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.rope_scaling import REQUIRED_FIELDS
 
 COMPUTED_ROPE_TYPES = ("default", *REQUIRED_FIELDS)
-"""`longrope` and younger ones are refused, not ignored."""
+"""`longrope` and newer types are refused, not ignored."""
 
 
 class RotaryTable:
     """cos and sin per position, from frequencies kept in fp32.
 
-    Not a module on purpose: buffers follow `model.to(torch.bfloat16)`, and frequencies rounded to eight bits give a
-    model that its own fp32 export does not reproduce.
+    Deliberately not a module: buffers follow `model.to(torch.bfloat16)`, and a model with frequencies rounded to eight
+    bits does not match its own fp32 export.
 
-    With `dynamic` scaling the frequencies depend on the longest position asked for so far: they stretch when an input
-    grows beyond all before it, stay so for inputs of middle length, and go back to the original ones for an input
-    shorter than the original length. That is transformers' rule, the history of calls included; seeing the length
-    costs one wait for the device per call. The other kinds never wait.
+    With `dynamic` scaling the frequencies depend on the longest position so far: they stretch when an input is longer
+    than all before it, stay so for inputs of medium length, and return to the original ones for an input shorter than
+    the original length. This is transformers' rule, including the dependence on earlier calls; reading the length
+    synchronizes with the device once per call. The other types never synchronize.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -32,26 +32,26 @@ class RotaryTable:
         if self.rope_type not in COMPUTED_ROPE_TYPES:
             raise ConfigError(
                 f"rope_type={self.rope_type}",
-                f"Z2all computes {', '.join(COMPUTED_ROPE_TYPES)}",
+                f"Z2all supports {', '.join(COMPUTED_ROPE_TYPES)}",
                 "Load it with transformers' LlamaForCausalLM.",
             )
         self.config = config
         self.original_length: int = config.max_position_embeddings
         self.stretched_to = self.original_length
         self._now: tuple[Tensor, float] | None = None
-        """Frequencies and scaling in force."""
+        """Current frequencies and scaling."""
 
     @cached_property
     def _original(self) -> tuple[Tensor, float]:
-        """Made at the first use, not with the model: inside `deepspeed.zero.Init` torch makes every new tensor in the
-        model's dtype, and inside `torch.device("meta")` one without values."""
+        """Created at first use, not with the model: inside `deepspeed.zero.Init` torch creates every new tensor in the
+        model's dtype, and inside `torch.device("meta")` without values."""
         with torch.device("cpu"):
             rotary = LlamaRotaryEmbedding(self.config)
         return rotary.inv_freq.float(), rotary.attention_scaling
 
     @property
     def inverse_frequencies(self) -> Tensor:
-        """In force now."""
+        """The current frequencies."""
         return (self._now or self._original)[0]
 
     @property
@@ -60,7 +60,7 @@ class RotaryTable:
         return self.rope_type == "dynamic"
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, T, E] of positions [B, T]."""
+        """Return cos and sin [B, T, E] for positions [B, T]."""
         if self.length_dependent:
             self._follow_length(position_ids)
         frequencies, scaling = self._now or self._original
@@ -75,8 +75,8 @@ class RotaryTable:
         length_tensor = position_ids.max() + 1
         length = int(length_tensor)
         if length > self.stretched_to:
-            # The length goes in as a tensor: transformers computes the base from one in fp32, and from a Python
-            # number it would come out different in the last bits.
+            # The length must be a tensor: transformers computes the base from it in fp32, and a Python number would
+            # give different last bits.
             stretch = ROPE_INIT_FUNCTIONS[self.rope_type]
             self._now = stretch(self.config, position_ids.device, seq_len=length_tensor)
             self.stretched_to = length

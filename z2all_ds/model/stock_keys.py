@@ -1,7 +1,7 @@
-"""Fused weights under the stock Llama names: one qkv product and one gate_up product inside, five matrices outside.
+"""Maps fused weights to the stock Llama names: one qkv and one gate_up matrix to five matrices.
 
 Pure functions on {name: tensor}; the row order inside a fused matrix is q, k, v and gate, up. Works on any tensors
-that slice and concatenate along dimension 0, so also on shards that stream through an export one at a time.
+that slice and concatenate along dimension 0, including shards that are exported one at a time.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ STOCK_PARTS = {
 
 
 def rows_of_parts(fused: str, config: LlamaConfig) -> list[int]:
-    """Rows of each stock module inside a fused one."""
+    """Return the number of rows of each stock module inside a fused one."""
     if fused == GATE_UP:
         return [config.intermediate_size] * 2
     kv_rows = config.num_key_value_heads * config.head_dim
@@ -27,7 +27,7 @@ def rows_of_parts(fused: str, config: LlamaConfig) -> list[int]:
 
 
 def split_tensor(name: str, tensor: Tensor, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
-    """One tensor of ours as the stock tensors it holds (itself, unless it is a fused one)."""
+    """Yield the stock tensors of one Z2all tensor (the tensor itself unless it is fused)."""
     for fused, stock_names in STOCK_PARTS.items():
         if f".{fused}." in name:
             parts = tensor.split(rows_of_parts(fused, config), dim=0)

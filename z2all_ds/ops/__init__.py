@@ -1,6 +1,6 @@
-"""The ops room: one op, one file, all its backends; each op has a reference in plain torch.
+"""The ops of the model: one file per op with all its backends; each op has a reference in plain torch.
 
-`resolve_ops` turns the names in the run config into functions once, at the start, and says why for each.
+`resolve_ops` selects a function for each op once, at startup, and records the reasons.
 """
 
 from z2all_ds.ops.registry import OpChoice, Ops, Situation, resolve_ops

@@ -1,11 +1,11 @@
 """Causal grouped-query attention over [batch, heads, tokens, head size].
 
 Contract: `attention(q, k, v, visible, scale, dropout)`; q has num_attention_heads, k and v have num_key_value_heads and
-perhaps more tokens (a cache); `visible` (`visibility.py`) says who may see whom. All three may be views of one fused
-product; only the last dimension must be contiguous.
+may have more tokens (a cache); `visible` (`visibility.py`) defines which keys a query may attend to. All three may be
+views of one fused product; only the last dimension must be contiguous.
 
-Every backend computes everything: what its kernel cannot do (a cache, padding, for some documents or dropout) goes to
-`sdpa` with a mask. Training in batches without padding never needs that.
+Every backend supports all cases: what its kernel cannot do (a cache, padding, for some documents or dropout) is passed
+to `sdpa` with a mask. Training in batches without padding never needs that.
 """
 
 import inspect
@@ -24,11 +24,11 @@ from z2all_ds.ops.visibility import Visible
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TRIAL_TOKENS = 16
 DOCUMENT_KERNELS = ("flash_attn", "varlen")
-"""Faster first."""
+"""In order of preference."""
 
 
 def half_precision_on_gpu(situation: Situation) -> str | None:
-    """A `why_not` of kernels for tensor cores."""
+    """A `why_not` for tensor core kernels."""
     if situation.device != "cuda":
         return f"needs a GPU, the model is on {situation.device}"
     if situation.dtype not in HALF_DTYPES:
@@ -37,7 +37,7 @@ def half_precision_on_gpu(situation: Situation) -> str | None:
 
 
 def tried_on_gpu(name: str) -> Callable[[Situation], str | None]:
-    """A `why_not`: which head sizes a kernel takes depends on GPU, versions and build; one try says it best."""
+    """Return a `why_not` that tries the kernel: supported head sizes depend on GPU, versions and build."""
 
     def why_not(situation: Situation) -> str | None:
         return half_precision_on_gpu(situation) or _trial(name, situation.dtype, situation.head_dim)
@@ -47,27 +47,27 @@ def tried_on_gpu(name: str) -> Callable[[Situation], str | None]:
 
 @cache
 def _trial(name: str, dtype: str, head_dim: int) -> str | None:
-    """One pass forward and backward, two heads over one kv head, against the reference; what was refused or wrong.
+    """Compare one forward and backward pass, two heads over one kv head, with the reference; return what failed.
 
-    A build of flash-attn for heads of 64 took heads of 96 without a word and returned what lay in memory.
+    A flash-attn build for heads of 64 silently accepted heads of 96 and returned uninitialized memory.
     """
     attention = backends_of("attention")[name].function
     visible = Visible(1, TRIAL_TOKENS, torch.device("cuda"))
-    # The run's random numbers must not depend on which backends were looked at.
+    # The run's random numbers must not depend on which backends were tried.
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]), torch.enable_grad():
         q, k, v = (torch.randn(1, heads, TRIAL_TOKENS, head_dim, device="cuda") for heads in (2, 1, 1))
         inputs = [x.to(HALF_DTYPES[dtype]).requires_grad_() for x in (q, k, v)]
         wanted = eager(*(x.detach().float() for x in inputs), visible, head_dim**-0.5)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of every kernel it did not take
+                warnings.simplefilter("ignore")  # torch warns about every kernel it rejects
                 out = attention(*inputs, visible, head_dim**-0.5)
                 out.float().sum().backward()
             torch.cuda.synchronize()
         except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             refusal = (str(error) or type(error).__name__).splitlines()[0]
-            return f"refuses heads of {head_dim} in {dtype} on this machine ({refusal})"
-    # bf16 carries 8 bits: honest results are within a hundredth or two. NaN fails too.
+            return f"does not support heads of {head_dim} in {dtype} on this machine ({refusal})"
+    # bf16 has 8 bits: correct results are within a few hundredths. NaN fails too.
     if not bool((out.float() - wanted).abs().max() < 0.1):
         return f"computes heads of {head_dim} in {dtype} wrongly on this machine"
     return None
@@ -88,11 +88,11 @@ def _kernel_for_documents(dtype: torch.dtype, head_dim: int) -> Callable[..., Te
 
 @backend("attention", "packed", _no_kernel_for_documents)
 def packed(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """What was fastest for each case: documents by flash_attn, or varlen where that is missing; all else by sdpa.
+    """The fastest per case: documents by flash_attn, or by varlen if that is missing; everything else by sdpa.
 
-    On an H200, 8 x 2048 tokens, 32 heads of 64 over 8, microseconds a token for 22 layers forward and backward: plain
-    causal 1.94 by cuDNN, which sdpa takes there, and 2.77 by flash_attn; documents of 300 to 1000 tokens 1.8 to 2.2 by
-    flash_attn and 2.0 to 2.5 by varlen.
+    On an H200, 8 x 2048 tokens, 32 heads of 64 over 8, microseconds per token for 22 layers, forward and backward:
+    plain causal 1.94 by cuDNN, which sdpa selects there, and 2.77 by flash_attn; documents of 300 to 1000 tokens 1.8 to
+    2.2 by flash_attn and 2.0 to 2.5 by varlen.
     """
     if not visible.documents_only or dropout:
         return sdpa(q, k, v, visible, scale, dropout)
@@ -101,7 +101,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, drop
 
 @backend("attention", "sdpa")
 def sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's scaled_dot_product_attention; torch picks flash, cuDNN, memory-efficient or math by itself."""
+    """torch's scaled_dot_product_attention; torch selects flash, cuDNN, memory-efficient or math."""
     groups = q.shape[1] // k.shape[1]
     mask = visible.mask()
     return functional.scaled_dot_product_attention(
@@ -111,20 +111,20 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropou
 
 @backend("attention", "cudnn", tried_on_gpu("cudnn"))
 def cudnn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's attention by cuDNN where plain causal; with a mask as `sdpa`."""
+    """torch's cuDNN attention for plain causal masks; otherwise `sdpa`."""
     return _by_one_kernel("CUDNN_ATTENTION", q, k, v, visible, scale, dropout)
 
 
 @backend("attention", "flash", tried_on_gpu("flash"))
 def flash(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's own flash attention where plain causal; with a mask, which it does not take, as `sdpa`."""
+    """torch's flash attention for plain causal masks; otherwise `sdpa`, since it does not support masks."""
     return _by_one_kernel("FLASH_ATTENTION", q, k, v, visible, scale, dropout)
 
 
 def _by_one_kernel(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float
 ) -> Tensor:
-    # cuDNN refuses a single query; there is nothing to win with one either.
+    # cuDNN does not support a single query, which would not be faster either.
     if not visible.plain_causal or visible.tokens == 1:
         return sdpa(q, k, v, visible, scale, dropout)
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -140,13 +140,13 @@ def _varlen_exists(situation: Situation) -> str | None:
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: F401
     except ImportError:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen (2.10 and later have it)"
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen (added in 2.10)"
     return tried_on_gpu("varlen")(situation)
 
 
 @backend("attention", "varlen", _varlen_exists)
 def varlen(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's kernel for packed documents; with a cache, padding or dropout as `sdpa`."""
+    """torch's kernel for packed documents; `sdpa` with a cache, padding or dropout."""
     if dropout or not (visible.plain_causal or visible.documents_only):
         return sdpa(q, k, v, visible, scale, dropout)
     from torch.nn.attention.varlen import varlen_attn
@@ -160,7 +160,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, drop
 
 @cache
 def _varlen_options() -> dict[str, Any]:
-    """The names changed between torch's versions; without `enable_gqa` fewer kv heads are simply taken."""
+    """Return options by torch version: names changed; without `enable_gqa`, fewer kv heads are supported implicitly."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters
@@ -175,7 +175,7 @@ def _flash_attn_exists(situation: Situation) -> str | None:
 
 @backend("attention", "flash_attn", _flash_attn_exists)
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """The library flash-attn, packed documents too; with a cache or padding as `sdpa`."""
+    """The flash-attn library, including packed documents; `sdpa` with a cache or padding."""
     if not (visible.plain_causal or visible.documents_only) or (dropout and not _flash_attn_drops_out(q.shape[-1])):
         return sdpa(q, k, v, visible, scale, dropout)
     from flash_attn import flash_attn_func, flash_attn_varlen_func
@@ -184,7 +184,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, 
         "dropout_p": dropout,
         "softmax_scale": scale,
         "causal": True,
-        # torch's own kernels ask for this themselves.
+        # torch's own kernels check this themselves.
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if visible.plain_causal:
@@ -199,7 +199,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, 
 
 @cache
 def _flash_attn_drops_out(head_dim: int) -> bool:
-    """Whether this build of the library has dropout; it can be left out to shorten the hours of compilation."""
+    """Return whether this build of the library supports dropout, which is optional to shorten compilation."""
     from flash_attn import flash_attn_func
 
     x = torch.ones(1, TRIAL_TOKENS, 1, head_dim, dtype=torch.bfloat16, device="cuda")
@@ -213,15 +213,15 @@ def _flash_attn_drops_out(head_dim: int) -> bool:
 
 def _flex_exists(situation: Situation) -> str | None:
     if situation.device != "cuda":
-        return f"has a backward pass on a GPU only, the model is on {situation.device}"
+        return f"supports the backward pass only on a GPU, the model is on {situation.device}"
     if situation.head_dim < 16:
-        return f"its kernel multiplies blocks of 16 and more, heads have {situation.head_dim}"
+        return f"its kernel needs heads of at least 16, heads have {situation.head_dim}"
     return needs_library("triton", "triton")(situation)
 
 
 @backend("attention", "flex", _flex_exists)
 def flex(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's FlexAttention, compiled once, on a block mask; with a cache, padding or dropout as `sdpa`."""
+    """torch's FlexAttention, compiled once, on a block mask; `sdpa` with a cache, padding or dropout."""
     if dropout or not (visible.plain_causal or visible.documents_only):
         return sdpa(q, k, v, visible, scale, dropout)
     groups = q.shape[1] // k.shape[1]
@@ -242,7 +242,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def _borders(visible: Visible) -> tuple[Tensor, int]:
-    """(cu_seqlens, longest) for kernels of documents; plain causal is one document a row."""
+    """Return (cu_seqlens, longest) for document kernels; plain causal is one document per row."""
     if not visible.plain_causal:
         return visible.boundaries()
     ends = (visible.batch + 1) * visible.tokens
@@ -250,7 +250,7 @@ def _borders(visible: Visible) -> tuple[Tensor, int]:
 
 
 def _flattened(x_BHTE: Tensor) -> Tensor:
-    """[B * T, H, E]; no copy where it lies as [B, T, H, E], as the ops before make it."""
+    """Return [B * T, H, E]; no copy if the memory layout is [B, T, H, E], as the previous ops produce it."""
     return x_BHTE.transpose(1, 2).flatten(0, 1)
 
 
@@ -260,7 +260,7 @@ def _unflattened(x_NHE: Tensor, visible: Visible) -> Tensor:
 
 @backend("attention", "eager")
 def eager(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, dropout: float = 0.0) -> Tensor:
-    """The reference: the formula as it stands, softmax in fp32."""
+    """The reference: the plain formula, softmax in fp32."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores_BHQK = torch.matmul(q, k.transpose(-1, -2)) * scale

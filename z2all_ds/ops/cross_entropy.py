@@ -1,10 +1,10 @@
-"""The output head and the cross-entropy of its logits, per token, so that a loss per domain costs nothing more.
+"""The output head and the cross-entropy of its logits, per token, so that the loss per domain has no extra cost.
 
 Contract: `cross_entropy(hidden, weight, labels) -> (total, losses)` with hidden [N, D], weight [V, D], labels [N],
--100 where a position does not count; `total` is the sum of the losses (fp32, differentiable), `losses` [N] in fp32 and
-without a gradient, 0 where a position does not count. One op with the product, because the logits are the largest
-tensor of the whole step, and need not all exist at once. A gradient for each loss on its own is not offered: where all
-losses weigh the same, gradients can be made while the logits are there.
+-100 for ignored positions; `total` is the sum of the losses (fp32, differentiable), `losses` [N] in fp32 and without a
+gradient, 0 for ignored positions. The head is part of the op because the logits are the largest tensor of the whole
+step, and need not all exist at once. Gradients of individual losses are not supported: with equal weights, gradients
+can be computed while the logits exist.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from z2all_ds.ops.registry import backend, needs_library
 
 IGNORED_LABEL = -100
 CHUNK_LOGITS = 2**26
-"""Logits of one chunk: 128 MiB in bf16, 1043 tokens of a vocabulary of 64320; enough rows to fill a GPU's products."""
+"""Logits per chunk: 128 MiB in bf16, 1043 tokens of a vocabulary of 64320; enough rows to use a GPU fully."""
 
 
 class _InPlace(Function):
-    """Our Triton kernel on all logits in the model's dtype; the gradient is written over them. The fastest."""
+    """Triton kernel on all logits in the model's dtype; the gradient overwrites them. The fastest."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ class _InPlace(Function):
 
         hidden_ND, labels_N, logits_NV, log_sums_N = ctx.saved_tensors
         weight = ctx.weight
-        assert not ctx.written_over, "the gradient stands where the logits stood: one backward pass only"
+        assert not ctx.written_over, "the gradient has overwritten the logits: only one backward pass is possible"
         kernel.gradient_in_place(logits_NV, labels_N, log_sums_N, gradients[0], IGNORED_LABEL)
         ctx.written_over = True
         d_weight = gradient_sink.add_product(weight, logits_NV, hidden_ND)
@@ -54,13 +54,13 @@ class _InPlace(Function):
 
 @backend("cross_entropy", "triton", needs_library("triton", "triton"))
 def triton(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Our kernel on all logits at once, in the model's dtype."""
+    """This package's kernel on all logits at once, in the model's dtype."""
     total, losses_N = _InPlace.apply(hidden_ND, weight, labels_N)
     return total, losses_N
 
 
 class _Chunked(Function):
-    """A piece of the logits at a time, and again in the backward pass: one product more, never all logits."""
+    """Computes the logits piece by piece, and again in the backward pass: one product more, never all logits."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class _Chunked(Function):
             torch.mm(d_logits, weight, out=d_hidden[rows])
             part = gradient_sink.add_product(weight, d_logits, hidden_ND[rows])
             if part is not None:
-                # Without a sink, still fp32 between the chunks: bf16 sums would lose a little with each.
+                # Without a sink, still fp32 between the chunks: bf16 sums would lose precision with each chunk.
                 wide = part.to(torch.promote_types(part.dtype, torch.float32))
                 d_weight = wide if d_weight is None else d_weight.add_(wide)
         return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None
@@ -94,7 +94,7 @@ class _Chunked(Function):
 
 @backend("cross_entropy", "chunked", by_request=True)
 def chunked(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """A piece of the logits at a time, made again in the backward pass: the smallest memory, one product more."""
+    """Logits piece by piece, recomputed in the backward pass: least memory, one product more."""
     refuse_unknown_labels(labels_N, weight.shape[0])
     total, losses_N = _Chunked.apply(hidden_ND, weight, labels_N)
     return total, losses_N
@@ -134,13 +134,13 @@ def _widened(logits: Tensor) -> Tensor:
 
 @backend("cross_entropy", "liger", needs_library("liger_kernel.ops.cross_entropy", "liger-kernel"))
 def liger(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Liger's Triton kernel on all logits, in fp32 since losses come in the logits' dtype; the host waits for it."""
+    """Liger's Triton kernel on all logits, in fp32 since losses have the logits' dtype; the host waits for it."""
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
-    # It writes the gradient over the logits in the forward pass; nothing else reads them.
+    # It overwrites the logits with the gradient in the forward pass; nothing else reads them.
     logits_NV = _widened(linear(hidden_ND, weight, None))
     known_N, unknown_N = _known_labels(labels_N, weight.shape[0])
-    # Class weights none, no z-loss, no smoothing.
+    # No class weights, z-loss or smoothing.
     losses_N, *_ = LigerCrossEntropyFunction.apply(logits_NV, known_N, None, IGNORED_LABEL, 0.0, 0.0, "none")
     losses_N = losses_N.masked_fill(unknown_N, float("nan"))
     return losses_N.sum(), losses_N.detach()
@@ -148,7 +148,7 @@ def liger(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, 
 
 @backend("cross_entropy", "flash_attn", needs_library("flash_attn.ops.triton.cross_entropy", "flash-attn"))
 def flash_attn(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """flash-attn's Triton kernel on all logits; the gradient is written over them: one backward pass only."""
+    """flash-attn's Triton kernel on all logits; the gradient overwrites them: one backward pass only."""
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 
     known_N, unknown_N = _known_labels(labels_N, weight.shape[0])
@@ -160,9 +160,9 @@ def flash_attn(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Ten
 
 
 def _known_labels(labels_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(labels, ignored where they are no token; where that was).
+    """Return the labels with invalid tokens set to ignored, and a mask of them.
 
-    On a GPU torch and Liger stop the whole process at a label that is no token, and flash-attn gives a loss of 0.
+    On a GPU, torch and Liger abort the process at an invalid label, and flash-attn returns a loss of 0.
     """
     unknown_N = _unknown(labels_N, vocabulary)
     return labels_N.masked_fill(unknown_N, IGNORED_LABEL), unknown_N
@@ -184,13 +184,13 @@ def reference(hidden_ND: Tensor, weight: Tensor, labels_N: Tensor) -> tuple[Tens
 
 
 def refuse_unknown_labels(labels_N: Tensor, vocabulary: int) -> None:
-    """One line for a label that is no token. On a GPU looking would make the host wait: there the loss becomes NaN."""
+    """Raise a one-line error for an invalid label. On a GPU this would synchronize: there the loss becomes NaN."""
     if labels_N.is_cuda:
         return
     wrong = labels_N[_unknown(labels_N, vocabulary)]
     if len(wrong):
         raise ConfigError(
             f"label {int(wrong[0])}",
-            f"must be a token id from 0 to {vocabulary - 1}, or {IGNORED_LABEL} where a position does not count",
-            "Give the model the vocabulary of the tokenizer that made the labels.",
+            f"must be a token id from 0 to {vocabulary - 1}, or {IGNORED_LABEL} for an ignored position",
+            "Use the vocabulary of the tokenizer that made the labels.",
         )

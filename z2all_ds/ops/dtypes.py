@@ -1,4 +1,4 @@
-"""Dtypes as configs and DeepSpeed's JSONs name them, and what torch calls them."""
+"""Dtypes by their names in configs and DeepSpeed JSONs."""
 
 import torch
 

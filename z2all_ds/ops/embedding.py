@@ -1,4 +1,4 @@
-"""Rows of a table by token id. No choice of backends: only where the gradient goes differs."""
+"""Embedding lookup. There are no backends: only the destination of the gradient differs."""
 
 from typing import Any
 
@@ -26,13 +26,13 @@ class _SinkEmbedding(Function):
         rows = gradients[0].reshape(-1, weight.shape[1]).to(sink.dtype)
         if ctx.padding is not None:
             rows = rows.masked_fill((ids.reshape(-1) == ctx.padding)[:, None], 0.0)
-        # index_put_ sorts the ids and adds in a fixed order; index_add_ would add in whatever order threads come.
+        # index_put_ sorts the ids and adds in a fixed order; index_add_ would add in the order of threads.
         sink.index_put_((ids.reshape(-1),), rows, accumulate=True)
         return None, None, None
 
 
 def embedding(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-    """[...] ids -> [..., width]; the row `padding` gets no gradient, as torch does it."""
+    """Return rows for ids: [...] -> [..., width]; as in torch, the row `padding` gets no gradient."""
     if gradient_sink.sink_of(weight) is None or not torch.is_grad_enabled():
         return functional.embedding(ids, weight, padding)
     out: Tensor = _SinkEmbedding.apply(ids, weight, padding)

@@ -15,11 +15,11 @@ from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.registry import Situation, backend, needs_library
 
 FP8_MULTIPLE = 16
-"""Hopper's 8-bit products want both dimensions of both factors in steps of 16 bytes."""
+"""Hopper's 8-bit products need both dimensions of both factors to be multiples of 16 bytes."""
 
 
 class _SinkLinear(Function):
-    """For weights with a gradient sink."""
+    """Linear layer for weights with a gradient sink."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -41,8 +41,8 @@ class _SinkLinear(Function):
 class _Fp8Linear(Function):
     """All three products in fp8 with fp32 sums: weight and input in e4m3, the gradient, whose range is wider, in e5m2.
 
-    Each factor is cast with one scale from its own largest entry. The input is kept in fp8 only, as the weight's
-    gradient needs it; half the memory of bf16.
+    Each factor is cast with one scale from its own largest entry. The input for the weight's gradient is kept only in
+    fp8, half the memory of bf16.
     """
 
     @staticmethod
@@ -67,9 +67,9 @@ class _Fp8Linear(Function):
         weight, bias = ctx.weight, ctx.bias
         dy_NO = gradients[0].reshape(-1, weight.shape[0]).contiguous()
         dy8_NO, dy8_ON, dy_scale = fp8.cast(dy_NO, torch.float8_e5m2, fp8.largest_entries(dy_NO))
-        # Cast once more rather than kept: all layers' weights in fp8 would be half the model's memory again.
+        # Cast again instead of kept: the fp8 weights of all layers would need half the model's memory.
         _, w8_IO, w_scale = fp8.cast(weight.detach(), torch.float8_e4m3fn, w_maxima, as_is=False)
-        # Gradients with full sums: the fast way keeps fewer bits between the pieces of a long sum.
+        # Full accumulation for gradients: fast accumulation keeps fewer bits between the pieces of a long sum.
         dx_NI = torch._scaled_mm(dy8_NO, w8_IO.t(), dy_scale, w_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)
         dw_OI = torch._scaled_mm(dy8_ON, x8_IN.t(), dy_scale, x_scale, out_dtype=dy_NO.dtype, use_fast_accum=False)
         d_bias = gradient_sink.add_rows(bias, dy_NO) if bias is not None else None
@@ -89,7 +89,7 @@ def _fp8_runs(situation: Situation) -> str | None:
 
 @backend("linear", "fp8", _fp8_runs, by_request=True)
 def fp8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Our casts, torch's 8-bit products; sizes that Hopper cannot multiply so (tokens too) in the model's precision."""
+    """Casts of this package, 8-bit products of torch; unsupported sizes (tokens too) use the model's precision."""
     if _no_fp8_shape(x, weight):
         return reference(x, weight, bias)
     out: Tensor = _Fp8Linear.apply(x, weight, bias)
@@ -102,7 +102,7 @@ def _torchao_runs(situation: Situation) -> str | None:
 
 @cache
 def _torchao_settings() -> tuple[Any, Any]:
-    """torchao's default recipe (one scale a tensor), read off a layer of its own that has no memory."""
+    """Return torchao's default recipe (one scale per tensor), read from a layer on the meta device."""
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 
@@ -113,7 +113,7 @@ def _torchao_settings() -> tuple[Any, Any]:
 
 @backend("linear", "fp8_torchao", _torchao_runs, by_request=True)
 def fp8_torchao(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torchao's 8-bit products, whose casts are separate passes unless compiled; sizes they cannot do, plainly."""
+    """torchao's 8-bit products, whose casts are separate passes unless compiled; unsupported sizes as `torch`."""
     if _no_fp8_shape(x, weight):
         return reference(x, weight, bias)
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
@@ -129,7 +129,7 @@ def _no_fp8_shape(x: Tensor, weight: Tensor) -> bool:
 
 @backend("linear", "torch")
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's own product, in whatever dtype the model has."""
+    """torch's own product in the model's dtype."""
     if gradient_sink.sink_of(weight) is None:
         return functional.linear(x, weight, bias)
     out: Tensor = _SinkLinear.apply(x, weight, bias)

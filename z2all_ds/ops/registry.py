@@ -1,8 +1,8 @@
-"""Named backends per op, chosen explicitly or by `auto`, each refusal with its reason.
+"""Named backends per op, selected explicitly or by `auto`, each refusal with its reason.
 
-A backend is a function plus a `why_not(situation)` that returns None when it can run and one line when it cannot.
-`auto` takes the first backend in the order of registration that can run and is not `by_request`; so the reference,
-which always can, stands last in each file. Nothing is patched globally: the model holds the functions it was given.
+A backend is a function plus a `why_not(situation)` that returns None if it can run and a one-line reason if not. `auto`
+selects the first registered backend that can run and is not `by_request`; so the reference, which always can, is last
+in each file. Nothing is patched globally: the model holds the functions it was given.
 """
 
 import importlib
@@ -17,7 +17,7 @@ OP_NAMES = ("attention", "rope", "rms_norm", "swiglu", "linear", "cross_entropy"
 
 @dataclass(frozen=True)
 class Situation:
-    """What a backend must know to say whether it can run."""
+    """The facts that decide whether a backend can run."""
 
     device: str
     """`cpu` or `cuda`."""
@@ -28,19 +28,19 @@ class Situation:
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute one op."""
+    """One implementation of one op."""
 
     op: str
     name: str
     function: Callable[..., Any]
     why_not: Callable[[Situation], str | None]
     by_request: bool = False
-    """`auto` passes it over: it trades something away, or is slower than another."""
+    """Not selected by `auto`: it has a trade-off, or is slower than another."""
 
 
 @dataclass(frozen=True)
 class OpChoice:
-    """Which backend runs and why; one row of the table printed at the start."""
+    """The selected backend and the reason; one row of the table printed at startup."""
 
     op: str
     backend: str
@@ -64,14 +64,14 @@ _BACKENDS: dict[str, dict[str, Backend]] = {op: {} for op in OP_NAMES}
 
 
 def always(situation: Situation) -> str | None:
-    """The reference runs everywhere."""
+    """`why_not` of references, which run everywhere."""
     return None
 
 
 def backend(
     op: str, name: str, why_not: Callable[[Situation], str | None] = always, by_request: bool = False
 ) -> Callable[..., Any]:
-    """Registers the decorated function as backend `name` of `op`."""
+    """Register the decorated function as backend `name` of `op`."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         assert name not in _BACKENDS[op], f"backend {name} of {op} registered twice"
@@ -82,7 +82,7 @@ def backend(
 
 
 def needs_library(module: str, package: str) -> Callable[[Situation], str | None]:
-    """A `why_not` for GPU kernels of an optional package, imported only when the backend is looked at."""
+    """Return a `why_not` for GPU kernels of an optional package, imported only when the backend is considered."""
 
     def why_not(situation: Situation) -> str | None:
         if situation.device != "cuda":
@@ -97,13 +97,13 @@ def needs_library(module: str, package: str) -> Callable[[Situation], str | None
 
 
 def backends_of(op: str) -> dict[str, Backend]:
-    """All backends of an op, the op's file imported on first use."""
+    """Return all backends of an op; its module is imported on first use."""
     importlib.import_module(f"z2all_ds.ops.{op}")
     return _BACKENDS[op]
 
 
 def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoice]:
-    """The wanted backend, or the first able one for `auto`; a forced backend that cannot run is an error."""
+    """Return the wanted backend, or for `auto` the first that can run; a requested backend that cannot run raises."""
     known = backends_of(op)
     if wanted != "auto":
         if wanted not in known:
@@ -112,7 +112,7 @@ def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoic
         if refusal:
             others = ", ".join(name for name in ("auto", *known) if name != wanted)
             raise ConfigError(f"ops.{op}={wanted}", refusal, f"Use ops.{op}= one of {others}.")
-        return known[wanted], OpChoice(op, wanted, "asked for")
+        return known[wanted], OpChoice(op, wanted, "requested")
     refused: list[str] = []
     for candidate in known.values():
         if candidate.by_request:
@@ -126,7 +126,7 @@ def choose(op: str, wanted: str, situation: Situation) -> tuple[Backend, OpChoic
 
 
 def resolve_ops(wanted: dict[str, str], situation: Situation) -> Ops:
-    """One function per op, and the reasons."""
+    """Select one function per op, with the reasons."""
     chosen = {op: choose(op, wanted.get(op, "auto"), situation) for op in OP_NAMES}
     functions = {op: found.function for op, (found, _) in chosen.items()}
     return Ops(**functions, choices=tuple(choice for _, choice in chosen.values()))

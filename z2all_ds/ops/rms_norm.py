@@ -1,8 +1,8 @@
-"""RMSNorm of the residual stream, together with the sum that makes the stream.
+"""RMSNorm of the residual stream, including the residual sum.
 
 Statistics in fp32, product with the weight in the weight's dtype (as Llama does). Contract:
-`rms_norm(x, residual, weight, eps) -> (normed, stream)`: stream = x + residual in the residual's dtype, or x itself
-where there is none yet; normed = weight * (stream / its root mean square).
+`rms_norm(x, residual, weight, eps) -> (normed, stream)`: stream = x + residual in the residual's dtype, or x if there
+is no residual; normed = weight * (stream / its root mean square).
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from z2all_ds.ops.registry import Situation, backend, needs_library
 
 
 class _AddRMSNorm(Function):
-    """Our Triton kernel: the sum and the norm in one pass, and their gradients in one."""
+    """Triton kernel: sum and norm in one pass, and their gradients in one."""
 
     @staticmethod
     def forward(
@@ -61,18 +61,18 @@ class _AddRMSNorm(Function):
 
 @backend("rms_norm", "triton", needs_library("triton", "triton"))
 def triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Our kernel, with the residual sum inside."""
+    """This package's kernel, including the residual sum."""
     normed, stream = _AddRMSNorm.apply(x, residual, weight, eps)
     return normed, x if residual is None else stream
 
 
 @backend("rms_norm", "liger", needs_library("liger_kernel.ops.rms_norm", "liger-kernel"))
 def liger(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Liger's Triton kernel; casting mode "llama" is the reference's order of roundings. The sum is torch's."""
+    """Liger's Triton kernel; casting mode "llama" rounds in the order of the reference. The sum is torch's."""
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     stream = x if residual is None else x + residual
-    # Arguments: offset 0, casting mode, and not in place: in place would write over the gradient that comes in.
+    # Arguments: offset 0, casting mode, and not in place, which would overwrite the incoming gradient.
     normed: Tensor = LigerRMSNormFunction.apply(stream, weight, eps, 0.0, "llama", False)
     return normed.to(weight.dtype), stream
 

@@ -2,7 +2,7 @@
 
 Contract: `rope(heads, num_heads, num_kv_heads, cos, sin) -> (q, k, v)` with heads [batch, tokens, q heads | k heads |
 v heads, head size], cos and sin [batch, tokens, head size] whose halves are equal; results [batch, heads, tokens, head
-size]. v is passed on: it stands in the contract because taking the three apart can be part of the same pass.
+size]. v is not rotated: it is part of the contract because the split can be done in the same pass.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from z2all_ds.ops.registry import backend, needs_library
 
 
 class _SplitAndTurn(Function):
-    """Our Triton kernel; the backward pass gathers the three gradients into one fused gradient as it turns them."""
+    """Triton kernel; the backward pass rotates the three gradients and merges them into one fused gradient."""
 
     @staticmethod
     def forward(
@@ -39,7 +39,7 @@ class _SplitAndTurn(Function):
 def triton(
     heads_BTHE: Tensor, num_heads: int, num_kv_heads: int, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Our kernel: one pass each way."""
+    """This package's kernel: one pass forward, one backward."""
     q, k, v = (part.transpose(1, 2) for part in _SplitAndTurn.apply(heads_BTHE, num_heads, num_kv_heads, cos, sin))
     return q, k, v
 
@@ -52,9 +52,9 @@ def liger(
     from liger_kernel.ops.rope import LigerRopeFunction
 
     q, k, v = split_heads(heads_BTHE, num_heads, num_kv_heads)
-    # The kernel writes over its input where that lies in memory as [batch, tokens, heads, head size], and over a copy
-    # where it does not (q and k as parts of one fused product, but for a single token). Always a copy made here: the
-    # same cost, and the caller's tensors stay what they were.
+    # The kernel overwrites an input with memory layout [batch, tokens, heads, head size], and otherwise a copy (q and k
+    # as parts of one fused product, except for a single token). Always copying here costs the same and never changes
+    # the caller's tensors.
     q, k = LigerRopeFunction.apply(_own_copy(q), _own_copy(k), cos, sin)
     return q, k, v
 
@@ -64,7 +64,7 @@ def _own_copy(x_BHTE: Tensor) -> Tensor:
 
 
 class _FlashTurn(Function):
-    """flash-attn's kernel on [1, tokens, heads, head size]; turning back is its `conjugate`."""
+    """flash-attn's kernel on [1, tokens, heads, head size]; the backward pass uses its `conjugate`."""
 
     @staticmethod
     def forward(ctx: Any, x_1NHE: Tensor, cos_NE: Tensor, sin_NE: Tensor) -> Tensor:
@@ -87,8 +87,8 @@ def flash_attn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """flash-attn's Triton kernel for q and k at once."""
     batch, tokens, _, size = heads_BTHE.shape
-    # Its table has a row for each position of a sequence, ours one for each token, since positions start again with
-    # each document: so the whole batch is handed over as one sequence, and the table's row i is the token i.
+    # Its table has a row per position of a sequence, but here positions restart with each document: so the whole batch
+    # is passed as one sequence, and row i of the table belongs to token i.
     tables = [table.reshape(-1, size)[:, : size // 2].contiguous() for table in (cos, sin)]
     q_and_k = heads_BTHE.reshape(1, batch * tokens, -1, size)[:, :, : num_heads + num_kv_heads]
     turned_BTHE: Tensor = _FlashTurn.apply(q_and_k, *tables).view(batch, tokens, -1, size)
@@ -107,7 +107,7 @@ def reference(
 
 
 def split_heads(heads_BTHE: Tensor, num_heads: int, num_kv_heads: int) -> list[Tensor]:
-    """q, k and v as views [batch, heads, tokens, head size]."""
+    """Return q, k and v as views [batch, heads, tokens, head size]."""
     return [part.transpose(1, 2) for part in heads_BTHE.split([num_heads, num_kv_heads, num_kv_heads], dim=2)]
 
 

@@ -1,7 +1,7 @@
 """SwiGLU and the product after it: linear(silu(gate) * up).
 
-Contract: `swiglu(gate_up, weight, bias, linear)` with gate_up [..., 2F] = gate | up, weight [O, F] and the chosen
-backend of `linear`. The product stands in the contract because what lies between, [..., F], need not be kept.
+Contract: `swiglu(gate_up, weight, bias, linear)` with gate_up [..., 2F] = gate | up, weight [O, F] and the selected
+backend of `linear`. The product is part of the contract because the intermediate [..., F] need not be kept.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class _SwigluLinear(Function):
-    """Our Triton kernel; keeps gate_up alone and makes silu(gate) * up anew in the pass that makes its gradients."""
+    """Triton kernel; keeps only gate_up and recomputes silu(gate) * up in the pass that computes its gradients."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -45,7 +45,7 @@ class _SwigluLinear(Function):
 
 
 class _Swiglu(Function):
-    """The kernel without the product, for products of another kind (fp8)."""
+    """The kernel without the matrix product, for other linear backends (fp8)."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _Swiglu(Function):
 
 @backend("swiglu", "triton", needs_library("triton", "triton"))
 def triton(gate_up: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) -> Tensor:
-    """Our kernel, on the fused product as it lies; silu(gate) * up is not kept."""
+    """This package's kernel, directly on the fused product; silu(gate) * up is not kept."""
     from z2all_ds.ops.linear import reference as plain_linear
 
     if linear is not plain_linear:
@@ -79,8 +79,8 @@ def liger(gate_up: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) 
     """Liger's Triton kernel, which keeps gate and up and recomputes silu in the backward pass."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    # Its backward pass writes the gradients over gate and up. Halves of one product have to be copied anyway, but for a
-    # single token, where `contiguous` would hand over the caller's own tensors; `clone` never does.
+    # Its backward pass overwrites gate and up. Halves of one product must be copied anyway, except for a single token,
+    # where `contiguous` would return the caller's own tensors; `clone` never does.
     gate, up = (half.clone(memory_format=torch.contiguous_format) for half in gate_up.chunk(2, dim=-1))
     return linear(LigerSiLUMulFunction.apply(gate, up), weight, bias)
 
@@ -95,13 +95,11 @@ def _xformers_has_a_kernel(situation: Situation) -> str | None:
         return None
     import xformers
 
-    return (
-        f"xformers {xformers.__version__} has no fused SwiGLU any more (no xformers::silu_bw_fused), only plain torch"
-    )
+    return f"xformers {xformers.__version__} no longer has fused SwiGLU (no xformers::silu_bw_fused), only plain torch"
 
 
 class _XformersSwiglu(Function):
-    """xformers fused the products in too; on a finished gate_up what is left is its kernel of the backward pass."""
+    """xformers fused the products too; for a finished gate_up only its kernel for the backward pass is useful."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ class _XformersSwiglu(Function):
 
 @backend("swiglu", "xformers", _xformers_has_a_kernel)
 def xformers(gate_up: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) -> Tensor:
-    """xformers' kernel in the backward pass, where the installed version still has it (0.0.35 does not)."""
+    """xformers' kernel for the backward pass, if the installed version still has it (0.0.35 does not)."""
     return linear(_XformersSwiglu.apply(gate_up), weight, bias)
 
 

@@ -1,7 +1,7 @@
-"""Who may see whom: causal order, documents packed into one sequence, padding, keys from a cache.
+"""Which keys a query may attend to: causal order, documents packed into one sequence, padding, keys from a cache.
 
-One object per forward pass. Each attention backend takes from it the form it needs: nothing at all (plain causal),
-a boolean mask, the borders of the documents, or a block mask; what several layers need is made once.
+One object per forward pass. Each attention backend uses the form it needs: nothing (plain causal), a boolean mask,
+document boundaries or a block mask; each form is created once and shared by the layers.
 """
 
 from dataclasses import dataclass, field
@@ -13,25 +13,25 @@ from torch import Tensor
 
 @dataclass
 class Visible:
-    """For `tokens` queries a row, behind `seen` keys of a cache."""
+    """Visibility for `tokens` queries per row, after `seen` keys of a cache."""
 
     batch: int
     tokens: int
     device: torch.device
     seen: int = 0
     document_ids: Tensor | None = None
-    """[batch, tokens]: attention stays where these are equal. They rise along a row: documents are contiguous."""
+    """[batch, tokens]: attention is limited to equal ids. They increase along a row: documents are contiguous."""
     padding: Tensor | None = None
-    """Boolean [batch, seen + tokens], False where a key is padding; None where there is none."""
+    """Boolean [batch, seen + tokens], False for padding keys; None if there is no padding."""
     cu_seqlens: Tensor | None = None
-    """int32: where documents begin in the flattened tokens, and at last their number; ends may repeat."""
+    """int32: start of each document in the flattened tokens, then the number of tokens; ends may repeat."""
     max_document: int = 0
-    """At least the longest document's tokens; 0 where nobody has counted."""
+    """Upper bound of the longest document; 0 if not counted."""
     _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def plain_causal(self) -> bool:
-        """No mask is needed but the causal one."""
+        """Whether only the causal mask is needed."""
         return self.seen == 0 and self.padding is None and not self.has_documents
 
     @property
@@ -40,24 +40,24 @@ class Visible:
 
     @property
     def documents_only(self) -> bool:
-        """Causal inside documents, neither cache nor padding: what variable-length kernels compute."""
+        """Causal inside documents, no cache, no padding: the case of variable-length kernels."""
         return self.has_documents and self.seen == 0 and self.padding is None
 
     def mask(self) -> Tensor | None:
-        """Boolean [batch, 1, tokens, seen + tokens], True where attention is allowed; None for plain causal."""
+        """Return boolean [batch, 1, tokens, seen + tokens], True where attention is allowed; None for plain causal."""
         if not self.plain_causal and "mask" not in self._made:
             self._made["mask"] = self._make_mask()
         return self._made.get("mask")
 
     def boundaries(self) -> tuple[Tensor, int]:
-        """(cu_seqlens, at least the longest document). Counted here, the host waits for the device."""
+        """Return (cu_seqlens, upper bound of the longest document). Counting here synchronizes with the device."""
         if self.cu_seqlens is None and "borders" not in self._made:
             self._made["borders"] = document_borders(self._documents())
         borders = self._made["borders"] if self.cu_seqlens is None else self.cu_seqlens
         return borders, self.max_document or self.tokens
 
     def block_mask(self) -> Any:
-        """For flex attention: the blocks of 128 x 128 in which anything is allowed."""
+        """Return the mask for flex attention: the blocks of 128 x 128 that have allowed entries."""
         if "block_mask" not in self._made:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -72,7 +72,7 @@ class Visible:
         return self._made["block_mask"]
 
     def _documents(self) -> Tensor:
-        """[batch, tokens], also where only the borders are known."""
+        """Return ids [batch, tokens], also if only the boundaries are known."""
         if self.document_ids is not None:
             return self.document_ids
         if self.cu_seqlens is None:
@@ -89,21 +89,21 @@ class Visible:
             documents = self._documents()
             allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
         if self.padding is not None:
-            # A padded query may see itself, so that its softmax is over something; nobody reads its output.
+            # A padded query may attend to itself, so that its softmax is not empty; its output is not used.
             allowed = (allowed & self.padding[:, None, None, :]) | (keys[None, :] == queries)
         return allowed
 
 
 BORDERS_MULTIPLE = 16
-"""In training, borders of documents come in lengths of 16, 32 ...: few shapes, as a CUDA graph serves one shape.
-Kernels pay for the empty documents added: with 64 on an H200, 2 x 2048 tokens, a backward pass of 0.40 ms instead of
+"""In training, document boundaries are padded to lengths of 16, 32 ...: few shapes, as a CUDA graph serves one shape.
+Kernels pay for the added empty documents: with 64 on an H200, 2 x 2048 tokens, a backward pass takes 0.40 ms instead of
 0.32."""
 
 
 def document_borders(document_ids: Tensor, multiple: int = 1) -> Tensor:
-    """cu_seqlens of [batch, tokens]; a row's first token begins a document. Length - 1 is a multiple of `multiple`.
+    """Return cu_seqlens of [batch, tokens]; a row starts a new document. Length - 1 is a multiple of `multiple`.
 
-    A fixed set of lengths lets a captured CUDA graph serve many batches; the documents added are empty.
+    With a fixed set of lengths, a captured CUDA graph can serve many batches; the added documents are empty.
     """
     begins = torch.ones_like(document_ids, dtype=torch.bool)
     begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]

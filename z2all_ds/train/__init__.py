@@ -1,4 +1,4 @@
-"""The train room: one readable loop around a DeepSpeed engine, with schedules, meters and the loss per domain.
+"""Training: the loop around a DeepSpeed engine, with schedules, meters and the loss per domain.
 
-`pretrain.py` is what each rank runs, `loop.py` its loop, `hooks/` what runs beside it.
+`pretrain.py` is the program of each rank, `loop.py` its training loop, `hooks/` the optional features called by it.
 """

@@ -1,4 +1,4 @@
-"""What `z2all train` does around the ranks: cheap checks first, ops built once, ranks started, the outcome judged."""
+"""Implements `z2all train` on one machine: checks, builds the ops, starts the ranks and evaluates the outcome."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 
 class RanksFailed(ClusterError):
-    """The ranks ended badly and have said why themselves; carries their exit code on."""
+    """The ranks failed and have reported why; carries their exit code."""
 
     def __init__(self, what: str, rule: str, fix: str, code: int) -> None:
         super().__init__(what, rule, fix)
@@ -41,16 +41,16 @@ class RanksFailed(ClusterError):
 
 
 def default_ranks() -> int:
-    """All GPUs, or one process on a CPU (which already uses all its cores)."""
+    """Return the number of GPUs, or 1 on a CPU (one process already uses all cores)."""
     return gpu_count() or 1
 
 
 def train_on_this_machine(
     run: RunConfig, ranks: int | None, resume: str = "auto", command: LocalCommand = local_command
 ) -> str:
-    """Trains and returns the run's own word: `done`, or `stopped` where a stop was planned.
+    """Train and return the recorded outcome: `done`, or `stopped` at a planned stop.
 
-    Stopped by a request it does not return: Ctrl-C ends as Ctrl-C, all else with EXIT_REQUEUE.
+    Does not return after a stop request: Ctrl-C raises KeyboardInterrupt, others exit with EXIT_REQUEUE.
     """
     asked = {ASKED_VARIABLE: str(time.monotonic())}
     run = anchored(run)
@@ -63,18 +63,18 @@ def train_on_this_machine(
         with stop_on_signals(folder) as signals:
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
     except KeyboardInterrupt:
-        memory.remove_all_of(folder)  # ended at once by hand, not by a crash: nothing is left behind
+        memory.remove_all_of(folder)  # ended by the user, not by a crash: the snapshots are not needed
         raise
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
         for line in flight_recorder.told(folder):
             say(line)
-        # Launchers' exit codes are not to be trusted alone: 0 without the run's own word is a failure too.
+        # Exit codes of launchers are not reliable: 0 without a recorded outcome is a failure too.
         raise RanksFailed(
             f"training in {folder.root}",
-            f"ended with code {code} and without its own word that it is done{_unsaid(folder)}",
-            f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint.",
+            f"ended with code {code} and did not record that it is done{_fault_suffix(folder)}",
+            f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint.",
             code or ClusterError.exit_code,
         )
     if signals.received == signal.SIGINT:
@@ -85,14 +85,14 @@ def train_on_this_machine(
     return outcome
 
 
-def _unsaid(folder: RunFolder) -> str:
-    """The reason, where the rank could not say it itself."""
+def _fault_suffix(folder: RunFolder) -> str:
+    """Return the first fault as a suffix, if the rank could not report it itself."""
     fault = first_fault(read_faults(folder))
     return f" ({fault.line})" if fault and fault.kind in (KILLED, HANG, OUT_OF_MEMORY) else ""
 
 
 def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
-    """Everything that can be known to fail before torch is loaded; then the ops."""
+    """Run every check that is possible before torch is loaded; then build the ops."""
     check_ranks(ranks, gpu_count())
     resolved = resolve(run, ranks, device_type())
     check_data(run, ranks)
@@ -103,13 +103,13 @@ def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
 
 
 def check_run_folder(run: RunConfig) -> None:
-    """It can be written, and one checkpoint fits: fp32 weights and two moments, bf16 weights, and some headers."""
+    """Check that it is writable and that a checkpoint fits: fp32 weights and two moments, bf16 weights, headers."""
     folder = Path(run.run_dir).expanduser().resolve()
     require_free_disk(folder, 16 * count_parameters(run.model.shape).total, "a checkpoint of this model")
     with explain_disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise ConfigError(f"run_dir={run.run_dir}", "part of it is a file", "Give a folder.") from None
+            raise ConfigError(f"run_dir={run.run_dir}", "part of it is a file", "Use a folder.") from None
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"run_dir={run.run_dir}", "cannot be written", "Give a folder of your own.")
+        raise ConfigError(f"run_dir={run.run_dir}", "is not writable", "Use a folder of your own.")

@@ -1,4 +1,4 @@
-"""What the parts of one rank's training share: the loop gets it, and every hook."""
+"""The objects shared by the parts of one rank's training; passed to the loop and to every hook."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,21 +19,21 @@ from z2all_ds.train.speed.graphed import GraphedForward
 
 @dataclass(frozen=True)
 class TrainContext:
-    """Made by `rank.py`; its parts are told apart by what they know."""
+    """Created by `rank.py`."""
 
     run: RunConfig
     folder: RunFolder
     world: World
     data: RunData
     engine: Any
-    """DeepSpeed's, around the model."""
+    """The DeepSpeed engine around the model."""
     loader: BatchLoader
     graphs: GraphedForward | None
     forward: ForwardPass
     channel_loss: ChannelLoss
     steps: GuardedSteps
-    """Takes the optimizer's steps, and refuses bad ones."""
+    """Takes the optimizer steps, and refuses bad ones."""
     state: RunState
-    """The step, and what is saved and restored with it."""
+    """The step number, and the state saved and restored with it."""
     recorder: Recorder
     progress: Progress

@@ -1,8 +1,8 @@
-"""Proof that a run goes on where it stopped, whatever was changed in between: the loss of the same tokens is measured
-when a checkpoint is saved and again when it has been read.
+"""Check that a resumed run continues from the same state: the loss on the same tokens is measured when a checkpoint is
+saved and again after it is loaded.
 
-Weights that were lost, mixed up or rounded on the way, other positions and other ops show in it; the state of the
-optimizer does not. The tokens are random and the same for all time, so no data is needed and none is touched.
+It detects lost, mixed-up or rounded weights, different positions and different ops, but not a changed optimizer state.
+The tokens are random with a fixed seed, so no training data is needed.
 """
 
 import math
@@ -15,15 +15,15 @@ from z2all_ds.base.errors import CheckpointError
 
 SEED = 20240229
 MOST_TOKENS = 256
-"""Few, so that a run whose memory is nearly full has room for it."""
+"""Small, so that it fits even if the memory is nearly full."""
 FP32_TOLERANCE = 1e-6
 SIXTEEN_BIT_TOLERANCE = 2e-3
-"""Where one of the two runs computes in 16 bits."""
+"""If either run computes in 16 bits."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A loss, and what it was measured on."""
+    """A loss, and the conditions it was measured under."""
 
     tokens: int
     dtype: str
@@ -34,7 +34,7 @@ class Probe:
 
 
 def measure(engine: Any, tokens: int, dtype: str) -> Probe:
-    """One forward pass, the same on all ranks, which leaves no trace. Collective."""
+    """Run one forward pass, the same on all ranks, without side effects. Collective."""
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(engine.module.config.vocab_size, (1, tokens + 1), generator=generator).to(engine.device)
     positions = torch.arange(tokens, device=engine.device)[None]
@@ -48,7 +48,7 @@ def measure(engine: Any, tokens: int, dtype: str) -> Probe:
 
 
 def require_continuity(saved: Probe, now: Probe, checkpoint: str) -> float:
-    """By how much of itself the loss is another; too much is an error."""
+    """Return the relative difference of the loss; raise if it is too large."""
     allowed = FP32_TOLERANCE if saved.dtype == now.dtype == "fp32" else SIXTEEN_BIT_TOLERANCE
     off = abs(now.loss - saved.loss) / abs(saved.loss)
     if math.isfinite(off) and off <= allowed:
@@ -56,5 +56,5 @@ def require_continuity(saved: Probe, now: Probe, checkpoint: str) -> float:
     raise CheckpointError(
         f"{checkpoint}: a loss of {now.loss:.7g}",
         f"it was {saved.loss:.7g} on the same tokens when it was saved, and {allowed:.0e} is allowed",
-        "Set model, ops and stages as they were; checkpoint.check_continuity=false goes on all the same.",
+        "Restore the model, ops and stages settings; checkpoint.check_continuity=false skips this check.",
     )

@@ -1,4 +1,4 @@
-"""Data for runs that are only measured or compared, where the user names none: text that every machine has."""
+"""Data for benchmark and comparison runs without a configured corpus: text that every machine has."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ TEXT_VOCAB_SIZE = 2048
 
 
 def prepare_data(config: str | None, overrides: list[str], folder: Path) -> list[str]:
-    """Overrides that name a corpus and a tokenizer made here of the text every machine has; none where one is named."""
+    """Return overrides for a corpus and a tokenizer built from such text; empty if a corpus is configured."""
     if load_run_config(config, overrides).data.corpus:
         return []
     build_corpus(folder / "corpus", [SourceSpec("code", "python_code", max_bytes=CORPUS_BYTES)])

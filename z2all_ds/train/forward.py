@@ -1,4 +1,4 @@
-"""The forward pass of a batch from the loader, for training and for whoever reads losses beside it."""
+"""The forward pass of a batch from the loader, for training, validation and probes."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ class ForwardPass:
 
     def to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._document_mask:
-            # On the host, where their number is known without waiting.
+            # On the host, where the number of documents is known without synchronization.
             batch = {**batch, "cu_seqlens": document_borders(batch["document_ids"], BORDERS_MULTIPLE)}
         return {name: tensor.to(self._engine.device, non_blocking=True) for name, tensor in batch.items()}
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> Any:
-        """The model's outputs for a batch on the device."""
+        """Return the model's outputs for a batch on the device."""
         return self._engine(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
@@ -31,7 +31,7 @@ class ForwardPass:
         )
 
     def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of every token of a batch on the host, for text that is not trained on."""
+        """Return the loss of every token of a batch on the host, for text that is not trained on."""
         self._progress.beat()
         found: torch.Tensor = self(self.to_device(batch)).losses
         return found

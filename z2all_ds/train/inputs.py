@@ -1,4 +1,4 @@
-"""The inputs of a run, checked together and without torch: before the launch by one process, then by every rank."""
+"""The inputs of a run, checked together without torch: before the launch by one process, then by every rank."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ class RunData(NamedTuple):
     tokenizer: Z2allTokenizer
     documents: Documents
     held_out: Documents | None
-    """For validation, where there is any."""
+    """For validation, if configured."""
 
 
 def check_data(run: RunConfig, world_size: int) -> RunData:
-    """Opens and checks corpus, mixture, lanes, held-out samples, probes, tokenizer; whatever is wrong is one line."""
+    """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line."""
     spec, tokenizer = stream_spec(run), open_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer)
     sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
@@ -47,13 +47,13 @@ def check_data(run: RunConfig, world_size: int) -> RunData:
 
 
 def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[Asked]:
-    """The run's probes as tokens, which must fit into the shortest samples of the run."""
+    """Return the run's probes as tokens; they must fit into the shortest samples of the run."""
     shortest = min(stage.sequence_length for stage in run_stages(run))
     return ask(load_probes(run.probes.file), tokenizer, before=(), max_tokens=shortest)
 
 
 def validation_batches(run: RunConfig, world_size: int) -> int:
-    """Of each rank, in which it reads its part of the held-out samples."""
+    """Return the number of validation batches per rank."""
     samples, at_a_time = run.validation.samples, run.train.micro_batch * world_size
     if samples % at_a_time:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom. What runs beside it is in `hooks/`."""
+"""The training loop. Optional features are in `hooks/`."""
 
 import math
 import time
@@ -32,11 +32,11 @@ class Trainer:
         self.hooks = make_hooks(context)
         self.time_split = TimeSplit(context.engine.device)
         self.checkpoint_seconds = 0.0
-        """Since the last step."""
+        """Seconds since the last step."""
         self.has_ended = False
-        """As it should: nothing is left to be gone on from in memory."""
+        """True after a clean finish; in-memory snapshots may be dropped."""
         self.outcome = ""
-        self.state.on_checkpoint = self._tell_checkpoint
+        self.state.on_checkpoint = self._notify_checkpoint
 
     @defer_peer_errors()
     def restore(self, resume: str) -> None:
@@ -44,7 +44,7 @@ class Trainer:
 
     @defer_peer_errors()
     def run_steps(self) -> str:
-        """Trains up to the last step, saving on the way. Returns `done`, `stopped` (as planned) or `requeue`."""
+        """Train up to the last step and save checkpoints. Return `done`, `stopped` (as planned) or `requeue`."""
         train, state = self.run.train, self.state
         last_step = min(train.steps, train.stop_at_step or train.steps)
         stage: RunStage | None = None
@@ -64,7 +64,7 @@ class Trainer:
             self._record(step, meters)
             for hook in self.hooks:
                 hook.after_record(step)
-            if state.step != step.number:  # a hook has gone back to a checkpoint
+            if state.step != step.number:  # a hook rolled back to a checkpoint
                 stage, meters = None, self._meters()
                 continue
             asked_to_stop = self.context.channel_loss.flag_was_raised
@@ -74,7 +74,7 @@ class Trainer:
                 self.context.folder.stop_request.unlink(missing_ok=True)
                 return self._end("requeue")
         if state.is_only_in_memory and self.run.checkpoint.at_end:
-            self.checkpoint_seconds += state.save(wait=True)  # its last step was saved, but never came onto the disk
+            self.checkpoint_seconds += state.save(wait=True)  # the last step was saved, but not written to disk
         return self._end("done" if state.step >= train.steps else "stopped")
 
     def _meters(self) -> Meters:
@@ -88,7 +88,7 @@ class Trainer:
         if self.context.graphs:
             self.context.graphs.forget()
         if stage.first_step == self.state.step:
-            self.context.steps.guard.forget()  # other data, another loss
+            self.context.steps.guard.forget()  # the loss level changes with the data
         meters.begin_stage(stage)
         if len(self.state.stages) > 1:
             self.recorder.stage(stage, self.state.step)
@@ -111,8 +111,8 @@ class Trainer:
         outputs = self.context.forward(batch)
         self.context.channel_loss.add(outputs.losses, batch["labels"], batch["domain_ids"])
         self.time_split.done("forward")
-        # Divided by all positions, not by the counted ones: a constant, so that the gradient of a step does not
-        # depend on how its samples are dealt out to ranks and micro-batches.
+        # The loss is divided by all positions, not by the counted ones: a constant, so that the gradient of a step
+        # does not depend on how its samples are distributed over ranks and micro-batches.
         self.engine.backward(outputs.loss)
         self.time_split.done("backward")
         self.engine.step()
@@ -158,11 +158,11 @@ class Trainer:
         if math.isfinite(loss):
             self.checkpoint_seconds += self.state.save(to_disk, at_end, step.record.get("validation_loss"))
         elif step.number == self.run.train.steps:
-            fix = "Lower optimizer.lr or look at the data; the last checkpoint is intact."
+            fix = "Lower optimizer.lr or check the data; the last checkpoint is intact."
             raise TrainingError(f"loss {loss} at the last step", "must be finite", fix)
-        # Else the weights may be broken: the next checkpoint is that of a step that shows they are not.
+        # Otherwise the weights may be corrupt: the next checkpoint waits for a step with a finite loss.
 
-    def _tell_checkpoint(self, step: int, name: str) -> None:
+    def _notify_checkpoint(self, step: int, name: str) -> None:
         for hook in self.hooks:
             hook.on_checkpoint(step, name)
 
@@ -175,7 +175,7 @@ class Trainer:
         return outcome
 
     def close(self) -> None:
-        """Ends threads and files; also after an error."""
+        """End threads and close files; also after an error."""
         self.state.close(keeps_memory=not self.has_ended)
         for hook in self.hooks:
             hook.close()

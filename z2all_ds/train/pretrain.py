@@ -1,7 +1,7 @@
-"""What each rank runs: `deepspeed launch/pretrain.py --config run.yaml --deepspeed zero2 train.steps=100`.
+"""The program of each rank: `deepspeed launch/pretrain.py --config run.yaml --deepspeed zero2 train.steps=100`.
 
-Prepares everything in the order in which it can fail cheaply (config, data, shape), then hands over to the loop.
-Each rank's whole output goes to logs/rank_NNNN.log; rank 0 also speaks on the terminal.
+Runs the cheap checks first (config, data, shape), then starts the loop. All output of a rank goes to
+logs/rank_NNNN.log; rank 0 also prints to the terminal.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from z2all_ds.zero.offload_disk import require_disk
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry of a rank; returns the exit code."""
+    """Run a rank; return the exit code."""
     startup = Startup()
     options, run = parse(sys.argv[1:] if arguments is None else arguments)
     world = World.take_from_environment()
@@ -51,14 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     except Z2allError as error:
         kind = LOST_PEER if isinstance(error, LostPeer) else family_of(error)
         leave_fault(folder, world, kind, f"{type(error).__name__}: {error}", error.exit_code)
-        # All ranks meet a user's mistake alike: rank 0 says it. Files that are missing are missing for all ranks of a
-        # machine: its first one says it. What one rank alone meets later (its shard, its disk) is said by that rank.
+        # A user's mistake is the same on all ranks: rank 0 reports it. Missing files are missing for all ranks of a
+        # machine: its first rank reports them. Later errors of one rank (its shard, its disk) are reported by itself.
         speaks = (world.local_rank == 0 or inputs is not None) and not isinstance(error, ConfigError)
         output.fail(f"{type(error).__name__}: {error}", show=world.is_main or speaks)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception as error:  # a bug of ours, on one rank perhaps: its log and the terminal get all of it
+    except Exception as error:  # a bug, perhaps on one rank only: the full text goes to its log and the terminal
         kind = OUT_OF_MEMORY if "OutOfMemory" in type(error).__name__ else BUG
         leave_fault(folder, world, kind, " ".join(f"{type(error).__name__}: {error}".split()), EXIT_BUG)
         output.fail(traceback.format_exc(), show=True)
@@ -72,13 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int) -> None:
-    """For whoever launched the ranks of all nodes."""
+    """Write the fault record for the launcher."""
     weight = 1 if f"rank {world.rank}:" in line else 0
     write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code, weight))
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
-    """The command line of a rank; the launcher puts --local_rank first."""
+    """Parse the command line of a rank; the launcher puts --local_rank first."""
     parser = argparse.ArgumentParser(description="Train one rank. Started by the deepspeed launcher or torchrun.")
     parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--deepspeed", help="name of a shipped DeepSpeed JSON, or a path")
@@ -96,7 +96,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
 
 
 def check_inputs(run: RunConfig, world: World, resume: str) -> Inputs:
-    """Mistakes end here, on all ranks at once."""
+    """Check all inputs; mistakes end the run here, on all ranks at once."""
     expected = device_type()
     resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)

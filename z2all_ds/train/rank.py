@@ -27,7 +27,7 @@ from z2all_ds.zero.first_weights import FirstWeights, load_first_weights
 
 
 class Inputs(NamedTuple):
-    """What a rank knows before torch is loaded."""
+    """Inputs of a rank that are available before torch is loaded."""
 
     expected_device: str
     resolved: ResolvedDeepSpeed
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What all parts of a rank's training are told."""
+    """Objects shared by all parts of a rank's training."""
 
     run: RunConfig
     resume: str
@@ -49,9 +49,9 @@ class Rank(NamedTuple):
 
 
 def train_rank(rank: Rank) -> str:
-    """Builds data, engine and trainer, restores the checkpoint if there is one, trains. Returns how it ended."""
+    """Build data, engine and trainer, restore the checkpoint if there is one, and train. Return the outcome."""
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Memory in segments that grow, so that batches of other shapes do not leave holes; torch reads this once.
+        # Expandable segments, so that batches of other shapes do not fragment memory; torch reads this once.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     determinism.prepare(rank.run.train.deterministic)
     rank.output.say("loading torch and DeepSpeed")
@@ -70,7 +70,7 @@ def train_rank(rank: Rank) -> str:
         rank.startup.done("restore")
         outcome: str = trainer.run_steps()
         return outcome
-    except ClusterError:  # another rank is gone, and with it its part of a save
+    except ClusterError:  # another rank is gone, and its part of a save too
         raise
     except Exception:
         trainer.state.let_saves_arrive()
@@ -80,7 +80,7 @@ def train_rank(rank: Rank) -> str:
 
 
 def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
-    """This rank's GPU or the CPU, and the settings for it."""
+    """Return this rank's device (GPU or CPU) and the settings for it."""
     from z2all_ds.train.speed.cpu_binding import bind_to_gpu
     from z2all_ds.zero import engine as ds
 
@@ -91,7 +91,7 @@ def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
         bind_to_gpu(device, rank.output.say)
     rank.startup.done("device")
     if device.type != rank.inputs.expected_device:
-        # torch knows better: it may be built without CUDA, or for GPUs of another maker
+        # torch may be built without CUDA, or for GPUs of another vendor
         resolved = resolve(run, rank.world.world_size, device.type)
     for note in resolved.notes:
         rank.output.say(note)
@@ -100,7 +100,7 @@ def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
 
 
 def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[Any, Any]:
-    """Joins the other ranks and wraps the model; with its ops."""
+    """Join the other ranks and wrap the model; return the engine and the ops."""
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
     from z2all_ds.model.recompute import set_recompute
     from z2all_ds.ops import Situation, resolve_ops
@@ -147,7 +147,7 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
 
 
 def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any, stream: Any) -> Any:
-    """The loop, with batches, held-out data, and graphs or compiled layers."""
+    """Build the loop with batches, held-out data, and graphs or compiled layers."""
     from z2all_ds.data import BatchLoader
     from z2all_ds.train.context import TrainContext
     from z2all_ds.train.forward import ForwardPass
@@ -194,7 +194,7 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
 def write_run_files(
     run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], facts: dict[str, Any], world: World
 ) -> None:
-    """The resolved inputs of the run, beside its results."""
+    """Write the resolved inputs of the run into its folder."""
     import importlib.metadata
 
     write_whole(folder.config, dump_yaml(run))

@@ -1,6 +1,6 @@
-"""What a run writes down and says while it trains: metrics.jsonl, events.jsonl, the terminal; sinks read along.
+"""Records of a run during training: metrics.jsonl, events.jsonl, the terminal and the sinks.
 
-Every rank has one and calls it alike; rank 0's writes, the others' only speak into their logs.
+Every rank has a Recorder and calls it alike; only rank 0 writes records, the others only write to their logs.
 """
 
 import os
@@ -26,7 +26,7 @@ HEALTH_EVERY_SECONDS = 10.0
 
 
 class Recorder:
-    """Opened by `begin`, when it is known at which step the run goes on."""
+    """Opened by `begin`, once the first step is known."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, world: World, output: RankOutput, startup: Startup) -> None:
         self._run, self._folder, self._writes = run, folder, world.is_main
@@ -43,16 +43,16 @@ class Recorder:
         if self._run.track.panel == "auto":
             self._panel = self._output.show_panel(self._folder.root.name, self._run.train.steps, step)
         self.event("started", step=step, **facts)
-        self._tell_dropped(dropped, step)
+        self._report_dropped(dropped, step)
         if self._writes:
             self._sinks = SinkFeed(self._run.track, self._folder, self.say)
 
     def go_back_to(self, step: int) -> None:
-        """Forgets what was written of later steps: they will be taken again."""
-        self._tell_dropped(self._open_after(step), step)
+        """Drop the records of later steps, which will be repeated."""
+        self._report_dropped(self._open_after(step), step)
 
     def _open_after(self, step: int) -> int:
-        """Returns how many records of later steps were dropped."""
+        """Return how many records of later steps were dropped."""
         if not self._writes:
             return 0
         drop_states_after(self._folder, step)
@@ -62,7 +62,7 @@ class Recorder:
             return dropped
         return self._writer.drop_metrics_after(step)
 
-    def _tell_dropped(self, records: int, step: int) -> None:
+    def _report_dropped(self, records: int, step: int) -> None:
         if records:
             self.event("metrics_dropped", records=records, after_step=step)
 
@@ -73,7 +73,7 @@ class Recorder:
             self._panel.event({"time_unix": time.time(), "event": kind, **details})
 
     def metric(self, record: dict[str, Any]) -> None:
-        """One step's; the first of the process also says how long it took to come to it."""
+        """Record one step; the first record of the process also reports the startup time."""
         if self._startup:
             self._startup.done("first_step")
             self.say(self._startup.line())
@@ -88,7 +88,7 @@ class Recorder:
             self._panel.metric(record)
 
     def health(self, step: int, costs: Sequence[RankCost]) -> None:
-        """What this step cost each rank; now and then, as the lines of a thousand ranks would fill a disk."""
+        """Record the cost of this step per rank; limited in rate, since a thousand ranks would fill a disk."""
         now = time.monotonic()
         is_known = any(cost.work_seconds for cost in costs)
         if self._writer and is_known and now - self._health_written >= HEALTH_EVERY_SECONDS:
@@ -99,12 +99,12 @@ class Recorder:
             )
 
     def stage(self, stage: RunStage, step: int) -> None:
-        shape = f"{stage.global_batch} x {stage.sequence_length} tokens a step, rope theta {stage.rope_theta:g}"
+        shape = f"{stage.global_batch} x {stage.sequence_length} tokens per step, rope theta {stage.rope_theta:g}"
         self.say(f"stage {stage.name}: steps {stage.first_step + 1} to {stage.end_step}, {shape}")
         self.event("stage", step=step, name=stage.name, sequence_length=stage.sequence_length)
 
     def saved(self, step: int, seconds: float) -> None:
-        """For which training stood still; where the disk is written to beside it, the state is in memory only."""
+        """Record for how long training was paused; with background writing, the state is only in memory so far."""
         self.event("saved", step=step, seconds=round(seconds, 3))
 
     def on_disk(self, step: int, name: str, seconds: float, data_state: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Recorder:
         self.say(f"saved {name} in {seconds:.1f} s")
 
     def end(self, outcome: str, step: int, words: str) -> None:
-        if self._writer and not self._startup:  # else no step was taken: the time since the run's end says nothing
+        if self._writer and not self._startup:  # without a step, the time since the run's end means nothing
             used = goodput_so_far(self._folder)
             self.event(outcome, step=step, goodput=round(used.share, 4))
             self.say(used.line())
@@ -123,7 +123,7 @@ class Recorder:
         self.say(f"{words} at step {step}")
 
     def close(self, waits_for_sinks: bool, beat: Callable[[], None]) -> None:
-        """After an error nobody waits for sinks: others have yet to be told of it."""
+        """Close the files. After an error, do not wait for the sinks: the error must be reported first."""
         self._output.close_panel()
         if self._writer:
             self._writer.close()

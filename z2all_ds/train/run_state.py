@@ -1,4 +1,4 @@
-"""Where a run stands: its step, weights, optimizer, data and guard. Saved together, gone back to together."""
+"""State of a run: its step, weights, optimizer, data and guard. Saved together and restored together."""
 
 import socket
 import time
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RunState:
-    """One rank's part of it; all methods are collective."""
+    """One rank's part of the state; all methods are collective."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class RunState:
         self.rate_settings = run.optimizer.lr, run.schedule
         self._manager = CheckpointManager(folder, run.checkpoint, world, engine.device, recorder.say)
         self.on_checkpoint: Callable[[int, str], None] = lambda step, name: None
-        """Called with step and name of each checkpoint that is complete on the disk."""
+        """Called with step and name of each checkpoint that is complete on disk."""
         self.is_only_in_memory = False
-        """The step that it began with, and nothing was saved since."""
+        """Whether the run started from an in-memory snapshot and has saved nothing since."""
         self._shape = {
             "world_size": world.world_size,
             "zero_stage": resolved.stage,
@@ -62,7 +62,7 @@ class RunState:
         }
 
     def resume(self, resume: str) -> None:
-        """Goes to where the last checkpoint left off; with `auto` and none there, stays at step 0."""
+        """Restore the last checkpoint; with `auto` and no checkpoint, stay at step 0."""
         checkpoints = self._folder.checkpoints
         checkpoint, lines = self._newest() if resume == "auto" else (self._asked_for(resume), [])
         for line in lines:
@@ -72,18 +72,18 @@ class RunState:
             if jump:
                 self._recorder.say(jump)
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
-            proof = self._proof_of_continuity(checkpoint)
+            proof = self._check_continuity(checkpoint)
             self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
         self._manager.begin_line(goes_on_from_memory=self.is_only_in_memory)
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in layout.remove_leftovers(checkpoints):
-                self._recorder.say(f"removed {leftover}: its save was never finished")
+                self._recorder.say(f"removed {leftover}: its save was not finished")
         self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name, **self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        """For whoever watches the run."""
-        data_stages = self._loader.stream.plan.schedule.stages  # one for each of ours
+        """Return facts for the record of the start."""
+        data_stages = self._loader.stream.plan.schedule.stages  # one per run stage
         mixture = [
             {"name": stage.name, "first_step": stage.first_step, "shares": dict(data_stage.shares)}
             for stage, data_stage in zip(self.stages, data_stages, strict=True)
@@ -94,11 +94,11 @@ class RunState:
         return {"steps": self._run.train.steps, "hosts": hosts, "mixture": mixture, "probes": asked}
 
     def _newest(self) -> tuple[layout.Checkpoint | None, list[str]]:
-        """What to go on from, and a line for each damaged checkpoint passed over."""
+        """Return the checkpoint to resume from, and a line for each damaged checkpoint that was skipped."""
         checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
         in_memory = self._manager.newest_in_memory(self._engine)
         if in_memory and in_memory.step >= from_rank_0(layout.newest_step(checkpoints)):
-            return in_memory, []  # nothing of the disk is read
+            return in_memory, []  # the disk is not read
         on_disk, damaged = self._found_by_rank_0(lambda: layout.find_latest(checkpoints, verify))
         if in_memory and not (on_disk and on_disk.step >= in_memory.step):
             return in_memory, damaged
@@ -114,7 +114,7 @@ class RunState:
         return self._found_by_rank_0(find)
 
     def _found_by_rank_0(self, find: Callable[[], T]) -> T:
-        """Checksums of whole checkpoints are compared once, not by every rank."""
+        """Call `find` on rank 0 only: checksums of whole checkpoints are compared once, not by every rank."""
         found: T | None = None
         error: CheckpointError | None = None
         if self._world.is_main:
@@ -127,26 +127,26 @@ class RunState:
             raise error
         return cast(T, found)
 
-    def _proof_of_continuity(self, checkpoint: layout.Checkpoint) -> str:
+    def _check_continuity(self, checkpoint: layout.Checkpoint) -> str:
         if not self._run.checkpoint.check_continuity or "probe" not in checkpoint.trainer:
             return ""
         saved = Probe(**checkpoint.trainer["probe"])
         off = require_continuity(saved, measure(self._engine, saved.tokens, self._resolved.dtype), checkpoint.name)
-        return f"; its loss on fixed tokens is {off:.1e} off"
+        return f"; its loss on fixed tokens differs by {off:.1e}"
 
     def _other_shape(self, saved: dict[str, Any]) -> str:
-        """What is told of a checkpoint that was made under another JSON or by other ranks."""
+        """Return a note on a checkpoint that was saved under another JSON or by a different number of ranks."""
         if all(saved.get(key) == value for key, value in self._shape.items()):
             return ""
         return f", saved by {saved['world_size']} ranks under {saved['deepspeed']} ({saved['dtype']})"
 
     def roll_back(self, first_sample: int, end_sample: int) -> bool:
-        """Goes back to the newest checkpoint, and leaves these samples out on the way. False where there is none."""
+        """Restore the newest checkpoint and skip these samples from there on. Return False if there is none."""
         checkpoint, _ = self._newest()
         if checkpoint is None:
             return False
         data_state = cast(StreamState, checkpoint.data_state)
-        # What was left out since that checkpoint stays left out.
+        # Samples skipped since that checkpoint stay skipped.
         skipped_so_far = self._loader.state_dict()["skip"]
         data_state["skip"] = [*skipped_so_far, [max(first_sample, data_state["position"]), end_sample]]
         self._go_to(checkpoint, data_state)
@@ -155,7 +155,7 @@ class RunState:
 
     def _go_to(self, checkpoint: layout.Checkpoint, data_state: StreamState) -> None:
         is_read = self._world.is_main and not checkpoint.is_in_memory
-        with held(checkpoint.path) if is_read else nullcontext():  # another run's retention must not take it away
+        with held(checkpoint.path) if is_read else nullcontext():  # keeps the retention of another run from deleting it
             restore(self._engine, checkpoint)
         check_stages_past(self.stages, checkpoint.step, data_state)
         self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
@@ -164,11 +164,11 @@ class RunState:
         begin_stage(self._stage_that_ended(), self._engine)
 
     def _stage_that_ended(self) -> RunStage:
-        """Of the last step done: it made the weights. The next step may be another's."""
+        """Return the stage of the last step, which produced the weights. The next step may be in another stage."""
         return stage_at(self.stages, max(self.step - 1, 0))
 
     def save(self, to_disk: bool = True, wait: bool = False, validation_loss: float | None = None) -> float:
-        """Returns the seconds for which training stood still."""
+        """Save the state; return the seconds for which training was paused."""
         started = time.monotonic()
         trainer = self._trainer() | ({} if validation_loss is None else {VALIDATION_LOSS: validation_loss})
         data_state = dict(self.of_all_ranks(self._loader.state_dict()))
@@ -181,24 +181,24 @@ class RunState:
         return seconds
 
     def after_step(self, taken: bool) -> None:
-        """What a save will need is made ready beside the first steps; checkpoints that are on the disk are told of."""
+        """Prepare saves during the first steps, and report checkpoints that are on disk."""
         if taken and self._saves_on_the_way:
             self._manager.prepare(self._engine)
         self.tell_news()
 
     def tell_news(self) -> None:
-        """Of checkpoints that are on the disk now."""
+        """Report checkpoints that are now on disk."""
         for saved in self._manager.news():
             self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
             self.on_checkpoint(saved.step, saved.name)
 
     def finish(self) -> None:
-        """Before the run ends: what is on its way to the disk is there then."""
+        """Wait at the end of the run until all saves are on disk."""
         self._manager.finish()
         self.tell_news()
 
     def let_saves_arrive(self) -> None:
-        """Before this rank fails; not collective."""
+        """Let pending saves finish before this rank fails; not collective."""
         self._manager.let_arrive()
         self.tell_news()
 
@@ -207,7 +207,7 @@ class RunState:
 
     @property
     def _saves_on_the_way(self) -> bool:
-        """Not only at the end, when there is nothing to be done meanwhile."""
+        """Whether the run saves before its end; at the end, nothing can overlap with the write."""
         checkpoint, train = self._run.checkpoint, self._run.train
         last_step = min(train.steps, train.stop_at_step or train.steps)
         return checkpoint.every_steps < last_step or checkpoint.snapshot_every > 0
@@ -223,5 +223,5 @@ class RunState:
         }
 
     def of_all_ranks(self, data_state: StreamState) -> StreamState:
-        """The whole state of the data, from each rank's part of it."""
+        """Return the complete data state, merged from the parts of all ranks."""
         return merge_states(gathered(data_state))

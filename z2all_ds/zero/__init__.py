@@ -1,1 +1,1 @@
-"""Everything that knows DeepSpeed: its JSONs, the engine, optimizers, op builds, offload, the state it trains."""
+"""Everything that depends on DeepSpeed: its JSONs, engine, optimizers, op builds, offload and training state."""

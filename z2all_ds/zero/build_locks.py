@@ -1,6 +1,6 @@
-"""Locks of op builds that were killed: while such a file exists, every process that wants the op waits in silence.
+"""Locks of killed op builds: while such a file exists, every process that needs the op waits silently.
 
-Only the operating system is asked; whoever holds a lock is found through /proc.
+Only the operating system is queried; the holder of a lock is found through /proc.
 """
 
 import os
@@ -10,38 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INVISIBLE_HOLDER_SECONDS = 15 * 60
-"""A lock whose holder we might not see counts as stale after this; the slowest op we build takes minutes."""
+"""A lock whose holder may be invisible counts as stale after this time; the slowest op takes minutes to build."""
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel (PROC_PID_INIT_INO)
 _NETWORK_FILE_SYSTEM = re.compile(r"(nfs4?|cifs|smb3|smbfs|lustre|gpfs|ceph|beegfs|glusterfs|afs|9p|virtiofs|fuse\..*)")
 
 
 @dataclass(frozen=True)
 class BuildLock:
-    """The `lock` file in an op's build folder. While it exists, every process that wants the op waits, in silence."""
+    """The `lock` file in an op's build folder. While it exists, every process that needs the op waits silently."""
 
     path: Path
     state: str
-    """held: a process of this machine builds. stale: nobody does. unknown: someone we cannot see might."""
+    """held: a process on this machine is building. stale: no process is. unknown: an invisible process might be."""
     age_seconds: float
 
 
 def find_locks(folder: str | os.PathLike[str]) -> list[BuildLock]:
-    """All build locks under an extension folder, each with our verdict.
+    """Return all build locks under an extension folder with their states.
 
     torch creates the file and keeps its descriptor open while it builds, so a lock that no process has open belongs to
-    a build that died. Two exceptions: its ninja may have outlived it and still write there; and the holder may be out
-    of our sight (another host, another container, another user), where only the age of the lock speaks.
+    a build that died. Two exceptions: its ninja may have survived and still write there; and the holder may be
+    invisible (another host, container or user), in which case only the age of the lock counts.
     """
     found: dict[Path, tuple[os.stat_result, os.stat_result]] = {}
     for pattern in ("lock", "*/lock", "*/*/lock"):  # an op's own folder, and one or two levels above it
         for path in sorted(Path(folder).glob(pattern)):
             try:
                 found[path] = (path.stat(), path.parent.stat())
-            except FileNotFoundError:  # released meanwhile
+            except FileNotFoundError:  # released in the meantime
                 continue
     if not found:
         return []
-    # Locks first, holders second: whoever holds one of these locks opened it before we look.
+    # Locks first, holders second: the holder of any of these locks opened it before this check.
     open_files, folders_of_ninjas = _open_lock_files(), _working_folders_of_ninjas()
     locks = []
     for path, (seen, build_folder) in found.items():
@@ -57,30 +57,30 @@ def find_locks(folder: str | os.PathLike[str]) -> list[BuildLock]:
 
 
 def find_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
-    """Locks under an extension folder that no build holds any more."""
+    """Return the locks under an extension folder that no build holds any more."""
     return [lock.path for lock in find_locks(folder) if lock.state == "stale"]
 
 
 def remove_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
-    """Removes them and says which."""
+    """Remove stale locks and return their paths."""
     removed = []
     for path in find_stale_locks(folder):
         try:
             path.unlink()
-        except FileNotFoundError:  # another process cleaned up as well
+        except FileNotFoundError:  # removed by another process
             continue
         removed.append(path)
     return removed
 
 
 def holder_may_be_out_of_sight(path: Path, mounts: str | None = None, pid_namespace: str | None = None) -> bool:
-    """Whether a process that we do not find in /proc could use this file: on a network file system, or from outside our
-    container (but a container's own root, an overlay, is seen by nobody else)."""
+    """Return whether a process invisible in /proc could use this file: on a network file system, or from outside this
+    container (but not on the container's own root, an overlay, which nothing else can see)."""
     try:
         mounts = Path("/proc/mounts").read_text() if mounts is None else mounts
         pid_namespace = os.readlink("/proc/self/ns/pid") if pid_namespace is None else pid_namespace
     except OSError:
-        return True  # no /proc: nothing can be seen
+        return True  # without /proc nothing is visible
     file_system = _file_system_type(path, mounts)
     if _NETWORK_FILE_SYSTEM.fullmatch(file_system):
         return True
@@ -88,7 +88,7 @@ def holder_may_be_out_of_sight(path: Path, mounts: str | None = None, pid_namesp
 
 
 def _file_system_type(path: Path, mounts: str) -> str:
-    """Type of the mount that `path` is on: the longest mount point above it, the last one where several are stacked."""
+    """Return the type of the mount that `path` is on: the longest mount point above it, the last of stacked ones."""
     real = os.path.realpath(path)
     best_length, best_type = -1, ""
     for line in mounts.splitlines():
@@ -107,17 +107,17 @@ def _identity(seen: os.stat_result) -> tuple[int, int]:
 
 
 def _open_lock_files() -> set[tuple[int, int]]:
-    """Identities of all files named `lock` that some process we may look into has open."""
+    """Return the identities of all files named `lock` that a visible process has open."""
     held = set()
     for process in _process_folders():
         try:
             descriptors = os.listdir(process / "fd")
-        except OSError:  # ended meanwhile, or not ours to see
+        except OSError:  # the process has ended, or belongs to another user
             continue
         for descriptor in descriptors:
             link = process / "fd" / descriptor
             try:
-                if os.path.basename(os.readlink(link)) == "lock":  # stat of the others could hang on a dead mount
+                if os.path.basename(os.readlink(link)) == "lock":  # stat of other files could hang on a dead mount
                     held.add(_identity(link.stat()))
             except OSError:
                 continue

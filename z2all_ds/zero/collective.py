@@ -1,4 +1,4 @@
-"""What all ranks know of each other: small Python objects, gathered and given out."""
+"""Gather and broadcast of small Python objects."""
 
 from typing import TypeVar
 
@@ -8,14 +8,14 @@ T = TypeVar("T")
 
 
 def gathered(value: T) -> list[T]:
-    """Every rank's, on every rank."""
+    """Return the values of all ranks, on every rank."""
     found: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found  # type: ignore[return-value]  # none is left out
 
 
 def from_rank_0(value: T) -> T:
-    """What rank 0 was given, on every rank."""
+    """Return the value of rank 0, on every rank."""
     found: list[T] = [value]
     dist.broadcast_object_list(found, src=0)
     return found[0]

@@ -1,7 +1,7 @@
-"""From a DeepSpeed JSON and the run config to the JSON that runs. Pure; does not import DeepSpeed.
+"""Builds the effective DeepSpeed JSON from a DeepSpeed JSON and the run config. Pure; does not import DeepSpeed.
 
-The JSON is the only home of DeepSpeed's keys (`ds_json.py` reads and checks it). What the run config must decide is
-filled in here: batch sizes, clipping, precision on a CPU, dtypes of gradients, the folder of an offload to disk.
+DeepSpeed's keys are set only in the JSON (`ds_json.py` reads and checks it). Settings of the run config are filled in
+here: batch sizes, clipping, precision on a CPU, dtypes of gradients, the folder of an offload to disk.
 """
 
 from dataclasses import dataclass, replace
@@ -17,26 +17,26 @@ from z2all_ds.zero.optimizers import OptimizerChoice, OptimizerSituation, choose
 
 OFFLOADS = ("offload_optimizer", "offload_param")
 NEEDS_GPU = {
-    "zero_quantized_weights": "its kernels are CUDA's",
-    "zero_quantized_nontrainable_weights": "its kernels are CUDA's",
-    "zero_quantized_gradients": "its kernels are CUDA's",
-    "aio.use_gds": "it is the GPU that reads the disk",
+    "zero_quantized_weights": "its kernels require CUDA",
+    "zero_quantized_nontrainable_weights": "its kernels require CUDA",
+    "zero_quantized_gradients": "its kernels require CUDA",
+    "aio.use_gds": "the GPU reads the disk directly",
 }
-"""Keys, those of zero_optimization alone, and why a CPU cannot have them."""
+"""Keys (without a dot: keys of zero_optimization) and why they cannot be used on a CPU."""
 
 
 @dataclass(frozen=True)
 class EffectiveDtypes:
-    """What DeepSpeed 0.19 really does with the resolved JSON, whatever its defaults are called."""
+    """The dtypes that DeepSpeed 0.19 really uses for the resolved JSON."""
 
     compute: str
-    """Of weights, activations and the gradients of one micro-batch."""
+    """Weights, activations and the gradients of one micro-batch."""
     accumulation: str
-    """In which the gradients of several micro-batches are added up."""
+    """Sums of gradients over micro-batches."""
     communication: str
-    """In which gradients are added up over ranks; none on one rank."""
+    """Sums of gradients over ranks; `none` on one rank."""
     master: str
-    """Of the weights the optimizer steps."""
+    """Weights that the optimizer updates."""
 
     def __str__(self) -> str:
         return (
@@ -47,7 +47,7 @@ class EffectiveDtypes:
 
 @dataclass(frozen=True)
 class ResolvedDeepSpeed:
-    """What `deepspeed.initialize` gets, and the figures the rest needs of it."""
+    """The arguments for `deepspeed.initialize`, and the values derived from them."""
 
     config: dict[str, Any]
     name: str
@@ -56,17 +56,17 @@ class ResolvedDeepSpeed:
     """Compute dtype: fp32, bf16 or fp16."""
     dtypes: EffectiveDtypes
     accumulation: int
-    """Micro-batches per optimizer step and rank."""
+    """Micro-batches per optimizer step per rank."""
     offload_optimizer: bool
     optimizer: OptimizerChoice
-    """Which one steps, and why."""
+    """The selected optimizer and the reason."""
     notes: tuple[str, ...]
-    """Lines for the person watching: what was changed against the JSON, and why."""
+    """Log lines: differences from the JSON, with reasons."""
 
 
 def resolve(run: RunConfig, world_size: int, device_type: str, elsewhere: bool = False) -> ResolvedDeepSpeed:
-    """Fills in what the run config decides and settles the precision for this device. `elsewhere`: it is a plan for
-    another machine, and what is installed here does not matter."""
+    """Fill in the settings of the run config and choose the precision for this device. `elsewhere`: plan for another
+    machine, so that the libraries installed here do not matter."""
     config = load_ds_json(run.deepspeed)
     notes: list[str] = []
     stage = int(zero_section(config).get("stage") or 0)
@@ -83,9 +83,9 @@ def resolve(run: RunConfig, world_size: int, device_type: str, elsewhere: bool =
         dtype = "fp32"
         notes.append(f"precision: fp32, not {asked}: this is a CPU (train.precision=bf16 forces bf16)")
     if dtype != "fp32" and stage == 0:
-        # DeepSpeed's wrapper for it makes the optimizer's states by a real step with zero gradients: before the first
-        # step the masters have decayed once and Adam's bias correction counts one step too many (losses 4e-2 off plain
-        # torch, 3e-4 off a reference that does the same). Micro-batches are summed in bf16, and fp32 sums raise.
+        # DeepSpeed's wrapper creates the optimizer states by a real step with zero gradients: before the first step the
+        # master weights have decayed once and Adam's bias correction is one step ahead (losses differ by 4e-2 from
+        # plain torch, 3e-4 from a reference that does the same). Micro-batches are summed in bf16; fp32 sums raise.
         raise ConfigError(
             f"{dtype} with ZeRO stage 0", "DeepSpeed trains this mix inaccurately", "Use zero1, or precision fp32."
         )
@@ -99,16 +99,16 @@ def resolve(run: RunConfig, world_size: int, device_type: str, elsewhere: bool =
     config["train_batch_size"] = run.train.global_batch
     config["train_micro_batch_size_per_gpu"] = run.train.micro_batch
     config["gradient_accumulation_steps"] = accumulation
-    # DeepSpeed clips at 1.0 unless told; said explicitly, always.
+    # Always set: DeepSpeed's default is 1.0.
     config["gradient_clipping"] = run.train.gradient_clipping
-    # DeepSpeed's own speedometer waits for the GPU before and after every micro-batch; `meters.py` has another.
+    # DeepSpeed's throughput timer synchronizes the GPU before and after every micro-batch; `train/meters` replaces it.
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     offload = offload_device(config, "offload_optimizer") != "none"
     situation = replace(_optimizer_situation(config, stage, device_type, offload), elsewhere=elsewhere)
     optimizer = choose_optimizer(run.optimizer, situation)
     if stage and not optimizer.known_to_deepspeed:
         config["zero_allow_untested_optimizer"] = True
-        notes.append(f"zero_allow_untested_optimizer: true: DeepSpeed does not know {optimizer.kind}, our tests do")
+        notes.append(f"zero_allow_untested_optimizer: true: {optimizer.kind} is unknown to DeepSpeed, but tested here")
     return ResolvedDeepSpeed(
         config=config,
         name=run.deepspeed,
@@ -143,20 +143,20 @@ def _fill_in_gradient_dtypes(
 ) -> None:
     data_types = config.get("data_types", {})
     if dtype == "fp32":
-        # A 16-bit choice of the JSON belongs to its 16-bit weights; fp32 in all is the only mix that stage 0 knows.
+        # A 16-bit setting of the JSON belongs to 16-bit weights; stage 0 supports only fp32 for everything.
         data_types.pop("grad_accum_dtype", None)
         return
     if accumulation > 1 and not data_types.get("grad_accum_dtype"):
         config["data_types"] = {**data_types, "grad_accum_dtype": "fp32"}
     in_fp32 = config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
     if in_fp32 and (world_size > 1 or stage == 1) and not config.get("communication_data_type"):
-        # DeepSpeed would round the fp32 sums to 16 bits on their way to the other ranks; at stage 1 even if there are
-        # none (`gradient_sinks.py` is not there for compiled layers).
+        # DeepSpeed would round the fp32 sums to 16 bits for communication; at stage 1 even on a single rank
+        # (compiled layers have no `gradient_sinks.py`).
         config["communication_data_type"] = "fp32"
 
 
 def _fill_in_nvme_path(config: dict[str, Any], run: RunConfig) -> None:
-    """Where the JSON names no folder. Each run has its own: DeepSpeed numbers its files, and two runs would mix."""
+    """Set a folder if the JSON has none. One per run: DeepSpeed numbers its files, so those of two runs would clash."""
     for what in OFFLOADS:
         section = zero_section(config).get(what) or {}
         if section.get("device") == "nvme" and not section.get("nvme_path"):
@@ -183,7 +183,7 @@ def _effective_dtypes(config: dict[str, Any], dtype: str, world_size: int, bf16_
 
 def _optimizer_situation(config: dict[str, Any], stage: int, device_type: str, offload: bool) -> OptimizerSituation:
     bf16 = config.get("bf16", {})
-    # DeepSpeed's own optimizer for bf16 with fp32 accumulation at stage 1 keeps an fp32 master whatever bf16 says.
+    # At stage 1, DeepSpeed's optimizer for bf16 with fp32 accumulation always keeps fp32 master weights.
     own_master = stage == 1 and not offload and config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
     return OptimizerSituation(
         device=device_type,
@@ -195,7 +195,7 @@ def _optimizer_situation(config: dict[str, Any], stage: int, device_type: str, o
 
 
 def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> int:
-    """The third side of global_batch = micro_batch × accumulation × ranks."""
+    """Return the accumulation in global_batch = micro_batch × accumulation × ranks."""
     if global_batch % (micro_batch * world_size):
         fitting = [n for n in range(1, global_batch // micro_batch + 1) if (global_batch // micro_batch) % n == 0]
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Reads a DeepSpeed JSON and refuses what DeepSpeed would ignore, misread or raise on late. Loads no torch.
+"""Reads a DeepSpeed JSON and refuses what DeepSpeed would ignore, misread or reject late. Does not load torch.
 
-Every key is known (`ds_keys.py`), every value of its kind, and no mix of settings is one that DeepSpeed trains
-otherwise than it reads. What depends on device, number of ranks or run config is settled in `ds_config.py`.
+Every key must be known (`ds_keys.py`), every value of the right type, and no combination may be one that DeepSpeed
+trains differently from what it says. Checks that depend on device, ranks or run config are in `ds_config.py`.
 """
 
 import difflib
@@ -16,16 +16,16 @@ from z2all_ds.zero.ds_keys import FILLED_IN, KNOWN, NOT_HERE, REMOVED_IN_ZERO, R
 
 WORDS_FOR_KINDS = {
     "bool": "true or false",
-    "int": "a whole number from 0 on",
-    "positive": "a whole number from 1 on",
-    "number": "a number from 0 on",
-    "text": "text",
-    "texts": "a list of texts",
+    "int": "a whole number, 0 or more",
+    "positive": "a whole number, 1 or more",
+    "number": "a number, 0 or more",
+    "text": "a string",
+    "texts": "a list of strings",
 }
 
 
 def load_ds_json(name_or_path: str) -> dict[str, Any]:
-    """The JSON as it lies on disk, all of it checked."""
+    """Return the JSON as it is on disk, completely checked."""
     path = find_named_file(name_or_path, "DeepSpeed JSON", "ds_configs", ".json")
     content = _read(path)
     check_section(content, KNOWN, path.name)
@@ -39,26 +39,26 @@ def _read(path: Path) -> dict[str, Any]:
         if len(section) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ConfigError(f"{twice} in {path.name}", "stands there twice", "Remove one of the two.")
+            raise ConfigError(f"{twice} in {path.name}", "is set twice", "Remove one of the two.")
         return section
 
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_doubles)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"DeepSpeed JSON {path}", f"not valid JSON ({error})", "Correct the file.") from None
+        raise ConfigError(f"DeepSpeed JSON {path}", f"not valid JSON ({error})", "Fix the file.") from None
     if not isinstance(content, dict):
         raise ConfigError(f"DeepSpeed JSON {path}", "must be one JSON object", "See ds_configs/zero2.json.")
     return content
 
 
 def check_section(section: dict[str, Any], known: dict[str, Any], file: str, above: str = "") -> None:
-    """Keys and kinds of values of a section and of the sections in it; `above` is its dotted name with a last dot."""
+    """Check keys and value types of a section and its subsections; `above` is its dotted name with a trailing dot."""
     for key, value in section.items():
         dotted = above + key
         if key not in known:
             raise ConfigError(f"{dotted} in {file}", *_why_unknown(key, known, above))
         if value == "auto":
-            raise ConfigError(f'{dotted}="auto" in {file}', "DeepSpeed alone does not know auto", "Write the value.")
+            raise ConfigError(f'{dotted}="auto" in {file}', "DeepSpeed itself does not support auto", "Set a value.")
         kind: Kind = known[key]
         if isinstance(kind, dict) and isinstance(value, dict):
             check_section(value, kind, file, f"{dotted}.")
@@ -68,32 +68,32 @@ def check_section(section: dict[str, Any], known: dict[str, Any], file: str, abo
                 raise ConfigError(what, "must be a JSON object", 'For example "bf16": {"enabled": true}.')
             if isinstance(kind, tuple):
                 words = ", ".join(map(str, kind[:-1])) + f" or {kind[-1]}"
-                fix = "Write the number." if isinstance(kind[0], int) else "Write one of them."
+                fix = "Use the number." if isinstance(kind[0], int) else "Use one of them."
                 raise ConfigError(what, f"must be {words}", fix)
-            fix = "Remove the quotes." if isinstance(value, str) else "Correct the value."
+            fix = "Remove the quotes." if isinstance(value, str) else "Fix the value."
             raise ConfigError(what, f"must be {WORDS_FOR_KINDS[kind]}", fix)
 
 
 def _why_unknown(key: str, known: dict[str, Any], above: str) -> tuple[str, str]:
-    """Rule and fix."""
+    """Return rule and fix."""
     if not above and key in FILLED_IN:
-        return f"the run config decides it ({FILLED_IN[key]})", "Remove it from the JSON."
+        return f"the run config sets it ({FILLED_IN[key]})", "Remove it from the JSON."
     if above + key in NOT_HERE:
         return f"cannot be used here: {NOT_HERE[above + key]}", "Remove it."
     in_zero = above == "zero_optimization."
     if in_zero and key in RENAMED_IN_ZERO:
-        return "DeepSpeed has renamed it", f"Write {RENAMED_IN_ZERO[key]}."
+        return "DeepSpeed has renamed it", f"Use {RENAMED_IN_ZERO[key]}."
     if (not above and key in REMOVED_TOP_LEVEL) or (in_zero and key in REMOVED_IN_ZERO):
         return "DeepSpeed no longer has it", "Remove it."
     near = difflib.get_close_matches(key, known, n=1)
     fix = f"Did you mean {above}{near[0]}?" if near else "Remove it."
     if above:
-        return f"DeepSpeed knows no such key in {above.rstrip('.')}", fix
-    return "DeepSpeed knows no such top-level key and would ignore it", fix
+        return f"DeepSpeed has no such key in {above.rstrip('.')}", fix
+    return "DeepSpeed has no such top-level key and would ignore it", fix
 
 
 def _is_of(kind: Kind, value: Any, may_be_null: bool) -> bool:
-    if value is None:  # as if it were not there; DeepSpeed fails on a top-level section of that kind
+    if value is None:  # means "not set"; DeepSpeed fails if a top-level section is null
         return may_be_null
     if isinstance(kind, tuple):
         return value in kind and not isinstance(value, bool)
@@ -114,12 +114,12 @@ def zero_section(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def offload_device(content: dict[str, Any], what: str) -> str:
-    """none, cpu or nvme; `what` is offload_optimizer or offload_param."""
+    """Return none, cpu or nvme; `what` is offload_optimizer or offload_param."""
     return str((zero_section(content).get(what) or {}).get("device") or "none")
 
 
 def check_mixes(content: dict[str, Any], file: str) -> None:
-    """Settings that are right each alone."""
+    """Check combinations of settings that are each valid by themselves."""
     zero, bf16, fp16 = zero_section(content), content.get("bf16", {}), content.get("fp16", {})
     stage = zero.get("stage") or 0
 
@@ -135,8 +135,8 @@ def check_mixes(content: dict[str, Any], file: str) -> None:
         "DeepSpeed would ignore it",
         "Use stage 1, 2 or 3.",
     )
-    # At stages 1 and 2 DeepSpeed keeps the states in host memory and says nothing; with bf16 and fp32 accumulation at
-    # stage 1 it does not offload at all.
+    # At stages 1 and 2 DeepSpeed silently keeps the states in host memory; with bf16 and fp32 accumulation at stage 1
+    # it does not offload at all.
     refuse(
         optimizer == "nvme" and stage < 3,
         f"offload_optimizer.device=nvme at stage {stage}",
@@ -150,7 +150,7 @@ def check_mixes(content: dict[str, Any], file: str) -> None:
         "Use stage 3, or remove it.",
     )
     ratio = (zero.get("offload_optimizer") or {}).get("ratio", 1)
-    refuse(ratio > 1, f"offload_optimizer.ratio={ratio}", "must be from 0 to 1", "Correct it.")
+    refuse(ratio > 1, f"offload_optimizer.ratio={ratio}", "must be from 0 to 1", "Fix the value.")
     refuse(
         ratio < 1 and stage < 3,
         f"offload_optimizer.ratio={ratio} at stage {stage}",
@@ -161,7 +161,7 @@ def check_mixes(content: dict[str, Any], file: str) -> None:
     refuse(
         hpz > 1 and stage < 3,
         f"zero_hpz_partition_size={hpz} at stage {stage}",
-        "weights are sharded at stage 3 only",
+        "weights are sharded only at stage 3",
         "Use stage 3, or remove it.",
     )
     predivided = content.get("prescale_gradients") or content.get("gradient_predivide_factor", 1) != 1
@@ -184,7 +184,7 @@ def check_mixes(content: dict[str, Any], file: str) -> None:
     refuse(
         bf16.get("bf16_optimizer_states") and not bf16.get(masters),
         "bf16.bf16_optimizer_states",
-        f"goes only with {masters}",
+        f"requires {masters}",
         f"Set {masters} true too.",
     )
     _check_dtypes(content, refuse)
@@ -200,13 +200,13 @@ def _check_dtypes(content: dict[str, Any], refuse: Callable[[Any, str, str, str]
         refuse(
             dtype is not None and dtype == other,
             f"{key}={dtype} with {compute}",
-            "gradients would lose range or digits both ways",
-            f"Write fp32 or {compute}.",
+            "gradients would lose range or precision",
+            f"Use fp32 or {compute}.",
         )
     refuse(
         content.get("fp16", {}).get("fp16_master_weights_and_grads")
         and offload_device(content, "offload_optimizer") == "none",
         "fp16.fp16_master_weights_and_grads",
-        "DeepSpeed has it for offloaded states only",
+        "DeepSpeed supports it only for offloaded states",
         "Remove it, or add offload_optimizer.",
     )

@@ -1,16 +1,16 @@
-"""The keys of a DeepSpeed JSON that this trainer takes, with the kind of value each has. Read from DeepSpeed 0.19.
+"""The keys of a DeepSpeed JSON that this trainer accepts, with the type of each value. Taken from DeepSpeed 0.19.
 
-DeepSpeed forbids unknown keys in most sections (by pydantic, many lines after the ranks have loaded everything),
-ignores them at the top level and in data_types, aio, flops_profiler, checkpoint and timers, and takes "true" and "2"
-for true and 2 in some places and for a truthy string in others. Here it is one table that needs neither torch nor
-DeepSpeed; `tests/zero/test_ds_keys.py` compares it with DeepSpeed's own models.
+DeepSpeed forbids unknown keys in most sections (through pydantic, after the ranks have loaded everything), ignores them
+at the top level and in data_types, aio, flops_profiler, checkpoint and timers, and reads "true" and "2" as true and 2
+in some places and as truthy strings in others. This table needs neither torch nor DeepSpeed;
+`tests/zero/test_ds_keys.py` compares it with DeepSpeed's own models.
 """
 
 from typing import Any
 
 Kind = str | tuple[Any, ...] | dict[str, Any]
-"""bool, int (not negative; 5e8 counts), positive (int), number, text or texts; or a tuple of what it may be; or, for a
-section, its own keys."""
+"""bool, int (not negative; 5e8 is allowed), positive (int), number, text or texts; a tuple of allowed values; or, for a
+section, its keys."""
 
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 DTYPES = ("fp32", "fp16", "bf16")
@@ -27,7 +27,7 @@ FILLED_IN = {
     "dataloader_drop_last": "data",
     "data_efficiency": "data and stages",
 }
-"""DeepSpeed keys that the run config decides, and its own name for them."""
+"""DeepSpeed keys that the run config sets, and the name of its setting."""
 
 REMOVED_TOP_LEVEL = (
     "amp",
@@ -42,36 +42,36 @@ REMOVED_TOP_LEVEL = (
     "sparse_attention",
     "sparse_gradients",
 )
-"""DeepSpeed had them once and now raises on them."""
+"""Former keys that DeepSpeed now rejects."""
 
 REMOVED_IN_ZERO = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")
 
 NOT_HERE = {
-    "torch_autocast": "ops are chosen for one dtype, which bf16 and fp16 decide",
-    "tensor_parallel": "this trainer has data parallelism and ZeRO alone",
-    "expert_parallel": "this trainer has data parallelism and ZeRO alone",
-    "pipeline": "this trainer has data parallelism and ZeRO alone",
-    "sequence_parallel_size": "this trainer has data parallelism and ZeRO alone",
-    "seq_parallel_communication_data_type": "this trainer has data parallelism and ZeRO alone",
-    "use_data_before_expert_parallelism": "this trainer has data parallelism and ZeRO alone",
-    "hybrid_engine": "it is for training with generation in between",
+    "torch_autocast": "ops are selected for one dtype, set by bf16 and fp16",
+    "tensor_parallel": "this trainer supports only data parallelism and ZeRO",
+    "expert_parallel": "this trainer supports only data parallelism and ZeRO",
+    "pipeline": "this trainer supports only data parallelism and ZeRO",
+    "sequence_parallel_size": "this trainer supports only data parallelism and ZeRO",
+    "seq_parallel_communication_data_type": "this trainer supports only data parallelism and ZeRO",
+    "use_data_before_expert_parallelism": "this trainer supports only data parallelism and ZeRO",
+    "hybrid_engine": "it is for training that alternates with generation",
     "weight_quantization": "it is for inference",
     "autotuning": "batch sizes come from the run config",
     "datastates_ckpt": "its package is not part of DeepSpeed",
-    "managed_gradient_accumulation": "steps fall on the borders that train.global_batch gives",
+    "managed_gradient_accumulation": "train.global_batch determines the accumulation",
     "vocabulary_size": "model.vocab_size decides it",
     "zero_optimization.zenflow": "its checkpoints cannot be resumed bit for bit",
     "zero_optimization.offload_optimizer.super_offload": "its checkpoints are not tested",
     "zero_optimization.legacy_stage1": "DeepSpeed raises on it",
-    "zero_optimization.elastic_checkpoint": "checkpoints are this trainer's own",
-    "zero_optimization.load_from_fp32_weights": "checkpoints are this trainer's own",
-    "zero_optimization.pipeline_loading_checkpoint": "checkpoints are this trainer's own",
+    "zero_optimization.elastic_checkpoint": "this trainer has its own checkpoint format",
+    "zero_optimization.load_from_fp32_weights": "this trainer has its own checkpoint format",
+    "zero_optimization.pipeline_loading_checkpoint": "this trainer has its own checkpoint format",
     "zero_optimization.compute_grad_norm": "clipping and the metrics need the norm",
     "data_types.param_dtype": "bf16.enabled and fp16.enabled decide it",
-    "checkpoint.writer": "DeepSpeed's writers lose or cannot read what they write",
-    "checkpoint.load_universal": "checkpoints are this trainer's own",
+    "checkpoint.writer": "DeepSpeed's writers lose data or write files that cannot be read",
+    "checkpoint.load_universal": "this trainer has its own checkpoint format",
 }
-"""Keys that DeepSpeed reads and that cannot be meant here, with the reason."""
+"""Keys that DeepSpeed supports and this trainer does not, with the reason."""
 
 RENAMED_IN_ZERO = {
     "cpu_offload": "offload_optimizer",
@@ -112,7 +112,7 @@ _STAGE_3 = {
     "use_all_reduce_for_fetch_params": "bool",
     "allgather_sequential": "bool",
 }
-"""DeepSpeed takes these with and without `stage3_` before them."""
+"""DeepSpeed accepts these with and without the prefix `stage3_`."""
 
 _ZERO: dict[str, Kind] = {
     "stage": (0, 1, 2, 3),

@@ -1,4 +1,4 @@
-"""The only door to DeepSpeed while training: process groups, optimizer, `deepspeed.initialize`."""
+"""The interface to DeepSpeed during training: process groups, optimizer, `deepspeed.initialize`."""
 
 import importlib
 import os
@@ -34,18 +34,18 @@ WATCHDOG_SECONDS = 30.0
 
 
 def pick_device(world: World) -> torch.device:
-    """This rank's GPU, or the CPU; with a GPU visible, DS_ACCELERATOR=cpu still means the CPU."""
+    """Return this rank's GPU, or the CPU; DS_ACCELERATOR=cpu selects the CPU even if a GPU is visible."""
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         if world.local_rank >= torch.cuda.device_count():
             raise MachineError(
                 f"rank {world.local_rank} on this node",
-                f"only {torch.cuda.device_count()} GPUs here",
+                f"this node has only {torch.cuda.device_count()} GPUs",
                 "Start fewer ranks per node.",
             )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
-        # A stream of our own for all that follows: the default one cannot be captured into a CUDA graph, and what
-        # DeepSpeed and autograd make while the model is wrapped stays bound to the stream it was made on.
+        # A separate stream for everything that follows: the default stream cannot be captured into a CUDA graph, and
+        # what DeepSpeed and autograd create while wrapping the model stays bound to the stream of its creation.
         torch.cuda.set_stream(torch.cuda.Stream(device))
         return device
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -53,14 +53,14 @@ def pick_device(world: World) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """As the vendor calls it; a CPU by its architecture and the threads torch uses."""
+    """Return the vendor's name of the GPU; for a CPU its architecture and the threads torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads per rank"
 
 
 def start_process_group(world: World, device: torch.device) -> None:
-    """Joins the other ranks; alone, a group of one on a port the system picks."""
+    """Join the other ranks; a single rank forms a group of one on a port chosen by the system."""
     if world.world_size == 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
@@ -68,15 +68,15 @@ def start_process_group(world: World, device: torch.device) -> None:
             os.environ.setdefault(name, "0")
         os.environ.setdefault("WORLD_SIZE", "1")
     join(world, device, default_pg_timeout)
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # finds them met
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # uses the existing group
     if device.type == "cpu":
         _unname_shared_buffer(world.rank)
 
 
 def limit_waiting(seconds: float) -> None:
-    """The timeout of all process groups. The one that `initialize` takes does not reach those that ZeRO makes.
+    """Set the timeout of all process groups. That of `initialize` does not apply to the groups that ZeRO creates.
 
-    A little later than the node's watchdog, which asks a rank what it is doing before it ends it.
+    Slightly longer than the watchdog's, which asks a rank what it is doing before it ends it.
     """
     if seconds <= 0:
         return
@@ -85,10 +85,10 @@ def limit_waiting(seconds: float) -> None:
 
 
 def _unname_shared_buffer(rank: int) -> None:
-    """DeepSpeed's CPU all-reduce maps 66 MiB of /dev/shm per rank and never removes the file.
+    """Unlink the 66 MiB per rank in /dev/shm that DeepSpeed's CPU all-reduce maps and never removes.
 
-    Once every rank has mapped all of them the names are of no more use; without one, the memory goes when the ranks
-    do, however they end.
+    Once every rank has mapped all of them, the names are not needed; without a name, the memory is freed when the ranks
+    end, however they end.
     """
     torch.distributed.barrier()
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -97,7 +97,7 @@ def _unname_shared_buffer(rank: int) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Same initial weights on every rank."""
+    """Seed all generators, so that initial weights are the same on every rank."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -106,10 +106,10 @@ def seed_everything(seed: int) -> None:
 def build_model(
     make: Callable[[], Z2allForCausalLM], run: RunConfig, resolved: ResolvedDeepSpeed, device: torch.device
 ) -> Z2allForCausalLM:
-    """The model with its initial weights, the same under every JSON; under ZeRO-3 no rank ever holds it whole.
+    """Return the model with its initial weights, equal under every JSON; under ZeRO-3 no rank holds all of it.
 
-    Otherwise its weights are made where and in the dtype in which DeepSpeed wants them: it would move and cast them
-    anyway, on the CPU, where for 1.2B weights that takes seconds.
+    Otherwise the weights are created on the device and in the dtype that DeepSpeed uses: it would move and cast them
+    anyway, on the CPU, which takes seconds for 1.2B weights.
     """
     if resolved.stage == 3:
         with deepspeed.zero.Init(config_dict_or_path=resolved.config):
@@ -128,12 +128,12 @@ def _gathered(weight: nn.Parameter) -> Any:
 
 
 def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) -> Any:
-    """Wraps the model. The optimizer is ours, so that its settings have one home whatever the JSON."""
+    """Wrap the model. The optimizer is created here and not by DeepSpeed, so that its settings do not depend on it."""
     groups = parameter_groups(model, run.optimizer.weight_decay)
     optimizer = build_optimizer(resolved.optimizer, groups, run.optimizer)
     if resolved.stage == 3:
-        # A layer's weights are gathered in one go: hooks on each of its modules cost the host more than the layer
-        # costs the GPU (H200, 16,384 tokens: 280 ms of hooks and launches a micro-batch, 220 ms of kernels).
+        # The weights of a layer are gathered at once: hooks on each of its modules take the host longer than the layer
+        # takes the GPU (H200, 16,384 tokens: 280 ms of hooks and launches per micro-batch, 220 ms of kernels).
         set_z3_leaf_modules(model, [DecoderLayer])
     _load_muon_uncompiled()
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
@@ -143,8 +143,8 @@ def build_engine(model: nn.Module, run: RunConfig, resolved: ResolvedDeepSpeed) 
 
 
 def _load_muon_uncompiled() -> None:
-    """DeepSpeed loads its Muon with every engine and marks parts of it for torch.compile; for that torch loads its
-    whole compiler, two seconds of every start. Here they are left unmarked: no optimizer of ours is Muon."""
+    """Import DeepSpeed's Muon without its torch.compile decorators. DeepSpeed loads it with every engine, and the
+    decorators make torch load its compiler, which takes two seconds per start; Muon is not used here."""
     marking, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
     try:
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
@@ -153,20 +153,20 @@ def _load_muon_uncompiled() -> None:
 
 
 def _keep_norm_of_clipping(engine: Any) -> None:
-    """Without ZeRO DeepSpeed throws away the norm it clips by, and sums it up in fp32 (seen: 2e-6 off on a CPU)."""
+    """Keep the norm used for clipping: without ZeRO, DeepSpeed discards it and sums in fp32 (2e-6 off on a CPU)."""
 
     def clip() -> None:
         gradients = [weight.grad for weight in engine.module.parameters() if weight.grad is not None]
         norm = torch.stack([gradient.double().norm() for gradient in gradients]).norm()
         engine._global_grad_norm = norm
-        # As ZeRO's optimizers do it.
+        # Same formula as ZeRO's optimizers.
         torch._foreach_mul_(gradients, (engine.gradient_clipping() / (norm + 1e-6)).clamp(max=1.0).float())
 
     engine.clip_fp32_gradients = clip
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms and biases (one dimension) do not."""
+    """Return two groups: matrices with weight decay; norms and biases (one dimension) without."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": weight_decay},
@@ -175,12 +175,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def _dimensions(parameter: nn.Parameter) -> int:
-    """Built under `zero.Init`, a parameter that is not gathered is empty and has one dimension."""
+    """Return the true number of dimensions; under `zero.Init` a parameter that is not gathered has an empty shape."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def collectives_of_deepspeed() -> Any:
-    """The object whose methods send everything that DeepSpeed sends."""
+    """Return the object whose methods perform all of DeepSpeed's communication."""
     return comm.cdb
 
 

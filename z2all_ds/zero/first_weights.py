@@ -1,8 +1,7 @@
-"""A run's first weights out of a Hugging Face folder (`train.init_from`), straight into the fp32 masters.
+"""Loads the initial weights from a Hugging Face folder (`train.init_from`) directly into the fp32 master weights.
 
-Every rank reads the parameters it steps, one at a time, so that no rank holds the model whole, and the masters have
-every bit that the folder has, also where the model computes in 16 bits. A run that goes on from a checkpoint never
-looks at the folder.
+Every rank reads the parameters it updates, one at a time, so no rank holds the whole model, and the master weights have
+the full precision of the folder even if the model computes in 16 bits. Ignored when a run resumes from a checkpoint.
 """
 
 import json
@@ -19,14 +18,14 @@ from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
 
 
 class FirstWeights(NamedTuple):
-    """Where they come from, and which row of the vocabulary is which."""
+    """The source folder and the mapping of vocabulary rows."""
 
     folder: LlamaFolder
     rows: VocabularyRows
 
 
 def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
-    """Checked in full, without torch; None where the run draws its weights or goes on from a checkpoint."""
+    """Check the folder completely, without torch; None if the run has no `init_from` or resumes from a checkpoint."""
     if not run.train.init_from or not begins_anew(run, resume):
         return None
     folder = LlamaFolder(run.train.init_from)
@@ -38,7 +37,7 @@ def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
 
 
 def begins_anew(run: RunConfig, resume: str) -> bool:
-    """Whether there is no checkpoint to go on from."""
+    """Return whether there is no checkpoint to resume from."""
     if resume != "auto":
         return resume == "never"
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
@@ -47,7 +46,7 @@ def begins_anew(run: RunConfig, resume: str) -> bool:
 
 
 def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: Callable[[str], None]) -> None:
-    """Into a new engine of any shape. Collective; rank 0 decides whether, should others see another disk."""
+    """Load them into a new engine with any sharding. Collective; rank 0 decides, in case other ranks' disks differ."""
     import torch
 
     from z2all_ds.model.llama_weights import LlamaWeights

@@ -1,9 +1,9 @@
-"""Gives each bf16 weight the place in DeepSpeed's fp32 gradients where its own gradient is added up.
+"""Lets each bf16 weight accumulate its gradient directly in DeepSpeed's fp32 gradient buffer.
 
-DeepSpeed's BF16 optimizer (ZeRO-1 with fp32 accumulation) keeps one flat fp32 gradient and adds every micro-batch's
-bf16 gradients to it in a pass of its own, after zeroing them in another. With sinks (`ops/gradient_sink.py`) the
-products of the backward pass add to the flat gradient directly, and neither pass has anything to do. What is reduced
-between ranks, clipped and stepped is the same flat gradient as before.
+DeepSpeed's BF16 optimizer (ZeRO-1 with fp32 accumulation) has one flat fp32 gradient, adds every micro-batch's bf16
+gradients to it in a separate pass, and zeroes them in another. With sinks (`ops/gradient_sink.py`) the products of the
+backward pass add to the flat gradient directly, and both passes become empty. Reduction between ranks, clipping and the
+step use the same flat gradient as before.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from z2all_ds.ops import gradient_sink
 
 
 class GradientSinks:
-    """For optimizers that have such a gradient; for others it does nothing."""
+    """Sinks for optimizers with such a gradient; does nothing for others."""
 
     def __init__(self, engine: Any) -> None:
         optimizer = engine.optimizer
@@ -28,17 +28,17 @@ class GradientSinks:
                 gradient_sink.attach(weight, gradient.view(weight.shape))
         optimizer.get_grads_for_norm = self._gradients_for_norm
         if engine.dp_world_size == 1:
-            # Alone there is nothing to reduce; DeepSpeed would still round the gradients to bf16 to send them nowhere.
+            # Nothing to reduce on a single rank; DeepSpeed would still round the gradients to bf16 for communication.
             engine.enable_backward_allreduce = False
 
     def _gradients_for_norm(self, for_clipping: bool = False) -> Any:
-        """In place of DeepSpeed's list of the gradients that it has added up itself: all, and flat.
+        """Return all gradients, flat, instead of DeepSpeed's list of the gradients that it accumulated itself.
 
-        Norm and clipping are then a few kernels instead of several for each weight.
+        Norm and clipping then need a few kernels in total instead of several per weight.
         """
         flat = self._optimizer.fp32_groups_actual_gradients_flat
         return flat if for_clipping else (flat, {})
 
     def clear(self) -> None:
-        """Forgets what has been added up since the last step."""
+        """Clear the gradients accumulated since the last step."""
         self._optimizer.clear_hp_grads()

@@ -1,6 +1,6 @@
-"""What an offload to a disk (`device: nvme` in a DeepSpeed JSON) needs of the machine, asked before anything is loaded.
+"""Checks the machine's support for offload to disk (`device: nvme` in a DeepSpeed JSON) before anything is loaded.
 
-DeepSpeed itself finds out late: about a folder when the model is built, about libaio in the middle of a build.
+DeepSpeed itself fails late: for the folder when the model is built, for libaio during a build.
 """
 
 import os
@@ -18,14 +18,14 @@ from z2all_ds.zero.ds_json import zero_section
 
 
 def disk_folders(config: dict[str, Any]) -> list[Path]:
-    """The folders of a resolved JSON that weights or optimizer states are written to; mostly none."""
+    """Return the folders of a resolved JSON that weights or optimizer states are written to; usually none."""
     sections = [zero_section(config).get(what) or {} for what in OFFLOADS]
     paths = [section["nvme_path"] for section in sections if section.get("device") == "nvme"]
     return [Path(path) for path in dict.fromkeys(paths)]
 
 
 def require_disk(resolved: ResolvedDeepSpeed) -> None:
-    """Makes the folders and writes a byte into each."""
+    """Create the folders and write one byte into each."""
     for folder in disk_folders(resolved.config):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -35,12 +35,12 @@ def require_disk(resolved: ResolvedDeepSpeed) -> None:
             raise ConfigError(
                 f"nvme_path {folder}",
                 f"cannot be written ({error.strerror})",
-                "Set train.nvme_folder to a folder of your own on a fast disk.",
+                "Set train.nvme_folder to a writable folder on a fast disk.",
             ) from None
 
 
 def require_libaio(environment: Mapping[str, str] = os.environ) -> None:
-    """Compiles and links three words against it, as the build of DeepSpeed's async_io will."""
+    """Compile and link a minimal program against libaio, as the build of DeepSpeed's async_io will."""
     compiler = shlex.split(environment.get("CXX", "")) or [machine.require_compiler(environment)]
     command = [*compiler, "-x", "c++", "-", "-laio", "-o", os.devnull]
     program = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
@@ -48,6 +48,6 @@ def require_libaio(environment: Mapping[str, str] = os.environ) -> None:
     if answer.returncode:
         raise MachineError(
             "offload to nvme",
-            "DeepSpeed's async_io needs libaio and its headers, and they are not here",
+            "DeepSpeed's async_io needs libaio and its headers, which are not installed",
             "Install them: `apt install libaio-dev` (Debian, Ubuntu) or `dnf install libaio-devel` (RHEL, Fedora).",
         )

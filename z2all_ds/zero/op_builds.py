@@ -1,4 +1,4 @@
-"""Builds DeepSpeed's ops once, in one process, before the ranks start, so that no rank sits in silence for a minute.
+"""Builds DeepSpeed's ops once, in one process, before the ranks start, so that ranks do not wait silently.
 
 python -m z2all_ds.zero.op_builds deepspeed_shm_comm
 """
@@ -25,25 +25,25 @@ BUILDERS = {
     "fused_adam": "FusedAdamBuilder",
     "async_io": "AsyncIOBuilder",
 }
-"""Op -> DeepSpeed's name of its builder."""
+"""Op -> name of its DeepSpeed builder."""
 
 
 def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:
-    """What this run will load: shared-memory messages between CPU ranks, DeepSpeed's optimizers, its way to disks."""
+    """Return the ops this run will load: shared-memory communication of CPU ranks, optimizers, disk I/O."""
     ops = ["deepspeed_shm_comm"] if device_type == "cpu" else []
     disk = ["async_io"] if disk_folders(resolved.config) else []
     return [*ops, *ops_of_optimizer(resolved.optimizer.kind), *disk]
 
 
 def buildable_ops() -> list[str]:
-    """Return the ops that runs on this machine can use: messages in shared memory are for ranks on a CPU, fused_adam is
-    for GPUs, and async_io, which few runs need, is left out where its library is missing."""
+    """Return the ops that runs on this machine can use: shared-memory communication is for ranks on a CPU, fused_adam
+    for GPUs; async_io, which few runs need, is left out if its library is missing."""
     of_the_other_device = "deepspeed_shm_comm" if machine.gpu_count() else "fused_adam"
     ops = [op for op in BUILDERS if op != of_the_other_device]
     try:
         require_libaio()
     except MachineError as error:
-        say(f"not built: async_io, for {error}")
+        say(f"not built: async_io ({error})")
         ops.remove("async_io")
     return ops
 
@@ -53,7 +53,7 @@ def ops_of_optimizer(kind: str) -> list[str]:
 
 
 def prebuild(ops: list[str]) -> None:
-    """Builds what is not built, showing which, how many and the time; a no-op on the second call."""
+    """Build the missing ops and show number and time; does nothing on the second call."""
     environment = {**os.environ, **machine.default_environment(ranks=1)}
     folder = Path(environment["TORCH_EXTENSIONS_DIR"])
     wait_for_locks(folder, ops)
@@ -63,27 +63,27 @@ def prebuild(ops: list[str]) -> None:
         machine.require_free_disk(folder, 300_000_000, "building DeepSpeed ops")
     if "async_io" in missing:
         require_libaio(environment)
-    # All cores may compile: the ranks, which share them, have not started.
+    # The ranks have not started, so all cores may compile.
     environment.pop("OMP_NUM_THREADS", None)
     for number, op in enumerate(missing, 1):
-        # Of this process: nodes that share a home build at once, and torch lets one of them go first.
+        # One log per process: nodes that share a home folder build at the same time, and torch serializes them.
         log, began = folder / f"{op}.{socket.gethostname()}-{os.getpid()}.build.log", time.monotonic()
         with heartbeat(f"building DeepSpeed op {op}, {number} of {len(missing)} (once, a minute or more)"):
             command = [sys.executable, "-m", "z2all_ds.zero.op_builds", op]
             code = run_group(command, environment, log, stderr_to_log=True)
         if code != 0:
-            # Of all that compilers, linkers and ninja say, the first line that calls itself an error.
+            # Report the first error line in the output of compilers, linkers and ninja.
             lines = log.read_text(errors="replace").splitlines() or ["no message"]
             reason = next((line for line in lines if re.search(r"\berror: |: cannot find ", line)), lines[-1])
-            raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"The whole log: {log}")
+            raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"Full log: {log}")
         log.unlink()
         say(f"built DeepSpeed op {op}, {number} of {len(missing)}, in {human_seconds(time.monotonic() - began)}")
 
 
 def wait_for_locks(folder: Path, ops: list[str]) -> None:
-    """Return when no build of one of these ops holds a lock; builds of others do not matter.
+    """Return when no build of one of these ops holds a lock; builds of other ops do not matter.
 
-    torch would wait in silence, and forever on the lock of a dead build.
+    torch would wait silently, and forever for the lock of a killed build.
     """
 
     def held() -> list[Path]:
@@ -91,7 +91,7 @@ def wait_for_locks(folder: Path, ops: list[str]) -> None:
 
     def remove_stale() -> None:
         for lock in remove_stale_locks(folder):
-            say(f"removed the lock of a build that was killed: {lock}")
+            say(f"removed the lock of a killed build: {lock}")
 
     remove_stale()
     if locks := held():
@@ -102,7 +102,7 @@ def wait_for_locks(folder: Path, ops: list[str]) -> None:
 
 
 def build_here(op: str) -> None:
-    """Builds and loads one op in this process."""
+    """Build and load one op in this process."""
     follow_owner()
     if machine.gpu_count() == 0:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

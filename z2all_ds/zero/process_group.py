@@ -1,6 +1,6 @@
-"""Where ranks meet: the store of rank 0, which listens on the one address that the others were told, and on no other.
+"""Rendezvous of the ranks: the store of rank 0, which listens only on the address that was given to the others.
 
-It asks nobody for a password, so who can reach it can join. torch's own way (env://) opens it on all addresses.
+It has no authentication, so anyone who can reach it can join. torch's own env:// opens it on all addresses.
 """
 
 import errno
@@ -17,11 +17,11 @@ from z2all_ds.base.world import World
 
 
 def join(world: World, device: torch.device, timeout: timedelta) -> None:
-    """Meets the other ranks; alone, in a group of one on a port the system picks."""
+    """Join the other ranks; a single rank forms a group of one on a port chosen by the system."""
     if dist.is_initialized():  # by an earlier training in this process
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # Bound to its device, a group is made at once, and later ones are split off it; alone there is nobody to reach.
+    # A group bound to its device is created at once, and later groups are split from it; not needed for one rank.
     own_device = device if device.type == "cuda" and world.world_size > 1 else None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself holds the store
         dist.init_process_group(backend, timeout=timeout, device_id=own_device)
@@ -41,12 +41,12 @@ def _store(world: World, address: str, port: int, timeout: timedelta) -> dist.TC
     except (OSError, dist.DistNetworkError) as error:
         if "EADDRINUSE" not in str(error) and getattr(error, "errno", None) != errno.EADDRINUSE:
             raise
-        raise PortTaken(f"port {port}", "another process has it", "Give the launcher another --master_port.") from None
+        raise PortTaken(f"port {port}", "in use by another process", "Set another --master_port.") from None
 
 
 def listen(address: str, port: int) -> socket.socket | None:
-    """On this address alone. None, and with it all addresses, where it is a name, which may mean something else on
-    another machine, or one that this machine has only towards the outside."""
+    """Listen on this address only. Return None (all addresses) if it is a host name, which may resolve differently on
+    another machine, or an external address that this machine does not have itself."""
     try:
         version = ipaddress.ip_address(address).version
     except ValueError:

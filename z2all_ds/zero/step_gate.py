@@ -1,9 +1,9 @@
-"""Decides at the last moment whether the weights are changed: after DeepSpeed has the gradient's norm, before it steps.
+"""Decides whether the weights are changed: after DeepSpeed has computed the gradient norm, before the optimizer step.
 
-DeepSpeed's optimizers for all ZeRO stages reduce, measure and clip the gradients and then call `step` of the optimizer
-they were given, once or once per group. Standing in front of that call, a step can be left out so that weights and
-moments keep every bit. Whoever answers may read figures of the step from the device: in ZeRO-1 with fp32 accumulation
-and in ZeRO-3 DeepSpeed has just waited for the norm itself.
+For all ZeRO stages, DeepSpeed reduces, measures and clips the gradients and then calls `step` of the inner optimizer,
+once or once per group. Intercepting that call, a step can be skipped so that weights and moments stay bitwise the same.
+The callback may read values from the device: in ZeRO-1 with fp32 accumulation and in ZeRO-3, DeepSpeed has just
+synchronized for the norm itself.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class StepGate:
-    """Asks `allows` once per step of the engine, on its first call of the inner optimizer."""
+    """Calls `allows` once per engine step, at the first call of the inner optimizer."""
 
     def __init__(self, engine: Any, allows: Callable[[float | None], bool]) -> None:
         self._engine, self._allows = engine, allows
         self._answer: bool | None = None
-        # At stage 0 DeepSpeed uses the optimizer as it is.
+        # At stage 0 DeepSpeed uses the optimizer directly.
         self._inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
         self._plain_step = self._inner.step
         self._inner.step = self._step
 
     def take_answer(self) -> bool | None:
-        """Whether the step just taken was let through, or None if DeepSpeed left it out itself; ready for the next."""
+        """Return whether the last step was allowed, or None if DeepSpeed skipped it itself; reset for the next."""
         answer, self._answer = self._answer, None
         return answer
 
@@ -32,8 +32,8 @@ class StepGate:
         return self._plain_step(*arguments, **options) if self._answer else None
 
     def grad_norm(self) -> float | None:
-        """Of the step in progress, before clipping; None where DeepSpeed does not tell."""
+        """Return the norm of the current step before clipping; None if DeepSpeed does not provide it."""
         norm = self._engine.get_global_grad_norm()
-        # ZeRO's optimizers have it a moment before the engine has.
+        # ZeRO's optimizers set it before the engine does.
         norm = getattr(self._engine.optimizer, "_global_grad_norm", norm)
         return None if norm is None else float(norm)

@@ -211,32 +211,32 @@ def test_an_unknown_key_of_a_stage_names_the_nearest() -> None:
         (
             ["by=tokens", "warmup_steps=5"],
             "schedule.warmup_steps=5: schedule.by=tokens counts tokens."
-            " Give schedule.warmup_tokens instead, and schedule.warmup_steps=null.",
+            " Set schedule.warmup_tokens instead, and schedule.warmup_steps=null.",
         ),
         (
             ["warmup_tokens=5"],
             "schedule.warmup_tokens=5: schedule.by=steps counts steps."
-            " Give schedule.warmup_steps instead, and schedule.warmup_tokens=null.",
+            " Set schedule.warmup_steps instead, and schedule.warmup_tokens=null.",
         ),
         (
             ["kind=wsd", "by=tokens", "warmup_tokens=5", "decay_steps=7"],
             "schedule.decay_steps=7: schedule.by=tokens counts tokens."
-            " Give schedule.decay_tokens instead, and schedule.decay_steps=null.",
+            " Set schedule.decay_tokens instead, and schedule.decay_steps=null.",
         ),
         (
             ["by=tokens"],
             "schedule.warmup_tokens: is not set, and schedule.by=tokens with schedule.kind=cosine needs it."
-            " Give it: schedule.warmup_tokens=...",
+            " Set schedule.warmup_tokens=...",
         ),
         (
             ["kind=wsd"],
             "schedule.decay_steps: is not set, and schedule.by=steps with schedule.kind=wsd needs it."
-            " Give it: schedule.decay_steps=...",
+            " Set schedule.decay_steps=...",
         ),
         (
             ["decay_steps=7"],
-            "schedule.decay_steps=7: schedule.kind=cosine has no decay of its own length."
-            " Choose schedule.kind=wsd, or leave it out.",
+            "schedule.decay_steps=7: schedule.kind=cosine has no separate decay length."
+            " Set schedule.kind=wsd, or omit it.",
         ),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
         ('track.wandb="a\\nb"', r"track.wandb='a\nb': Input should be 'disabled', 'auto', 'offline' or 'online'."),
         ("checkpoint.keep_last=1", "checkpoint.keep_last=1: Input should be greater than or equal to 2."),
         ("checkpoint.keep_every=-1", "checkpoint.keep_every=-1: Input should be greater than or equal to 0."),
-        ("checkpoint.keep_best=2", "config: checkpoint.keep_best=2 must have a validation.corpus to judge by."),
+        ("checkpoint.keep_best=2", "config: checkpoint.keep_best=2 must have a validation.corpus to rank checkpoints."),
         ("model.num_attention_heads=30", "model: num_attention_heads=30 must divide hidden_size=2048."),
         ("model.num_key_value_heads=5", "model: num_key_value_heads=5 must divide num_attention_heads=32."),
         ("model.num_attention_heads=2048", "model: head size 1 (hidden_size / num_attention_heads) must be even"),
@@ -297,13 +297,13 @@ def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
         ("stages.0.steps=5", "stages={'0': {'steps': 5}}: Input should be a valid list."),
         ("data.packing=worst_fit", "data.packing='worst_fit': Input should be 'cut' or 'best_fit'."),
         ("data.num_workers=-1", "data.num_workers=-1: Input should be greater than or equal to 0."),
-        ("data.skip_samples=[[8, 8]]", "config: data.skip_samples: [8, 8] must go up from 0."),
-        ("data.skip_samples=[[-8, 8]]", "config: data.skip_samples: [-8, 8] must go up from 0."),
+        ("data.skip_samples=[[8, 8]]", "config: data.skip_samples: [8, 8] must be ascending and not negative."),
+        ("data.skip_samples=[[-8, 8]]", "config: data.skip_samples: [-8, 8] must be ascending and not negative."),
         ("data.skip_samples=[8, 16]", "data.skip_samples.0=8: Input should be a valid list."),
         ("data.skip_samples=[[8]]", "data.skip_samples.0.1=[8]: Field required."),
         ("data.skip_samples=[[8, 16.5]]", "data.skip_samples.0.1=16.5: Input should be a valid integer"),
-        ("train.steps", "override 'train.steps': must read section.key=value."),
-        ("=5", "override '=5': must read section.key=value."),
+        ("train.steps", "override 'train.steps': must be section.key=value."),
+        ("=5", "override '=5': must be section.key=value."),
         ("run_dir=[a", "override 'run_dir=[a': value is not valid YAML."),
         ("tra\nin.steps=1", "tra in: no such setting. Did you mean train?"),
         ("preset=z2all_2b", "preset 'z2all_2b': neither a file nor one of the shipped ones ("),
@@ -315,7 +315,7 @@ def test_a_bad_value_gives_one_line(override: str, start: str) -> None:
 
 def test_an_override_below_a_value_is_refused() -> None:
     line = refusal(None, ["train=5", "train.steps=5"])
-    assert line == "override 'train.steps=5': train is a value, not a section. Drop one of the two."
+    assert line == "override 'train.steps=5': train is a value, not a section. Remove one of them."
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_an_override_below_a_value_is_refused() -> None:
         (b"train: [1, 2", "not valid YAML ("),
         (b"a:\n\t- b", "not valid YAML ("),
         (b"run_dir: \xff\xfe", "not valid YAML ("),
-        (b"- train\n- data\n", "must hold key: value sections."),
-        (b"just words", "must hold key: value sections."),
+        (b"- train\n- data\n", "must contain key: value sections."),
+        (b"just words", "must contain key: value sections."),
     ],
 )
 def test_a_file_that_is_no_config(content: bytes, rule: str, tmp_path: Path) -> None:

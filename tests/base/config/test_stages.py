@@ -79,10 +79,10 @@ def test_a_batch_that_grows_is_a_stage_for_each_size() -> None:
     ("overrides", "line"),
     [
         (("train.batch_warmup_from=12", "train.batch_warmup_steps=9"), "batch_warmup_from=12: .* one of 16, 8, 4"),
-        (("train.batch_warmup_from=2", "train.batch_warmup_steps=9"), "in micro-batches of 4. Set it to one of 16"),
+        (("train.batch_warmup_from=2", "train.batch_warmup_steps=9"), "of micro_batch=4. Set it to one of 16"),
         (("train.batch_warmup_from=32", "train.batch_warmup_steps=9"), "batch_warmup_from=32: .* one of 16, 8, 4"),
-        (("train.batch_warmup_from=4", "train.batch_warmup_steps=2"), "batch_warmup_steps=2: 3 smaller batches need"),
-        (("train.batch_warmup_from=4", "train.batch_warmup_steps=100"), "fewer than the stage's 100"),
+        (("train.batch_warmup_from=4", "train.batch_warmup_steps=2"), "batch_warmup_steps=2: must be at least 3 "),
+        (("train.batch_warmup_from=4", "train.batch_warmup_steps=100"), "less than the stage's 100 steps"),
         (("train.batch_warmup_from=4",), "must be given together"),
         (("train.batch_warmup_steps=4",), "must be given together"),
     ],
@@ -101,31 +101,30 @@ def test_the_last_stage_may_repeat_its_steps() -> None:
     [
         (
             [{"name": "a"}, {"name": "b"}],
-            "stage 'a' without steps: every stage but the last needs its number of steps."
-            " Give it one, e.g. steps: 1000.",
+            "stage 'a' without steps: every stage except the last needs a number of steps. Set it, e.g. steps: 1000.",
         ),
         (
             [{"name": "a", "steps": 100}, {"name": "b"}],
-            "stage 'b': the stages before it take 100 of train.steps=100. Raise train.steps or shorten a stage.",
+            "stage 'b': the earlier stages use 100 of train.steps=100. Raise train.steps or shorten a stage.",
         ),
         (
             [{"name": "a", "steps": 60}, {"name": "b", "steps": 50}, {"name": "c"}],
-            "stage 'b' of 50 steps: the stages before it take 60 of train.steps=100."
+            "stage 'b' of 50 steps: the earlier stages use 60 of train.steps=100."
             " Raise train.steps or shorten a stage.",
         ),
         (
             [{"name": "a", "steps": 60}, {"name": "b", "steps": 30}],
-            "steps=30 of the last stage: with it the stages take 90 steps and train.steps=100."
-            " Leave it out, or make them agree.",
+            "steps=30 of the last stage: the stages add up to 90 steps, but train.steps=100."
+            " Omit it, or make them equal.",
         ),
         (
             [{"name": "a", "steps": 60}, {"name": "b", "steps": 50}],
-            "steps=50 of the last stage: with it the stages take 110 steps and train.steps=100."
-            " Leave it out, or make them agree.",
+            "steps=50 of the last stage: the stages add up to 110 steps, but train.steps=100."
+            " Omit it, or make them equal.",
         ),
         (
             [{"name": "a", "global_batch": 20}],
-            "global_batch=20 of stage 'a': the micro-batch of 4 cannot change in the proportion of 32 to it."
+            "global_batch=20 of stage 'a': micro_batch=4 cannot be scaled in proportion from global_batch=32."
             " Choose it so that 4 x global_batch / 32 is a whole number.",
         ),
     ],
@@ -146,23 +145,23 @@ BY_TOKENS = ("schedule.by=tokens", "schedule.kind=wsd")
     [
         (
             ("schedule.kind=wsd", "schedule.warmup_steps=51", "schedule.decay_steps=50"),
-            "schedule.warmup_steps=51 and schedule.decay_steps=50: together they are longer than the run of 100 steps."
+            "schedule.warmup_steps=51 and schedule.decay_steps=50: together they exceed the run of 100 steps."
             " Shorten one of them, or raise train.steps.",
         ),
         (
             (*BY_TOKENS, "schedule.warmup_tokens=2048", "schedule.decay_tokens=284673"),
-            "schedule.warmup_tokens=2048 and schedule.decay_tokens=284673: together they are longer than the run of"
+            "schedule.warmup_tokens=2048 and schedule.decay_tokens=284673: together they exceed the run of"
             " 286720 tokens. Shorten one of them, or raise train.steps.",
         ),
         (
             ("schedule.warmup_steps=61",),
-            "anneal of stage 'b': it begins after 60 steps, within the warm-up."
-            " Let it begin later, or lower schedule.warmup_steps=61.",
+            "anneal of stage 'b': it starts after 60 steps, during the warm-up."
+            " Start it later, or lower schedule.warmup_steps=61.",
         ),
         (
             (*BY_TOKENS, "schedule.warmup_tokens=122881", "schedule.decay_tokens=1"),
-            "anneal of stage 'b': it begins after 122880 tokens, within the warm-up."
-            " Let it begin later, or lower schedule.warmup_tokens=122881.",
+            "anneal of stage 'b': it starts after 122880 tokens, during the warm-up."
+            " Start it later, or lower schedule.warmup_tokens=122881.",
         ),
     ],
 )

@@ -234,7 +234,7 @@ def test_two_ctrl_c_end_it_at_once_and_leave_nothing(launches: Launches) -> None
     for rank in map(rank_on, used):
         os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
     os.kill(command, signal.SIGINT)
-    launch.wait_for_words("once more ends it at once")
+    launch.wait_for_words("repeat to end it at once")
     os.kill(command, signal.SIGINT)
     assert launch.wait() == 130, launch.output
     assert_nothing_is_left(used, within_seconds=1.0)

@@ -177,7 +177,7 @@ def test_a_rank_whose_data_does_not_come(launches: Launches, tmp_path: Path) -> 
     assert float(str(fault["seconds"])) < 30
     flights = flight_recorder.read_flights(RunFolder(run_dir))
     assert sorted(flights) == [0, 1]
-    assert any("begun by rank 0, not by rank 1" in line for line in said.splitlines())
+    assert any("started by rank 0, not by rank 1" in line for line in said.splitlines())
     assert "next" in (run_dir / "logs" / "stacks" / "rank_0001.txt").read_text()
     assert nobody_is_left()
 

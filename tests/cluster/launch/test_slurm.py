@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
         for rank in ranks_on(node):
             os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
     os.kill(command, signal.SIGTERM)
-    launch.wait_for_words("once more ends it at once")
+    launch.wait_for_words("repeat to end it at once")
     os.kill(command, signal.SIGTERM)
     assert launch.wait() == 130, launch.output
     assert "steps left: none" in launch.output

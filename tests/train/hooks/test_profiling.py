@@ -45,7 +45,7 @@ def test_a_run_that_ends_inside_the_window_writes_what_it_has(runs: Path) -> Non
 
 def test_windows_that_cannot_be_meant(tmp_path: Path) -> None:
     for window in ("[0, 4]", "[9, 3]"):
-        with pytest.raises(ConfigError, match="must go up from step 1"):
+        with pytest.raises(ConfigError, match="must be ascending and start at step 1"):
             load_run_config(None, [f"train.profile={window}"])
     for given in ("5", "a:b", "1:2:3"):
         answer = z2all("train", "--profile", given, cwd=tmp_path)

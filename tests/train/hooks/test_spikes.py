@@ -143,5 +143,5 @@ def test_stop_and_giving_up_say_why(runs: Path) -> None:
     assert "guard.policy=stop" in log("stop")
     assert len(events(runs / "few", "spike")) == 2
     assert "more bad steps than guard.max_bad_steps=1" in log("few")
-    assert "not finite 3 times in a row: the weights are broken" in log("broken")
+    assert "not finite 3 times in a row: the weights are corrupt" in log("broken")
     assert not list((runs / "broken" / "checkpoints").glob("step_*"))

@@ -48,7 +48,7 @@ def test_who_has_not_come_is_named(tmp_path: Path) -> None:
     for rank in (0, 2, 3):
         write(run, rank, waits)
     write(run, 1, recording(entry(5), entry(6)))
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: begun by ranks 0, 2, 3, not by rank 1"]
+    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by ranks 0, 2, 3, not by rank 1"]
 
 
 def test_a_collective_that_all_have_begun_is_told_after_one_that_they_have_not(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_collective_that_all_have_begun_is_told_after_one_that_they_have_not(t
     write(run, 0, recording(stuck, entry(9, "scheduled", "1", "all_gather")))
     write(run, 1, recording(stuck, entry(8, group="1")))
     assert flight_recorder.told(run) == [
-        "all_gather 9 of group 1: begun by rank 0, not by rank 1",
-        "reduce_scatter 3 of group 0: begun by ranks 0, 1, not finished",
+        "all_gather 9 of group 1: started by rank 0, not by rank 1",
+        "reduce_scatter 3 of group 0: started by ranks 0, 1, not finished",
     ]
 
 
@@ -66,7 +66,7 @@ def test_members_of_other_groups_are_not_missed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     write(run, 0, recording(entry(7, "scheduled", "2")))
     write(run, 1, recording(entry(1, group="3")))
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 2: begun by rank 0, not finished"]
+    assert flight_recorder.told(run) == ["all_reduce 7 of group 2: started by rank 0, not finished"]
 
 
 def test_ranks_that_wait_for_nothing_tell_nothing(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_rank_is_asked_by_its_pipe_and_waited_for(tmp_path: Path) -> None:
     rank = threading.Thread(target=answer)
     rank.start()
     flight_recorder.ask_for(run, tmp_path, [0, 1])  # rank 0 has no recorder
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: begun by rank 1, not finished"]
+    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by rank 1, not finished"]
     rank.join()
     os.close(reading)
 

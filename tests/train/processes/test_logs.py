@@ -68,7 +68,7 @@ def test_a_run_asked_to_stop(tmp_path: Path, small_corpus: Path, small_tokenizer
     terminal.read(0.1)
     lines = lines_on_screen(terminal.seen)
     assert_usable(terminal)
-    assert [line for line in lines if line.startswith("SIGINT: after this step the run saves")]
+    assert [line for line in lines if line.startswith("SIGINT: the run will save a checkpoint")]
     end = next(i for i, line in enumerate(lines) if re.match(r"stopped on request at step \d+", line))
     assert lines[end + 1].startswith("╭─ run ")
     step = int(lines[end].split()[-1])

@@ -72,7 +72,7 @@ def test_a_signal_makes_it_save_and_stop(
     assert last_outcome(run.folder) == "requeue"
     assert not run.folder.stop_request.exists()
     said = run.terminal.read_text()
-    assert f"{number.name}: after this step the run saves a checkpoint and stops" in said
+    assert f"{number.name}: the run will save a checkpoint and stop after this step" in said
     assert "stopped on request at step" in said and "Traceback" not in said and "Error" not in said
 
 
@@ -84,7 +84,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, sma
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP)  # so that they cannot answer the first
         run.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "SIGINT: after this step" in run.terminal.read_text(), "the first to be taken")
+        wait_until(lambda: "SIGINT: the run will save" in run.terminal.read_text(), "the first to be taken")
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == EXIT_INTERRUPTED
         assert marked(run.mark) == {}

@@ -202,7 +202,7 @@ def test_what_is_asked_for_is_taken_and_auto_is_what_can_be_fused() -> None:
         **{op: names[0] for op, names in TRACED.items()},
         "attention": "eager",
     }
-    assert chosen["attention"].reason == "asked for"
+    assert chosen["attention"].reason == "requested"
     assert chosen["cross_entropy"].backend == "chunked"
     with pytest.raises(ConfigError, match="needs a GPU"):
         ops_to_compile({"rope": "triton"}, Situation("cpu", "fp32", 16))
@@ -216,7 +216,7 @@ def test_an_op_that_is_not_traced_runs_between_pieces(
     """A CPU has no such backend, so one that could be traced is kept out."""
     monkeypatch.setitem(TRACED, "attention", ("eager",))
     ops = ops_to_compile({"attention": "sdpa"}, Situation("cpu", "fp32", 16))
-    assert "asked for; runs between compiled pieces of the layer" in [choice.reason for choice in ops.choices]
+    assert "requested; runs between compiled pieces of the layer" in [choice.reason for choice in ops.choices]
     eager, model = model_on("cpu", ops), model_on("cpu", ops)
     set_recompute(model, choice, ("attention", "mlp"))
     compile_layers(model, ops, num_shapes=1, say=lambda line: None)
@@ -278,7 +278,7 @@ def test_a_gpu_without_triton_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.compile=layers", "train.cuda_graphs=always"], "cuda_graphs=always must not meet compile=layers"),
+        (["train.compile=layers", "train.cuda_graphs=always"], "always must not be used with compile=layers"),
         (["train.activation_checkpointing=selective", "train.recompute=[]"], "recompute=[]"),
         (["train.recompute=[norm]"], "train.recompute.0='norm'"),
         (["train.compile=model"], "'none' or 'layers'"),

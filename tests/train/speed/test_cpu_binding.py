@@ -53,7 +53,7 @@ def test_a_cpu_is_left_alone() -> None:
     ("hinders", "line"),
     [
         (ImportError("no pynvml"), "no NUMA binding: nvidia-ml-py is not installed (pip install 'z2all_ds[gpu]')"),
-        (RuntimeError("NVML says Not Supported"), "no NUMA binding: NVML says Not Supported"),
+        (RuntimeError("NVML reports Not Supported"), "no NUMA binding: NVML reports Not Supported"),
     ],
 )
 def test_what_hinders_it_costs_a_line(monkeypatch: pytest.MonkeyPatch, hinders: Exception, line: str) -> None:

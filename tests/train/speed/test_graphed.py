@@ -87,7 +87,10 @@ def test_other_threads_may_pin_memory_while_it_captures() -> None:
         (("deepspeed=zero2",), "needs ZeRO-1"),
         (("deepspeed=zero1", "train.micro_batch=8"), "several micro-batches"),
         (("deepspeed=zero1", "ops.rms_norm=torch"), "rms_norm torch"),
-        (("deepspeed=zero1", "train.activation_checkpointing=full", "model.dropout1=0.1"), "to drop the same again"),
+        (
+            ("deepspeed=zero1", "train.activation_checkpointing=full", "model.dropout1=0.1"),
+            "activation checkpointing with dropout",
+        ),
         (("deepspeed=zero1", "model.rope_scaling={rope_type: dynamic, factor: 2.0}"), "dynamic rope"),
     ],
     ids=["zero2", "one-micro-batch", "torch-norm", "dropout", "dynamic-rope"],

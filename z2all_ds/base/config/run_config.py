@@ -1,7 +1,7 @@
-"""The run config: one YAML plus dotted overrides; defaults < preset < file < command line.
+"""The run config: one YAML file plus dotted overrides; precedence: defaults < preset < file < command line.
 
-Plain data only: nothing here touches disk (but for reading the files it is given), network or torch. The DeepSpeed
-keys live in ds_configs/*.json and nowhere else; `deepspeed:` below only names which one.
+This module only reads the files it is given; it uses no network or torch. DeepSpeed keys are set only in
+ds_configs/*.json; `deepspeed:` below selects one of these files.
 """
 
 from contextlib import suppress
@@ -33,18 +33,18 @@ from z2all_ds.base.resources import find_named_file
 
 MIN_DEFAULT_LANES = 64
 WHOLE_VALUES = ("weights", "rope_scaling")
-"""Settings that are dicts but one value each: a later layer replaces them whole."""
+"""Settings of type dict that are one value each: a later layer replaces them completely."""
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     preset: str | None = None
-    """Name of a shipped preset (z2all_tiny, z2all_120m, z2all_1b, z2all_7b) or path of one, as the lowest layer."""
+    """Name of a shipped preset (z2all_tiny, z2all_120m, z2all_1b, z2all_7b) or path to one; the lowest layer."""
     run_dir: str = "runs/default"
-    """Folder of everything the run writes."""
+    """Folder for all output of the run."""
     deepspeed: str = "zero2"
-    """Name of a shipped DeepSpeed JSON (zero0, zero1, zero2, zero3, ...) or the path of your own."""
+    """Name of a shipped DeepSpeed JSON (zero0, zero1, zero2, zero3, ...) or path to your own."""
     model: ModelSection = ModelSection()
     """The model's shape."""
     ops: OpsSection = OpsSection()
@@ -54,23 +54,23 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     """Steps, batch, precision."""
     stages: tuple[StageSection, ...] = ()
-    """Stages one after the other, e.g. pretrain, long context, anneal; none: the whole run is one."""
+    """Consecutive stages, e.g. pretrain, long context, anneal; empty: the whole run is one stage."""
     optimizer: OptimizerSection = OptimizerSection()
     """Optimizer."""
     schedule: ScheduleSection = ScheduleSection()
     """Learning rate."""
     checkpoint: CheckpointSection = CheckpointSection()
-    """Saving."""
+    """Checkpoints."""
     export: ExportSection = ExportSection()
-    """Exports while training."""
+    """Exports during training."""
     validation: ValidationSection = ValidationSection()
-    """Held-out text."""
+    """Validation on held-out text."""
     probes: ProbesSection = ProbesSection()
-    """Small questions."""
+    """Test questions during training."""
     guard: GuardSection = GuardSection()
-    """Steps that go wrong."""
+    """Handling of bad steps."""
     track: TrackSection = TrackSection()
-    """Sinks."""
+    """Metric sinks."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":
@@ -93,22 +93,22 @@ class RunConfig(Section):
             )
         for first, end in self.data.skip_samples:
             if not 0 <= first < end:
-                raise ValueError(f"data.skip_samples: [{first}, {end}] must go up from 0")
+                raise ValueError(f"data.skip_samples: [{first}, {end}] must be ascending and not negative")
         if self.checkpoint.keep_best and not self.validation.corpus:
             raise ValueError(
-                f"checkpoint.keep_best={self.checkpoint.keep_best} must have a validation.corpus to judge by"
+                f"checkpoint.keep_best={self.checkpoint.keep_best} must have a validation.corpus to rank checkpoints"
             )
         return self
 
     @property
     def num_lanes(self) -> int:
-        """As set, or the default: few lanes can all be in long documents of one domain for many steps."""
+        """Return the setting or its default. Few lanes could all be in long documents of one domain for many steps."""
         global_batch = self.train.global_batch
         return self.data.num_lanes or -(-MIN_DEFAULT_LANES // global_batch) * global_batch
 
 
 def load_run_config(path: str | None = None, overrides: list[str] | None = None) -> RunConfig:
-    """Reads the layers and validates the whole: the one way to a RunConfig."""
+    """Read all layers, merge them and validate the result. Every RunConfig is created here."""
     from_file: dict[str, Any] = _read_yaml(find_named_file(path, "run config", "presets", ".yaml")) if path else {}
     from_line: dict[str, Any] = {}
     for override in overrides or []:
@@ -123,17 +123,17 @@ def load_run_config(path: str | None = None, overrides: list[str] | None = None)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise _one_line(error) from None
+        raise _config_error(error) from None
 
 
 def anchored(config: RunConfig) -> RunConfig:
-    """The same config with absolute folders: written down, it means the same from wherever it is read."""
+    """Return the config with absolute paths, so that the written file is valid from any working directory."""
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute()) if path and "://" not in path else path
 
     def named(file: str) -> str:
-        """A name stands for a shipped file."""
+        """Make an existing file's path absolute; anything else is the name of a shipped file."""
         return absolute(file) if file and Path(file).expanduser().is_file() else file
 
     data = config.data.model_copy(
@@ -150,21 +150,21 @@ def anchored(config: RunConfig) -> RunConfig:
 
 
 def dump_yaml(config: RunConfig) -> str:
-    """The resolved config, every field written out, as it goes into the run folder."""
+    """Return the resolved config as YAML with every field, as it is written to the run folder."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def dump_model_yaml(fields: dict[str, Any]) -> str:
-    """These settings as the `model` section of a run YAML; the rest of the section is left to its defaults."""
+    """Return these settings as the `model` section of a run YAML; settings not given keep their defaults."""
     try:
         checked = ModelSection.model_validate(fields).model_dump(mode="json")
     except ValidationError as error:
-        raise _one_line(error) from None
+        raise _config_error(error) from None
     return yaml.safe_dump({"model": {name: checked[name] for name in fields}}, sort_keys=False)
 
 
 def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """`high` over `low`, section by section; WHOLE_VALUES are no sections."""
+    """Merge `high` over `low`, section by section; WHOLE_VALUES are replaced, not merged."""
     merged = dict(low)
     for key, value in high.items():
         both_sections = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE_VALUES
@@ -176,35 +176,35 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Correct the file.") from None
+        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Fix the file.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(str(path), "must hold key: value sections", "See `z2all_ds/presets/` for examples.")
+        raise ConfigError(str(path), "must contain key: value sections", "See `z2all_ds/presets/` for examples.")
     return content
 
 
 def _set_dotted(target: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"override {override!r}", "must read section.key=value", "For example train.steps=100.")
+        raise ConfigError(f"override {override!r}", "must be section.key=value", "For example train.steps=100.")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
     if isinstance(value, str) and text.strip()[:1] not in ("'", '"'):
-        value = text.strip()  # YAML would take a # in a path for the start of a comment
-        # YAML 1.1 reads 3e-4 as text; people write learning rates that way. In quotes it is meant as text.
+        value = text.strip()  # YAML would read a # in a path as the start of a comment
+        # YAML 1.1 reads 3e-4 as a string, but it is a common notation for learning rates. Quoted values stay strings.
         with suppress(ValueError):
             value = float(value) if value[:1].isdigit() else value
     *sections, key = name.strip().split(".")
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"override {override!r}", f"{section} is a value, not a section", "Drop one of the two.")
+            raise ConfigError(f"override {override!r}", f"{section} is a value, not a section", "Remove one of them.")
     target[key] = value
 
 
-def _one_line(error: ValidationError) -> ConfigError:
+def _config_error(error: ValidationError) -> ConfigError:
     problem = first_problem(error, RunConfig, "See `z2all config` for every setting with its default.")
     return ConfigError(problem.what or "config", problem.rule, problem.fix or "Change one of the two.")

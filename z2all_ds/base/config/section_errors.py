@@ -1,4 +1,4 @@
-"""What pydantic found wrong with settings, as one problem: where it is, which rule it breaks, what to do."""
+"""Converts a pydantic ValidationError into one problem: where it is, which rule is broken, how to fix it."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 
 class Problem(NamedTuple):
-    """The first of them; `location` is the way to it through sections, lists and names."""
+    """The first problem found; `location` is its path through sections, lists and names."""
 
     location: list[str]
     what: str
@@ -17,7 +17,7 @@ class Problem(NamedTuple):
 
 
 def first_problem(error: ValidationError, root: type[BaseModel], more: str) -> Problem:
-    """`root` is the section that was checked; `more` says where to read about its settings."""
+    """Return the first problem. `root` is the validated section; `more` says where its settings are documented."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)
@@ -29,13 +29,13 @@ def first_problem(error: ValidationError, root: type[BaseModel], more: str) -> P
         return Problem(location, dotted, "no such setting", fix)
     if first["type"] == "value_error":
         return Problem(location, dotted, str(first["ctx"]["error"]), "")
-    # A file has lists and sections, whatever Python makes of them.
+    # Files have lists and sections, not the Python types that pydantic names.
     rule = re.sub(r" or instance of \w+", "", first["msg"]).replace("valid tuple", "valid list")
     return Problem(location, f"{dotted}={first['input']!r}", rule, more)
 
 
 def _section_at(root: type[BaseModel], location: list[str]) -> type[BaseModel]:
-    """The section at the end of the way; `stages.0` is one of a list, `nodes.n1` one of those by name."""
+    """Return the section at this path; `stages.0` is an element of a list, `nodes.n1` one of a dict."""
     section, parts = root, iter(location)
     for part in parts:
         annotation: Any = section.model_fields[part].annotation

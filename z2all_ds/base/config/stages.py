@@ -1,4 +1,4 @@
-"""The stages of a run: what is in force at each step, with everything that was left out filled in."""
+"""The stages of a run: the settings in effect at each step, with omitted settings filled in."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from z2all_ds.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class RunStage:
-    """One stage, from step `first_step` (steps done before it) to `end_step`."""
+    """One stage. `first_step` is the number of steps done before it; it ends when `end_step` steps are done."""
 
     name: str
     first_step: int
@@ -35,7 +35,7 @@ class RunStage:
 
 
 def run_stages(run: RunConfig) -> list[RunStage]:
-    """At least one; the last ends with the run."""
+    """Return the stages of the run, at least one; the last ends with the run."""
     sections = run.stages or (StageSection(name="train"),)
     stages: list[RunStage] = []
     first_step = 0
@@ -44,11 +44,11 @@ def run_stages(run: RunConfig) -> list[RunStage]:
         end_step = run.train.steps if is_last else first_step + _steps(section)
         if end_step > run.train.steps or (is_last and first_step >= end_step):
             what = f"stage {section.name!r}" + ("" if is_last else f" of {section.steps} steps")
-            rule = f"the stages before it take {first_step} of train.steps={run.train.steps}"
+            rule = f"the earlier stages use {first_step} of train.steps={run.train.steps}"
             raise ConfigError(what, rule, "Raise train.steps or shorten a stage.")
         if is_last and section.steps is not None and first_step + section.steps != end_step:
-            rule = f"with it the stages take {first_step + section.steps} steps and train.steps={run.train.steps}"
-            raise ConfigError(f"steps={section.steps} of the last stage", rule, "Leave it out, or make them agree.")
+            rule = f"the stages add up to {first_step + section.steps} steps, but train.steps={run.train.steps}"
+            raise ConfigError(f"steps={section.steps} of the last stage", rule, "Omit it, or make them equal.")
         stages.append(_filled_in(run, section, first_step, end_step))
         first_step = end_step
     if run.train.batch_warmup_from:
@@ -58,7 +58,7 @@ def run_stages(run: RunConfig) -> list[RunStage]:
 
 
 def stage_at(stages: list[RunStage], steps_done: int) -> RunStage:
-    """The stage of the next step; after the last step, the last one."""
+    """Return the stage of the next step; after the last step, the last stage."""
     return stages[bisect_right([stage.first_step for stage in stages], steps_done) - 1]
 
 
@@ -71,14 +71,14 @@ def tokens_seen(stages: list[RunStage], steps_done: int) -> int:
 
 
 def progress(stages: list[RunStage], by: Literal["steps", "tokens"], steps_done: int) -> int:
-    """How far the run is, in the unit its schedule counts."""
+    """Return the progress of the run in the unit of its schedule."""
     return tokens_seen(stages, steps_done) if by == "tokens" else steps_done
 
 
 def _with_batch_warmup(whole: RunStage, smallest: int, steps: int) -> list[RunStage]:
-    """The stage, and before it a stage for each smaller batch, all of about the same number of steps.
+    """Return the stage preceded by one stage per smaller batch, each with about the same number of steps.
 
-    The micro-batch stays and the accumulation grows: no batch needs more memory than the whole one.
+    The micro-batch stays the same and the accumulation grows, so no batch needs more memory than the full one.
     """
     what, times = f"train.batch_warmup_from={smallest}", whole.global_batch // smallest
     if smallest % whole.micro_batch or smallest * times != whole.global_batch or times & (times - 1) or times == 1:
@@ -86,13 +86,13 @@ def _with_batch_warmup(whole: RunStage, smallest: int, steps: int) -> list[RunSt
         fitting = [size for size in halves if size % whole.micro_batch == 0 and whole.global_batch % size == 0]
         raise ConfigError(
             what,
-            f"doubled some times it must be {whole.global_batch}, all in micro-batches of {whole.micro_batch}",
+            f"doubling it must lead to {whole.global_batch}, always in multiples of micro_batch={whole.micro_batch}",
             f"Set it to one of {', '.join(map(str, fitting))}." if fitting else "Choose a smaller micro_batch.",
         )
     sizes = [smallest << doublings for doublings in range(times.bit_length() - 1)]
     if not len(sizes) <= steps < whole.end_step - whole.first_step:
-        rule = f"{len(sizes)} smaller batches need as many steps, and fewer than the stage's {whole.end_step}"
-        raise ConfigError(f"train.batch_warmup_steps={steps}", rule, "Correct one of the two.")
+        rule = f"must be at least {len(sizes)} (the smaller batches) and less than the stage's {whole.end_step} steps"
+        raise ConfigError(f"train.batch_warmup_steps={steps}", rule, "Change one of the two.")
     borders = [whole.first_step + steps * number // len(sizes) for number in range(len(sizes) + 1)]
     smaller = [
         replace(
@@ -104,18 +104,18 @@ def _with_batch_warmup(whole: RunStage, smallest: int, steps: int) -> list[RunSt
 
 
 def _check_schedule(run: RunConfig, stages: list[RunStage]) -> None:
-    """That the learning rate has room for its warm-up and decay. A warm-up alone may be cut off by a short run."""
+    """Check that warm-up and decay fit into the run. A warm-up without decay may be cut off by a short run."""
     by, warmup, decay = run.schedule.by, run.schedule.warmup or 0, run.schedule.decay
     total = progress(stages, by, run.train.steps)
     if decay is not None and warmup + decay > total:
         what = f"schedule.warmup_{by}={warmup} and schedule.decay_{by}={decay}"
-        rule = f"together they are longer than the run of {total} {by}"
+        rule = f"together they exceed the run of {total} {by}"
         raise ConfigError(what, rule, "Shorten one of them, or raise train.steps.")
     for stage in stages:
         begin = progress(stages, by, stage.first_step)
         if stage.anneal and begin < warmup:
-            what, rule = f"anneal of stage {stage.name!r}", f"it begins after {begin} {by}, within the warm-up"
-            raise ConfigError(what, rule, f"Let it begin later, or lower schedule.warmup_{by}={warmup}.")
+            what, rule = f"anneal of stage {stage.name!r}", f"it starts after {begin} {by}, during the warm-up"
+            raise ConfigError(what, rule, f"Start it later, or lower schedule.warmup_{by}={warmup}.")
 
 
 def _steps_within(stage: RunStage, steps_done: int) -> int:
@@ -124,8 +124,8 @@ def _steps_within(stage: RunStage, steps_done: int) -> int:
 
 def _steps(section: StageSection) -> int:
     if section.steps is None:
-        rule = "every stage but the last needs its number of steps"
-        raise ConfigError(f"stage {section.name!r} without steps", rule, "Give it one, e.g. steps: 1000.")
+        rule = "every stage except the last needs a number of steps"
+        raise ConfigError(f"stage {section.name!r} without steps", rule, "Set it, e.g. steps: 1000.")
     return section.steps
 
 
@@ -135,7 +135,7 @@ def _filled_in(run: RunConfig, section: StageSection, first_step: int, end_step:
     if (train.micro_batch * global_batch) % train.global_batch:
         raise ConfigError(
             f"global_batch={global_batch} of stage {section.name!r}",
-            f"the micro-batch of {train.micro_batch} cannot change in the proportion of {train.global_batch} to it",
+            f"micro_batch={train.micro_batch} cannot be scaled in proportion from global_batch={train.global_batch}",
             f"Choose it so that {train.micro_batch} x global_batch / {train.global_batch} is a whole number.",
         )
     by_itself = section.weights is not None or section.temperature is not None

@@ -1,1 +1,1 @@
-"""Our Triton kernels, one file an op. Importing a file imports triton, so the ops' files do it on first use."""
+"""Triton kernels, one file per op. Importing a file imports triton, so the ops import them on first use."""

@@ -1,8 +1,8 @@
-"""`AdamWBf16`'s step on a GPU in one pass over weights, gradients and states.
+"""The step of `AdamWBf16` on a GPU in one pass over weights, gradients and states.
 
-The chain of torch's kernels reads and writes every value a dozen times, 200 million of them in 12 to 18 ms on an H200;
-at the speed of its memory one pass takes one. Random bits are of Philox, a function of seed and place: nothing is
-drawn in an order, so that a step can be repeated bit by bit.
+A chain of torch kernels reads and writes every value a dozen times: 12 to 18 ms for 200 million values on an H200; one
+pass takes 1 ms at memory bandwidth. Random bits come from Philox, a function of seed and position, so that a step can
+be repeated bit by bit.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from torch import Tensor
 
 BLOCK = 1024
 MOST_PER_LAUNCH = 1 << 30
-"""Places are 32-bit numbers: Philox on 64 bits is several times slower."""
+"""Positions are 32-bit numbers: Philox on 64 bits is several times slower."""
 
 
 @triton.jit
 def _rounded(x, noise):
-    """fp32 to bf16 by 16 random bits (`rounding.round_stochastically`)."""
+    """Round fp32 to bf16 with 16 random bits (`rounding.round_stochastically`)."""
     bits = ((x.to(tl.int32, bitcast=True) + noise) & -65536).to(tl.float32, bitcast=True)
     return tl.where(x != x, x, bits).to(tl.bfloat16)
 
@@ -71,7 +71,7 @@ def step(
     group: dict[str, Any],
     seed: int,
 ) -> None:
-    """All flat and of one length, at most MOST_PER_LAUNCH; fp32 or bf16 weights, `cut_off` for bf16 ones kept whole."""
+    """Take a step. Tensors are flat and of equal length, at most MOST_PER_LAUNCH; `cut_off`: for bf16 with kahan."""
     count, betas = weight.numel(), group["betas"]
     assert 0 < count <= MOST_PER_LAUNCH and all(x.is_contiguous() for x in (weight, gradient, moment, square))
     _step[(triton.cdiv(count, BLOCK),)](

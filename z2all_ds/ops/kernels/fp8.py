@@ -1,9 +1,9 @@
-"""bf16 to fp8 with one scale for the whole tensor, as it lies and transposed, for products on 8-bit tensor cores.
+"""Cast of bf16 to fp8 with one scale per tensor, plain and transposed, for 8-bit tensor core products.
 
-Hopper multiplies fp8 only where both factors lie along the summed dimension; of the three products of a linear layer
-each wants another layout, so the cast writes both at once from one read. The scale comes from the tensor's own largest
-entry (no history, so nothing to keep in a checkpoint): a first pass leaves one maximum per program, the cast's programs
-take the largest of those themselves.
+Hopper multiplies fp8 only if both factors are contiguous along the summed dimension; the three products of a linear
+layer need different layouts, so the cast writes both from one read. The scale comes from the tensor's own largest entry
+(no history, nothing to keep in a checkpoint): a first pass writes one maximum per program, and the cast programs take
+the largest of them.
 """
 
 import torch
@@ -23,7 +23,7 @@ def _partial_maxima(x_ptr, maxima_ptr, count, BLOCK: tl.constexpr):
     for first in range(program * BLOCK, count, programs * BLOCK):
         places = first + tl.arange(0, BLOCK)
         x = tl.abs(tl.load(x_ptr + places, mask=places < count, other=0.0).to(tl.float32))
-        # NaN must win, or it would be cast to a number.
+        # NaN must propagate, or it would be cast to a number.
         largest = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
     top = tl.max(largest, axis=0)
     has_nan = tl.max((largest != largest).to(tl.int32), axis=0)
@@ -56,7 +56,7 @@ def _cast(
 
 
 def largest_entries(x_RC: Tensor) -> Tensor:
-    """The largest absolute value of each program's part of x; the largest of all gives the scale."""
+    """Return the largest absolute value of each program's part of x; the largest of all gives the scale."""
     maxima = torch.empty(AMAX_PROGRAMS, dtype=torch.float32, device=x_RC.device)
     _partial_maxima[(AMAX_PROGRAMS,)](x_RC, maxima, x_RC.numel(), BLOCK=AMAX_BLOCK, num_warps=8)
     return maxima
@@ -65,9 +65,9 @@ def largest_entries(x_RC: Tensor) -> Tensor:
 def cast(
     x_RC: Tensor, dtype: torch.dtype, maxima: Tensor, as_is: bool = True, transposed: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x in fp8 [R, C], the same transposed [C, R], the fp32 number to multiply it with to get x back).
+    """Return (x in fp8 [R, C], its transpose [C, R], the fp32 factor that restores x).
 
-    What is not asked for comes back empty.
+    Layouts not requested are empty.
     """
     rows, columns = x_RC.shape
     straight = torch.empty((rows, columns) if as_is else (0,), dtype=dtype, device=x_RC.device)

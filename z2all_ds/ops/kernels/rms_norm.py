@@ -1,8 +1,8 @@
-"""RMSNorm with the residual sum before it, forward and backward, each one pass over the rows.
+"""RMSNorm with the residual sum before it, forward and backward, each in one pass over the rows.
 
-Bytes are what counts: the forward pass reads x and the residual and writes their sum and its norm; the backward pass
-reads the sum and two gradients and writes one. The weight's gradient is summed by each program over its own rows and
-the programs' sums in a second step, always in the same order, so that a step can be repeated bit by bit.
+Memory traffic dominates: the forward pass reads x and the residual and writes their sum and its norm; the backward pass
+reads the sum and two gradients and writes one. Each program sums the weight's gradient over its own rows; a second step
+adds these sums, always in the same order, so that a step can be repeated bit by bit.
 """
 
 import torch
@@ -28,7 +28,7 @@ def _forward(
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(stream_ptr + place, x, mask=inside)
-        # What later layers read is the rounded sum; the norm is of that.
+        # Later layers read the rounded sum, so the norm uses it too.
         x = x.to(stream_ptr.dtype.element_ty).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
     tl.store(rstd_ptr + row, rstd)
@@ -66,7 +66,7 @@ def _backward(
 def _fold(
     partial_ptr, target_ptr, rows, width, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """The sum over the rows of `partial`, always in the same order, into `target` or on top of it."""
+    """Sum the rows of `partial`, always in the same order, and write to `target` or add to it."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -81,7 +81,7 @@ def _fold(
 
 
 def forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(normed, stream, rstd) of contiguous x and residual [..., width]."""
+    """Return (normed, stream, rstd) for contiguous x and residual [..., width]."""
     width = x.shape[-1]
     rows = x.numel() // width
     stream = x if residual is None else torch.empty_like(residual)
@@ -98,7 +98,7 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 def backward(
     stream: Tensor, weight: Tensor, rstd: Tensor, d_normed: Tensor, d_stream: Tensor | None, sink: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """(gradient of the stream, in its dtype; gradient of the weight in fp32, None where it went into the sink)."""
+    """Return (gradient of the stream in its dtype, gradient of the weight in fp32 or None if added to the sink)."""
     width = stream.shape[-1]
     rows = stream.numel() // width
     dx = torch.empty_like(stream)
@@ -118,5 +118,5 @@ def backward(
 
 
 def _warps(block: int) -> int:
-    """8 elements a thread keep loads 16 bytes wide."""
+    """Return the number of warps; 8 elements per thread keep loads 16 bytes wide."""
     return max(1, min(16, block // 256))

@@ -1,6 +1,6 @@
-"""Rotary positions on the q and k heads of one fused product: q, k and v out of it in one pass, and back in one.
+"""Rotary positions on the q and k heads of one fused product: split into q, k and v in one pass, and merge in one.
 
-Both ways one program turns one token: it reads cos and sin once and goes over the heads in tiles.
+In both directions one program rotates one token: it reads cos and sin once and iterates over the heads in tiles.
 """
 
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 SPLIT_TILE, MERGE_TILE, WARPS = 8, 16, 2
-"""Heads at a time. On an H200, 32 + 8 heads of 64: split 54 us with 8 (68 with 16), merge 54 us with 16 (90 with 8)."""
+"""Heads per tile. On an H200, 32 + 8 heads of 64: split 54 us with 8 (68 with 16), merge 54 us with 16 (90 with 8)."""
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def _turn(
     from_ptr, to_ptr, from_stride, to_stride, cos, sin, half, heads,
     SIGN: tl.constexpr, TURN: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """`heads` heads of one token, from rows `from_stride` apart to rows `to_stride` apart."""
+    """Rotate or copy `heads` heads of one token, from rows `from_stride` apart to rows `to_stride` apart."""
     lanes = tl.arange(0, HALF)
     for first in range(0, heads, TILE):
         rows = first + tl.arange(0, TILE)
@@ -76,7 +76,7 @@ def _merge(
 
 
 def split(heads_BTHE: Tensor, num_heads: int, num_kv_heads: int, cos: Tensor, sin: Tensor) -> list[Tensor]:
-    """Turned q and k, and v, each [B, T, heads, E] and contiguous, from the contiguous fused product."""
+    """Return rotated q and k, and v, each contiguous [B, T, heads, E], from the contiguous fused product."""
     batch, tokens, _, size = heads_BTHE.shape
     parts = [heads_BTHE.new_empty(batch, tokens, count, size) for count in (num_heads, num_kv_heads, num_kv_heads)]
     half = size // 2
@@ -88,7 +88,7 @@ def split(heads_BTHE: Tensor, num_heads: int, num_kv_heads: int, cos: Tensor, si
 
 
 def merge(dq_BTHE: Tensor, dk_BTHE: Tensor, dv_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of the fused product from those of q, k and v, of any strides but the last."""
+    """Return the gradient of the fused product from those of q, k and v; only their last dimension is contiguous."""
     batch, tokens, num_heads, size = dq_BTHE.shape
     num_kv_heads = dk_BTHE.shape[2]
     d_heads = dq_BTHE.new_empty(batch, tokens, num_heads + 2 * num_kv_heads, size)

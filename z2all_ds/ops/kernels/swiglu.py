@@ -1,7 +1,7 @@
 """silu(gate) * up on the two halves of one tensor, and its gradients into the two halves of one tensor.
 
-The backward kernel also writes the product itself anew: so the forward pass need not keep it, and the product after
-it has its input for the weight's gradient.
+The backward kernel also recomputes the product: so the forward pass need not keep it, and the next matrix product has
+its input for the weight's gradient.
 """
 
 import torch
@@ -49,7 +49,7 @@ def forward(gate_up: Tensor) -> Tensor:
 
 
 def backward(gate_up: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient of gate_up, the product once more), all contiguous."""
+    """Return (gradient of gate_up, the recomputed product), all contiguous."""
     width = gate_up.shape[-1] // 2
     product, d_gate_up = torch.empty_like(d_product), torch.empty_like(gate_up)
     _backward[_grid(product, width)](gate_up, d_product, d_gate_up, product, width, BLOCK=BLOCK, num_warps=WARPS)
@@ -57,5 +57,5 @@ def backward(gate_up: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grid(product: Tensor, width: int) -> tuple[int, int]:
-    # The rows first: the second axis of a grid ends at 65,535.
+    # Rows first: the second axis of a grid is limited to 65,535.
     return product.numel() // width, triton.cdiv(width, BLOCK)

@@ -1,1 +1,1 @@
-"""Steps that go wrong: how they are recognised, and what the run does about them."""
+"""Bad steps: how they are detected, and how the run reacts."""

@@ -1,6 +1,6 @@
-"""The figures of each optimizer step, looked at before the weights are changed.
+"""Checks the loss and gradient norm of each optimizer step before the weights are changed.
 
-The loss is read here, at the gate before the optimizer's step (`step_gate.py`), and nowhere else.
+The loss is read only here, at the gate before the optimizer step (`step_gate.py`).
 """
 
 import math
@@ -16,13 +16,13 @@ from z2all_ds.zero.step_gate import StepGate
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Of one step, over all ranks."""
+    """Loss and gradient norm of one step, over all ranks."""
 
     loss: float
     per_domain: dict[str, float]
     grad_norm: float | None
     taken: bool = False
-    """The weights were changed."""
+    """Whether the weights were changed."""
     outliers: tuple[Outlier, ...] = ()
 
     @property
@@ -31,24 +31,24 @@ class StepFigures:
 
     @property
     def values(self) -> dict[str, float]:
-        """By the names of metrics.jsonl."""
+        """Values by the names of metrics.jsonl."""
         domains = {LOSS_PREFIX + name: loss for name, loss in self.per_domain.items()}
         return {"loss": self.loss, **domains, **({} if self.grad_norm is None else {GRAD_NORM: self.grad_norm})}
 
 
 class GuardedSteps:
-    """Put between an engine and its optimizer; `finish` after each of the engine's steps."""
+    """Sits between an engine and its optimizer; call `finish` after each step of the engine."""
 
     def __init__(self, engine: Any, channel_loss: ChannelLoss, section: GuardSection, scales_loss: bool) -> None:
-        """`scales_loss`: fp16, where DeepSpeed finds the scale of the loss by leaving out steps that overflow."""
+        """`scales_loss`: fp16, where DeepSpeed adjusts the loss scale by skipping steps that overflow."""
         self.guard = SpikeGuard(section)
         self._channel_loss, self._policy, self._scales_loss = channel_loss, section.policy, scales_loss
         self._figures: StepFigures | None = None
         self._gate = StepGate(engine, self._allows)
 
     def finish(self) -> StepFigures:
-        """What the step was. Good ones become part of the measure, bad ones are counted."""
-        if self._gate.take_answer() is None:  # DeepSpeed did not come to the optimizer: the gradient is not finite
+        """Return the figures of the step. Good steps are added to the baseline, bad steps are counted."""
+        if self._gate.take_answer() is None:  # DeepSpeed skipped the optimizer: the gradient is not finite
             self._figures = self._look(None if self._scales_loss else math.inf)
         figures, self._figures = self._figures, None
         assert figures is not None

@@ -1,10 +1,10 @@
-"""Tells a step that went wrong from an ordinary one, by its loss, each domain's loss and the gradient's norm.
+"""Detects bad steps by their loss, the loss of each domain and the gradient norm.
 
-A value counts as an outlier when it lies above the median of the latest good steps by more than so many deviations.
-The deviation comes from the median change between neighbouring steps of a longer window, so that a loss that falls
-steeply is not taken for one that varies much; and medians stay where they are when a few values are wild. A value that
-is not finite is an outlier always. Only good steps are remembered, so a long spell of bad ones does not become the
-measure. Plain numbers, no torch: every rank comes to the same verdict from the same numbers.
+A value is an outlier if it exceeds the median of the latest good steps by more than the configured number of
+deviations. The deviation is derived from the median change between neighbouring steps of a longer window, so that a
+steeply falling loss does not look like a noisy one; medians are not affected by a few extreme values. Non-finite values
+are always outliers. Only good steps are remembered, so a long series of bad steps does not become the baseline. Plain
+numbers, no torch: every rank reaches the same verdict from the same numbers.
 """
 
 import itertools
@@ -19,47 +19,47 @@ from z2all_ds.base.config.sections import GuardSection
 
 GRAD_NORM = "grad_norm"
 TO_STANDARD_DEVIATION = 1.4826
-"""Times the median distance from the median: the standard deviation, where values are normally distributed."""
+"""Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 LATEST = 0.25
-"""Part of the window that says where values lie now."""
+"""Fraction of the window used for the current level."""
 LEAST_DEVIATION = 0.01
-"""Of logarithms. Values that hardly differ would otherwise make outliers of their next small change."""
+"""In logarithms. Otherwise a small change would be an outlier if the values so far hardly differ."""
 LEAST_DEVIATION_OF_NORMS = 0.25
-"""The gradient's norm changes by a factor of 2 and 3 in runs that are well, and clipping is there for that."""
+"""In healthy runs the gradient norm varies by factors of 2 to 3; clipping handles that."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """One value that should not be."""
+    """One value that is too large or not finite."""
 
     name: str
     value: float
     limit: float | None
-    """What it should have stayed below; None where it is not finite at all."""
+    """The limit it exceeded; None if the value is not finite."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.4g}" + ("" if self.limit is None else f" (limit {self.limit:.4g})")
 
 
 class SpikeGuard:
-    """Looks at each step, remembers the good ones, counts the bad ones."""
+    """Checks each step, remembers the good ones and counts the bad ones."""
 
     def __init__(self, section: GuardSection) -> None:
         self._section = section
         self._windows: dict[str, deque[float]] = {}
         self._bad = deque[bool](maxlen=section.window_steps)
-        """Of the latest steps, which; going back to a checkpoint does not take it back."""
+        """Which of the latest steps were bad; a rollback to a checkpoint does not reset it."""
 
     @property
     def bad_steps(self) -> int:
-        """Among the latest `window_steps`."""
+        """Number of bad steps among the latest `window_steps`."""
         return sum(self._bad)
 
     def count(self, bad: bool) -> None:
         self._bad.append(bad)
 
     def outliers(self, values: Mapping[str, float]) -> list[Outlier]:
-        """Of one step's figures, by name; those without enough steps behind them are only asked to be finite."""
+        """Return the outliers among one step's values; without enough good steps, only non-finite values count."""
         found = []
         for name, value in values.items():
             limit = self.limit(name)
@@ -70,39 +70,39 @@ class SpikeGuard:
         return found
 
     def limit(self, name: str) -> float | None:
-        """None until there are enough good steps to judge by."""
+        """Return the limit of a value; None until there are enough good steps."""
         logarithms = self._windows.get(name, ())
         if len(logarithms) < self._section.min_steps:
             return None
         values = list(logarithms)
         now = statistics.median(values[-math.ceil(LATEST * len(values)) :])
         change = statistics.median(abs(after - before) for before, after in itertools.pairwise(values))
-        # Two values of one spread differ by the root of 2 more than each does from their mean.
+        # The difference of two values has a spread larger by sqrt(2) than each value.
         spread = TO_STANDARD_DEVIATION * change / math.sqrt(2)
         least = LEAST_DEVIATION_OF_NORMS if name == GRAD_NORM else LEAST_DEVIATION
         return math.exp(now + self._section.deviations * max(spread, least))
 
     def accept(self, values: Mapping[str, float]) -> None:
-        """Adds a good step's figures to the measure."""
+        """Add a good step's values to the baseline."""
         for name, value in values.items():
             if value > 0:
-                # Logarithms: norms are spread over factors, and a loss's ratio to its median is what matters too.
+                # Logarithms: norms vary by factors, and the ratio of a loss to its median is what matters.
                 self._window(name).append(math.log(value))
 
     def forget(self) -> None:
-        """What is usual; bad steps stay counted."""
+        """Clear the baseline; bad steps stay counted."""
         self._windows.clear()
 
     def _window(self, name: str) -> deque[float]:
         return self._windows.setdefault(name, deque(maxlen=self._section.window_steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """Small JSON for the checkpoint."""
+        """Return the state as small JSON for the checkpoint."""
         windows = {name: list(window) for name, window in self._windows.items()}
         return {"bad": [int(bad) for bad in self._bad], "windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bad steps are counted through: a run that goes back to a checkpoint must not forget why."""
+        """Load the baseline. The count of bad steps continues if there is one, as after a rollback."""
         if not self._bad:
             self._bad.extend(bool(bad) for bad in state["bad"])
         self.forget()

@@ -1,1 +1,1 @@
-"""Features that run beside the training loop. Each is one file and one line in `registry.py`."""
+"""Features called by the training loop. Each is one file and one line in `registry.py`."""

@@ -1,11 +1,10 @@
-"""Seconds that a step spends in collectives, as those see it who ask for them.
+"""Time per step spent in collectives, as seen by their callers.
 
 DeepSpeed sends everything through one object, whose functions are wrapped here. A collective counts from its call to
-its return. One that is only begun there counts again while its end is waited for: what computation hides is not in it.
-On a GPU these are moments in the stream of the caller. DeepSpeed's own comms logger waits for the device at every call.
+its return. An asynchronous one also counts while its end is waited for: time overlapped by computation is not included.
+On a GPU, events in the caller's stream mark the times; DeepSpeed's own comms logger synchronizes at every call.
 
-All of it lies inside forward pass, backward pass and optimizer, where it is waited for. It also holds the waiting for
-ranks that are late.
+All of it is also part of the forward, backward or optimizer time. It includes waiting for slower ranks.
 """
 
 from collections.abc import Callable
@@ -26,10 +25,10 @@ COLLECTIVES = (
 
 
 class CommunicationTime:
-    """From its making to `close`."""
+    """Measures from its creation until `close`."""
 
     def __init__(self, backend: Any, device: torch.device, world_size: int) -> None:
-        """`backend` has the collectives as methods. A rank alone has nobody to wait for and is left as it is."""
+        """`backend` has the collectives as methods. Nothing is wrapped if the world size is 1."""
         self._backend, self._timer = backend, timer_for(device)
         self._spans: list[tuple[Any, Any]] = []
         self._inside = False
@@ -39,7 +38,7 @@ class CommunicationTime:
 
     def _timed(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
-            if self._inside:  # one collective may be made of others
+            if self._inside:  # a collective may call others
                 return real(*arguments, **named)
             self._inside, begin = True, self._timer.mark()
             try:
@@ -52,7 +51,7 @@ class CommunicationTime:
         return timed
 
     def take(self) -> float:
-        """Seconds since the last call, as far as the device has come; the rest comes with the next."""
+        """Return the seconds since the last call that the device has completed; the rest is in the next call."""
         past = [self._timer.is_past(end) for _, end in self._spans]
         seconds = 0.0
         for (begin, end), is_past in zip(self._spans, past, strict=True):
@@ -65,11 +64,11 @@ class CommunicationTime:
 
     def close(self) -> None:
         for name in self._wrapped:
-            delattr(self._backend, name)  # the class has its own
+            delattr(self._backend, name)  # restores the method of the class
 
 
 class CommunicationMeter(Hook):
-    """The time of a step's collectives, for its record."""
+    """Records the time of a step's collectives."""
 
     def __init__(self, context: TrainContext) -> None:
         super().__init__(context)
@@ -83,7 +82,7 @@ class CommunicationMeter(Hook):
 
 
 class _Pending:
-    """A collective under way, whose `wait` is timed; in all else the real one."""
+    """A running collective whose `wait` is timed; other attributes are those of the real object."""
 
     def __init__(self, real: Any, wait: Callable[..., Any]) -> None:
         self._real, self.wait = real, wait

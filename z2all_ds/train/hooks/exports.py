@@ -1,4 +1,4 @@
-"""Exports of checkpoints while the run goes on (`export.every_steps`), by a process beside rank 0."""
+"""Exports of checkpoints during training (`export.every_steps`), in a child process of rank 0."""
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.export.in_background import BackgroundExport
@@ -7,7 +7,7 @@ from z2all_ds.train.hooks.hook import Hook, Step
 
 
 class BackgroundExports(Hook):
-    """Rank 0 starts exports and reports them; the others do nothing."""
+    """Rank 0 starts exports and reports them; other ranks do nothing."""
 
     def __init__(self, context: TrainContext) -> None:
         super().__init__(context)
@@ -27,7 +27,7 @@ class BackgroundExports(Hook):
             self._say(*self._exports.poll())
 
     def on_end(self, outcome: str) -> None:
-        # Whoever asks a run to stop will not wait for an export, which can be made later.
+        # Do not delay a requested stop for an export, which can be made later.
         if self._exports and outcome != "requeue":
             self._say(*self._exports.finish())
 

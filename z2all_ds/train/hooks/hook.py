@@ -1,4 +1,4 @@
-"""What a hook is: a feature beside the training loop. The loop calls all hooks at the same points on every rank."""
+"""Base class of hooks: features called by the training loop, at the same points on every rank."""
 
 import time
 from collections.abc import Iterator
@@ -16,54 +16,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step that is done."""
+    """One finished optimizer step."""
 
     number: int
-    """From 1 on."""
+    """Starts at 1."""
     stage: RunStage
     lr: float
     figures: "StepFigures"
     record: dict[str, float] = field(default_factory=dict)
-    """What hooks add to the step's line in metrics.jsonl."""
+    """Fields that hooks add to the step's line in metrics.jsonl."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time that hooks took or measured, by part of the step."""
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Adds the time inside to a part."""
+        """Add the time spent inside to a part."""
         started = time.monotonic()
         yield
         self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
 
 class Hook:
-    """Does nothing; a hook overrides what it needs. `registry.py` lists the hooks."""
+    """Does nothing; subclasses override what they need. `registry.py` lists the hooks."""
 
     def __init__(self, context: "TrainContext") -> None:
         self.context = context
 
     @classmethod
     def is_wanted(cls, run: RunConfig) -> bool:
-        """Whether this run uses it. Must be the same on all ranks."""
+        """Return whether this run uses the hook. Must be the same on all ranks."""
         return True
 
     def on_start(self) -> None:
-        """The checkpoint is restored; the first step is next."""
+        """Called after the checkpoint is restored, before the first step."""
 
     def before_step(self, number: int) -> None:
-        """Step `number` is next."""
+        """Called before step `number`."""
 
     def after_step(self, step: Step) -> None:
-        """The step is done, its record is not written yet: fields can be added."""
+        """Called when the step is done, before its record is written: fields can be added."""
 
     def after_record(self, step: Step) -> None:
-        """The step is on record. A hook that goes back to a checkpoint does it here."""
+        """Called when the step is recorded. A hook that rolls back to a checkpoint does so here."""
 
     def on_checkpoint(self, step: int, name: str) -> None:
-        """The checkpoint of that step is complete on the disk."""
+        """Called when the checkpoint of that step is complete on disk."""
 
     def on_end(self, outcome: str) -> None:
-        """The last step is done: `done`, `stopped` as planned, or `requeue`. Not called after an error."""
+        """Called after the last step with `done`, `stopped` (as planned) or `requeue`. Not called after an error."""
 
     def close(self) -> None:
-        """Ends threads and files; also after an error."""
+        """End threads and close files; also called after an error."""

@@ -1,8 +1,8 @@
-"""Probes (`evaluate/probes.py`) read while training, without a trace in the training itself.
+"""Runs probes (`evaluate/probes.py`) during training, without affecting the training.
 
-Every rank reads all of them: they are few, and ZeRO-3 needs all ranks in every forward pass. They are packed as
-training samples are, in batches of the shape that is trained on, so that nothing is compiled or planned anew. Where
-documents are masked, many probes share one sample; where they are not, each has its own, as it must not see others.
+Every rank runs all of them: they are few, and ZeRO-3 needs all ranks in every forward pass. They are packed like
+training samples, in batches of the same shape, so that nothing is recompiled. With document masking, many probes share
+one sample; without it, each probe has its own sample, since it must not see the others.
 """
 
 import math
@@ -24,7 +24,7 @@ from z2all_ds.train.inputs import probes_asked
 
 
 class RowPosition(NamedTuple):
-    """Where a row of tokens stands: sample, and first position in it."""
+    """Position of a row of tokens: the sample, and the first position in it."""
 
     sample: int
     start: int
@@ -52,7 +52,7 @@ class Probing(Hook):
         self.context.recorder.say(f"probes: {self._verdict(found, step.number)}")
 
     def _measure(self, stage: RunStage) -> dict[str, float]:
-        """Values by the names of metrics.jsonl; what is no number is left out. All ranks call it."""
+        """Return values by the names of metrics.jsonl, without NaNs. All ranks must call it."""
         shares_samples, padding_id = self.context.run.data.document_mask, self.context.data.tokenizer.pad_id
         samples, places = pack(self._rows, stage.sequence_length, padding_id, shares_samples)
         samples += samples[-1:] * (-len(samples) % stage.micro_batch)
@@ -73,7 +73,7 @@ class Probing(Hook):
         return {f"{PROBE_PREFIX}{name}": value for name, value in values.items() if math.isfinite(value)}
 
     def _verdict(self, found: dict[str, float], step: int) -> str:
-        """How many are as expected, for the person watching."""
+        """Return how many probes are as expected, for the log."""
         values = {name.removeprefix(PROBE_PREFIX): value for name, value in found.items()}
         return verdict_line(as_expected(values, [one.probe for one in self._asked], step), len(values))
 
@@ -81,7 +81,7 @@ class Probing(Hook):
 def pack(
     rows: Sequence[ProbeRow], sequence_length: int, padding_id: int, shares_samples: bool
 ) -> tuple[list[Sample], list[RowPosition]]:
-    """Each row as a document of its own; and where it went."""
+    """Pack each row as a separate document; return the samples and the position of each row."""
     lengths = [len(row.ids) for row in rows]
     bins = best_fit(lengths, sequence_length) if shares_samples else [[number] for number in range(len(rows))]
     places: dict[int, RowPosition] = {}
@@ -100,7 +100,7 @@ def pack(
 
 
 def _scored(losses: torch.Tensor, row: ProbeRow, place: RowPosition) -> list[float]:
-    """Log-probabilities of the row's scored tokens; the loss of a token stands one position before it."""
+    """Return log-probabilities of the row's scored tokens; the loss of a token is one position before it."""
     first, end = place.start + row.first_scored - 1, place.start + len(row.ids) - 1
     found: list[float] = (-losses[place.sample, first:end]).tolist()
     return found

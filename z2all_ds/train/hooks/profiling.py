@@ -1,6 +1,6 @@
-"""`z2all train --profile 10:15`: what host and GPU did in these steps, as a trace for chrome://tracing or Perfetto.
+"""`z2all train --profile 10:15`: a trace of host and GPU for these steps, for chrome://tracing or Perfetto.
 
-Rank 0's alone: one rank's trace is large enough, and all do the same. A run that ends inside the window writes what it
+Only rank 0 is traced: one trace is large, and all ranks do the same. A run that ends inside the window writes what it
 has.
 """
 
@@ -43,7 +43,7 @@ class Profiling(Hook):
             self.close()
 
     def close(self) -> None:
-        """Writes what there is; also after an error."""
+        """Write the trace recorded so far; also called after an error."""
         if self._steps is None or self._profiler is None:
             return
         if self._device.type == "cuda":

@@ -14,7 +14,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Profiling,
     Validation,
     Probing,
-    CommunicationMeter,  # after those that send something themselves
+    CommunicationMeter,  # after hooks that use collectives themselves
     GarbageCollection,
     SpikeHandling,
     BackgroundExports,
@@ -22,5 +22,5 @@ HOOKS: tuple[type[Hook], ...] = (
 
 
 def make_hooks(context: TrainContext) -> list[Hook]:
-    """Those that the run wants."""
+    """Return the hooks that this run uses."""
     return [kind(context) for kind in HOOKS if kind.is_wanted(context.run)]

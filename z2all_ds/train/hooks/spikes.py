@@ -1,4 +1,4 @@
-"""What a run does about a step that went wrong: says so, writes down what was in it, goes on as guard.policy says."""
+"""Handles a bad step: reports it, records the data it used, and acts according to guard.policy."""
 
 import math
 from collections import deque
@@ -13,19 +13,19 @@ from z2all_ds.train.guard.guarded_steps import StepFigures
 from z2all_ds.train.hooks.hook import Hook, Step
 
 NOT_FINITE_IN_A_ROW = 3
-"""So often one after the other it is not the data: the weights themselves are broken."""
+"""After this many in a row the cause is not the data: the weights themselves are corrupt."""
 SAMPLES_TRACED = 64
-"""At most, for the event; `z2all corpus trace --step` shows all."""
+"""Limit for the event; `z2all corpus trace --step` shows all."""
 WHAT_IS_DONE = {
-    "warn": "the run goes on",
-    "skip": "the weights stay as they are and the run goes on",
-    "rollback": "the run goes back",
+    "warn": "the run continues",
+    "skip": "the weights are not changed and the run continues",
+    "rollback": "the run rolls back",
     "stop": "the run stops",
 }
 
 
 class SpikeHandling(Hook):
-    """Remembers where the data stood before the last steps, and acts on bad ones. All ranks act alike."""
+    """Remembers the data states before the last steps, and acts on bad steps. All ranks act alike."""
 
     def __init__(self, context: TrainContext) -> None:
         super().__init__(context)
@@ -35,7 +35,7 @@ class SpikeHandling(Hook):
         self._not_finite_in_a_row = 0
 
     def before_step(self, number: int) -> None:
-        """The data's state is small; with it the documents of a step are found at once."""
+        """Remember the data state, which is small; it identifies the documents of a step."""
         self._data_before.append(self._loader.state_dict())
 
     def after_record(self, step: Step) -> None:
@@ -46,12 +46,12 @@ class SpikeHandling(Hook):
         policy = self._guard.policy
         what = ", ".join(map(str, figures.outliers))
         self._recorder.say(f"step {self._state.step}: {what}; {WHAT_IS_DONE[policy]}")
-        self._write_down(figures)
-        self._give_up_if_hopeless(what)
+        self._record_event(figures)
+        self._stop_if_hopeless(what)
         if policy == "rollback":
             self._roll_back()
 
-    def _write_down(self, figures: StepFigures) -> None:
+    def _record_event(self, figures: StepFigures) -> None:
         whole = self._state.of_all_ranks(self._data_before[-1])
         samples = self._samples_since(self._data_before[-1])
         self._recorder.event(
@@ -67,11 +67,11 @@ class SpikeHandling(Hook):
         )
 
     def _samples_since(self, before: StreamState) -> list[int]:
-        """[first, end) of the global samples, as data.skip_samples takes them."""
+        """Return [first, end) of the global samples, in the format of data.skip_samples."""
         return [before["position"], self._loader.stream.position]
 
     def _documents(self, samples: list[int], figures: StepFigures, state: StreamState) -> list[dict[str, Any]]:
-        """Those of the domains that stand out; of all where only the whole does."""
+        """Return the documents of the outlier domains, or of all domains if only the total is an outlier."""
         plan = self._loader.stream.plan
         names = {outlier.name.removeprefix(LOSS_PREFIX) for outlier in figures.outliers}
         domains = names & set(figures.per_domain) or set(figures.per_domain)
@@ -90,25 +90,25 @@ class SpikeHandling(Hook):
                 break
         return found
 
-    def _give_up_if_hopeless(self, what: str) -> None:
+    def _stop_if_hopeless(self, what: str) -> None:
         where = f"{what} at step {self._state.step}"
-        fix = "Lower optimizer.lr or look at the data (events.jsonl names it); the last checkpoint is intact."
+        fix = "Lower optimizer.lr or check the data (listed in events.jsonl); the last checkpoint is intact."
         if self._guard.policy == "stop":
             raise TrainingError(where, "guard.policy=stop", fix)
         if self._steps.guard.bad_steps > self._guard.max_bad_steps:
             raise TrainingError(where, f"more bad steps than guard.max_bad_steps={self._guard.max_bad_steps}", fix)
         if self._not_finite_in_a_row >= NOT_FINITE_IN_A_ROW:
-            raise TrainingError(where, f"not finite {NOT_FINITE_IN_A_ROW} times in a row: the weights are broken", fix)
+            raise TrainingError(where, f"not finite {NOT_FINITE_IN_A_ROW} times in a row: the weights are corrupt", fix)
 
     def _roll_back(self) -> None:
         first, end = self._samples_since(self._data_before[0])
         bad_step = self._state.step
         if not self._state.roll_back(first, end):
-            self._recorder.say("there is no checkpoint to go back to yet: the step is left out")
+            self._recorder.say("there is no checkpoint to roll back to yet: the step is skipped")
             return
         self._data_before.clear()
         self._recorder.event("rolled_back", step=self._state.step, from_step=bad_step, skipped_samples=[first, end])
-        self._recorder.say(f"back at step {self._state.step}; samples {first} to {end - 1} are left out from here on")
+        self._recorder.say(f"back at step {self._state.step}; samples {first} to {end - 1} are skipped from now on")
 
 
 def _for_json(value: float) -> float | str:

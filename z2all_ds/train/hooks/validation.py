@@ -1,7 +1,7 @@
-"""Loss and perplexity on held-out text while training, per domain, without a trace in the training itself.
+"""Loss and perplexity on held-out text during training, per domain, without affecting the training.
 
-The same samples every time: the first ones of a stream of its own, over a corpus of its own. Weights, optimizer, the
-order of the training data and random numbers are as if nothing had been looked at.
+The samples are the same every time: the first ones of a separate stream over a separate corpus. Weights, optimizer,
+order of the training data and random numbers are not changed.
 """
 
 import torch
@@ -49,7 +49,7 @@ class Validation(Hook):
             self.context.recorder.say(f"validation: loss {step.record['validation_loss']:.4f}")
 
     def _measure(self) -> dict[str, float]:
-        """By the names of metrics.jsonl. All ranks call it."""
+        """Return values by the names of metrics.jsonl. All ranks must call it."""
         engine, randomness = self.context.engine, rng_state()
         engine.eval()
         try:

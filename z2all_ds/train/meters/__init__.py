@@ -1,1 +1,1 @@
-"""What a step cost and what came of it: time, tokens, memory, loss per domain."""
+"""Measurements per step: time, tokens, memory, loss per domain."""

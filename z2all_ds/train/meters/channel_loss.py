@@ -1,7 +1,7 @@
-"""Loss per domain, exact under packing, accumulation and any world size: sums and counts, divided only at the end.
+"""Loss per domain, exact under packing, accumulation and any world size: sums and counts are divided only at the end.
 
-It is the one message that all ranks exchange in every step, so what else they must know of each other travels along:
-whether one was asked to stop, and what the last step cost each of them.
+This is the only message that all ranks exchange in every step, so it also carries stop requests and the cost of the
+last step per rank.
 """
 
 import math
@@ -16,7 +16,7 @@ from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 
 
 class RankCost(NamedTuple):
-    """What a step cost one rank; the others see it a step later."""
+    """Cost of a step on one rank; the other ranks see it one step later."""
 
     work_seconds: float
     """Without waiting for other ranks or for data."""
@@ -25,42 +25,42 @@ class RankCost(NamedTuple):
 
 
 class ChannelLoss:
-    """Adds up token losses by domain on the device; one small all-reduce a step, one copy to the host."""
+    """Adds up token losses by domain on the device; one small all-reduce and one copy to the host per step."""
 
     def __init__(self, domain_names: list[str], device: torch.device, world: World | None = None) -> None:
-        """With a `world`, the ranks' costs are exchanged too."""
+        """With a `world`, the costs of the ranks are exchanged too."""
         self.domain_names = domain_names
         self._rank, ranks = (world.rank, world.world_size) if world else (0, 0)
         columns = len(domain_names) + 1
-        # fp64: a sum over 10^6 tokens in fp32 would round in the fourth digit.
+        # fp64: a sum over 10^6 tokens in fp32 would have rounding errors in the fourth digit.
         self._message = torch.zeros(2 * columns + ranks * len(RankCost._fields), dtype=torch.float64, device=device)
-        # Row 0 sums, row 1 counts. The last column is no domain: it counts the ranks that have raised the flag.
+        # Row 0: sums, row 1: counts. The last column is not a domain: it counts the ranks that raised the flag.
         self._totals = self._message[: 2 * columns].view(2, columns)
         self._costs = self._message[2 * columns :].view(ranks, len(RankCost._fields))
         self.flag_was_raised = False
-        """By any rank, before the last `take`."""
+        """Whether any rank raised it before the last `take`."""
         self.tokens: dict[str, int] = {}
-        """Counted ones of each domain that occurred, by all ranks, of the last `take`."""
+        """Counted tokens per domain over all ranks at the last `take`."""
         self.rank_costs: list[RankCost] = []
-        """What all ranks had said with `say_cost` before the last `take`."""
+        """Costs that the ranks passed to `say_cost` before the last `take`."""
 
     def add(self, losses: Tensor, labels: Tensor, domain_ids: Tensor) -> None:
-        """One micro-batch; all three [batch, tokens]."""
+        """Add one micro-batch; all three are [batch, tokens]."""
         counted = (labels != IGNORED_LABEL).flatten()
         domains = domain_ids.flatten()
         self._totals[0].index_add_(0, domains, losses.detach().flatten().to(torch.float64))
         self._totals[1].index_add_(0, domains, counted.to(torch.float64))
 
     def raise_flag(self) -> None:
-        """All ranks will see it after the next `take`."""
+        """Raise a flag that all ranks see after the next `take`."""
         self._totals[1, -1] += 1
 
     def say_cost(self, cost: RankCost) -> None:
-        """This rank's, of the step that ended; all ranks will see it after the next `take`."""
+        """Send the cost of this rank's last step; all ranks see it after the next `take`."""
         self._costs[self._rank].copy_(torch.tensor(cost, dtype=torch.float64), non_blocking=True)
 
     def take(self) -> tuple[float, dict[str, float]]:
-        """Mean loss over all counted tokens of all ranks since the last call, and per domain that occurred."""
+        """Return the mean loss over all counted tokens of all ranks since the last call, in total and per domain."""
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(self._message)
         message = self._message.tolist()
@@ -78,7 +78,7 @@ class ChannelLoss:
 
 
 def perplexities(prefix: str, loss: float, per_domain: dict[str, float]) -> dict[str, float]:
-    """By the names of metrics.jsonl; of domains whose loss is not finite there is none."""
+    """Return perplexities by the names of metrics.jsonl; domains whose loss is not finite are left out."""
     named = {"perplexity": loss, **{f"perplexity_of_{name}": value for name, value in per_domain.items()}}
-    # Beyond exp(700) a float has no room.
+    # exp(700) is near the largest float.
     return {prefix + name: math.exp(min(value, 700.0)) for name, value in named.items() if math.isfinite(value)}

@@ -1,4 +1,4 @@
-"""What a step cost: tokens per second, MFU and HFU, its time by parts, memory, time left; and the line that says so."""
+"""Cost of a step: tokens per second, MFU and HFU, time by part, memory, time left; and its line on the terminal."""
 
 import resource
 import time
@@ -15,11 +15,11 @@ from z2all_ds.base.config.stages import RunStage
 from z2all_ds.base.console import human_bytes, human_seconds
 
 WINDOW_STEPS = 20
-"""Steps the rate and the time left are averaged over: long enough to be calm, short enough to show a slowdown."""
+"""Number of steps over which rate and time left are averaged: smooth, but short enough to show a slowdown."""
 
 CPU = torch.device("cpu")
 DIGITS = {"tokens_per_second": 1, "mfu": 5, "mfu_exact": 5, "hfu": 5}
-"""Behind the point, in the records; seconds have six."""
+"""Decimal places in the records; seconds have six."""
 
 
 @dataclass(frozen=True)
@@ -27,36 +27,36 @@ class StepCost:
     """Figures of one step, units in the names."""
 
     step_seconds: float
-    """From the end of the step before to the end of this one: the sum of all parts but communication."""
+    """From the end of the previous step to the end of this one: the sum of all parts except communication."""
     data_wait_seconds: float
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
     communication_seconds: float
-    """Inside the three before it (`communication.py`)."""
+    """Included in the three parts above (`communication.py`)."""
     checkpoint_seconds: float
-    """Of the checkpoint before this step."""
+    """Time of the checkpoint before this step."""
     validation_seconds: float
-    """Of the validation after it, where there is one."""
+    """Time of the validation after this step, if any."""
     other_seconds: float
-    """Records, a profiler, what lies between steps."""
+    """Records, profiler and other time between steps."""
     tokens_per_second: float
-    """Over the last steps, as the utilisations."""
+    """Averaged over the last steps, like the utilizations."""
     mfu: float | None
     """By the convention `origin` of `accounting.py`, as in published tables."""
     mfu_exact: float | None
     hfu: float | None
-    """As `mfu_exact`, with what is computed a second time."""
+    """Like `mfu_exact`, including recomputation."""
     memory_bytes: int
     peak_memory_bytes: int
     reserved_memory_bytes: int
-    """What torch has taken of the device so far: the peak, and the holes around it."""
+    """Peak memory that torch has reserved on the device, including fragmentation."""
     host_memory_bytes: int
-    """Most that this process has had resident, pinned memory too."""
+    """Peak resident memory of this process, including pinned memory."""
     remaining_seconds: float
 
     def as_record(self) -> dict[str, Any]:
-        """For metrics.jsonl; the time left is for the person watching alone."""
+        """Return the figures for metrics.jsonl; the time left is shown only on the terminal."""
         figures = asdict(self)
         del figures["remaining_seconds"]
         return {
@@ -66,12 +66,12 @@ class StepCost:
 
 
 class Meters:
-    """Measures from step to step; each stage has tokens and operations of its own."""
+    """Measures from step to step; each stage has its own tokens and FLOPs."""
 
     def __init__(
         self, run: RunConfig, world_size: int, device: torch.device, first_step: int, cross_entropy: str = ""
     ) -> None:
-        """`cross_entropy` is the backend in use: some make the logits twice."""
+        """`cross_entropy` is the backend in use: some compute the logits twice."""
         self._run, self._device, self._cross_entropy = run, device, cross_entropy
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self._peak_of_all_ranks = peak * world_size if peak else None
@@ -81,7 +81,7 @@ class Meters:
         self._flops_per_token: dict[str, int] = {}
 
     def begin_stage(self, stage: RunStage) -> None:
-        """Rates begin anew; no time is lost between the last step of one stage and the first of the next."""
+        """Restart the rates; no time is lost between the last step of one stage and the first of the next."""
         shape, length, train = self._run.model.shape, stage.sequence_length, self._run.train
         self._flops_per_token = operations_per_token(
             shape, length, train.activation_checkpointing, train.recompute, self._cross_entropy
@@ -97,9 +97,9 @@ class Meters:
         validation_seconds: float = 0.0,
         graph_bytes: int = 0,
     ) -> StepCost:
-        """Call once at the end of each step, with the seconds of its parts (`TimeSplit.take`); `graph_bytes` is the
-        memory of CUDA graphs, which torch counts apart."""
-        assert self._stage is not None, "begin_stage comes first"
+        """Return the cost of a step; call at its end with the seconds of its parts (`TimeSplit.take`). `graph_bytes` is
+        the memory of CUDA graphs, which torch counts separately."""
+        assert self._stage is not None, "call begin_stage first"
         self._step += 1
         self._times.append(time.monotonic())
         step_seconds = self._times[-1] - self._times[-2]
@@ -115,14 +115,14 @@ class Meters:
             communication_seconds=communication_seconds,
             checkpoint_seconds=checkpoint_seconds,
             validation_seconds=validation_seconds,
-            # On a GPU the parts can be a moment of the step before too long (`time_split.py`).
+            # On a GPU the parts may include some time of the previous step (`time_split.py`).
             other_seconds=max(0.0, step_seconds - sum(parts.values()) - checkpoint_seconds - validation_seconds),
             tokens_per_second=tokens_per_second,
             mfu=self._utilisation(tokens_per_second, "origin"),
             mfu_exact=self._utilisation(tokens_per_second, "exact"),
             hfu=self._utilisation(tokens_per_second, "executed"),
             memory_bytes=memory_now + graph_bytes,
-            # The kernel counts a process's pages in two places, and the peak is behind at times.
+            # The kernel counts pages in two places, and the peak sometimes lags behind.
             peak_memory_bytes=max(memory_now, peak_memory_bytes(self._device)) + graph_bytes,
             reserved_memory_bytes=reserved_memory_bytes(self._device),
             host_memory_bytes=peak_memory_bytes(CPU),
@@ -134,7 +134,7 @@ class Meters:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Device memory allocated now; on a CPU what this process has resident, where /proc tells."""
+    """Return the device memory allocated now; on a CPU the resident memory of this process, if /proc has it."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     try:
@@ -145,19 +145,19 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most device memory allocated so far; on a CPU the most this process has had resident."""
+    """Return the peak of allocated device memory; on a CPU the peak resident memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reserved_memory_bytes(device: torch.device) -> int:
-    """Of the device, by torch; a CPU's memory is not reserved."""
+    """Return the peak device memory reserved by torch; on a CPU the peak resident memory."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_memory_bytes(device)
 
 
 def step_line(step: int, total_steps: int, loss: float, lr: float, grad_norm: float | None, cost: StepCost) -> str:
-    """The line of one step on the terminal."""
+    """Return the terminal line of one step."""
     parts = [
         f"step {step}/{total_steps}",
         f"{100 * step / total_steps:.0f}%",

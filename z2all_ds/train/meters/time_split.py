@@ -1,14 +1,13 @@
-"""Where the time of a step goes: waiting for data, forward pass, backward pass, optimizer.
+"""Splits the time of a step: waiting for data, forward pass, backward pass, optimizer.
 
-Borders are marked as the loop passes them. On a CPU a mark is the clock. On a GPU it is an event in the stream, so a
-part lasts from the moment the GPU came to its beginning to the moment it came to its end, wherever the host is by then;
-waiting for data is then the time in which the GPU stood still for want of a batch, not the time the host waited. Around
-the replay of a CUDA graph events work as around single kernels.
+The loop marks the boundaries. On a CPU a mark is a clock reading. On a GPU it is an event in the stream, so a part
+lasts from when the GPU reaches its beginning until it reaches its end, independent of the host; data wait is the time
+the GPU was idle without a batch, not the time the host waited. This also works around the replay of a CUDA graph.
 
-Measuring never waits: at the end of a step the loop has read its loss, so most events are past and are read; what the
-GPU has not come to yet is added to the next step. Over several steps nothing is missing and nothing counted twice.
+Measuring never synchronizes: at the end of a step the loop has read the loss, so most events are complete and can be
+read; the rest is added to the next step. Over several steps nothing is missing or counted twice.
 
-Communication is inside these parts and is measured beside them (`communication.py`).
+Communication is included in these parts and also measured separately (`communication.py`).
 """
 
 from typing import Any
@@ -19,28 +18,28 @@ from z2all_ds.train.meters.timers import timer_for
 
 PARTS = ("data_wait", "forward", "backward", "optimizer")
 BETWEEN = "between"
-"""From the end of a step's last part to the beginning of the next step: no part of either."""
+"""From the end of a step's last part to the beginning of the next step; not a part of either."""
 
 
 class TimeSplit:
-    """The parts of step after step: `begin()`, `done(part)` at the end of each, `take()` at the step's end."""
+    """Measures the parts of each step: `begin()`, `done(part)` after each part, `take()` at the end of the step."""
 
     def __init__(self, device: torch.device) -> None:
         self._timer = timer_for(device)
         self._marks: list[tuple[str, Any]] = []
-        """Each with what was done up to it."""
+        """Each mark with the name of the part before it."""
 
     def begin(self) -> None:
-        """Of a step. Marks that were not past at the last `take` are still there, before this one."""
+        """Begin a step. Marks that were not complete at the last `take` are kept before this one."""
         self._marks.append((BETWEEN, self._timer.mark()))
 
     def done(self, part: str) -> None:
-        """What was computed since the last mark was this; a part may come many times in a step."""
+        """Assign the time since the last mark to this part; a part may occur several times per step."""
         assert part in PARTS and self._marks, (part, len(self._marks))
         self._marks.append((part, self._timer.mark()))
 
     def take(self) -> dict[str, float]:
-        """Seconds of each part of this step, as far as the device has come, and of what the last call left over."""
+        """Return the seconds per part of this step that the device has completed, plus the rest of the last call."""
         seconds = dict.fromkeys((*PARTS, BETWEEN), 0.0)
         past = 0
         while past + 1 < len(self._marks) and self._timer.is_past(self._marks[past + 1][1]):

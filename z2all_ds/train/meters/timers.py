@@ -1,4 +1,4 @@
-"""Moments in the work of a device, taken without waiting for it: the clock on a CPU, events of the stream on a GPU."""
+"""Timestamps of a device's work without synchronization: the clock on a CPU, stream events on a GPU."""
 
 import time
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ import torch
 
 
 class Timer(Protocol):
-    """Takes marks, and says later how far apart they are."""
+    """Records marks and returns the time between them later."""
 
     def mark(self) -> Any: ...
 
@@ -23,7 +23,7 @@ def timer_for(device: torch.device) -> Timer:
 
 
 class HostTimer:
-    """On a CPU what has been called has been done."""
+    """CPU work is complete when the call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -38,7 +38,7 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """Events of the current stream, used again step after step."""
+    """Events of the current stream, reused in every step."""
 
     def __init__(self) -> None:
         self._unused: list[torch.cuda.Event] = []

@@ -1,5 +1,5 @@
-"""Whether training gives the same numbers under every DeepSpeed JSON: `z2all train parity`.
+"""`z2all train parity`: checks that training gives the same numbers under every DeepSpeed JSON.
 
-`reference.py` takes the steps in plain torch, in a process of its own; `command.py` takes them again under each JSON
-in ranks of its own; `compare.py` holds the two against each other and `report.py` shows them.
+`reference.py` takes the steps in plain torch in a separate process; `command.py` takes them under each JSON in separate
+ranks; `compare.py` compares the two and `report.py` prints the result.
 """

@@ -1,4 +1,4 @@
-"""`z2all train parity`: cheap checks, the reference in a process of its own, then each JSON as a run of its own."""
+"""`z2all train parity`: checks, the reference in a separate process, then a separate run for each JSON."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from z2all_ds.zero.ds_config import resolve
 
 REFERENCE_MODULE = "z2all_ds.train.parity.reference"
 ADAMW_KINDS = ("auto", "adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam")
-"""Optimizers that promise the numbers of torch's AdamW."""
+"""Optimizers that should give the same numbers as torch's AdamW."""
 
 
 def run_parity(
@@ -35,12 +35,12 @@ def run_parity(
     steps: int,
     precision: str,
 ) -> Comparison:
-    """Takes the first `steps` steps of the run under each JSON and in plain torch."""
+    """Take the first `steps` steps of the run under each JSON and in plain torch."""
     ranks = default_ranks() if ranks is None else ranks
     run = load_run_config(config, overrides)
     precision = precision or (run.train.precision if run.train.precision != "auto" else "fp32")
     if precision not in TOLERANCES:
-        raise ConfigError(f"--precision {precision}", "has no reference", f"Give {' or '.join(TOLERANCES)}.")
+        raise ConfigError(f"--precision {precision}", "has no reference", f"Use {' or '.join(TOLERANCES)}.")
     names = chosen_jsons(stages, jsons, precision)
     overrides = [*overrides, *settings(run, steps, precision)]
     check_comparable(load_run_config(config, overrides))
@@ -58,13 +58,13 @@ def run_parity(
 
 
 def chosen_jsons(stages: str, jsons: str, precision: str) -> list[str]:
-    """Names of the JSONs, each once; without a choice, every stage that knows the precision."""
+    """Return the names of the JSONs, without duplicates; by default every stage that supports the precision."""
     if not stages.strip() and not jsons.strip():
         stages = "1,2,3" if precision == "bf16" else "0,1,2,3"
     names = []
     for stage in _listed(stages):
         if stage not in ("0", "1", "2", "3"):
-            raise ConfigError(f"--stages {stages}", f"{stage!r} is no ZeRO stage", "Give some of 0,1,2,3.")
+            raise ConfigError(f"--stages {stages}", f"{stage!r} is not a ZeRO stage", "Use some of 0,1,2,3.")
         names.append(f"zero{stage}")
     names += _listed(jsons)
     return list(dict.fromkeys(names))
@@ -75,9 +75,9 @@ def _listed(text: str) -> list[str]:
 
 
 def settings(run: RunConfig, steps: int, precision: str) -> list[str]:
-    """Overrides of every run. The schedule stays that of the whole run; only its first steps are taken."""
+    """Return the overrides of every run. The schedule is that of the whole run, but only its first steps are taken."""
     if steps < 1:
-        raise ConfigError(f"--steps {steps}", "must be at least 1", "Give the number of steps to compare.")
+        raise ConfigError(f"--steps {steps}", "must be at least 1", "Use the number of steps to compare.")
     return [
         f"train.steps={max(steps, run.train.steps)}",
         f"train.stop_at_step={steps}",
@@ -85,27 +85,27 @@ def settings(run: RunConfig, steps: int, precision: str) -> list[str]:
         f"train.log_every={steps}",
         f"checkpoint.every_steps={steps + 1}",
         "checkpoint.at_end=false",
-        "guard.policy=warn",  # every step counts, however odd
+        "guard.policy=warn",  # every step must be taken
         "track.wandb=disabled",
         "validation.corpus=''",
         "probes.file=''",
-        "train.init_from=''",  # the reference draws its weights
+        "train.init_from=''",  # the reference initializes its weights randomly
     ]
 
 
 def check_comparable(run: RunConfig) -> None:
-    """What makes numbers depend on more than the arithmetic is refused."""
+    """Refuse settings that make the numbers depend on more than the arithmetic."""
     for name in ("attention_dropout", "dropout1", "dropout2"):
         if getattr(run.model, name):
-            rule = "what is dropped depends on the number of ranks, and so no two runs agree"
+            rule = "dropout depends on the number of ranks, so runs never agree"
             raise ConfigError(f"model.{name}={getattr(run.model, name)}", rule, f"Compare with model.{name}=0.")
     if run.optimizer.kind not in ADAMW_KINDS:
-        rule = "the reference steps with torch's AdamW"
+        rule = "the reference uses torch's AdamW"
         raise ConfigError(f"optimizer.kind={run.optimizer.kind}", rule, "Compare with optimizer.kind=auto.")
 
 
 def run_reference(run: RunConfig, steps: int, folder: Path) -> tuple[StepValues, ...]:
-    """In a process of its own: this one stays without torch, and DeepSpeed's ranks find all memory free."""
+    """Run the reference in a separate process: this one stays without torch and leaves all memory to the ranks."""
     config, out = folder / "reference.yaml", folder / "reference.json"
     write_whole(config, dump_yaml(run))
     command = [sys.executable, "-m", REFERENCE_MODULE, "--config", str(config), "--out", str(out)]
@@ -114,17 +114,17 @@ def run_reference(run: RunConfig, steps: int, folder: Path) -> tuple[StepValues,
     with heartbeat(f"reference: {steps} steps in plain torch"):
         code = run_group(command, environment, folder / "reference.log")
     if code:
-        raise RanksFailed("the reference in plain torch", f"ended with code {code}", "Its reason stands above.", code)
+        raise RanksFailed("the reference in plain torch", f"ended with code {code}", "See the error above.", code)
     return tuple(StepValues(**values) for values in json.loads(out.read_text(encoding="utf-8")))
 
 
 def run_json(run: RunConfig, name: str, ranks: int, run_dir: Path) -> JsonOutcome:
-    """One real run, from its own records."""
+    """Run the training under one JSON and return the values from its records."""
     say(f"{name}: {ranks} ranks")
     try:
         train_on_this_machine(run.model_copy(update={"run_dir": str(run_dir), "deepspeed": name}), ranks)
     except RanksFailed as error:
-        fix = f"Its reason stands above; `z2all train --deepspeed {name}` with the same settings keeps the logs."
+        fix = f"See the error above; `z2all train --deepspeed {name}` with the same settings keeps the logs."
         raise RanksFailed(name, f"ended with code {error.exit_code}", fix, error.exit_code) from None
     folder = RunFolder(run_dir)
     environment = json.loads(folder.environment.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """The steps of a run in plain torch: one process, no DeepSpeed, nothing partitioned or overlapped.
 
-This is what we promise of every JSON, written down once in a form that can be checked by reading: weights to compute
-with in the run's precision, master weights and sums of gradients in fp32, the norm over all gradients, torch's AdamW.
-In fp32 weights and masters are the same numbers.
+This is the specification that every JSON must match, in a form that can be checked by reading: weights in the run's
+precision, master weights and gradient sums in fp32, the norm over all gradients, torch's AdamW. In fp32, weights and
+master weights are the same.
 
 python -m z2all_ds.train.parity.reference --out FILE --steps N [--config C] [overrides]
 """
@@ -58,7 +58,7 @@ class PlainTraining:
         )
 
     def add_gradients(self, batch: dict[str, Tensor], share: float) -> tuple[float, int]:
-        """Adds `share` of a micro-batch's gradient; returns the sum of its token losses and their number."""
+        """Add `share` of a micro-batch's gradient; return the sum of its token losses and their number."""
         documents = document_borders(batch["document_ids"]) if self.run.data.document_mask else None
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         outputs = self.model(
@@ -77,8 +77,8 @@ class PlainTraining:
         return outputs.losses.double().sum().item(), counted
 
     def step(self, lr: float) -> float:
-        """Takes the step and returns the norm of all gradients before clipping."""
-        # In fp64, as DeepSpeed's ZeRO: summed up in fp32 on a CPU the norm of 32,000 values was 3e-6 off.
+        """Take the step and return the norm of all gradients before clipping."""
+        # In fp64, as DeepSpeed's ZeRO: summed in fp32 on a CPU, the norm of 32,000 values was off by 3e-6.
         norm = math.sqrt(sum(total.double().square().sum().item() for total in self.sums))
         limit = self.run.train.gradient_clipping
         scale = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
@@ -95,7 +95,7 @@ class PlainTraining:
 
 
 def build_model(run: RunConfig, tokenizer: Z2allTokenizer, device: torch.device) -> Z2allForCausalLM:
-    """With the run's own ops: it is the JSON that is judged, not the kernels."""
+    """Build the model with the run's own ops, since the JSON is tested and not the kernels."""
     precision = run.train.precision
     ops = resolve_ops(run.ops.model_dump(), Situation(device.type, precision, run.model.shape.head_dim))
     with torch.device("meta"):
@@ -108,7 +108,7 @@ def build_model(run: RunConfig, tokenizer: Z2allTokenizer, device: torch.device)
 
 
 def train_reference(run: RunConfig, steps: int, device: torch.device) -> Iterator[StepValues]:
-    """Loss and gradient norm of each step, as `metrics.jsonl` has them."""
+    """Yield loss and gradient norm of each step, as in `metrics.jsonl`."""
     tokenizer = open_tokenizer(run)
     training = PlainTraining(run, tokenizer, device)
     stages = run_stages(run)
@@ -125,7 +125,7 @@ def train_reference(run: RunConfig, steps: int, device: torch.device) -> Iterato
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry of the process; returns the exit code."""
+    """Run the process; return the exit code."""
     parser = argparse.ArgumentParser(description="Take the steps of a run in plain torch.")
     parser.add_argument("--config", required=True, help="the resolved run YAML")
     parser.add_argument("--out", required=True, help="file for the losses and gradient norms, as JSON")

@@ -1,4 +1,4 @@
-"""A comparison for people and for JSON."""
+"""Prints a comparison as tables or as JSON."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def describe(comparison: Comparison) -> Shown:
     yield (
         f"{comparison.precision}, ranks: {comparison.ranks}; allowed relative difference:"
         f" loss {allowed.loss:.0e}, grad norm {allowed.first_grad_norm:.0e} in the first step,"
-        f" {allowed.grad_norm:.0e} then"
+        f" {allowed.grad_norm:.0e} afterwards"
     )
     for quantity in ("loss", "grad_norm"):
         yield ""
@@ -44,7 +44,7 @@ def _values(comparison: Comparison, quantity: str) -> Table:
 def _largest(comparison: Comparison, outcome: JsonOutcome, quantity: str) -> str:
     label = quantity.replace("_", " ")
     found = largest(comparison.differences(outcome), quantity)
-    return f"{label} not known" if found is None else f"{label} off by {found.relative:.1e} (step {found.step})"
+    return f"{label} unknown" if found is None else f"{label} off by {found.relative:.1e} (step {found.step})"
 
 
 def content_of(comparison: Comparison) -> dict[str, Any]:

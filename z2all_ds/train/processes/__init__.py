@@ -1,1 +1,1 @@
-"""The processes of a training run on one machine: started, logged, watched, stopped."""
+"""The processes of a training run on one machine: start, logs, watchdog, stop."""

@@ -1,9 +1,9 @@
-"""torch's flight recorder: the last collectives of every NCCL rank, written down when one hangs, and what they tell.
+"""torch's flight recorder: the last collectives of every NCCL rank, written when one hangs, and their analysis.
 
-watchdog ─▶ a rank's pipe ─▶ a thread of torch's in the rank, whatever its Python is stuck in ─▶ RUN/logs/flight/rank_N
-                                                                          all ranks' files ─▶ who has not come to which
+watchdog ─▶ a rank's pipe ─▶ a torch thread in the rank, even if Python is stuck ─▶ RUN/logs/flight/rank_N
+                                                   files of all ranks ─▶ which rank did not start which collective
 
-Loads no torch.
+Does not load torch.
 """
 
 import os
@@ -19,15 +19,15 @@ from typing import Any
 from z2all_ds.base.run_folder import RunFolder
 
 ENTRIES = 2000
-"""Collectives that a rank remembers: some steps of a ZeRO-3 run with tens of layers."""
+"""Number of collectives that a rank remembers: several steps of a ZeRO-3 run with tens of layers."""
 PATIENCE_SECONDS = 12.0
-"""For the files: torch looks at a pipe once a second, and finds the names of frames first (seen: 6 s)."""
+"""Time to wait for the files: torch polls the pipe once per second and first resolves frame names (measured: 6 s)."""
 MOST_LINES = 3
 LOOK_EVERY_SECONDS = 0.1
 
 
 def switch_on(run: RunFolder, pipes: Path, rank: int) -> None:
-    """In a rank, before it joins the others; what the user has set stays. torch adds its number to both paths."""
+    """Enable the recorder in a rank, before it joins the others; user settings are kept. torch appends the rank."""
     run.flights.mkdir(parents=True, exist_ok=True)
     (run.flights / f"rank_{rank}").unlink(missing_ok=True)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(ENTRIES))
@@ -41,15 +41,15 @@ def pipe_of(pipes: Path, rank: int) -> Path:
 
 
 def ask_for(run: RunFolder, pipes: Path, ranks: Iterable[int]) -> None:
-    """Has these ranks write, and waits until they have; those without a recorder are passed over."""
-    asked = [rank for rank in ranks if _ring(pipe_of(pipes, rank))]
+    """Ask these ranks to write, and wait until they have; ranks without a recorder are skipped."""
+    asked = [rank for rank in ranks if _wake_recorder(pipe_of(pipes, rank))]
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(read_flight(run, rank) is None for rank in asked):
         time.sleep(LOOK_EVERY_SECONDS)
 
 
-def _ring(pipe: Path) -> bool:
-    with suppress(OSError):  # not there, or nobody reads it any more
+def _wake_recorder(pipe: Path) -> bool:
+    with suppress(OSError):  # it does not exist, or has no reader
         with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as file:
             file.write(b"1\n")
         return True
@@ -58,20 +58,20 @@ def _ring(pipe: Path) -> bool:
 
 @dataclass(frozen=True)
 class Collective:
-    """One that some ranks have begun and not all have finished."""
+    """A collective that some ranks have started and not all have finished."""
 
     group: str
     number: int
-    """Within its group."""
+    """Sequence number within its group."""
     name: str
     waiting: tuple[int, ...]
-    """Ranks that have begun it."""
+    """Ranks that have started it."""
     missing: tuple[int, ...]
-    """Ranks of the group that wrote down what they did, and have not come to it."""
+    """Ranks of the group that wrote a record and have not started it."""
 
     @property
     def line(self) -> str:
-        begun = f"{self.name} {self.number} of group {self.group}: begun by {_named(self.waiting)}"
+        begun = f"{self.name} {self.number} of group {self.group}: started by {_named(self.waiting)}"
         return f"{begun}, not by {_named(self.missing)}" if self.missing else f"{begun}, not finished"
 
 
@@ -81,14 +81,14 @@ def _named(ranks: Iterable[int]) -> str:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, texts, lists and dicts, as the recorder writes them. A file in a shared folder may run nothing here."""
+    """Reads only numbers, strings, lists and dicts: a file in a shared folder must not execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
 
 def read_flight(run: RunFolder, rank: int) -> dict[str, Any] | None:
-    """What a rank wrote; None where there is nothing, or not yet all of it."""
+    """Return the record of a rank; None if there is none or it is incomplete."""
     with suppress(OSError, EOFError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, TypeError):
         with (run.flights / f"rank_{rank}").open("rb") as file:
             content = _PlainUnpickler(file).load()
@@ -103,9 +103,9 @@ def read_flights(run: RunFolder) -> dict[int, dict[str, Any]]:
 
 
 def unfinished(flights: dict[int, dict[str, Any]]) -> list[Collective]:
-    """The first one in each group, those that somebody has not come to first."""
+    """Return the first unfinished collective of each group; those with missing ranks come first."""
     begun: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    """By group and number: the ranks that began it and have not finished, and what they call it."""
+    """(group, number) -> the ranks that started and did not finish it, and the name of the collective."""
     for rank, flight in flights.items():
         for entry in flight.get("entries", []):
             if entry["state"] != "completed" and not entry["is_p2p"]:
@@ -124,8 +124,8 @@ def unfinished(flights: dict[int, dict[str, Any]]) -> list[Collective]:
 
 
 def told(run: RunFolder) -> list[str]:
-    """The lines that name them, a few at most; none where a torch writes in another form. They come beside an error,
-    and must not hide it."""
+    """Return a few lines that describe them; none if this torch uses another format. They accompany an error, and must
+    not hide it."""
     with suppress(LookupError, TypeError, ValueError, AttributeError):
         return [collective.line for collective in unfinished(read_flights(run))[:MOST_LINES]]
     return []

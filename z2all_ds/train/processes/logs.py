@@ -1,7 +1,6 @@
-"""Where a rank's words go: everything into logs/rank_NNNN.log, the chosen lines of rank 0 also onto the terminal.
+"""Output of a rank: everything goes to logs/rank_NNNN.log, selected lines of rank 0 also to the terminal.
 
-DeepSpeed, torch and compilers write to the process's stdout and stderr as they please, so the redirection is done on
-the file descriptors and catches all of it.
+DeepSpeed, torch and compilers write to stdout and stderr directly, so the file descriptors themselves are redirected.
 """
 
 import os
@@ -16,7 +15,7 @@ from z2all_ds.track.panel import PanelState
 
 
 class RankOutput:
-    """Takes over stdout and stderr of this process."""
+    """Redirects stdout and stderr of this process."""
 
     def __init__(self, folder: RunFolder, world: World) -> None:
         self._rank = world.rank
@@ -34,14 +33,14 @@ class RankOutput:
         os.close(log)
 
     def show_panel(self, title: str, steps: int, step: int) -> LivePanel | None:
-        """From rank 0 and to a person at this machine: a panel instead of the lines of steps, until it is closed."""
+        """On rank 0, show a panel instead of step lines if this machine has an interactive terminal."""
         terminal = open_terminal(self._terminal.fileno()) if self._is_main and self._is_one_machine else None
         if terminal is not None:
             self._panel = LivePanel(terminal, PanelState(title, steps, step), self._others_spoke)
         return self._panel
 
     def say(self, line: str) -> None:
-        """A line for the log; from rank 0 for the terminal too."""
+        """Write a line to the log; on rank 0 also to the terminal."""
         self._to_log(line)
         if self._panel:
             self._panel.say(line)
@@ -49,20 +48,20 @@ class RankOutput:
             self._to_terminal(line)
 
     def say_step(self, line: str) -> None:
-        """What a panel shows all the time."""
+        """Write a step's line; skipped on the terminal while a panel is shown."""
         if self._panel and self._panel.is_shown:
             self._to_log(line)
         else:
             self.say(line)
 
     def close_panel(self) -> None:
-        """What is said from here on stands below it."""
+        """Close the panel; later lines are printed below it."""
         if self._panel:
             self._panel.close()
             self._panel = None
 
     def fail(self, text: str, show: bool) -> None:
-        """The reason this rank ends: whole in the log; one line on the terminal."""
+        """Write the reason why this rank ends: all of it to the log, one line to the terminal."""
         with suppress(OSError):  # the disk may be full
             print(text, file=sys.stderr, flush=True)
         self.close_panel()
@@ -72,11 +71,11 @@ class RankOutput:
             self._to_terminal(last_line + where)
 
     def _to_log(self, line: str) -> None:
-        with suppress(OSError):  # a full disk costs lines of the log, not the run
+        with suppress(OSError):  # a full disk loses log lines, but does not end the run
             print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
     def _others_spoke(self) -> tuple[int, int]:
-        """How often who started us has said that it stops us, and how many ranks have said why they fail."""
+        """Return whether a stop was requested and how many ranks have recorded a fault."""
         is_asked = self._folder.stop_request.exists()
         self._stops_asked += is_asked and not self._was_asked
         self._was_asked = is_asked
@@ -84,5 +83,5 @@ class RankOutput:
         return self._stops_asked, len(faults)
 
     def _to_terminal(self, line: str) -> None:
-        with suppress(OSError):  # the terminal may be gone (a closed pipe, a lost ssh session); the log has the line
+        with suppress(OSError):  # the terminal may be gone (closed pipe, lost ssh session); the log has the line
             self._terminal.write(line + "\n")

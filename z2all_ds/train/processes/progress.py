@@ -1,6 +1,6 @@
-"""A rank's sign of life: a small file in the node's memory that its watchdog reads.
+"""Heartbeat of a rank: a small memory-mapped file that the watchdog of its node reads.
 
-Written at every phase of the start-up and every micro-batch, by a store into mapped memory: nothing a step could feel.
+Written at every startup phase and every micro-batch with one store to memory: the cost per step is negligible.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ from z2all_ds.base.world import World
 from z2all_ds.train.processes import flight_recorder
 
 BEAT = struct.Struct("<qdq")
-"""How often, when (time.monotonic, one clock for all processes of a machine), in which step."""
+"""Count, time (time.monotonic, the same clock for all processes of a machine), step."""
 STACKS_SIGNAL = signal.SIGUSR2
 SIZE = 4096
 WRITE_TRIES = 1000
@@ -31,7 +31,7 @@ OLD_SECONDS = 30 * 24 * 3600.0
 
 
 class Progress:
-    """Of one rank. The file has the beat first, then who it is, as JSON."""
+    """The heartbeat file of one rank: the beat first, then the identity of the rank as JSON."""
 
     def __init__(self, folder: RunFolder, world: World, hang_seconds: float) -> None:
         self._count, self._step, self._rank = 0, -1, world.rank
@@ -49,11 +49,11 @@ class Progress:
         with self.path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE)
         self.beat()
-        # Works whatever the interpreter is stuck in: the handler is C and needs no lock.
+        # Works even if the interpreter is stuck: the handler is C and needs no lock.
         folder.stacks(world.rank).parent.mkdir(parents=True, exist_ok=True)
         self._stacks = folder.stacks(world.rank).open("w")
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
-        faulthandler.enable(self._stacks)  # and what it did when it crashed
+        faulthandler.enable(self._stacks)  # also write the stacks of a crash
         if world.local_rank == 0:
             self._start_watchdog(folder, hang_seconds)
 
@@ -63,14 +63,14 @@ class Progress:
         BEAT.pack_into(self._memory, 0, self._count, time.monotonic(), self._step)
 
     def record_flight(self, folder: RunFolder) -> None:
-        """Has NCCL remember its collectives, for when this rank hangs; before it joins the others."""
+        """Enable NCCL's flight recorder, in case this rank hangs; before it joins the others."""
         flight_recorder.switch_on(folder, self.path.parent, self._rank)
 
     def end(self) -> None:
-        """This rank ends by itself: the watchdog need not wonder."""
+        """Remove the heartbeat file: this rank ends normally, and the watchdog must not report it."""
         self.path.unlink(missing_ok=True)
         flight_recorder.pipe_of(self.path.parent, self._rank).unlink(missing_ok=True)
-        with suppress(OSError):  # the last one takes the folder along
+        with suppress(OSError):  # succeeds for the last rank
             self.path.parent.rmdir()
         faulthandler.unregister(STACKS_SIGNAL)
         faulthandler.disable()
@@ -85,13 +85,13 @@ class Progress:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Into its folder, which a rank of an earlier training, or its watchdog, may be removing at this moment."""
+    """Write into a folder that an earlier rank or its watchdog may be removing at the same time."""
     for _ in range(WRITE_TRIES):
         with suppress(FileNotFoundError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             return
-    raise MachineError(str(path), "cannot be written", "Set TMPDIR to a folder that nobody clears.")
+    raise MachineError(str(path), "cannot be written", "Set TMPDIR to a folder that is not cleaned up.")
 
 
 def file_name(rank: int) -> str:
@@ -99,15 +99,15 @@ def file_name(rank: int) -> str:
 
 
 def watch_folder(folder: RunFolder) -> Path:
-    """One for the ranks of one launch on this node: they share a parent and the meeting point, and no other launch
-    does."""
+    """Return the folder for the ranks of one launch on this node; its name is derived from their parent process and
+    rendezvous, which no other launch shares."""
     parent = os.getppid()
     launch = (str(folder.root), parent, process_start_time(parent), os.environ.get("MASTER_PORT", ""))
     return private_temp_dir() / f"watch_{hashlib.sha256(repr(launch).encode()).hexdigest()[:16]}"
 
 
 def _sweep(place: Path) -> None:
-    """Nodes that lose their power leave folders behind."""
+    """Remove old folders, left behind by nodes that lost power."""
     for folder in place.glob("watch_*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > OLD_SECONDS:

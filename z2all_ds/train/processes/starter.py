@@ -1,9 +1,8 @@
 """Starts the ranks of one machine and waits: `python -m z2all_ds.train.processes.starter RANKS PORT MODULE ...`.
 
-Ends as soon as all are done, or with the code of the first that fails; whoever runs it ends what is left
-(`base/child_process.py`).
-The deepspeed launcher does this for many machines; for one it would load torch and DeepSpeed two times over, one after
-the other, before the first rank begins. This loads neither.
+Ends when all ranks are done, or with the code of the first that fails; the caller ends the remaining ones
+(`base/child_process.py`). The deepspeed launcher does this for many machines, but it would load torch and DeepSpeed
+twice, one after the other, before the first rank starts. This module loads neither.
 """
 
 import os
@@ -14,7 +13,7 @@ from z2all_ds.base.child_process import start
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torch, DeepSpeed and `World` read; one machine, so that a rank's number there is its number in all."""
+    """Return the variables that torch, DeepSpeed and `World` read; on one machine, local rank and rank are equal."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -32,7 +31,7 @@ def start_and_wait(
     arguments: list[str],
     environment: Callable[[int, int, int], dict[str, str]] = rank_environment,
 ) -> int:
-    """0, or the code of the first rank that failed, as a shell gives it (128 and the signal's number)."""
+    """Return 0, or the code of the first rank that failed, as in a shell (128 plus the signal number)."""
     command = [sys.executable, "-u", "-m", module, *arguments]
     running = {
         start(command, {**os.environ, **environment(rank, ranks, port)}, is_owned=False, start_new_session=False).pid

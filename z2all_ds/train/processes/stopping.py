@@ -1,8 +1,8 @@
-"""Asked to stop, a run finishes its step, saves a checkpoint and ends; the same command goes on from there.
+"""On request, a run finishes its step, saves a checkpoint and ends; the same command resumes it.
 
-Asking means to leave a file `stop` in the run's folder, which rank 0 looks for once a step: any user can `touch` it,
-from any machine that sees the folder, whoever started the ranks. Signals to `z2all train` do it too: SIGTERM and
-SIGUSR1, as schedulers send before they take a machine away, and the first Ctrl-C. A second one ends everything at once.
+A request is a file `stop` in the run folder, which rank 0 checks once per step: any user can `touch` it from any
+machine that mounts the folder. Signals to `z2all train` create it too: SIGTERM and SIGUSR1, which schedulers send
+before preemption, and the first Ctrl-C. A second signal ends everything at once.
 """
 
 import signal
@@ -17,25 +17,25 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignals:
-    """What has come in."""
+    """Receives the signals."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.received: signal.Signals | None = None
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler."""
+        """Handle a signal."""
         if self.received is not None:
-            # As Python does by itself on Ctrl-C: whoever waits for the ranks ends them on its way out.
+            # As Python does on Ctrl-C: the code that waits for the ranks ends them.
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
         self._folder.stop_request.touch()
-        say(f"{self.received.name}: after this step the run saves a checkpoint and stops; once more ends it at once")
+        say(f"{self.received.name}: the run will save a checkpoint and stop after this step; repeat to end it at once")
 
 
 @contextmanager
 def stop_on_signals(folder: RunFolder) -> Iterator[StopSignals]:
-    """While ranks train. A request left over from before is not meant for them."""
+    """Handle signals while ranks train. A request left over from an earlier run is removed."""
     folder.stop_request.unlink(missing_ok=True)
     signals = StopSignals(folder)
     before = {number: signal.signal(number, signals.take) for number in STOP_SIGNALS}

@@ -1,1 +1,1 @@
-"""Choices that make steps faster: compiled layers, CUDA graphs, CPU binding, fewer imports."""
+"""Speed options: compiled layers, CUDA graphs, CPU binding, fewer imports."""

@@ -1,7 +1,7 @@
-"""Keeps a rank on the processors next to its GPU (their NUMA node), as NVML names them.
+"""Binds a rank to the CPUs next to its GPU (their NUMA node), as reported by NVML.
 
-Batches and launches of kernels go from there to the GPU; from the other socket every byte crosses the link between the
-two. Threads and data workers that the rank starts afterwards stay there as well.
+Batches and kernel launches go from there to the GPU; from the other socket, every byte crosses the link between the
+two. Threads and data workers that the rank starts later inherit the binding.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 BITS_A_WORD = 64
-"""NVML's masks are unsigned longs."""
+"""NVML's masks are arrays of unsigned longs."""
 
 
 def bind_to_gpu(device: torch.device, say: Callable[[str], None]) -> None:
-    """On a machine with one node there is nothing to choose. What hinders it costs a line, not the run."""
+    """Bind this process if there are several NUMA nodes. A failure is logged and does not end the run."""
     if device.type != "cuda" or numa_nodes() < 2:
         return
     try:
@@ -30,7 +30,7 @@ def bind_to_gpu(device: torch.device, say: Callable[[str], None]) -> None:
     allowed = os.sched_getaffinity(0)
     if near & allowed and near & allowed != allowed:
         bind_all_threads(near & allowed)
-        say(f"bound to {len(near & allowed)} of {len(allowed)} processors, those next to this GPU")
+        say(f"bound to {len(near & allowed)} of {len(allowed)} CPUs, those next to this GPU")
 
 
 def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
@@ -38,7 +38,7 @@ def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
 
 
 def processors_near(device: torch.device) -> set[int]:
-    """By the GPU's own identity: NVML counts all GPUs, torch only those in CUDA_VISIBLE_DEVICES."""
+    """Return the CPUs near this GPU. It is identified by UUID: NVML ignores CUDA_VISIBLE_DEVICES."""
     import pynvml
 
     try:
@@ -47,18 +47,18 @@ def processors_near(device: torch.device) -> set[int]:
         words = -(-(os.cpu_count() or 1) // BITS_A_WORD)
         return bits_set(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
     except pynvml.NVMLError as error:
-        raise RuntimeError(f"NVML says {error}") from error
+        raise RuntimeError(f"NVML reports {error}") from error
 
 
 def bits_set(words: Sequence[int]) -> set[int]:
-    """Numbers of the bits that are 1, least first, over all words."""
+    """Return the positions of bits that are 1, least significant first, over all words."""
     return {
         BITS_A_WORD * index + bit for index, word in enumerate(words) for bit in range(BITS_A_WORD) if word >> bit & 1
     }
 
 
 def bind_all_threads(processors: set[int]) -> None:
-    """Those that libraries have started already, too."""
+    """Bind all threads, including those that libraries have already started."""
     for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # ended meanwhile
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), processors)

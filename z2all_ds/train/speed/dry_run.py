@@ -1,8 +1,8 @@
-"""Before the first step: whether the largest micro-batch of every stage fits into the GPU, and what is left.
+"""Checks before the first step that the largest micro-batch of every stage fits on the GPU, and reports the rest.
 
-A stage with longer samples may begin days later, and would end there for want of memory. A forward pass on random
-tokens shows what activations take; nothing is kept of it, and no gradient, random state or data is touched. What is
-made in the first step only is added: the optimizer's states and, at some stages, gradients.
+A stage with longer samples may start days later and would then run out of memory. A forward pass on random tokens shows
+the memory of activations; it changes no gradient, random state or data. Memory that is first allocated in the first
+step is added: optimizer states and, at some ZeRO stages, gradients.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from z2all_ds.zero.ds_config import ResolvedDeepSpeed
 
 
 def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Callable[[str], None]) -> None:
-    """Says a line for each shape of micro-batch; too little memory is an error. On a CPU it says nothing."""
+    """Log a line for each micro-batch shape; raise if memory does not suffice. Does nothing on a CPU."""
     device = engine.device
     if device.type != "cuda":
         return
@@ -35,13 +35,13 @@ def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Calla
             raise MachineError(
                 f"micro-batches of {shape} (stage {stage.name})",
                 f"need more than this GPU's {human_bytes(total)}",
-                "Lower train.micro_batch, set train.activation_checkpointing=full, or take a JSON that keeps less.",
+                "Lower train.micro_batch, set train.activation_checkpointing=full, or use a JSON that needs less.",
             )
-        say(f"memory: micro-batches of {shape} need about {human_bytes(need)}, {human_bytes(total - need)} are left")
+        say(f"memory: micro-batches of {shape} need about {human_bytes(need)}; {human_bytes(total - need)} left")
 
 
 def distinct_shapes(stages: list[RunStage]) -> list[RunStage]:
-    """The first stage of each shape of micro-batch."""
+    """Return the first stage of each micro-batch shape."""
     shapes: dict[tuple[int, int], RunStage] = {}
     for stage in stages:
         shapes.setdefault((stage.micro_batch, stage.sequence_length), stage)
@@ -49,27 +49,27 @@ def distinct_shapes(stages: list[RunStage]) -> list[RunStage]:
 
 
 def first_step_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
-    """What the first step makes on this rank's device and keeps."""
+    """Return the bytes that the first step allocates on this rank's device and keeps."""
     states = 0 if resolved.offload_optimizer else state_bytes(engine, resolved)
     return states + gradient_bytes(engine, resolved)
 
 
 def state_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
-    """Of the optimizer on this rank: its share of the parameters, or all of them without ZeRO."""
+    """Return the bytes of this rank's optimizer states: its shard, or all of them without ZeRO."""
     share = _parameters(engine) / engine.dp_world_size if resolved.stage else _parameters(engine)
     return int(share * resolved.optimizer.state_bytes_per_parameter)
 
 
 def gradient_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
-    """Of DeepSpeed's optimizer for the stages 1 and 2: what is summed up, and the buckets to send it in.
+    """Return the bytes of gradient sums and communication buckets of DeepSpeed's optimizer for ZeRO stages 1 and 2.
 
-    Its others have made room for gradients by now, and sinks (`gradient_sinks.py`) leave none beside it.
+    The other optimizers have already allocated gradients, and with sinks (`gradient_sinks.py`) there are no others.
     """
     optimizer = engine.optimizer
     if resolved.stage == 3 or not hasattr(optimizer, "averaged_gradients"):
         return 0
-    # At stage 1 the whole sums are sent, after the last micro-batch; at stage 2 each micro-batch's gradients, of which
-    # a rank sums up its share.
+    # At stage 1 the complete sums are sent after the last micro-batch; at stage 2 the gradients of each micro-batch,
+    # and each rank keeps the sum of its shard.
     summed, sums = optimizer.gradient_accumulation_dtype, _parameters(engine)
     sent = summed if resolved.stage == 1 else optimizer.dtype
     buckets = (2 if optimizer.overlap_comm else 1) if optimizer.contiguous_gradients else 0
@@ -82,7 +82,7 @@ def _parameters(engine: Any) -> int:
 
 
 def forward_peak_bytes(engine: Any, run: RunConfig, stage: RunStage) -> int:
-    """What torch has allocated at most while the activations of one micro-batch were all there."""
+    """Return the peak memory allocated by torch while the activations of one micro-batch are alive."""
     device = engine.device
     size = (stage.micro_batch, stage.sequence_length)
     with torch.random.fork_rng(devices=[device]):

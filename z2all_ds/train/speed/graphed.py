@@ -1,10 +1,9 @@
 """A micro-batch as two CUDA graphs: one launch for the forward pass, one for the backward pass.
 
-A micro-batch of 4096 tokens is some 700 kernels. Launching them one by one took the host of an H200 38 ms, running them
-took the GPU 51; captured once and replayed, they take the host 3. This wants everything to lie still: weights and
-gradients (sinks, `gradient_sinks.py`) at fixed addresses, inputs copied into fixed places, and no gradient handed
-to autograd, whose hooks would not be in the graph. So it is for ZeRO-1 with fp32 accumulation; elsewhere kernels are
-launched as usual.
+A micro-batch of 4096 tokens has about 700 kernels. Launching them one by one took the host of an H200 38 ms, running
+them took the GPU 51 ms; replayed, they take the host 3 ms. This requires fixed addresses of weights and gradients
+(sinks, `gradient_sinks.py`), inputs copied into fixed buffers, and no gradient passed to autograd, whose hooks would
+not be in the graph. So it is limited to ZeRO-1 with fp32 accumulation; otherwise kernels are launched as usual.
 """
 
 import gc
@@ -25,12 +24,12 @@ from z2all_ds.train.speed.graph_conditions import why_no_graphs
 from z2all_ds.zero.gradient_sinks import GradientSinks
 
 WARM_UPS = 2
-"""Micro-batches run as usual before a capture: kernels are compiled and libraries make their plans in them."""
+"""Micro-batches run without graphs before a capture, to compile kernels and let libraries plan."""
 
 
 @dataclass
 class _Captured:
-    """One pair of graphs and the fixed places they read and write."""
+    """One pair of graphs and the fixed buffers they read and write."""
 
     inputs: dict[str, Tensor]
     outputs: TokenLosses
@@ -40,7 +39,7 @@ class _Captured:
 
 
 class _Replay(Function):
-    """Stands in autograd's graph for the whole model."""
+    """Represents the whole model in autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, captured: _Captured) -> Tensor:
@@ -57,7 +56,7 @@ class _Replay(Function):
 
 
 class GraphedForward:
-    """Takes the place of a model's `forward` while training."""
+    """Replaces a model's `forward` during training."""
 
     def __init__(self, model: nn.Module, sinks: GradientSinks) -> None:
         self._model, self._sinks = model, sinks
@@ -66,13 +65,13 @@ class GraphedForward:
         self._warm: set[tuple[int, ...]] = set()
         self._pool: Any = None
         self.pool_bytes = 0
-        """Of memory that belongs to the graphs; torch's count of allocated memory leaves it out."""
-        # Something that requires a gradient, or autograd would not run the backward pass at all.
+        """Memory that belongs to the graphs; torch does not count it as allocated."""
+        # An input that requires a gradient; otherwise autograd would not run the backward pass.
         self._anchor = torch.zeros((), device=next(model.parameters()).device, requires_grad=True)
         model.forward = self
 
     def forget(self) -> None:
-        """After a change of what is computed (rotary frequencies, length): graphs hold the old."""
+        """Drop the graphs after a change of the computation (rotary frequencies, length)."""
         self._captured.clear()
         self._warm.clear()
         self._pool = None
@@ -95,7 +94,7 @@ class GraphedForward:
         inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         shape = tuple(inputs["input_ids"].shape)
         if shape not in self._warm:
-            # At the start of a step, as shapes change with stages only: so nothing is lost by clearing.
+            # Shapes change only with stages, at the start of a step, so clearing gradients loses nothing.
             for _ in range(WARM_UPS):
                 self._plain_forward(**inputs).loss.backward()
             self._refuse_gradients_outside_sinks()
@@ -107,8 +106,8 @@ class GraphedForward:
         torch.cuda.empty_cache()
         reserved_before = torch.cuda.memory_reserved()
         forward_graph, backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # While one thread captures, CUDA forbids the others to ask for memory, and the thread that makes batches pins
-        # some. What is forbidden to this thread stays so.
+        # During a capture, CUDA forbids allocations in other threads, but the thread that makes batches pins memory.
+        # In thread_local mode only the capturing thread is restricted.
         capture = partial(torch.cuda.graph, stream=stream, capture_error_mode="thread_local")
         with capture(forward_graph, pool=self._pool):
             outputs = self._plain_forward(**inputs)
@@ -118,7 +117,7 @@ class GraphedForward:
             outputs.loss.backward(d_loss)
         self.pool_bytes += torch.cuda.memory_reserved() - reserved_before
         torch.cuda.reset_peak_memory_stats()
-        # Without their history, so that the activations' memory is the graphs' alone, and the next capture's too.
+        # Detached, so that the memory of activations belongs to the graphs only and is shared by the next capture.
         kept = TokenLosses(loss=outputs.loss.detach(), losses=outputs.losses.detach())
         return _Captured(inputs, kept, d_loss, forward_graph, backward_graph)
 
@@ -127,13 +126,13 @@ class GraphedForward:
         if left:
             raise ConfigError(
                 "train.cuda_graphs",
-                f"the gradient of {left[0]} and {len(left) - 1} others goes through autograd, with the chosen ops",
+                f"with the selected ops, the gradients of {left[0]} and {len(left) - 1} others go through autograd",
                 "Set train.cuda_graphs=never, or ops.rms_norm=triton and ops.linear=torch.",
             )
 
 
 def graph_micro_batches(engine: Any, run: RunConfig, ops: Ops, say: Callable[[str], None]) -> GraphedForward | None:
-    """Gives weights their gradient sinks, and captures micro-batches where `train.cuda_graphs` and the run allow it."""
+    """Set up gradient sinks, and capture micro-batches if `train.cuda_graphs` and the run allow it."""
     sinks = GradientSinks(engine)
     backends = {choice.op: choice.backend for choice in ops.choices}
     refusal = why_no_graphs(engine.device.type, run, backends, sinks.active)

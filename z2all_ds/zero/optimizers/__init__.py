@@ -1,7 +1,7 @@
-"""Optimizers by name (`optimizer.kind`), each with its state's bytes and the reasons for which it cannot run.
+"""Optimizers by name (`optimizer.kind`), each with the size of its state and the conditions under which it can run.
 
-`registry.py` knows the kinds and loads no torch, so that a bad choice is refused before the ranks start; `builders.py`
-makes them, each library imported when its kind is chosen; `adamw_bf16.py`, `lion.py` and `rounding.py` are our own.
+`registry.py` lists the kinds without torch, so that an invalid choice is refused before the ranks start; `builders.py`
+creates them and imports each library on demand; `adamw_bf16.py`, `lion.py` and `rounding.py` are implementations.
 """
 
 from z2all_ds.zero.optimizers.registry import (

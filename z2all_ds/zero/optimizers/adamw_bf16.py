@@ -1,12 +1,12 @@
 """AdamW with both moments in bf16: 4 bytes of state per parameter instead of 8.
 
-Moments are updated in fp32 and rounded stochastically (rounded to nearest, a second moment with beta 0.999 would stop
-moving: its change is below bf16's step). The step itself uses the moments before they are rounded. Where the weight is
-bf16 too, what it loses by rounding is kept and added the next time (2 more bytes), or it is rounded stochastically.
+Moments are updated in fp32 and rounded stochastically (rounded to nearest, a second moment with beta 0.999 would never
+change: its change is below the resolution of bf16). The step itself uses the moments before rounding. If the weight is
+bf16 too, its rounding error is kept and added the next time (2 more bytes), or it is rounded stochastically.
 
-What is drawn depends on (tensor, step) alone, so nothing random has to be saved, and a resumed run draws the same. It
-is the same on every rank too: replicas (ZeRO stage 0) must not drift apart, and in partitions, which are of different
-weights, shared noise does no harm, since what it is added to has signs of its own.
+The random numbers depend only on (tensor, step), so nothing random has to be saved, and a resumed run draws the same.
+They are also the same on every rank: replicas (ZeRO stage 0) must not diverge, and in partitions, which hold different
+weights, shared noise does no harm.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ SMALL_STATES = ("exp_avg", "exp_avg_sq", "compensation")
 
 @cache
 def _fused_step() -> Any:
-    """The module of the kernel, where there is triton."""
+    """Return the module of the kernel if triton is installed."""
     try:
         from z2all_ds.ops.kernels import adamw_bf16
     except ImportError:
@@ -34,7 +34,7 @@ def _fused_step() -> Any:
 
 
 class AdamWBf16(torch.optim.Optimizer):
-    """Formula of AdamW. State: exp_avg, exp_avg_sq (bf16), compensation (int16, for bf16 weights with kahan)."""
+    """AdamW. State: exp_avg, exp_avg_sq (bf16), compensation (int16, for bf16 weights with kahan)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class AdamWBf16(torch.optim.Optimizer):
         assert parameter.dtype in (torch.float32, torch.bfloat16)
         state = self.state[parameter]
         if not state:
-            # ZeRO-3 hands over one tensor at a time, so a place in the group would not tell them apart.
+            # ZeRO-3 passes one tensor at a time, so the position in the group does not identify it.
             state["number"] = len(self.state)
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
@@ -111,7 +111,7 @@ class AdamWBf16(torch.optim.Optimizer):
         change = new_moment.div_(denominator).mul_(-group["lr"] / (1 - beta1**step))
         master = weight.float() if compensation is None else join(weight, compensation)
         change.add_(master, alpha=-group["lr"] * group["weight_decay"])
-        master.add_(change)  # the weight itself where that is fp32
+        master.add_(change)  # the weight itself if it is fp32
         if compensation is not None:
             rounded, cut_off = split(master)
             weight.copy_(rounded)
@@ -124,7 +124,7 @@ class AdamWBf16(torch.optim.Optimizer):
         return generator.manual_seed(seed_from(number, step))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch casts every state to the weight's dtype; ours are set beside it, as they are."""
+        """Load the states unchanged; torch's version would cast them to the weight's dtype."""
         small = {
             number: {key: value for key, value in state.items() if key in SMALL_STATES}
             for number, state in state_dict["state"].items()

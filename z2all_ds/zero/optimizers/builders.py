@@ -1,4 +1,4 @@
-"""Makes each kind of optimizer from parameter groups and the `optimizer` section; libraries are imported here, late."""
+"""Creates each kind of optimizer from parameter groups and the `optimizer` section; imports its library on demand."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -14,7 +14,7 @@ Groups = list[dict[str, Any]]
 
 
 def adam_settings(section: OptimizerSection) -> dict[str, Any]:
-    """Under the names all Adams share; the decay is in the groups."""
+    """Return the settings under the names that all Adam variants share; the weight decay is in the groups."""
     return {"lr": section.lr, "betas": section.betas, "eps": section.eps}
 
 
@@ -43,7 +43,7 @@ def apex_adam(groups: Groups, section: OptimizerSection) -> torch.optim.Optimize
 
 
 def adamw_8bit(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
-    """torchao's, which needs no binary of its own, or else bitsandbytes'."""
+    """Use torchao, which needs no compiled extension, or else bitsandbytes."""
     optimizer: torch.optim.Optimizer
     try:
         base = import_module("torchao.optim").AdamW8bit
@@ -52,7 +52,7 @@ def adamw_8bit(groups: Groups, section: OptimizerSection) -> torch.optim.Optimiz
         return optimizer
 
     class AdamW8bitWithSettableRate(base):  # type: ignore[misc, valid-type]
-        """torchao refuses a learning rate that is no tensor; schedules set plain numbers."""
+        """Accepts plain numbers as learning rate, as schedules set them; torchao requires a tensor."""
 
         def step(self, closure: Callable[[], float] | None = None) -> Any:
             for group in self.param_groups:
@@ -73,5 +73,5 @@ def lion(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
 
 
 def adafactor(groups: Groups, section: OptimizerSection) -> torch.optim.Optimizer:
-    # Its two eps are of another meaning than Adam's; torch's defaults stand.
+    # Its two eps values differ in meaning from Adam's; torch's defaults are used.
     return torch.optim.Adafactor(groups, lr=section.lr)

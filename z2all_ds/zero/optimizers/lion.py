@@ -1,4 +1,4 @@
-"""Lion (arXiv 2302.06675): the step is the sign of an interpolated momentum, so one moment is all the state."""
+"""Lion (arXiv 2302.06675): the update is the sign of an interpolated momentum, so the state is a single moment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ class Lion(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         directions = torch._foreach_lerp(momenta, gradients, 1 - beta1)
         signs = torch._foreach_sign(directions)
-        # The sign of NaN is 0: a weight would stand still, and nobody would know. 0 x NaN is NaN, 0 x inf too.
+        # The sign of NaN is 0, so the weight would silently not change. 0 x NaN is NaN, and so is 0 x inf.
         torch._foreach_mul_(directions, 0.0)
         torch._foreach_add_(signs, directions)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])

@@ -1,9 +1,9 @@
-"""The kinds of optimizers: what each is, what its state costs, where it can run. Loads no torch.
+"""The kinds of optimizers: description, size of the state, conditions. Does not load torch.
 
-Bytes are of the optimizer's own state per parameter of the partition it steps. The master weight is not in them, nor
-what ZeRO adds: at stages 1 to 3 each rank steps its share of the parameters, one flat tensor a group, and beside the
-state keeps the fp32 master of that share (4 bytes per parameter; 2 with bf16 master weights) and, while it steps, the
-share's gradient in the master's dtype (4 or 2).
+Bytes are those of the optimizer's own state per parameter of the partition it updates. Not included: with ZeRO stages 1
+to 3, each rank updates its shard of the parameters, one flat tensor per group, and also keeps the fp32 master weights
+of that shard (4 bytes per parameter; 2 with bf16 master weights) and, during the step, the shard's gradient in the
+same dtype (4 or 2).
 """
 
 from collections.abc import Callable
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSituation:
-    """What a kind must know to say whether it can run and what it costs."""
+    """The facts that decide whether a kind can run and what it costs."""
 
     device: str
-    """`cpu` or `cuda`: where the model is."""
+    """Device of the model: `cpu` or `cuda`."""
     stage: int
-    """Of ZeRO. From 1 on, the optimizer is handed flat partitions."""
+    """ZeRO stage. From 1 on, the optimizer gets flat partitions."""
     offload: bool
-    """The state lies in the host's memory (`offload_optimizer` in the DeepSpeed JSON)."""
+    """Whether the state is in host memory (`offload_optimizer` in the DeepSpeed JSON)."""
     bf16_master: bool = False
-    """What is stepped is bf16 itself (`bf16.bf16_master_weights_and_grads`), with no fp32 copy behind it."""
+    """Whether the updated weights are bf16 (`bf16.bf16_master_weights_and_grads`), without an fp32 copy."""
     bf16_states: bool = False
-    """`bf16.bf16_optimizer_states` is set too."""
+    """Whether `bf16.bf16_optimizer_states` is set too."""
     elsewhere: bool = False
-    """It is a plan for another machine: what is installed on this one does not matter."""
+    """Plan for another machine: the libraries installed on this one do not matter."""
 
     @property
     def weight_bytes(self) -> int:
@@ -52,12 +52,12 @@ class OptimizerKind:
     why_not: Callable[[OptimizerSituation], str | None]
     state_bytes_per_parameter: Callable[[OptimizerSituation, OptimizerSection], float]
     known_to_deepspeed: bool
-    """DeepSpeed takes others under ZeRO only with `zero_allow_untested_optimizer`."""
+    """If False, ZeRO needs `zero_allow_untested_optimizer`."""
 
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """Which optimizer runs, why, and what its state costs; a row of the table printed at the start."""
+    """The selected optimizer, the reason and the size of its state; a row of the table printed at startup."""
 
     kind: str
     reason: str
@@ -69,13 +69,13 @@ class OptimizerChoice:
 
 
 def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
-    """The kind asked for, or `auto`'s; one that cannot run here is an error."""
-    wanted, reason = section.kind, "asked for"
+    """Return the requested kind, or the choice of `auto`; raise if it cannot run here."""
+    wanted, reason = section.kind, "requested"
     if wanted == "auto":
         wanted = "ds_cpu_adam" if situation.offload else "adamw"
         reason = "its state is offloaded" if situation.offload else "first choice"
     if wanted not in KINDS:
-        raise ConfigError(f"optimizer.kind={wanted}", "no such optimizer", f"Known: auto, {', '.join(KINDS)}.")
+        raise ConfigError(f"optimizer.kind={wanted}", "unknown optimizer", f"Known: auto, {', '.join(KINDS)}.")
     kind = KINDS[wanted]
     refusal = kind.why_not(situation)
     if refusal:
@@ -90,7 +90,7 @@ def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -
 def build_optimizer(
     choice: OptimizerChoice, groups: list[dict[str, Any]], section: OptimizerSection
 ) -> "torch.optim.Optimizer":
-    """The optimizer over the groups, which say its kind."""
+    """Create the optimizer over the groups."""
     from z2all_ds.zero.optimizers import builders
 
     builder = getattr(builders, KINDS[choice.kind].builder)
@@ -99,7 +99,7 @@ def build_optimizer(
 
 
 def library_missing(situation: OptimizerSituation, *modules: str) -> str | None:
-    """One line where none of the modules is installed. Looked for, not imported: they load torch."""
+    """Return one line if none of the modules is installed. They are not imported, since they load torch."""
     if situation.elsewhere:
         return None
     for module in modules:
@@ -113,7 +113,7 @@ def library_missing(situation: OptimizerSituation, *modules: str) -> str | None:
 
 def no_offload(situation: OptimizerSituation) -> str | None:
     if situation.offload:
-        return "the DeepSpeed JSON offloads the state, which only ds_cpu_adam steps"
+        return "the DeepSpeed JSON offloads the state, which only ds_cpu_adam supports"
     if situation.bf16_master and not situation.bf16_states:
         return "bf16 master weights that are not offloaded need bf16.bf16_optimizer_states=true in the DeepSpeed JSON"
     return None
@@ -139,20 +139,20 @@ def apex_why_not(situation: OptimizerSituation) -> str | None:
 def eight_bit_why_not(situation: OptimizerSituation) -> str | None:
     if refusal := no_offload(situation):
         return refusal
-    # bitsandbytes steps on a GPU only; torchao compiles for either.
+    # bitsandbytes supports only GPUs; torchao supports both.
     return library_missing(situation, "torchao.optim", *(["bitsandbytes"] if situation.device == "cuda" else []))
 
 
 def offload_only(situation: OptimizerSituation) -> str | None:
     if not situation.offload:
-        return "steps in the host's memory: needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"
+        return "runs in host memory: needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"
     if situation.bf16_states:
-        return "keeps its moments in fp32: take bf16.bf16_optimizer_states out of the DeepSpeed JSON"
+        return "keeps its moments in fp32: remove bf16.bf16_optimizer_states from the DeepSpeed JSON"
     return None
 
 
 def _bytes(moments: int) -> Callable[[OptimizerSituation, OptimizerSection], float]:
-    """So many moments in the dtype of what is stepped."""
+    """Return the size of this many moments in the dtype of the updated weights."""
     return lambda situation, section: float(moments * situation.weight_bytes)
 
 
@@ -161,7 +161,7 @@ def _bf16_bytes(situation: OptimizerSituation, section: OptimizerSection) -> flo
 
 
 def _adafactor_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """0 stands for rows + columns of each matrix, which is little."""
+    """Return the size; 0 stands for rows + columns of each matrix, which is negligible."""
     return float(situation.weight_bytes) if situation.stage else 0.0
 
 
@@ -169,7 +169,7 @@ EIGHT_BIT_BLOCK = 256
 
 
 def _eight_bit_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """A code each, and an fp32 scale a block of 256."""
+    """One byte per moment, and an fp32 scale per block of 256."""
     return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
 
 
@@ -187,7 +187,7 @@ KINDS: dict[str, OptimizerKind] = {
         ),
         OptimizerKind(
             "ds_cpu_adam",
-            "DeepSpeed's AdamW on the CPU's vector units, the one for offloaded state; moments in fp32",
+            "DeepSpeed's AdamW on the CPU's vector units, for offloaded state; moments in fp32",
             "ds_cpu_adam",
             offload_only,
             lambda situation, section: 8.0,
@@ -196,8 +196,8 @@ KINDS: dict[str, OptimizerKind] = {
         OptimizerKind("apex_adam", "NVIDIA apex's fused AdamW", "apex_adam", apex_why_not, _bytes(2), True),
         OptimizerKind(
             "adamw_8bit",
-            "AdamW with both moments in 8 bits, of torchao or else bitsandbytes; a partition of fewer than 4096 values"
-            " (with torchao also one that is no multiple of 256) stays in full precision, 8 bytes",
+            "AdamW with both moments in 8 bits, from torchao or else bitsandbytes; partitions of fewer than 4096 values"
+            " (with torchao also those not a multiple of 256) stay in full precision, 8 bytes",
             "adamw_8bit",
             eight_bit_why_not,
             _eight_bit_bytes,
@@ -205,7 +205,7 @@ KINDS: dict[str, OptimizerKind] = {
         ),
         OptimizerKind(
             "adamw_bf16",
-            "AdamW with both moments in bf16, stochastically rounded; bf16 weights by optimizer.rounding",
+            "AdamW with both moments in bf16, stochastically rounded; bf16 weights according to optimizer.rounding",
             "adamw_bf16",
             no_offload,
             _bf16_bytes,
@@ -213,7 +213,7 @@ KINDS: dict[str, OptimizerKind] = {
         ),
         OptimizerKind(
             "lion",
-            "sign of the momentum: one moment; wants a learning rate 3-10 times smaller and a decay as much larger",
+            "sign of the momentum: one moment; needs a learning rate 3-10 times smaller and a decay as much larger",
             "lion",
             no_offload,
             _bytes(1),
@@ -221,9 +221,9 @@ KINDS: dict[str, OptimizerKind] = {
         ),
         OptimizerKind(
             "adafactor",
-            "torch's Adafactor; steps are lr times the weights' size, so that lr is to be near 0.01. ZeRO hands it flat"
-            " partitions, in which nothing can be factored: a whole second moment, no first, and sizes are those of the"
-            " partition, so that losses depend on the number of ranks. Stage 0 alone keeps rows and columns only",
+            "torch's Adafactor; updates are lr times the scale of the weights, so use an lr near 0.01. ZeRO passes flat"
+            " partitions, which cannot be factored: a full second moment, no first, and scales are those of the"
+            " partition, so losses depend on the number of ranks. Only stage 0 keeps just rows and columns",
             "adafactor",
             no_offload,
             _adafactor_bytes,
