@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.base.parent_watch import OWNER_VARIABLE, follow_owner, owner_mark
+from z2all_ds.base.child_process import module_command, package_environment, start
+from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.checkpoint.disk_file import copied
 from z2all_ds.checkpoint.writer import Job, Part, write_checkpoint
 
@@ -78,13 +79,9 @@ class BackgroundWriter:
             self._process, self._is_busy = None, False
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "z2all_ds.checkpoint.background"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, OWNER_VARIABLE: owner_mark()},
-        )
+        command = module_command("z2all_ds.checkpoint.background")
+        environment, pipe = package_environment(), subprocess.PIPE
+        self._process = start(command, environment, stdin=pipe, stdout=pipe, text=True, start_new_session=False)
 
     def _send(self, line: str) -> None:
         assert self._process and self._process.stdin

@@ -8,13 +8,13 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from z2all_ds.base.child_process import module_command, package_environment, start
 from z2all_ds.base.config.sections import TrackSection
 from z2all_ds.base.machine import process_is_alive
 from z2all_ds.base.run_folder import RunFolder
@@ -45,17 +45,20 @@ class SinkProcess:
         self._services: list[tuple[int, int]] = []
         """Processes that the session has started, with their start times."""
         self._outcome: dict[str, Any] | None = None
-        command = [sys.executable, "-m", "z2all_ds.track.sinks.session", str(self._folder.root.absolute()), self._sink]
+        settings = json.dumps(asdict(self._settings))
+        arguments = (str(self._folder.root.absolute()), self._sink, str(os.getpid()), settings)
         path = self._folder.root / "logs" / "sinks.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), json.dumps(asdict(self._settings))],
+            # In a session of its own: Ctrl-C at the terminal is for the run.
+            self._process = start(
+                module_command("z2all_ds.track.sinks.session", *arguments),
+                package_environment(),
+                is_owned=False,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the run
             )
         assert self._process.stdout
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -98,9 +101,9 @@ class SinkProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILL_SECONDS)
-        for pid, start in self._services:
+        for pid, start_time in self._services:
             with suppress(ProcessLookupError, PermissionError):
-                if process_is_alive(pid, start):
+                if process_is_alive(pid, start_time):
                     os.killpg(pid, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe
