@@ -172,3 +172,35 @@ def test_faults_are_plain_json(ranks: Ranks) -> None:
     ranks.first_fault()
     for file in ranks.run.faults.glob("*.json"):
         assert json.loads(file.read_text())["kind"] == KILLED
+
+
+BEATS_ALL_THE_TIME = """
+import sys, time
+from pathlib import Path
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
+from z2all_ds.train.processes.progress import Progress
+
+progress = Progress(RunFolder(Path(sys.argv[1])), World(1, 2, 1, 2), 60.0)
+progress.beat(7)
+print(progress.path.parent, flush=True)
+deadline = time.monotonic() + 2.0
+while time.monotonic() < deadline:
+    for _ in range(1000):
+        progress.beat(7)
+progress.end()
+"""
+
+
+def test_a_beat_is_never_read_half_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BEATS_ALL_THE_TIME, str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout
+        folder = Path(rank.stdout.readline().strip())
+        reads = 0
+        while rank.poll() is None:
+            for seen in look(folder).values():
+                reads += 1
+                assert time.monotonic() - seen.beat_at < 60 and seen.step == 7, seen
+    assert rank.returncode == 0
+    assert reads > 100

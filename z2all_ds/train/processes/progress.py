@@ -60,7 +60,8 @@ class Progress:
     def beat(self, step: int | None = None) -> None:
         self._count += 1
         self._step = self._step if step is None else step
-        BEAT.pack_into(self._memory, 0, self._count, time.monotonic(), self._step)
+        # Not pack_into, which writes zeros first: the watchdog would read them as hours of silence and end the run.
+        self._memory[: BEAT.size] = BEAT.pack(self._count, time.monotonic(), self._step)
 
     def record_flight(self, folder: RunFolder) -> None:
         """Enable NCCL's flight recorder, in case this rank hangs; before it joins the others."""
