@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.training import MICRO_OVERRIDES
+pytestmark = [pytest.mark.ranks, pytest.mark.processes]
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert MICRO_OVERRIDES  # this file starts ranks
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 7

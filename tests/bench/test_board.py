@@ -10,6 +10,8 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import to_json
 from z2all_ds.bench.board import bench_board, describe
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FRESH, "1")  # its memory is looked at

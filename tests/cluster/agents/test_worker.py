@@ -7,6 +7,8 @@ import pytest
 from tests.helpers.command import ROOT
 from z2all_ds.cluster.agents.worker import Worker
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
