@@ -59,5 +59,6 @@ def login_ssh_folder() -> Iterator[Path]:
             with suppress(BlockingIOError):
                 fcntl.flock(made_by_tests, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(made_by_tests.fileno()).st_size:
-                    folder.rmdir()
                     made_by_tests.truncate(0)
+                    with suppress(OSError):  # somebody has put something into it since
+                        folder.rmdir()

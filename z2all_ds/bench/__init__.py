@@ -1,1 +1,1 @@
-"""The bench room: speed and memory of the real parts, as figures with their units; never as timed tests."""
+"""Measures speed and memory for `z2all bench`."""

@@ -136,22 +136,22 @@ class Measurement:
         from z2all_ds.zero.collective import from_rank_0
         from z2all_ds.zero.state.engine_state import read_state
 
-        with self.scratch("ours") as folder, self.keeper(folder) as keeper:
-            preparing = self.timed(lambda: keeper.prepare(self.engine))
+        with self.scratch("ours") as folder, self.manager(folder) as manager:
+            preparing = self.timed(lambda: manager.prepare(self.engine))
             for _ in range(STEPS_ALONE):
                 self.step()  # while memory is being prepared
             blocked, totals, beside = [], [], []
             for number in range(1, self.rounds + 1):
-                save = partial(keeper.save, self.engine, number, {}, {}, to_disk=True)
+                save = partial(manager.save, self.engine, number, {}, {}, to_disk=True)
                 blocked.append(self.timed(save))
-                while (seconds := from_rank_0(next((saved.seconds for saved in keeper.news()), None))) is None:
+                while (seconds := from_rank_0(next((saved.seconds for saved in manager.news()), None))) is None:
                     beside.append(self.step())
                 totals.append(seconds)
 
             def newest_on_disk() -> Any:  # rank 0 compares the checksums, as in a run
                 return from_rank_0(find_latest(folder.checkpoints)[0] if self.world.is_main else None)
 
-            restored = self.timed(lambda: read_state(self.engine, keeper.newest_in_memory(self.engine).path))
+            restored = self.timed(lambda: read_state(self.engine, manager.newest_in_memory(self.engine).path))
             from_disk = self.timed(lambda: read_state(self.engine, newest_on_disk().path))
         return {
             "prepare_call_seconds": preparing,
@@ -164,8 +164,8 @@ class Measurement:
 
     def ours_waiting(self) -> dict[str, Any]:
         """The same files, with training standing still until they are on the disk."""
-        with self.scratch("waiting") as folder, self.keeper(folder) as keeper:
-            saves = (partial(keeper.save, self.engine, n, {}, {}, wait=True) for n in range(1, self.rounds + 1))
+        with self.scratch("waiting") as folder, self.manager(folder) as manager:
+            saves = (partial(manager.save, self.engine, n, {}, {}, wait=True) for n in range(1, self.rounds + 1))
             seconds = [self.timed(save) for save in saves]
         return {"blocked_seconds": seconds, "total_seconds": seconds}
 
@@ -232,17 +232,17 @@ class Measurement:
                 shutil.rmtree(folder.root, ignore_errors=True)
 
     @contextmanager
-    def keeper(self, folder: RunFolder) -> Iterator[Any]:
+    def manager(self, folder: RunFolder) -> Iterator[Any]:
         from z2all_ds.base.console import say
         from z2all_ds.zero.state.manager import CheckpointManager
 
         section = self.run.checkpoint.model_copy(update={"disk_patience_seconds": MOST_WAIT_SECONDS})
-        keeper = CheckpointManager(folder, section, self.world, self.device, say)
+        manager = CheckpointManager(folder, section, self.world, self.device, say)
         try:
-            keeper.begin_line(goes_on_from_memory=False)
-            yield keeper
+            manager.begin_line(goes_on_from_memory=False)
+            yield manager
         finally:
-            keeper.close(keeps_memory=False)
+            manager.close(keeps_memory=False)
 
 
 if __name__ == "__main__":

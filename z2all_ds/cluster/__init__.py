@@ -1,12 +1,7 @@
-"""The room that starts ranks, by itself on one machine, with the real deepspeed launcher on many, and ends them all.
+"""Several nodes: a hostfile or YAML names them, `ssh` reaches them. Runs without torch, for login nodes.
 
-Who there is: `hostfile`, `nodes`. Ways in: `ssh`, `agents` and the `agent` on each node. What they find: `facts` and
-their comparison, connections of every pair (`connections`, `pairs`), `health`; `preflight` puts it together. What is
-started: `plan`, `remote` and the `node` process there; `slurm`; `launch`. What goes wrong: the `watchdog` of the ranks,
-`verdicts` on all of it. A network where there is none: `overlay`.
-
-It runs without torch: reading a hostfile, choosing a port and watching processes need none, and a login node may have
-none.
+`agents` answer questions on the nodes, `preflight` compares and tests the nodes before a launch, `launch` starts,
+watches and restarts ranks on them, `overlay` gives them a private network, `doctor` checks one machine.
 """
 
 from z2all_ds.cluster.hostfile import Host, parse_hostfile

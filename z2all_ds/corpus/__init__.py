@@ -1,4 +1,4 @@
-"""The room that turns raw text into shards of records with a manifest. It needs neither torch nor transformers.
+"""Turns raw text into shards of records with a manifest. Needs neither torch nor transformers.
 
 `build_corpus` writes a corpus folder, `load_manifest` opens one, `audit_corpus` looks for damage in one. A source of
 text is a converter: a generator of drafts registered under a name (see converters.py).

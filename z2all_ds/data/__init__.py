@@ -1,8 +1,8 @@
-"""The data room: from a corpus folder and a tokenizer to packed batches in an order that nothing disturbs.
+"""Turns a corpus folder and a tokenizer into packed batches in a reproducible order.
 
 `stream` tells the whole way at its head. Every other file is one part of it; only `stream` and `loader` need torch:
 
-    raw/          texts out of raw shards, in any order                tokens/        the same, already tokenized
+    tokens/       token shards, read instead of the text               lane_documents what one lane reads of a domain
     documents     a domain as a row of tokenized documents
     order         the shuffle, computed                                stages         mixture, length, skips over time
     mixture       which domain comes next                              lanes          one endless row of samples

@@ -23,7 +23,7 @@ TokenArray = npt.NDArray[np.integer[Any]]
 
 
 class Tokenizer(Protocol):
-    """What the data room asks of a tokenizer."""
+    """What this subpackage needs of a tokenizer."""
 
     @property
     def eot_id(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Packed samples for one rank: where the parts of the data room meet.
+"""Packed samples for one rank.
 
 The way of a document into a batch
 ----------------------------------

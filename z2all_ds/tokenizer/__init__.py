@@ -1,4 +1,4 @@
-"""The room that learns a vocabulary from text and encodes with it: byte-level BPE, or SentencePiece with byte fallback.
+"""Learns a vocabulary from text and encodes with it: byte-level BPE, or SentencePiece with byte fallback.
 
 `train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package;
 `load_tokenizer` opens the same folder for training data: fast, without transformers, and deaf to control tokens spelled

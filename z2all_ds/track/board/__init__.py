@@ -1,4 +1,4 @@
-"""The board's room: a web page that shows runs while they train, and the reading behind it.
+"""A web page that shows runs while they train, and the reading behind it.
 
 `far_side` touches files, here or over ssh (`remote`); `curves` keeps a run's metrics in little memory, `events`,
 `health`, `mixture`, `probes` and `settings` the rest; `run` follows one run in a thread, `watch` all of them; `server`
