@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from z2all_ds.base.machine import group_is_alive
@@ -82,8 +83,19 @@ def run_owned(command: list[str]) -> int:
     """Runs a command in our group, passes SIGTERM on to it and returns its exit code, as a shell gives it."""
     follow_owner()
     os.environ.pop(OWNER_VARIABLE, None)
+    process: subprocess.Popen[bytes] | None = None
+    is_asked_to_end = False
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        nonlocal is_asked_to_end
+        is_asked_to_end = True
+        if process:
+            process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     process = start(command, is_owned=False, start_new_session=False)
-    signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    if is_asked_to_end:
+        process.terminate()
     code = process.wait()
     return code if code >= 0 else 128 - code
 
