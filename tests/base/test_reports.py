@@ -30,7 +30,11 @@ def test_json_has_the_fields_and_nothing_that_json_does_not_know() -> None:
 
 
 def test_a_report_for_people_or_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("中文", "1", "x"), ("[b]a", "12,345", ("", "red")), ("c", "failed: a long text")]
+    rows: list[tuple[str | tuple[str, str], ...]] = [
+        ("中文", "1", "x"),
+        ("[b]a", "12,345", ("", "red")),
+        ("c", "failed: a long text"),
+    ]
     table = Table(("name", "count", "note"), rows, "lrl")
     print_report(3, False, lambda number: [f"{number} rows", table, Table((), [("a", "b")])])
     assert capsys.readouterr().out.splitlines() == [

@@ -1,7 +1,7 @@
 """Small corpora with given contents, for tests of what reads a corpus."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, write_manifest
@@ -9,7 +9,7 @@ from z2all_ds.corpus.schema import Record
 
 
 def write_corpus(
-    folder: Path, contents: dict[str, Sequence[str]], documents_per_shard: int = 7, first_gid: int = 0
+    folder: Path, contents: Mapping[str, Sequence[str]], documents_per_shard: int = 7, first_gid: int = 0
 ) -> Path:
     """A corpus of these contents, numbered through all domains."""
     folder.mkdir(parents=True, exist_ok=True)

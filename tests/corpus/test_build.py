@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,7 +230,7 @@ def test_a_build_stopped_anywhere_goes_on(
     done: list[str] = []
     convert = build_module.convert_unit if step != "convert_unit" else real
 
-    def convert_and_tell(unit: object) -> object:
+    def convert_and_tell(unit: Any) -> Any:
         done.append("unit")
         return convert(unit)
 
@@ -299,9 +300,14 @@ def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match=r"001\.jsonl:41: not JSON.*--on-error skip"):
         build_corpus(tmp_path / "c", spec)
     raw[1].write_bytes(good)
-    done = []
-    real = build_module.convert_unit
-    monkeypatch.setattr(build_module, "convert_unit", lambda unit: (done.append(unit.slices[0].path), real(unit))[1])
+    done: list[str] = []
+    real: Any = build_module.convert_unit
+
+    def convert_and_tell(unit: Any) -> Any:
+        done.append(unit.slices[0].path)
+        return real(unit)
+
+    monkeypatch.setattr(build_module, "convert_unit", convert_and_tell)
     build_corpus(tmp_path / "c", spec)
     assert [Path(path).name for path in done] == ["001.jsonl", "002.jsonl"]
 

@@ -50,9 +50,9 @@ def test_few_rows_are_judged_at_the_end() -> None:
 def test_merged_in_order() -> None:
     one, other = FaultLog("skip", 1.0), FaultLog("skip", 1.0)
     for number in range(SAMPLES_PER_KIND - 1):
-        one.add(Fault("json", "x"), lambda number=number: f"a:{number}")
+        one.add(Fault("json", "x"), f"a:{number}".__str__)
     for number in range(3):
-        other.add(Fault("json", "x"), lambda number=number: f"b:{number}")
+        other.add(Fault("json", "x"), f"b:{number}".__str__)
     other.add(Fault("bom", "x"), lambda: "b:1")
     one.rows, other.rows = 50, 7
     one.merge(other)

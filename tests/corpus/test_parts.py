@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,9 @@ def test_every_document_with_its_entries(
             assert (writer.documents, list(folder.glob("*.lines"))) == (len(texts), [])
             size = writer.bytes
             writer.finish()
-    found, keys, signatures = [], b"", []
+    found: list[Any] = []
+    signatures: list[Any] = []
+    keys = b""
     for part in writer.parts:
         data = Path(part.path).read_bytes()
         lines = data.splitlines(keepends=True)

@@ -1,6 +1,7 @@
 import io
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.schema import Record, _parse_strictly, parse_record, without_lone_surrogates
 
-GOOD = {"gid": 7, "id": 3, "data_src": "zh", "category": "散文", "title": "雪", "content": "下雪\n了。", "desc": "", "others": {"a": [1]}}  # fmt: skip  # noqa: E501
+GOOD: dict[str, Any] = {"gid": 7, "id": 3, "data_src": "zh", "category": "散文", "title": "雪", "content": "下雪\n了。", "desc": "", "others": {"a": [1]}}  # fmt: skip  # noqa: E501
 TEXT = st.text(st.characters(codec="utf-8"))
 
 

@@ -37,7 +37,8 @@ def document_tokens(number: int, length: int) -> list[int]:
 def write_corpus(folder: Path, lengths_by_domain: dict[str, list[int]], documents_per_shard: int = 7) -> Path:
     """A corpus of documents with the given numbers of tokens, numbered through all domains in sorted order."""
     folder.mkdir(parents=True, exist_ok=True)
-    shards, number = [], 0
+    shards: list[ShardInfo] = []
+    number = 0
     for domain in sorted(lengths_by_domain):
         lengths = lengths_by_domain[domain]
         for first in range(0, len(lengths), documents_per_shard):

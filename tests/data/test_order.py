@@ -1,6 +1,7 @@
 """The permutations are bijections, the same everywhere, and look shuffled; lanes read all documents, each once."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ GOLDEN_WITHIN = [53, 56, 233, 194, 237, 199, 241, 43]
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"domain": "code"}])
 def test_every_part_of_the_key_counts(change: dict) -> None:
-    key = {"seed": 0, "epoch": 0, "domain": "web"}
+    key: dict[str, Any] = {"seed": 0, "epoch": 0, "domain": "web"}
     before = [permuted_index(p, 1000, **key) for p in range(1000)]
     after = [permuted_index(p, 1000, **(key | change)) for p in range(1000)]
     # Two unrelated permutations agree in one place on average (Poisson): ten would be one in ten million.

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def consume(stream: PackedStream, count: int) -> list[list[int]]:
     return [as_arrays(next(samples))["input_ids"].tolist() for _ in range(count)]
 
 
-def rank_states(corpus: Path, world_size: int, samples_per_rank: int) -> list[dict]:
+def rank_states(corpus: Path, world_size: int, samples_per_rank: int) -> list[Any]:
     streams = [open_stream(corpus, rank, world_size) for rank in range(world_size)]
     for stream in streams:
         consume(stream, samples_per_rank)
@@ -29,7 +30,7 @@ def rank_states(corpus: Path, world_size: int, samples_per_rank: int) -> list[di
 
 
 def test_fields(corpus: Path) -> None:
-    state = open_stream(corpus, rank=1, world_size=4, skip=[(8, 12)]).state_dict()
+    state: Any = open_stream(corpus, rank=1, world_size=4, skip=[(8, 12)]).state_dict()
     assert state.pop("lanes") == {lane: [[0, 0, 0]] * 3 for lane in ("1", "5", "9")}
     assert {name: documents for name, (documents, _) in state.pop("domains").items()} == {
         "books": 5, "code": 40, "web": 90

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_stops_anywhere_and_goes_on_at_any_shape(tmp_path_factory: pytest.TempPa
         (first * global_batch, (first + count) * global_batch)
         for first, count in data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2)), max_size=2))
     ]
-    spec = {
+    spec: dict[str, Any] = {
         "num_lanes": global_batch * data.draw(st.integers(1, 2), label="lanes"),
         "packing": data.draw(st.sampled_from(["cut", "best_fit"]), label="packing"),
         "stages": (

@@ -256,7 +256,7 @@ def test_nothing_to_continue(loaded: LoadedModel) -> None:
 def test_files_of_prompts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("今天\r\n\n two words \n", encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.txt")) == [{"prompt": "今天"}, {"prompt": " two words "}]
-    records = [{"id": 5, "prompt": "x\ny"}, {"prompt": "z"}]
+    records: list[dict[str, Any]] = [{"id": 5, "prompt": "x\ny"}, {"prompt": "z"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.jsonl")) == records
     answers = [Answer(record["prompt"], "好", CUT, 1, n) for record in records for n in range(2)]

@@ -6,6 +6,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,7 +199,7 @@ def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
     known = memorised(small_tokenizer)
     known.model.save_pretrained(tmp_path / "model")
     known.tokenizer.save_pretrained(tmp_path / "model")
-    arguments = ["evaluate", "harness", tmp_path / "model", "--include", TASKS, "--tasks", "zh_school,sums"]
+    arguments: list[Any] = ["evaluate", "harness", tmp_path / "model", "--include", TASKS, "--tasks", "zh_school,sums"]
     answer = z2all(
         *arguments, "--reshape", "letters", "--out", tmp_path / "results" / "harness.json", cwd=tmp_path,
         HF_HOME=str(tmp_path / "cache"),

@@ -126,7 +126,8 @@ def test_generated_texts_and_stop_strings(harness_own: Any) -> None:
 def test_requests_with_other_settings_are_not_mixed(small_tokenizer: Path) -> None:
     loaded = untrained(small_tokenizer)
     ours = HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=8)
-    short, long = ({"until": [], "max_gen_toks": count, "do_sample": False} for count in (1, 9))
+    short: dict[str, Any] = {"until": [], "max_gen_toks": 1, "do_sample": False}
+    long = short | {"max_gen_toks": 9}
     first, second, third = ours.generate_until(instances("generate_until", ("a", short), ("a", long), ("a", short)))
     assert first == third and len(second) > len(first) and second.startswith(first)
 

@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -153,8 +154,20 @@ def test_ways_of_generating_are_ours_and_not_the_folders(
     """Of its generation_config.json only the ids are taken."""
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     end = loaded.tokenizer.eos_token_id
-    settings = {"do_sample": True, "temperature": 0.1, "min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.05}
-    settings |= {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 1, "min_new_tokens": 12}
+    settings: dict[str, Any] = {
+        "do_sample": True,
+        "temperature": 0.1,
+        "min_p": 0.9,
+        "typical_p": 0.1,
+        "epsilon_cutoff": 0.05,
+    }
+    settings |= {
+        "epsilon_cutoff": 0.05,
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "no_repeat_ngram_size": 1,
+        "min_new_tokens": 12,
+    }
     settings |= {"stop_strings": ["a"], "return_dict_in_generate": True, "eos_token_id": [end, 7]}
     (tmp_path / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
     other = load_model(tmp_path)

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
     return Question(str(folder))
 
 
-def ignore(_amount: float, _note: str = "") -> None:
+def ignore(amount: float, note: str = "") -> None:
     """Progress that nobody watches."""
 
 
@@ -113,7 +114,7 @@ def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
 def test_documents_in_windows(model_folder: Path, question: Question, window: int | None, stride: int | None) -> None:
     (measured,) = measure_perplexity([model_folder], replace(question, window=window, stride=stride, batch=3))
     length = window or WINDOW_TOKENS
-    check(measured, lambda *given: sliding_loop(*given, length, stride or length - 1), model_folder)
+    check(measured, lambda folder, texts: sliding_loop(folder, texts, length, stride or length - 1), model_folder)
     assert measured.domains[0].tokens > 2 * length  # a document was cut
 
 
@@ -129,7 +130,11 @@ def test_packed(model_folder: Path, question: Question) -> None:
 def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
     """With a begin-of-text token all of the text is predicted, so all of its bytes count."""
     (measured,) = measure_perplexity([model_folder], replace(question, bos="yes"))
-    check(measured, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1, bos=True), model_folder)
+    check(
+        measured,
+        lambda folder, texts: sliding_loop(folder, texts, WINDOW_TOKENS, WINDOW_TOKENS - 1, bos=True),
+        model_folder,
+    )
     for row in measured.domains:
         texts = TEXTS[row.domain]
         assert (row.bytes, row.characters) == (sum(len(text.encode()) for text in texts), sum(map(len, texts)))
@@ -194,7 +199,7 @@ def test_a_run_gives_the_figures_of_its_export(run: RunFolder, exported: Path, q
     of_run, of_export = measure_perplexity([run.root, exported], question)
     assert (of_run.model, of_run.step) == (f"{run.root} step 9", 9)
     assert of_run.domains == of_export.domains
-    check(of_run, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
+    check(of_run, lambda folder, texts: sliding_loop(folder, texts, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
 
 
 def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, question: Question) -> None:
@@ -206,7 +211,8 @@ def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, questi
 
 @pytest.mark.parametrize("setting", ["documents", "batch", "ranks"])
 def test_numbers_that_cannot_be_meant(model_folder: Path, question: Question, setting: str) -> None:
-    asked = question if setting == "ranks" else replace(question, **{setting: -1})
+    changes: dict[str, Any] = {} if setting == "ranks" else {setting: -1}
+    asked = replace(question, **changes)
     with pytest.raises(ConfigError, match=rf"^{setting}=-1: must be "):
         measure_perplexity([model_folder], asked, ranks=-1 if setting == "ranks" else 1)
 

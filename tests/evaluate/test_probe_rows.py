@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -34,7 +35,7 @@ class PairTokenizer:
         return b"".join(chars.get(number) or bytes([number - 10]) for number in ids).decode(errors="replace")
 
 
-def asked(probe: Probe, before: tuple[int, ...] = (), max_tokens: int = 100):
+def asked(probe: Probe, before: tuple[int, ...] = (), max_tokens: int = 100) -> Any:
     (one,) = ask([probe], PairTokenizer(), before, max_tokens)
     return one
 
@@ -66,7 +67,7 @@ def test_apart_no_space_comes_in(prompt: str, text: str) -> None:
     tokenizer = _PlainTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
     (one,) = ask([CompletionProbe(name="a", prompt=prompt, completion=text)], tokenizer, (), 100)
     (row,) = one.rows
-    words = [backend.id_to_token(number) for number in row.ids]
+    words = [backend.id_to_token(number) or "" for number in row.ids]
     assert ("".join(words[: row.first_scored]), "".join(words[row.first_scored :])) == (
         "▁" + prompt.replace(" ", "▁"),
         text,

@@ -89,7 +89,7 @@ def test_one_changed_weight_is_found(
 ) -> None:
     folder = write_folder(model, small_tokenizer, tmp_path)
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[3, 5] += damage
+        model.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 5] += damage
     with pytest.raises(ExportError, match=r"logits on the .* text differ by"):
         compare(model, tokenizer, folder, real_texts(small_corpus, tokenizer), whole)
 

@@ -36,10 +36,14 @@ class Watch:
 
     def __init__(self, page: "Page", origin: str) -> None:
         self.errors: list[str] = []
-        page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        page.on("console", lambda message: self._hear(message.type, message.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: self._see(request.url, origin))
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.errors.append(text)
 
     def _see(self, address: str, origin: str) -> None:
         if not address.startswith((f"{origin}/", "data:")):

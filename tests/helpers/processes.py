@@ -5,10 +5,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     try:
         yield process
     finally:

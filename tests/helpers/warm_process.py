@@ -18,12 +18,13 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 STDIO = (0, 1, 2)
 HIGH = 200
@@ -69,7 +70,7 @@ def preload_package() -> None:
         for name in PRELOADED:
             importlib.import_module(name)
     # DeepSpeed asks for it whenever it loads an op; each answer takes a process of its own and more than a second.
-    cpuinfo = importlib.import_module("cpuinfo")
+    cpuinfo: Any = importlib.import_module("cpuinfo")
     known = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: known
     from tests.helpers import warm_python
@@ -189,7 +190,7 @@ def _close_all_but(*kept: int) -> None:
 def _set_environment(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    importlib.import_module("tempfile").tempdir = None
+    tempfile.tempdir = None
     if "OMP_NUM_THREADS" in environment and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
 
@@ -207,7 +208,7 @@ def _run(words: list[str]) -> int:
         if words[0] == "-m":
             sys.argv = ["-m", *words[2:]]
             sys.modules.pop(words[1], None)
-            runpy._run_module_as_main(words[1])
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         elif words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
             exec(words[1], vars(sys.modules["__main__"]))

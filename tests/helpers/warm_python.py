@@ -50,10 +50,10 @@ _spawn_fresh = multiprocessing.util.spawnv_passfds
 _lock = threading.Lock()
 
 
-class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
+class WarmPopen(subprocess.Popen):
     """`subprocess.Popen` that forks where it can."""
 
-    def _execute_child(  # type: ignore[override]
+    def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any, cwd: Any, env: Any,
         startupinfo: Any, creationflags: Any, shell: bool, *streams_and_rest: Any,
     ) -> None:  # fmt: skip
@@ -157,7 +157,7 @@ def replace_popen(environment: dict[str, str]) -> None:
     """`environment` is the warm process's own."""
     _start_environment.update(environment)
     subprocess.Popen = WarmPopen  # type: ignore[misc]
-    multiprocessing.util.spawnv_passfds = spawn_worker
+    multiprocessing.util.spawnv_passfds = spawn_worker  # type: ignore[assignment]
     os.register_at_fork(after_in_child=_forget_warm_process)
 
 

@@ -13,7 +13,7 @@ from z2all_ds.base.vocabulary_rows import NEW, VocabularyRows
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.llama_weights import NOISE, LlamaWeights
 
-SMALL = {"vocab_size": 40}
+SMALL: dict[str, Any] = {"vocab_size": 40}
 
 
 def rows(*numbers: int) -> VocabularyRows:
@@ -68,8 +68,8 @@ def test_grown(name: str, llama: tuple[Path, dict[str, Tensor]]) -> None:
 def test_the_head_and_the_embedding_have_other_noise(llama: tuple[Path, dict[str, Tensor]]) -> None:
     folder, there = llama
     weights = weights_of(folder, rows(*range(40), NEW))
-    off = [weights.parameter(name)[40] - there[name].mean(0) for name in (EMBEDDING, HEAD)]
-    assert torch.nn.functional.cosine_similarity(*off, dim=0).abs() < 0.7
+    embedding, head = (weights.parameter(name)[40] - there[name].mean(0) for name in (EMBEDDING, HEAD))
+    assert torch.nn.functional.cosine_similarity(embedding, head, dim=0).abs() < 0.7
 
 
 @pytest.mark.parametrize("name", [EMBEDDING, HEAD])

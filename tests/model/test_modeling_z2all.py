@@ -247,7 +247,7 @@ def test_only_the_logits_asked_for() -> None:
 def test_nan_in_a_weight_shows_in_the_loss() -> None:
     model = tiny_model()
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[3, 3] = float("nan")
+        model.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 3] = float("nan")
     ids = some_ids(1, 5)
     assert model(ids, labels=ids).loss.isnan()
 

@@ -45,7 +45,7 @@ def gradients(model: Z2allForCausalLM) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["no-dropout", "dropout"])
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name != "none"])
 def test_gradients_are_the_same_to_the_bit(choice: str, dropout: float) -> None:
-    shares = dict.fromkeys(("attention_dropout", "dropout1", "dropout2"), dropout)
+    shares: dict[str, Any] = dict.fromkeys(("attention_dropout", "dropout1", "dropout2"), dropout)
     wanted = gradients(model_in_training("none", **shares))
     found = gradients(model_in_training(choice, **shares))
     assert all(torch.equal(found[name], gradient) for name, gradient in wanted.items())

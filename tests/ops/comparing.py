@@ -24,7 +24,7 @@ on_gpu = (
 )
 
 
-def cases(op: str) -> list[object]:
+def cases(op: str) -> list[Any]:
     """(backend, device) pairs: on the CPU those that run there, on a GPU all."""
     on_cpu = BACKENDS_ON_CPU.get(op, ("torch",))
     return [
@@ -33,7 +33,7 @@ def cases(op: str) -> list[object]:
     ]
 
 
-def devices() -> list[object]:
+def devices() -> list[Any]:
     """For what has no backends to choose from."""
     return [pytest.param("cpu"), pytest.param("cuda", marks=on_gpu)]
 
@@ -47,7 +47,7 @@ def function_of(op: str, name: str, device: str, dtype: str = "fp32", head_dim: 
     return found.function
 
 
-def results_and_gradients(call: Callable[..., object], leaves: list[Tensor]) -> list[Tensor]:
+def results_and_gradients(call: Callable[..., Any], leaves: list[Tensor]) -> list[Any]:
     """What `call` returns, then the gradients of a fixed random projection of it with respect to the leaves."""
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     outputs = call(*leaves)

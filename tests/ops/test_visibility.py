@@ -1,5 +1,7 @@
 """Who may see whom: every form of it (mask, borders, block mask) against plain loops over pairs."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,7 +116,7 @@ def test_block_mask_allows_the_same_pairs(documents: str | None) -> None:
     # More than one block of 128, so that whole blocks can be left out.
     lengths = [[1, 127, 130, 42], [300]]
     document_ids = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in lengths])
-    given_as: dict[str | None, dict[str, Tensor]] = {
+    given_as: dict[str | None, dict[str, Any]] = {
         None: {},
         "ids": {"document_ids": document_ids},
         "borders": {"cu_seqlens": document_borders(document_ids, multiple=4)},

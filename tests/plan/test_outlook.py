@@ -176,7 +176,8 @@ def test_without_spares_a_repair_is_waited_for_or_goes_on_slower() -> None:
     interval = best_interval(of)
 
     def share(**changes: int) -> float:
-        nodes = Nodes(**{"training": 4, "least": 4, "repair": 5 * HOUR} | changes)
+        settings: dict[str, Any] = {"training": 4, "least": 4, "repair": 5 * HOUR} | changes
+        nodes = Nodes(**settings)
         return simulate(of, interval, nodes, 300 * DAY).goodput
 
     all_or_none, with_three, with_spare = share(), share(least=3), share(spare=4)

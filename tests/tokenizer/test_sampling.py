@@ -124,14 +124,15 @@ def test_files_are_domains(tmp_path: Path) -> None:
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder").mkdir()
-    for inputs, error, message in [
+    mistakes: list[tuple[list[str | Path], type[Exception], str]] = [
         ([], ConfigError, "no input"),
         ([tmp_path / "empty.txt"], DataError, "it is empty"),
         ([f"zh={tmp_path / 'none'}"], DataError, "no such file"),
         ([tmp_path / "folder"], DataError, "it is empty"),
         ([tmp_path / "none"], DataError, "no such file"),
         ([tmp_path / "folder", tmp_path / "empty.txt"], DataError, "it is a folder"),
-    ]:
+    ]
+    for inputs, error, message in mistakes:
         with pytest.raises(error) as caught:
             open_sources(inputs)
         assert message in str(caught.value)

@@ -1,5 +1,6 @@
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -13,8 +14,16 @@ from z2all_ds.tokenizer.spm_model import PieceKind, parse_spm_model
 def other_model(**options: object) -> bytes:
     written = io.BytesIO()
     lines = [f"the cat number {n} sat on the mat, then Ａ ran 今天 <b>/</b>" for n in range(500)]
-    settings = {"vocab_size": 70, "model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2, **options}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=written, **settings)
+    settings: dict[str, Any] = {
+        "vocab_size": 70,
+        "model_type": "unigram",
+        "hard_vocab_limit": False,
+        "minloglevel": 2,
+        **options,
+    }
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=written, minloglevel=2, **settings
+    )
     return written.getvalue()
 
 

@@ -104,7 +104,7 @@ def test_allowed_special_in_words(tokenizer: Z2allTokenizer) -> None:
     with pytest.raises(DataError, match=r"control token '<\|other\|>'"):
         tokenizer.encode("a", {"<|other|>"})
     with pytest.raises(DataError, match=r"To allow one token, write \{'<\|endoftext\|>'\}"):
-        tokenizer.encode("a", "<|endoftext|>")  # type: ignore[arg-type]
+        tokenizer.encode("a", "<|endoftext|>")
 
 
 def test_batch_equals_one_by_one(tokenizer: Z2allTokenizer) -> None:

@@ -105,7 +105,7 @@ def test_a_death_while_writing_leaves_nothing(
 def test_files_with_weights(tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text("the cat sat on the mat\n" * 3000, "utf-8")
     (tmp_path / "zh.jsonl").write_text('{"text": "今天下雨，出门要带伞。"}\n' * 3000, "utf-8")
-    inputs = [tmp_path / "en.txt", f"chinese={tmp_path / 'zh.jsonl'}"]
+    inputs: list[str | Path] = [tmp_path / "en.txt", f"chinese={tmp_path / 'zh.jsonl'}"]
     only_english = train_tokenizer(inputs, tmp_path / "a", 268, weights={"en": 1.0})
     assert list(only_english.bytes_per_token) == ["en"]
     assert len(load_tokenizer(tmp_path / "a").encode("雨")) == 3

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -75,7 +76,9 @@ def test_what_was_read_is_what_is_there(
     """Any history of growing and cutting back, looked at at any moments: the lines since the last beginning are those
     of the file."""
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
-    tail, history, seen, moment = LineTail(LocalFile(path)), [], [], 0.0
+    tail, moment = LineTail(LocalFile(path)), 0.0
+    history: list[Any] = []
+    seen: list[Any] = []
     for act, number in [*acts, ("look", 0)]:
         if act == "cut":
             history = history[:number]

@@ -34,14 +34,14 @@ def accumulated_in(optimizer: Any, stage: int) -> torch.dtype:
         return flat
     if stage == 3:
         partitions = optimizer._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
-        return next(iter(partitions.values())).dtype  # type: ignore[no-any-return]
+        return next(iter(partitions.values())).dtype
     weight = optimizer.bit16_groups[0][0]
     if optimizer._use_compact_grad_partition_buffer(0):
         # stage 1 adds up beside the weights and reduces once a step, stage 2 in the rank's own part
         added = getattr(weight, "grad_accum", None)
         return (added if added is not None else optimizer._get_compact_grad_partition_buffer(0).flat_partition).dtype
     held = weight.grad if weight.grad is not None else optimizer.all_grad_tensors[0][0]
-    return held.dtype  # type: ignore[no-any-return]
+    return held.dtype
 
 
 @contextmanager

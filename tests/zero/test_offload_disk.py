@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     folder = tmp_path_factory.mktemp("disk_runs")
     on_disk = {"device": "nvme", "buffer_size": 1_000_000, "max_in_cpu": 0}
     pipeline = {"device": "nvme", "pipeline_read": True, "pipeline_write": True, "buffer_count": 8}
-    offloads = {
+    offloads: dict[str, dict[str, Any]] = {
         "weights_too": {"offload_optimizer": {"device": "nvme"}, "offload_param": on_disk},
         "pipelined": {"offload_optimizer": pipeline},
     }

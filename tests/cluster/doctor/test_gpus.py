@@ -1,5 +1,7 @@
 """What is said of GPUs: of made-up ones on any machine, of the real ones where there are some."""
 
+from typing import Any
+
 import pytest
 
 from tests.ops.comparing import on_gpu
@@ -9,8 +11,8 @@ GOOD = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30, (16, 16), slowed=1, uncor
 """Idle is a reason for a low clock, too (1)."""
 
 
-def changed(**changes: object) -> Gpu:
-    return Gpu(**{**vars(GOOD), **changes})  # type: ignore[arg-type]
+def changed(**changes: Any) -> Gpu:
+    return Gpu(**{**vars(GOOD), **changes})
 
 
 def box(*gpus: Gpu, way: str = "nvlink", cuda: str = "13.0") -> Gpus:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, sm
     return Launches([], place, small_corpus, small_tokenizer).alone("run", f"train.steps={STEPS}", "deepspeed=zero1")
 
 
-def events(run_dir: Path, kind: str) -> list[dict[str, object]]:
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in read_records(RunFolder(run_dir).events) if record["event"] == kind]
 
 

@@ -44,7 +44,7 @@ def played(
             )
             for one, other in (pair, pair[::-1]):
                 ms = MATMUL_MS * (3 if int(one[1:]) in slow_matmul else 1)
-                measured = {} if fails else {"matmul_ms": ms, "gather_gbps": gbps}
+                measured: dict[str, Any] = {} if fails else {"matmul_ms": ms, "gather_gbps": gbps}
                 turns.append(Turn(number_of_round, one, other, **measured, problem="lost" if fails else ""))
     assert pairs_of_round(4, names, turns) == []
     return turns

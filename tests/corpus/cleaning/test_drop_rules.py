@@ -11,34 +11,34 @@ CODE = 'def f(a, b):\n    return a <= b and a | b ^ ~a  # "größer" → ünïco
 
 
 @pytest.mark.parametrize("text", ["", "plain", CHINESE, FRENCH, ENGLISH, CODE, "ΕΛΛΗΝΙΚΑ Ñandú NÃO ÇA", "🎉 好的 ☕"])
-def test_good_text_is_not_garbled(text):
+def test_good_text_is_not_garbled(text: str) -> None:
     assert why_garbled(text) == ""
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
 @pytest.mark.parametrize("text", [CHINESE, FRENCH, ENGLISH, "Привет, как дела? Все хорошо.", "ok 😀 fine 🎉"])
-def test_utf8_read_as_latin(text, encoding):
+def test_utf8_read_as_latin(text: str, encoding: str) -> None:
     # bytes that Windows-1252 has no character for come out as C1 controls, as browsers do it
     garbled = "".join(bytes([byte]).decode(encoding, "ignore") or chr(byte) for byte in text.encode())
     assert "decoded wrongly" in why_garbled(garbled)
     assert why_garbled(garbled, is_code=True)
 
 
-def test_utf8_read_as_gbk_and_gbk_read_as_utf8():
+def test_utf8_read_as_gbk_and_gbk_read_as_utf8() -> None:
     assert why_garbled((CHINESE * 3).encode().decode("gbk", "ignore"))
     assert why_garbled((CHINESE * 3).encode().decode("gbk", "replace"))
     assert why_garbled(CHINESE.encode("gbk").decode("utf-8", "replace"))
     assert why_garbled("锟斤拷锟斤拷锟斤拷 烫烫烫烫烫")
 
 
-def test_an_article_about_garbled_text_stays():
+def test_an_article_about_garbled_text_stays() -> None:
     assert why_garbled(CHINESE * 10 + "程序员都见过锟斤拷。" + CHINESE * 10) == ""
     assert why_garbled("锛：一种平头斧。" + CHINESE) == ""
     assert why_garbled(CHINESE * 5 + "\ufffd") == ""
     assert why_garbled(CHINESE + "\ufffd\ufffd")
 
 
-def test_blocks():
+def test_blocks() -> None:
     drawing = "┌──────┐\n│ menu │\n└──────┘\n" * 3
     assert "blocks" in why_garbled(drawing)
     assert "blocks" in why_garbled("□□□ □□ □□□□ ok")
@@ -46,14 +46,14 @@ def test_blocks():
     assert why_garbled(CHINESE + drawing[:8]) == ""
 
 
-def test_length_without_blanks_at_the_ends():
+def test_length_without_blanks_at_the_ends() -> None:
     assert why_too_short("  四个汉字 \n", 4) == ""
     assert why_too_short("  四个汉字 \n", 5) == "4 characters, fewer than 5"
     assert why_too_long("  四个汉字 \n", 4) == ""
     assert why_too_long("  四个汉字 \n", 3) == "4 characters, more than 3"
 
 
-def test_symbols():
+def test_symbols() -> None:
     assert why_symbols("", 0.0) == ""
     assert why_symbols(CHINESE + ENGLISH + FRENCH, 0.0) == ""
     assert why_symbols("a+b=c", 0.3) == "40% symbols"
@@ -63,7 +63,7 @@ def test_symbols():
     assert why_symbols("★☆★☆→→中", 0.5)
 
 
-def test_symbols_of_ascii_are_the_words_of_code():
+def test_symbols_of_ascii_are_the_words_of_code() -> None:
     assert why_symbols("a|b^c", 0.1) == "40% symbols"
     assert why_symbols("a|b^c", 0.1, is_code=True) == ""
     assert why_symbols("★★★|x", 0.1, is_code=True) == "60% symbols"

@@ -1,5 +1,8 @@
 """Exact duplicates: the first in order stays, whatever the parts and buckets."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import hypothesis.extra.numpy as npst
 import numpy as np
 import pytest
@@ -10,17 +13,17 @@ from z2all_ds.corpus.cleaning import prefix_buckets
 from z2all_ds.corpus.cleaning.exact_duplicates import as_rows, content_key, find_exact_duplicates
 
 
-def keys_of(texts):
+def keys_of(texts: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(content_key(text) for text in texts), dtype="V16")
 
 
-def test_the_key_is_of_the_content_without_blanks_at_its_ends():
+def test_the_key_is_of_the_content_without_blanks_at_its_ends() -> None:
     assert content_key(" 一段话\n") == content_key("一段话") != content_key("一段 话")
     assert len(content_key("")) == 16
     content_key("\ud800")  # half a pair is no reason to stop
 
 
-def test_the_first_stays():
+def test_the_first_stays() -> None:
     parts = [keys_of(["a", "b", "a"]), keys_of([]), keys_of(["b ", "c"]), keys_of(["a"])]
     found = find_exact_duplicates(parts)
     assert [mask.tolist() for mask in found.keep] == [[True, True, False], [], [False, True], [False]]
@@ -28,24 +31,24 @@ def test_the_first_stays():
     assert found.pairs == [(2, 0), (3, 1), (5, 0)]
 
 
-def test_nothing_at_all():
+def test_nothing_at_all() -> None:
     assert find_exact_duplicates([]).keep == []
     assert [len(mask) for mask in find_exact_duplicates([keys_of([])]).keep] == [0]
 
 
-def test_keys_that_share_half_their_bits_are_different():
+def test_keys_that_share_half_their_bits_are_different() -> None:
     rows = np.array([[5, 1], [5, 2], [5, 1], [6, 1]], dtype=np.uint64)
     assert find_exact_duplicates([rows]).keep[0].tolist() == [True, True, False, True]
 
 
-def test_all_forms_of_keys():
+def test_all_forms_of_keys() -> None:
     keys = keys_of(["a", "b", "a"])
     rows = as_rows(keys)
     for form in (keys, rows, keys.view("S16"), keys.view(np.uint8).reshape(-1, 16)):
         assert (as_rows(form) == rows).all()
 
 
-def test_mapped_files(tmp_path):
+def test_mapped_files(tmp_path: Path) -> None:
     np.save(tmp_path / "keys.npy", as_rows(keys_of(["a", "b", "a"])))
     mapped = np.load(tmp_path / "keys.npy", mmap_mode="r")
     assert find_exact_duplicates([mapped]).keep[0].tolist() == [True, True, False]
@@ -57,7 +60,7 @@ parts_of_keys = st.lists(npst.arrays(np.uint64, st.tuples(st.integers(0, 8), st.
 
 @settings(max_examples=100, deadline=None)
 @given(parts_of_keys, st.integers(1, 6))
-def test_as_a_set_would_do_it_with_any_number_of_buckets(parts, rows_per_bucket):
+def test_as_a_set_would_do_it_with_any_number_of_buckets(parts: list[np.ndarray], rows_per_bucket: int) -> None:
     first_seen: dict[tuple[int, int], int] = {}
     keep, pairs = [], []
     for number, row in enumerate(row for part in parts for row in part):

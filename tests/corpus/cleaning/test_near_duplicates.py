@@ -2,6 +2,9 @@
 
 import random
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +28,11 @@ WORDS = [f"word{number}" for number in range(3000)]
 HAN = [chr(code) for code in range(0x4E00, 0x4E00 + 2500)]
 
 
-def document(rng, tokens, length=300, joint=" "):
+def document(rng: random.Random, tokens: Sequence[str], length: int = 300, joint: str = " ") -> str:
     return joint.join(rng.choice(tokens) for _ in range(length))
 
 
-def edited(rng, text, changes, tokens, joint=" "):
+def edited(rng: random.Random, text: str, changes: int, tokens: Sequence[str], joint: str = " ") -> str:
     """Replaces `changes` tokens, evenly spread: each changes five shingles."""
     parts = text.split(joint) if joint else list(text)
     for number in range(changes):
@@ -37,20 +40,20 @@ def edited(rng, text, changes, tokens, joint=" "):
     return joint.join(parts)
 
 
-def sign(texts):
+def sign(texts: Sequence[str]) -> np.ndarray:
     return np.stack([signature(text) for text in texts])
 
 
-def keep_of(texts, threshold=0.8, **options):
+def keep_of(texts: Sequence[str], threshold: float = 0.8, **options: Any) -> Any:
     return find_near_duplicates([sign(texts)], threshold, **options).keep[0].tolist()
 
 
-def jaccard(one, other):
-    one, other = set(shingle_hashes(one).tolist()), set(shingle_hashes(other).tolist())
-    return len(one & other) / len(one | other)
+def jaccard(one: str, other: str) -> float:
+    first, second = set(shingle_hashes(one).tolist()), set(shingle_hashes(other).tolist())
+    return len(first & second) / len(first | second)
 
 
-def test_a_signature_is_datasketchs_own():
+def test_a_signature_is_datasketchs_own() -> None:
     text = document(random.Random(0), WORDS, 1500)
     minhash = datasketch.MinHash(num_perm=NUM_PERM, seed=SEED, hashfunc=int)
     for value in shingle_hashes(text):
@@ -59,7 +62,7 @@ def test_a_signature_is_datasketchs_own():
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
-def test_the_candidates_are_those_of_datasketchs_index(tmp_path, threshold):
+def test_the_candidates_are_those_of_datasketchs_index(tmp_path: Path, threshold: float) -> None:
     rng = random.Random(1)
     texts = [document(rng, WORDS, 120) for _ in range(150)]
     texts += [edited(rng, rng.choice(texts), rng.randint(0, 8), WORDS) for _ in range(150)]
@@ -82,7 +85,7 @@ def test_the_candidates_are_those_of_datasketchs_index(tmp_path, threshold):
 
 @pytest.mark.parametrize(("tokens", "joint"), [(WORDS, " "), (HAN, "")])
 @pytest.mark.parametrize(("changes", "found"), [(0, True), (2, True), (4, True), (20, False), (60, False)])
-def test_planted_copies(tokens, joint, changes, found):
+def test_planted_copies(tokens: Sequence[str], joint: str, changes: int, found: bool) -> None:
     rng = random.Random(2)
     originals = [document(rng, tokens, joint=joint) for _ in range(40)]
     copies = [edited(rng, text, changes, tokens, joint) for text in originals]
@@ -95,7 +98,7 @@ def test_planted_copies(tokens, joint, changes, found):
     assert dropped == (40 if changes == 0 else dropped) and (dropped >= 37 if found else dropped == 0)
 
 
-def test_the_reason_is_an_earlier_document_that_is_alike():
+def test_the_reason_is_an_earlier_document_that_is_alike() -> None:
     rng = random.Random(3)
     texts = [document(rng, HAN, joint="") for _ in range(20)]
     texts += [edited(rng, texts[number], 1, HAN, "") for number in (3, 7, 11)]
@@ -104,7 +107,7 @@ def test_the_reason_is_an_earlier_document_that_is_alike():
     assert [len(mask) for mask in found.keep] == [9, 14]
 
 
-def test_in_a_chain_each_is_judged_by_any_earlier_one():
+def test_in_a_chain_each_is_judged_by_any_earlier_one() -> None:
     base = np.arange(NUM_PERM, dtype=np.uint32) + 1
     second, third = base.copy(), base.copy()
     second[-20:] += 1000  # 108 of 128 in common with the first
@@ -116,7 +119,7 @@ def test_in_a_chain_each_is_judged_by_any_earlier_one():
     assert find_near_duplicates([np.stack([base, third, second])], 0.8).keep[0].tolist() == [True, True, False]
 
 
-def test_candidates_below_the_threshold_stay():
+def test_candidates_below_the_threshold_stay() -> None:
     """They share a band by chance; the whole signature decides."""
     base = np.arange(NUM_PERM, dtype=np.uint32)
     for common, kept in ((102, True), (103, False)):  # 0.8 * 128 = 102.4
@@ -125,19 +128,19 @@ def test_candidates_below_the_threshold_stay():
         assert find_near_duplicates([np.stack([base, other])], 0.8).keep[0].tolist() == [True, kept]
 
 
-def test_short_and_empty_documents():
+def test_short_and_empty_documents() -> None:
     texts = ["", "   ", "短", "长", "短", "!!", "??", "!!", "two words", "two words", "a b c d", "a b c e", ""]
     keep = keep_of(texts)
     assert [text for text, kept in zip(texts, keep, strict=True) if not kept] == ["短", "!!", "two words"]
 
 
-def test_dropped_documents_are_compared_with_nothing():
+def test_dropped_documents_are_compared_with_nothing() -> None:
     signatures = sign(["one two three four five six"] * 3)
     found = find_near_duplicates([signatures], 0.8, alive=[np.array([False, True, True])])
     assert found.keep[0].tolist() == [False, True, False] and found.count == 1 and found.pairs == [(2, 1)]
 
 
-def test_long_runs_of_one_band():
+def test_long_runs_of_one_band() -> None:
     """Two hundred unrelated documents with one common band, and copies far apart in its run."""
     rng = np.random.default_rng(0)
     signatures = rng.integers(0, 1 << 31, (200, NUM_PERM), dtype=np.uint32)
@@ -149,7 +152,9 @@ def test_long_runs_of_one_band():
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_parts_buckets_and_files_make_no_difference(tmp_path, monkeypatch, limit):
+def test_parts_buckets_and_files_make_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     rng = random.Random(4)
     texts = [document(rng, WORDS, 60) for _ in range(60)]
     texts += [edited(rng, rng.choice(texts), rng.randint(0, 3), WORDS) for _ in range(60)]
@@ -165,30 +170,30 @@ def test_parts_buckets_and_files_make_no_difference(tmp_path, monkeypatch, limit
     assert [path.name for path in tmp_path.iterdir()] == ["part.npy"]
 
 
-def test_a_threshold_of_one_is_for_the_same_shingles():
+def test_a_threshold_of_one_is_for_the_same_shingles() -> None:
     texts = ["one two three four five six", "One, two, three, four, five, six!", "one two three four five seven"]
     assert bands_and_rows(1.0) == (2, 64)
     assert keep_of(texts, 1.0) == [True, False, True]
 
 
-def test_no_documents():
+def test_no_documents() -> None:
     assert find_near_duplicates([], 0.8).count == 0
     assert find_near_duplicates([np.zeros((0, NUM_PERM), np.uint32)], 0.8).count == 0
 
 
-def test_shingles_do_not_see_case_blanks_and_signs():
+def test_shingles_do_not_see_case_blanks_and_signs() -> None:
     assert set(shingle_hashes("The quick, brown fox -- jumps!")) == set(shingle_hashes("the Quick brown\nfox jumps"))
     assert set(shingle_hashes("今天，天气真好。")) == set(shingle_hashes("今天 天气真好"))
     assert set(shingle_hashes("ab c d e f")) != set(shingle_hashes("a bc d e f"))
     assert len(shingle_hashes("今天天气真好")) == 2 and len(shingle_hashes("我 love 深度 learning")) == 1
 
 
-def test_shingles_do_not_depend_on_place():
+def test_shingles_do_not_depend_on_place() -> None:
     inside = document(random.Random(5), WORDS, 50)
     assert set(shingle_hashes(inside)) <= set(shingle_hashes("é 中 " * 30_000 + inside + " end"))
 
 
-def test_a_long_document_is_sampled_alike_in_its_copy():
+def test_a_long_document_is_sampled_alike_in_its_copy() -> None:
     rng = random.Random(6)
     text = document(rng, WORDS, MAX_SHINGLES * 3)
     copy = edited(rng, text, 600, WORDS)  # of 49,152 words
@@ -199,13 +204,13 @@ def test_a_long_document_is_sampled_alike_in_its_copy():
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=80))
-def test_any_text_has_a_signature_of_its_own(text):
+def test_any_text_has_a_signature_of_its_own(text: str) -> None:
     values = signature(text)
     assert values.shape == (NUM_PERM,) and (values == signature(text)).all()
     assert (values == near_duplicates.EMPTY).all() == (not text.split())
 
 
-def test_without_the_library_one_line_says_what_to_install(monkeypatch):
+def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)
     near_duplicates._minhash.cache_clear()
     with pytest.raises(MachineError, match=r"pip install 'z2all_ds\[corpus\]'"):

@@ -1,5 +1,7 @@
 """The altering steps: examples in Chinese and English, what must survive, and that a second time changes nothing."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ STEPS = (control_characters, space_before_cjk, repeated_punctuation)
         ("\U000f1234x\U0010fffdy\ufdd0z\uffff", "xyz"),
     ],
 )
-def test_control_characters(before, after):
+def test_control_characters(before: str, after: str) -> None:
     assert control_characters(before) == after
 
 
@@ -53,7 +55,7 @@ def test_control_characters(before, after):
         "\U00020000\U0002a6df",
     ],
 )
-def test_control_characters_leaves(text):
+def test_control_characters_leaves(text: str) -> None:
     assert control_characters(text) is text
 
 
@@ -69,7 +71,7 @@ def test_control_characters_leaves(text):
         ("𠀀 𠀁", "𠀀𠀁"),
     ],
 )
-def test_space_before_cjk(before, after):
+def test_space_before_cjk(before: str, after: str) -> None:
     assert space_before_cjk(before) == after
 
 
@@ -87,7 +89,7 @@ def test_space_before_cjk(before, after):
         "he said “好” — yes",
     ],
 )
-def test_space_before_cjk_leaves(text):
+def test_space_before_cjk_leaves(text: str) -> None:
     assert space_before_cjk(text) is text
 
 
@@ -102,7 +104,7 @@ def test_space_before_cjk_leaves(text):
         ("真的！！！！\n—————\n啊", "真的！！！\n—————\n啊"),
     ],
 )
-def test_repeated_punctuation(before, after):
+def test_repeated_punctuation(before: str, after: str) -> None:
     assert repeated_punctuation(before) == after
 
 
@@ -118,7 +120,7 @@ def test_repeated_punctuation(before, after):
         "————————",
     ],
 )
-def test_repeated_punctuation_leaves(text):
+def test_repeated_punctuation_leaves(text: str) -> None:
     assert repeated_punctuation(text) is text
 
 
@@ -133,7 +135,7 @@ runs = st.lists(st.tuples(st.sampled_from(SEEN_BY_RULES), st.integers(1, 6)), ma
 )
 
 
-def chain(text):
+def chain(text: str) -> str:
     for step in STEPS:
         text = step(text)
     return text
@@ -141,7 +143,7 @@ def chain(text):
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(texts, runs))
-def test_a_second_time_changes_nothing(text):
+def test_a_second_time_changes_nothing(text: str) -> None:
     for step in (*STEPS, chain):
         once = step(text)
         assert step(once) == once, step
@@ -150,8 +152,8 @@ def test_a_second_time_changes_nothing(text):
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
-def test_letters_and_digits_are_never_touched(text):
-    def words(text):
+def test_letters_and_digits_are_never_touched(text: str) -> None:
+    def words(text: str) -> list[str]:
         return [char for char in text if char.isalnum()]
 
     assert words(chain(text)) == words(text)
@@ -159,20 +161,20 @@ def test_letters_and_digits_are_never_touched(text):
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
-def test_lines_stay_lines(text):
+def test_lines_stay_lines(text: str) -> None:
     plain = control_characters(text)
     assert chain(text).count("\n") == plain.count("\n")
     assert not set("\r\x0b\x0c\x85\u2028\u2029") & set(plain)
 
 
 @given(st.characters(min_codepoint=0x3000, max_codepoint=0x9FFF))
-def test_the_quick_test_for_cjk_misses_none(char):
+def test_the_quick_test_for_cjk_misses_none(char: str) -> None:
     assert has_cjk_bytes(char)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("piece", [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n"])
-def test_a_megabyte_of_one_thing_ends(step, piece):
+def test_a_megabyte_of_one_thing_ends(step: Callable[[str], str], piece: str) -> None:
     """It takes a fraction of a second; were the time to grow with the square of the length, this would take hours."""
     once = step(piece * (500_000 // len(piece)) + "中")
     assert step(once) is once

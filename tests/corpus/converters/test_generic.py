@@ -33,7 +33,7 @@ def test_guesses(row: dict[str, Any], draft: Draft) -> None:
 
 
 def test_forms() -> None:
-    forms = {name: find_converter(name).form for name in ("generic", "jsonl", "text")}  # type: ignore[union-attr]
+    forms = {name: find_converter(name).form for name in ("generic", "jsonl", "text")}
     assert forms == {"generic": "auto", "jsonl": "jsonl", "text": "txt"}
 
 

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from z2all_ds.corpus.forms import ReadLimits, open_slice, plan_slices
 
 PACKINGS = ("", ".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 ENDINGS = {"jsonl": ".jsonl", "json_array": ".json", "parquet": ".parquet", "txt": ".txt", "lines": ".lines"}
-ROWS = [{"id": n, "text": f"row {n} 中文"} for n in range(300)]
+ROWS: list[dict[str, Any]] = [{"id": n, "text": f"row {n} 中文"} for n in range(300)]
 TIGHT = ReadLimits(expansion_allowance_bytes=2**20)
 BOMB = b'{"a": "' + b"0" * 3000 + b'"}\n'
 

@@ -83,7 +83,12 @@ GOOD = b'{"a": 1}\n'
 )
 @pytest.mark.parametrize("with_orjson", [True, False])
 def test_every_broken_line_is_named(
-    tmp_path: Path, data: bytes, faults: list[tuple[str, str]], rows: int, with_orjson: bool, monkeypatch
+    tmp_path: Path,
+    data: bytes,
+    faults: list[tuple[str, str]],
+    rows: int,
+    with_orjson: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not with_orjson:
         monkeypatch.setitem(sys.modules, "orjson", None)

@@ -71,7 +71,7 @@ def test_a_column_must_be_of_texts(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_utf8_name_their_row(tmp_path: Path) -> None:
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     info = write_parquet(tmp_path, "x.parquet", ["aaaa", "bbbb"], **plain)
     in_place(tmp_path / "x.parquet", b"bbbb", b"\xff\xff\xff\xff")
     with pytest.raises(DataError, match=r"x\.parquet, record 1: `content` is not UTF-8"):

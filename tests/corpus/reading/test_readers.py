@@ -40,7 +40,8 @@ def test_any_block_gives_what_the_file_says(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("blocks")
-    shards, rest = [], list(texts)
+    shards: list[ShardInfo] = []
+    rest = list(texts)
     while rest:
         size = data.draw(st.integers(1, len(rest)), "documents of the shard")
         number, (part, rest) = len(shards), (rest[:size], rest[size:])

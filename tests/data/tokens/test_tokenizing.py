@@ -49,7 +49,7 @@ def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = random.Random(3).choices(["alpha", "beta", "гамма", "分词", "= {}\n", "  "], k=300_000)
     long = [" ".join(words[at : at + 700]) for at in range(0, len(words), 700)]
     assert sum(len(text.encode()) for text in long) > 1.5 * BATCH_BYTES
-    shards = {"odd": [ODD_TEXTS, ["", ""], []], "long": [[*long, ""]], "none": [[]]}
+    shards: dict[str, list[Sequence[str]]] = {"odd": [ODD_TEXTS, ["", ""], []], "long": [[*long, ""]], "none": [[]]}
     return write_text_corpus(tmp_path_factory.mktemp("odd") / "语料", shards)
 
 

@@ -1,5 +1,7 @@
 """Shares asked for and counted."""
 
+from typing import Any
+
 from z2all_ds.track.board.mixture import domains_in, mixture_of, stage_in_force
 
 STAGES = [
@@ -21,7 +23,7 @@ def test_the_stage_in_force() -> None:
 
 def test_shares() -> None:
     totals = {"tokens_of_zh": 300.0, "tokens_of_en": 100.0, "tokens_of_code": 0.0}
-    recent = [
+    recent: list[dict[str, Any]] = [
         {"step": 10, "tokens_of_zh": 10},
         {"step": 12, "tokens_of_en": 30, "tokens_of_zh": None, "data_position": 7},
     ]

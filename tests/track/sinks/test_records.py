@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,9 @@ def line(step: int, moment: float) -> bytes:
 @given(acts=st.lists(st.tuples(st.sampled_from(["add", "cut", "look", "restart"]), st.integers(0, 9)), max_size=30))
 def test_each_record_is_handed_out_once(acts: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
-    follower, history, seen, moment = RecordFollower(path, Mark()), [], [], 0.0
+    follower, moment = RecordFollower(path, Mark()), 0.0
+    history: list[Any] = []
+    seen: list[Any] = []
     for act, number in [*acts, ("look", 0)]:
         if act == "cut":
             history = history[:number]

@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     folder = tmp_path_factory.mktemp("probed")
     # Dropout draws random numbers: a look that drew some too would show.
     common = ("train.steps=6", "model.dropout1=0.1")
-    looks = (f"probes.file={write_probes(folder)}", "probes.every_steps=4")
+    looks: tuple[str, ...] = (f"probes.file={write_probes(folder)}", "probes.every_steps=4")
     looks += ("checkpoint.every_steps=2", "checkpoint.keep_last=3")
 
     def arguments(name: str, deepspeed: str, *more: str) -> list[str]:
@@ -73,7 +73,7 @@ def test_values_are_those_of_the_checkpoint_of_the_same_step(name: str, runs: Pa
 @on_gpu[1]
 def test_neither_do_they_beside_cuda_graphs(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     common = ("deepspeed=zero1", "train.deterministic=true", "train.cuda_graphs=always", "model.hidden_size=256")
-    looks = (f"probes.file={write_probes(tmp_path)}", "probes.every_steps=3")
+    looks: tuple[str, ...] = (f"probes.file={write_probes(tmp_path)}", "probes.every_steps=3")
     for name, more in (("plain", ()), ("probed", looks)):
         answer = train(tmp_path / name, small_corpus, small_tokenizer, *common, *more, ranks=1)
         assert answer.returncode == 0, answer.stderr

@@ -112,7 +112,8 @@ def loss_of(model: Z2allForCausalLM, tokens: int = 16, document: int = 6) -> Ten
 def kept_by_regions(loss: Tensor) -> list[Tensor]:
     """What the compiled forward passes keep for their backward passes."""
     kept: list[Tensor] = []
-    todo, seen = [loss.grad_fn], set()
+    todo: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
     while todo:
         node = todo.pop()
         if node is None or node in seen:

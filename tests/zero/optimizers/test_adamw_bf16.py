@@ -1,6 +1,7 @@
 """AdamW with bf16 moments: each step against the formula in fp64 from the state as it lies, and where it leads."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def drift(rounding: str | None, dtype: torch.dtype) -> float:
     """1000 small steps down from 1: where weights arrive, on average, beside the same in fp64."""
     weight = torch.nn.Parameter(torch.ones(4096, dtype=dtype))
     truth = torch.nn.Parameter(torch.ones(4096, dtype=torch.float64))
-    settings = {"lr": 1e-4, "betas": BETAS, "eps": EPS}
+    settings: dict[str, Any] = {"lr": 1e-4, "betas": BETAS, "eps": EPS}
     optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], weight_decay=0.0, **settings)
     if rounding:
         optimizer = AdamWBf16([weight], rounding=rounding, **settings)  # type: ignore[arg-type]

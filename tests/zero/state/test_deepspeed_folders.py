@@ -127,7 +127,7 @@ def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -
     with other_engine(adam, stage, dtype) as engine:
         train(engine, 2)
         engine.save_checkpoint(str(tmp_path / "theirs"))
-        masters = {}
+        masters: dict[int, torch.Tensor] = {}
         if stage == 0:
             for group, weights in zip(engine.optimizer.fp32_groups, engine.optimizer.fp16_groups, strict=True):
                 masters |= {id(weight): master for weight, master in zip(weights, group, strict=True)}

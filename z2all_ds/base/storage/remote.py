@@ -115,8 +115,8 @@ def _find_driver(location: str) -> tuple[Any, str]:
     """fsspec's file system for a URL, and the path in it."""
     protocol = location.partition("://")[0]
     try:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-        from fsspec.registry import known_implementations  # type: ignore[import-untyped]
+        from fsspec.core import url_to_fs
+        from fsspec.registry import known_implementations
     except ImportError:
         raise MachineError(location, "URLs are opened by fsspec, which is missing", "Run pip install fsspec.") from None
     try:
