@@ -50,7 +50,7 @@ def entrypoint(folder: Path, *words: str, **variables: str) -> "subprocess.Compl
     """Without namespaces: for what ends before anything is made."""
     own = {**settings(folder, 2222, folder / "authorized_keys"), "Z2ALL_SSHD_FOLDER": str(folder / "run"), **variables}
     command = ["bash", str(DOCKER / "entrypoint.sh"), *words]
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
 
 
 def one_line(answer: "subprocess.CompletedProcess[str]") -> str:
@@ -180,7 +180,7 @@ def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
     (tmp_path / "host_keys" / "ssh_host_ed25519_key").write_text("damaged")
     own = settings(tmp_path, 2222, key.with_name("key.pub"))
     script = f"mount --make-rprivate /; mount -t tmpfs -o mode=755 tmpfs /run; exec bash {DOCKER / 'entrypoint.sh'}"
-    answer = subprocess.run([*ISOLATED, "bash", "-c", script], env=own, capture_output=True, text=True, timeout=30)
+    answer = subprocess.run([*ISOLATED, "bash", "-c", script], env=own, capture_output=True, text=True, timeout=120)
     assert answer.returncode == MachineError.exit_code
     assert answer.stderr.splitlines()[-1].startswith("MachineError: sshd: rejects its settings")
 

@@ -37,7 +37,7 @@ def copy_of_the_tree(folder: Path) -> Path:
 def run_script(tree: Path, name: str, tools: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     bash = tools / "bash"
     own = {"PATH": str(tools), "HOME": str(tree), **variables}
-    return subprocess.run([bash, tree / "launch" / name], env=own, capture_output=True, text=True, timeout=60)
+    return subprocess.run([bash, tree / "launch" / name], env=own, capture_output=True, text=True, timeout=300)
 
 
 def one_line(answer: "subprocess.CompletedProcess[str]") -> str:

@@ -18,7 +18,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def z2all(*arguments: str | Path, cwd: Path, **changes: str) -> "subprocess.CompletedProcess[str]":
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(**changes), timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(**changes), timeout=600)
 
 
 def one_line(answer: "subprocess.CompletedProcess[str]", code: int) -> str:

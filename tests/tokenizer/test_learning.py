@@ -63,4 +63,4 @@ def test_the_learner_does_not_outlive_a_killed_parent(words: Path) -> None:
         process.kill()
         process.stderr.close()
     assert len(children) == 1
-    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert psutil.wait_procs(children, timeout=300)[1] == []

@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, algorithm: str) -> None:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
         process.stderr.close()
     assert process.returncode == -signal.SIGINT
     assert rest.rstrip().endswith("KeyboardInterrupt")

@@ -287,7 +287,7 @@ def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -
 def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[2])
     os.kill(pid, signal.SIGKILL)
-    answer, _ = process.communicate(timeout=120)
+    answer, _ = process.communicate(timeout=600)
     found = json.loads(answer)
     assert [finding["nodes"] for finding in found["findings"] if finding["status"] == FAIL] == [["n2"]], found
     assert found["reduce_ms"] > 0

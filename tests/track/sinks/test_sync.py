@@ -24,7 +24,7 @@ RECORDS = 8000
 
 def sync(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "z2all_ds", "track", "sync", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def log_in(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
