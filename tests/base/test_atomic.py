@@ -92,7 +92,7 @@ def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
     assert make_folder(tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/none")):
-        with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
+        with pytest.raises(ConfigError, match=r"cannot be created .*Choose another\.$"):
             make_folder(place)
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -104,7 +104,7 @@ def test_a_file_in_and_a_file_out(model_folder: Path, tmp_path: Path) -> None:
 
 def test_a_place_for_answers_is_wanted_before_the_model(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for out, words in ((tmp_path, "--out .*: is a folder"), (tmp_path / "file/x.jsonl", "folder .* cannot be made")):
+    for out, words in ((tmp_path, "--out .*: is a folder"), (tmp_path / "file/x.jsonl", "folder .* cannot be created")):
         with pytest.raises(ConfigError, match=words):
             here(tmp_path / "no model", "-p", "x", "--out", out)
 

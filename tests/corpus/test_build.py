@@ -435,7 +435,7 @@ def test_senseless_sources(tmp_path: Path, specs: list[SourceSpec], words: str) 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
     for place in (raw, raw / "inside", Path("/proc/none")):
-        with pytest.raises(ConfigError, match=r"cannot be made .*Choose another\.$"):
+        with pytest.raises(ConfigError, match=r"cannot be created .*Choose another\.$"):
             build_corpus(place, [SourceSpec("a", "jsonl", (raw,))])
 
 

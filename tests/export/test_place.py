@@ -103,5 +103,5 @@ def test_no_lock_is_left(tmp_path: Path) -> None:
 
 def test_a_place_where_no_folder_can_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be made"), folder_in_place_of(tmp_path / "file" / "model"):
+    with pytest.raises(ConfigError, match="cannot be created"), folder_in_place_of(tmp_path / "file" / "model"):
         pass

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, and a full disk said in one line.
+"""Atomic writes: a file is complete or absent; and clear errors for a full or read-only disk.
 
-Everything is written under a name ending in .tmp, forced to disk, and only then renamed; the folder is forced too,
-as a rename is not durable before that.
+Files are written under a name ending in .tmp, synced to disk, and only then renamed. The folder is synced, too, since a
+rename is not durable before that.
 """
 
 import errno
@@ -23,7 +23,7 @@ def temporary_name(final: Path) -> Path:
 
 
 def force_to_disk(path: Path) -> None:
-    """A file's bytes, or the renames inside a folder, survive a power cut after this."""
+    """Sync a file, or the renames inside a folder, so that they survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -32,19 +32,19 @@ def force_to_disk(path: Path) -> None:
 
 
 def flush_to_disk(stream: IO[bytes]) -> None:
-    """Forces what was written to an open file to disk."""
+    """Flush and sync an open file."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Gives a finished, already forced file its name."""
+    """Rename a finished, synced file to its final name."""
     os.replace(temporary, final)
     force_to_disk(final.parent)
 
 
 def write_whole(final: Path, data: bytes | str) -> None:
-    """Writes a small file in one piece; text goes out as UTF-8."""
+    """Write a small file atomically; text is encoded as UTF-8."""
     data = data.encode("utf-8") if isinstance(data, str) else data
     temporary = temporary_name(final)
     with open(temporary, "wb") as stream:
@@ -54,7 +54,7 @@ def write_whole(final: Path, data: bytes | str) -> None:
 
 
 class HashedFile:
-    """A file under a temporary name, hashed as it grows. Without `finish` it is removed."""
+    """A file with a temporary name, hashed while it is written. It is removed unless `finish` was called."""
 
     def __init__(self, path: Path) -> None:
         self._temporary = temporary_name(path)
@@ -69,7 +69,7 @@ class HashedFile:
         self._temporary.unlink(missing_ok=True)
         try:
             self._stream.close()
-        except OSError:  # a full disk; the error that ended the block says so
+        except OSError:  # the disk is full; the error that ended the block says so
             if kind is None:
                 raise
 
@@ -87,23 +87,23 @@ class HashedFile:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, which is there now; a place where none can be is said in one line."""
+    """Create the folder if necessary and return it."""
     with explain_disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(f"folder {folder}", f"cannot be made ({error.strerror})", "Choose another.") from None
+            raise ConfigError(f"folder {folder}", f"cannot be created ({error.strerror})", "Choose another.") from None
     return folder
 
 
 @contextmanager
 def explain_disk_errors(folder: Path) -> Iterator[None]:
-    """A disk without room, or a folder without permission, becomes a MachineError."""
+    """Turn errors about a full disk or a missing permission into a MachineError."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = "Free some space or choose another disk, then run the same command: it goes on from there."
+            fix = "Free some space or choose another disk, then run the same command: it continues from there."
             raise MachineError(f"folder {folder}", "the disk or the quota is full", fix) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "Choose another folder or change its owner."

@@ -1,7 +1,7 @@
-"""Ends this process when the one that ordered it is gone, so that a kill -9 of the command leaves no ranks behind.
+"""Ends this process when its owner is gone, so that a kill -9 of the command leaves no ranks behind.
 
-The deepspeed launcher does not notice the death of its parent, nor do its ranks that of the launcher. So the command
-that starts them puts its process number into the environment, and every rank looks after it.
+The DeepSpeed launcher does not notice the death of its parent, and ranks do not notice that of the launcher. So the
+command that starts them puts its process id into the environment, and every rank watches that process.
 """
 
 import os
@@ -13,18 +13,18 @@ from z2all_ds.base.errors import EXIT_INTERRUPTED
 from z2all_ds.base.machine import process_is_alive, process_start_time
 
 OWNER_VARIABLE = "Z2ALL_OWNER"
-LOOK_EVERY_SECONDS = 0.5
+CHECK_EVERY_SECONDS = 0.5
 
 
 def owner_mark() -> str:
-    """What an owner puts into OWNER_VARIABLE: its number and start time, since numbers are used again."""
+    """Return the value of OWNER_VARIABLE for this process: its pid and start time, since pids are reused."""
     return f"{os.getpid()}:{process_start_time(os.getpid())}"
 
 
 def follow_owner(mark: str | None = None) -> None:
-    """Starts the watch, if an owner is named; nothing otherwise (a plain `deepspeed` launch owns itself).
+    """Start watching the owner named by `mark`, by default the one in the environment.
 
-    The mark comes from the environment unless it is given.
+    Do nothing without an owner: a plain `deepspeed` launch has none.
     """
     mark = os.environ.get(OWNER_VARIABLE, "") if mark is None else mark
     pid, _, started = mark.partition(":")
@@ -34,10 +34,10 @@ def follow_owner(mark: str | None = None) -> None:
 
     def watch() -> None:
         while process_is_alive(int(pid), start_time):
-            time.sleep(LOOK_EVERY_SECONDS)
+            time.sleep(CHECK_EVERY_SECONDS)
         if os.getpid() == os.getpgrp():
-            # Leader of its group: takes along what it has started. By SIGTERM, on which ninja ends its compilers; they
-            # have groups of their own, and a SIGKILL of ninja would leave them at work for a minute.
+            # As leader of the group, end its other processes, too. SIGTERM, so that ninja ends its compilers: they have
+            # their own groups and would run on for a minute after a SIGKILL of ninja.
             os.killpg(0, signal.SIGTERM)
         # Not sys.exit: other threads may be inside a collective that will never end.
         os._exit(EXIT_INTERRUPTED)

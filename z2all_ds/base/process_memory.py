@@ -1,4 +1,4 @@
-"""How much memory this process may still take, and how much it has taken at most. Loads no torch."""
+"""Available memory and peak memory of this process, without loading torch."""
 
 import resource
 from contextlib import suppress
@@ -8,19 +8,19 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
-    """The least that the machine, the control groups around this process and its own limits have left."""
+    """Return how much this process can still allocate: the minimum of machine, control groups and ulimits."""
     rooms = [_of_machine(), *_of_control_groups(), *_of_limits()]
     return max(0, min(rooms))
 
 
 def peak_bytes() -> int:
-    """The most that this process or one that it has waited for has had resident at any time."""
+    """Return the peak resident memory of this process and of the children it has waited for."""
     return max(peak_of_process(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
 def peak_of_process(pid: int | None = None) -> int:
-    """The most bytes that one process, by default this one, has had resident since it started."""
-    # Of this process getrusage may tell the peak of the one that has started it.
+    """Return the peak resident memory of a process, by default this one."""
+    # getrusage may return the peak of the process that started this one.
     return _table(Path(f"/proc/{pid or 'self'}/status"))["VmHWM:"] * 1024
 
 
@@ -29,7 +29,7 @@ def _of_machine() -> int:
 
 
 def _of_limits() -> list[int]:
-    """`ulimit -d` and `ulimit -v`, less what they have been counting so far."""
+    """Return what is left of `ulimit -d` and `ulimit -v`."""
     status = _table(Path("/proc/self/status"))
     found = []
     for limit, counted in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
@@ -40,8 +40,10 @@ def _of_limits() -> list[int]:
 
 
 def _of_control_groups() -> list[int]:
-    """Of version 2 or 1, this process's group and those around it. What they have read from files is given up on
-    demand and does not count. In a container the group's own path may lie outside: then the root is all there is."""
+    """Return what is left in the control group (version 2 or 1) of this process and in each group that contains it.
+
+    Cached file contents are freed on demand, so they count as available. In a container the path of the group may not
+    be visible; then only the root is read."""
     found = []
     for line in OWN_CGROUPS.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -53,10 +55,10 @@ def _of_control_groups() -> list[int]:
             continue
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            # ValueError: "max", no limit. OSError: no such group here, or the root, which has no files.
+            # ValueError: "max", no limit. OSError: the group is not visible, or it is the root, which has no files.
             with suppress(OSError, ValueError):
                 left = int((folder / limit).read_text()) - int((folder / usage).read_text())
-                stat = _table(folder / "memory.stat")  # version 1 has sums over the groups inside under total_
+                stat = _table(folder / "memory.stat")  # in version 1, total_* includes the groups inside
                 cached = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in ("inactive_file", "active_file"))
                 found.append(left + cached)
             if folder == root:
@@ -65,6 +67,6 @@ def _of_control_groups() -> list[int]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Name -> the number beside it, of lines that have one."""
+    """Return name -> number for the lines of a file that have both."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}

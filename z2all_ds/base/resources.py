@@ -1,4 +1,4 @@
-"""Finds the files that travel with the package (DeepSpeed JSONs, presets) by name, in a checkout as in a wheel."""
+"""Finds the files shipped with the package (DeepSpeed JSONs, presets) by name, in a checkout and in a wheel."""
 
 import difflib
 from pathlib import Path
@@ -9,15 +9,15 @@ PACKAGE_DIR = Path(__file__).resolve().parents[1]
 
 
 def resource_dir(name: str) -> Path:
-    """The folder `name`: inside the package in a wheel, beside it in a checkout (where the card wants ds_configs/)."""
+    """Return the folder `name`: inside the package in a wheel, next to it in a checkout."""
     for parent in (PACKAGE_DIR, PACKAGE_DIR.parent):
         if (parent / name).is_dir():
             return parent / name
-    raise FileNotFoundError(f"{name}/ is neither in {PACKAGE_DIR} nor beside it: the installation is incomplete")
+    raise FileNotFoundError(f"{name}/ is neither in {PACKAGE_DIR} nor next to it: the installation is incomplete")
 
 
 def find_named_file(wanted: str, kind: str, folder: str, suffix: str) -> Path:
-    """A path as given if it exists, else the shipped file of that name; a miss lists what exists."""
+    """Return the path if it is a file, else the shipped file of that name; the error lists the shipped ones."""
     path = Path(wanted).expanduser()
     if path.is_file():
         return path.resolve()

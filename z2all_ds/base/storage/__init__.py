@@ -1,7 +1,6 @@
-"""Folders on disk and in object stores behind one small interface: ranges of bytes in, whole files out.
+"""Folders on disk and in object stores with one small interface: read byte ranges, write complete files.
 
-A location with "://" (s3://, hf://, gs://, memory:// ...) is opened by fsspec and the driver it names; everything else
-is a path.
+A location with "://" (s3://, hf://, gs://, memory:// ...) is opened by fsspec; everything else is a path.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ __all__ = ["Folder", "Stamp", "open_folder", "reason"]
 
 
 def open_folder(location: str | Path) -> Folder:
-    """The folder at a path or URL. Nothing is read yet, but a driver that is missing is said."""
+    """Return the folder at a path or URL without reading anything; raise if the driver of the URL is missing."""
     text = str(location)
     if "://" not in text:
         return LocalFolder(text)

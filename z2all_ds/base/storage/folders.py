@@ -1,7 +1,7 @@
-"""What a folder of files offers, wherever it lies, and how often an operation on it is tried.
+"""The interface of a folder of files, and retries of its operations.
 
-What may pass (a stale handle, a lost connection) is tried again; what will not (no such file, no permission) is not.
-Errors stay OSErrors: the caller knows which record they cost.
+Temporary errors (a stale handle, a lost connection) are retried; permanent ones (no such file, no permission) are not.
+Errors stay OSErrors: the caller knows which record is affected.
 """
 
 import errno
@@ -15,7 +15,7 @@ from z2all_ds.base.console import say
 
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.1
-"""Before the second try; it doubles with each further one."""
+"""Wait before the second try; doubled before each further one."""
 
 _PASSING = {
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ECONNRESET, errno.ECONNABORTED,
@@ -25,64 +25,64 @@ Answer = TypeVar("Answer")
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does."""
+    """Size and version of a file; differs if the file was changed."""
 
     size: int
     version: int
-    """Time of the last change in ns, or a number made of what the store has for it; 0 where it has nothing."""
+    """Modification time in ns, or a hash of the store's version field; 0 if the store has none."""
 
 
 class Folder(ABC):
-    """Files under one location, by their names relative to it, with forward slashes. Can be pickled."""
+    """The files below one location, named by their relative paths with forward slashes. Can be pickled."""
 
     location: str
     is_local: bool
 
     @abstractmethod
     def where(self, name: str) -> str:
-        """The whole path, for messages."""
+        """Return the complete path, for messages."""
 
     @abstractmethod
     def read(self, name: str) -> bytes: ...
 
     @abstractmethod
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes `begin` to `end` - 1; fewer only where the file ends before."""
+        """Return bytes `begin` to `end` - 1; fewer only if the file ends before."""
 
     @abstractmethod
     def stamp(self, name: str) -> Stamp:
-        """As the file is now under its name."""
+        """Return the current stamp of the file with this name."""
 
     @abstractmethod
     def write_whole(self, name: str, data: bytes) -> None:
-        """The file is there whole or not at all, whoever else writes it."""
+        """Write a file atomically, also if other processes write the same one."""
 
     @abstractmethod
     def exists(self, name: str) -> bool: ...
 
     @abstractmethod
     def list_files(self) -> dict[str, int]:
-        """name -> size of all files, in folders below too, sorted by name."""
+        """Return name -> size of all files, including subfolders, sorted by name."""
 
     def open_file(self, name: str) -> "RangeFile":
-        """For libraries that want a file."""
+        """Return a file object, for libraries that need one."""
         return RangeFile(self, name, self.stamp(name).size)
 
 
 def reason(error: OSError) -> str:
-    """Why, in a few words."""
+    """Return the reason of an error in a few words."""
     return error.strerror or " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether another try can help."""
+    """Return whether another try can help."""
     if isinstance(error, (TimeoutError, ConnectionError)):
         return True
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def try_again(where: str, action: Callable[[], Answer], worth_it: Callable[[Exception], bool] = may_pass) -> Answer:
-    """What `action` gives, after more tries if need be. The last error is raised as it is."""
+    """Return the result of `action`, retried after temporary errors. The last error is raised unchanged."""
     wait = FIRST_WAIT_SECONDS
     for number in range(2, TRIES + 1):
         try:
@@ -98,7 +98,7 @@ def try_again(where: str, action: Callable[[], Answer], worth_it: Callable[[Exce
 
 
 class RangeFile(io.RawIOBase):
-    """A file to read whose every read is one range of a folder's file."""
+    """A file object that reads ranges of a folder's file."""
 
     def __init__(self, folder: Folder, name: str, size: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Folders of mounted file systems.
 
-Files stay open between reads, up to a limit: opening one costs more than reading a document of it. So a file that was
-replaced or deleted is noticed by `stamp`, which asks the path, and not by `read_range`, which asks the open file.
+Files stay open between reads, up to a limit: opening a file takes longer than reading a document from it. So `stamp`,
+which looks at the path, notices that a file was replaced or deleted; `read_range`, which uses the open file, does not.
 """
 
 import os
@@ -9,7 +9,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from z2all_ds.base.atomic import TEMPORARY_SUFFIX, publish
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, flush_to_disk, publish
 from z2all_ds.base.storage.folders import Folder, Stamp, try_again
 from z2all_ds.base.storage.open_files import OPEN_FILES
 
@@ -31,7 +31,7 @@ class LocalFolder(Folder):
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         path = self.where(name)
-        with suppress(OSError):  # nearly always it works at once, and what it takes to try again costs as much
+        with suppress(OSError):  # this nearly always works, and preparing the retries takes as long as the read
             return OPEN_FILES.read_range(path, begin, end)
 
         def read_once() -> bytes:
@@ -57,13 +57,12 @@ class LocalFolder(Folder):
     def write_whole(self, name: str, data: bytes) -> None:
         final = Path(self.where(name))
         final.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may write the same file at once: each has its own temporary one, and the last rename wins.
+        # Several ranks may write the same file at once: each has its own temporary file, and the last rename wins.
         temporary = final.with_name(f"{final.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
         try:
             with open(temporary, "xb") as stream:
                 stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
+                flush_to_disk(stream)
             publish(temporary, final)
             OPEN_FILES.forget(str(final))
         except BaseException:

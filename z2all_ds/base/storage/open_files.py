@@ -1,7 +1,4 @@
-"""Files that a process keeps open to read ranges of them, a bounded number, shared by all its threads.
-
-They are never those of another process: a fork starts with none.
-"""
+"""A bounded number of files kept open for reading ranges, shared by all threads of a process but not by forks."""
 
 import os
 import threading
@@ -9,7 +6,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 LIMIT = 128
-"""Of a process. Many systems allow 1,024, and a rank has others to open."""
+"""Per process. Many systems allow 1,024 open files, and a rank has others."""
 
 
 class _OpenFile:
@@ -21,7 +18,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """The files a process holds open, the longest unused closed first; one that is being read is closed after it."""
+    """Open files, the least recently used closed first; a file that is being read is closed afterwards."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -35,7 +32,7 @@ class OpenFiles:
         file = self._take(path)
         try:
             parts, position = [], begin
-            while position < end:  # network file systems, and reads above 2 GiB, may give less than is there
+            while position < end:  # network file systems and reads above 2 GiB may return less
                 part = os.pread(file.descriptor, end - position, position)
                 if not part:
                     break
@@ -46,7 +43,7 @@ class OpenFiles:
             self._give_back(file)
 
     def forget(self, path: str, unless: tuple[int, int] | None = None) -> None:
-        """Closes the file of that path, unless it is this one (device, inode)."""
+        """Close the file of a path, except if its (device, inode) is `unless`."""
         with self._lock:
             file = self._files.get(path)
             if file is not None and file.identity != unless:
@@ -57,8 +54,8 @@ class OpenFiles:
             while self._files:
                 self._drop(self._files.popitem()[1])
 
-    def start_anew_in_child(self) -> None:
-        """After a fork: the lock may be held by a thread that is not here, and the files are the parent's."""
+    def reset_in_child(self) -> None:
+        """Drop everything after a fork: the lock may be held by a thread of the parent, which owns the files."""
         self._lock = threading.Lock()
         for file in self._files.values():
             with suppress(OSError):
@@ -72,7 +69,7 @@ class OpenFiles:
                 self._files.move_to_end(path)
                 file.readers += 1
                 return file
-        opened = _OpenFile(path)  # without the lock: on a network this may take long
+        opened = _OpenFile(path)  # without the lock: this may take long on a network
         with self._lock:
             before = self._files.pop(path, None)  # another thread was faster
             if before is not None:
@@ -96,4 +93,4 @@ class OpenFiles:
 
 
 OPEN_FILES = OpenFiles(LIMIT)
-os.register_at_fork(after_in_child=OPEN_FILES.start_anew_in_child)
+os.register_at_fork(after_in_child=OPEN_FILES.reset_in_child)

@@ -1,4 +1,4 @@
-"""Folders in object stores, by fsspec and its drivers. What a driver raises leaves here as an OSError."""
+"""Folders in object stores, opened by fsspec and its drivers. Errors of drivers become OSErrors."""
 
 import errno
 import hashlib
@@ -17,7 +17,7 @@ _VERSION_KEYS = (
 
 
 class RemoteFolder(Folder):
-    """A folder behind a driver of fsspec. The connection is made anew in each process."""
+    """A folder opened by a driver of fsspec. Each process makes its own connection."""
 
     is_local = False
 
@@ -54,7 +54,7 @@ class RemoteFolder(Folder):
         def write(system: Any, path: str) -> None:
             try:
                 system.pipe_file(path, data)
-            except FileNotFoundError:  # a store without folders needs none made, and may not allow it
+            except FileNotFoundError:  # created only when needed: stores without folders may not allow it
                 system.makedirs(path.rpartition("/")[0], exist_ok=True)
                 system.pipe_file(path, data)
 
@@ -84,7 +84,7 @@ class RemoteFolder(Folder):
         return self._connection[1:]
 
     def _ask(self, name: str, action: Callable[[Any, str], Answer]) -> Answer:
-        """Drivers have errors of their own kind; all leave here as OSErrors."""
+        """Run an action with retries; all errors become OSErrors."""
 
         def act() -> Answer:
             system, root = self._connect()
@@ -112,7 +112,7 @@ def _version_of(found: dict[str, Any]) -> int:
 
 
 def _find_driver(location: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the path in it."""
+    """Return fsspec's file system for a URL and the path in it."""
     protocol = location.partition("://")[0]
     try:
         from fsspec.core import url_to_fs
@@ -132,7 +132,7 @@ def _find_driver(location: str) -> tuple[Any, str]:
 
 
 def _package_of(driver: str) -> str:
-    """s3fs.S3FileSystem -> s3fs; some drivers lie in fsspec itself and need another package."""
+    """Return the package of a driver: s3fs.S3FileSystem -> s3fs. Drivers inside fsspec may need another one."""
     inner = {"fsspec.implementations.http": "aiohttp requests", "fsspec.implementations.sftp": "paramiko"}
     return inner.get(driver.rpartition(".")[0], "" if driver.startswith("fsspec.") else driver.partition(".")[0]) or (
         f"fsspec[{driver.split('.')[2]}]"
