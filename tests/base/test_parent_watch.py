@@ -55,7 +55,7 @@ def test_a_rank_ends_after_its_owner_was_killed() -> None:
             assert rank.stdout
             assert rank.stdout.readline() == WATCHING
             with pytest.raises(subprocess.TimeoutExpired):
-                rank.wait(2 * parent_watch.LOOK_EVERY_SECONDS)
+                rank.wait(2 * parent_watch.CHECK_EVERY_SECONDS)
             owner.send_signal(signal.SIGKILL)  # not yet reaped by us: a zombie is gone, too
             assert rank.wait(20) == EXIT_INTERRUPTED == 130
 

@@ -1,6 +1,5 @@
 """Scaling on paper: laws of the curve, its picture, and goodput in closed form against simulated failures."""
 
-import io
 import json
 from functools import cache
 from itertools import pairwise
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.plan import Risks, Wishes, estimate, make_fleet
 from z2all_ds.plan.outlook import look_ahead
 from z2all_ds.plan.scaling import (
@@ -20,13 +20,13 @@ from z2all_ds.plan.scaling import (
     SWEPT,
     Sweep,
     at_size,
+    content_of,
+    describe,
     draw,
     missing,
     parse_sweep,
-    render_sweep,
     show_sweep,
     sweep,
-    to_json,
 )
 
 RUN = load_run_config("z2all_1b")
@@ -152,10 +152,9 @@ def test_sizes_must_be_whole_machines_and_times_known() -> None:
 # As people and programs see it
 
 
-def test_the_table_is_whole() -> None:
-    printed = io.StringIO()
-    render_sweep(swept(), ("one thing",), printed)
-    text = printed.getvalue()
+def test_the_table_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(describe(swept(), ("one thing",)))
+    text = capsys.readouterr().out
     assert "…" not in text and "- one thing" in text
     for size in SIZES:
         (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{size:,} ")]
@@ -166,17 +165,17 @@ def test_the_table_is_whole() -> None:
         assert f"{name}: sending takes longer than computing {told}." in text
 
 
-def test_long_spans_of_days_are_whole_too() -> None:
+def test_long_spans_of_days_are_whole_too(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = make_fleet(Wishes(gpus=4096, gpu="h100", network="eth1"))
-    printed = io.StringIO()
     found = sweep(RUN, fleet, SIZES, 10**16, Risks())
-    render_sweep(found, (), printed)
+    print_lines(describe(found, ()))
+    text = capsys.readouterr().out
     low, high = found.points["zero3"][1].outlook.days
-    assert low > 10_000 and f"{low:,.1f} to {high:,.1f}" in printed.getvalue() and "…" not in printed.getvalue()
+    assert low > 10_000 and f"{low:,.1f} to {high:,.1f}" in text and "…" not in text
 
 
 def test_json_of_a_sweep() -> None:
-    document = json.loads(to_json(swept("eth10"), ("one thing",)))
+    document = json.loads(to_json(content_of(swept("eth10"), ("one thing",))))
     assert document["assumptions"] == ["one thing"]
     assert document["sending_takes_over_at"]["zero2"] == 64
     for point in document["points"]["zero2"]:

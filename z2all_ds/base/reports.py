@@ -19,7 +19,10 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows. A row with fewer cells than headings ends with free text; an empty row is a blank line."""
+    """Headings and rows. A row with fewer cells than headings ends with free text; an empty row is a blank line.
+
+    Headings may have several lines.
+    """
 
     columns: Sequence[str]
     rows: Iterable[Sequence[Cell]]
@@ -102,7 +105,7 @@ def _print_table(table: Table) -> None:
 def _table_lines(table: Table) -> "Iterator[Text]":
     from rich.text import Text
 
-    heads = [table.columns] if any(table.columns) else []
+    heads = zip_longest(*(column.split("\n") for column in table.columns), fillvalue="") if any(table.columns) else ()
     rows = [[Text(one) if isinstance(one, str) else Text(*one) for one in row] for row in (*heads, *table.rows)]
     count = len(table.columns)
     # The free text at the end of a short row takes no part in the widths.

@@ -65,7 +65,7 @@ def plan(
     from z2all_ds.base.config import load_run_config
     from z2all_ds.base.errors import ConfigError
     from z2all_ds.base.sizes import parse_count
-    from z2all_ds.plan import Risks, Wishes, make_fleet, make_plan, render, to_json
+    from z2all_ds.plan import Risks, Wishes, content_of, describe, make_fleet, make_plan
 
     given = _given(context)
     if sweep is not None and given & NOT_FOR_SWEEP:
@@ -77,9 +77,9 @@ def plan(
         raise ConfigError("--fit", rule, "Leave that out.")
     run = load_run_config(model, overrides)
     if fit:
-        from z2all_ds.bench.fit import content_of, fit_here
+        from z2all_ds.bench import fit as impl
 
-        print_report(fit_here(model, overrides or []), as_json, lambda found: [found.told], content_of)
+        print_report(impl.fit_here(model, overrides or []), as_json, lambda found: [found.told], impl.content_of)
         return
     wishes = Wishes(
         gpus=gpus,
@@ -111,10 +111,7 @@ def plan(
 
         check_name(write)  # before the computation
     found_plan = make_plan(run, make_fleet(wishes), budget, risks)
-    if as_json:
-        print(to_json(found_plan))
-    else:
-        render(found_plan)
+    print_report(found_plan, as_json, describe, content_of)
     if write:
         write_choice(found_plan, write)
 

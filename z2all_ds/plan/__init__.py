@@ -9,7 +9,7 @@ from z2all_ds.plan.choose import with_json
 from z2all_ds.plan.estimate import Estimate, estimate
 from z2all_ds.plan.fleet import Fleet, Wishes, make_fleet
 from z2all_ds.plan.outlook import Risks
-from z2all_ds.plan.report import Plan, make_plan, render, to_json
+from z2all_ds.plan.report import Plan, content_of, describe, make_plan
 
 __all__ = [
     "Estimate",
@@ -17,10 +17,10 @@ __all__ = [
     "Plan",
     "Risks",
     "Wishes",
+    "content_of",
+    "describe",
     "estimate",
     "make_fleet",
     "make_plan",
-    "render",
-    "to_json",
     "with_json",
 ]

@@ -1,11 +1,10 @@
 """The plan as table, JSON and run config: a column per ZeRO JSON, the choice in words, and all assumptions."""
 
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any, TextIO
+from typing import Any
 
 from z2all_ds.base.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
 from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
@@ -13,6 +12,7 @@ from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Cell, Table
 from z2all_ds.plan.choose import candidates, explain, rank
 from z2all_ds.plan.estimate import Estimate
 from z2all_ds.plan.fleet import Fleet
@@ -27,8 +27,6 @@ from z2all_ds.plan.memory import (
 from z2all_ds.plan.outlook import MOST_FAILURES, SIMULATED_RUNS, Outlook, Risks, look_ahead
 from z2all_ds.plan.shapes import Advice, advise
 
-WIDTH = 132
-"""Columns of output that is not a terminal."""
 PARTS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -43,7 +41,7 @@ PARTS = {
     "fragmentation": "holes",
 }
 PAPER = "states, ZeRO paper"
-Cell = Callable[[Estimate], str]
+CellOf = Callable[[Estimate], Cell]
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,10 @@ def assumptions(
     return tuple(lines)
 
 
-def to_json(plan: Plan) -> str:
-    """Return the plan in bytes, seconds and shares."""
+def content_of(plan: Plan) -> dict[str, Any]:
+    """Return the content of the JSON report, in bytes, seconds and shares."""
     shape, length = plan.run.model.shape, plan.run.train.sequence_length
-    document = {
+    return {
         "parameters": count_parameters(shape).total,
         "flops_per_token": {name: flops_per_token(shape, length, name) for name in FLOP_CONVENTIONS},
         "gpus": plan.fleet.gpus,
@@ -134,11 +132,10 @@ def to_json(plan: Plan) -> str:
         "rows": [_row(row) for row in plan.rows],
         "ranked": [_row(row) for row in plan.ranked],
         "words": plan.words,
-        "advice": [asdict(one) for one in plan.advice],
-        "outlook": asdict(plan.outlook) if plan.outlook else None,
+        "advice": plan.advice,
+        "outlook": plan.outlook,
         "assumptions": plan.assumptions,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def _row(row: Estimate) -> dict[str, Any]:
@@ -147,49 +144,52 @@ def _row(row: Estimate) -> dict[str, Any]:
         "stage": row.resolved.stage,
         "micro_batch": row.micro_batch,
         "accumulation": row.resolved.accumulation,
-        "dtypes": asdict(row.resolved.dtypes),
+        "dtypes": row.resolved.dtypes,
         "memory": {**asdict(row.memory), "allocated": row.memory.allocated, "total": row.memory.total},
         "bytes_left": row.left,
         "fits": row.fits if row.left is not None else None,
         "sent_bytes": row.sent,
         "collectives": [{**asdict(one), "sent": one.sent()} for one in row.collectives],
-        "offload": asdict(row.offload),
+        "offload": row.offload,
         "step_seconds": row.time.to_dict() if row.time else None,
         "mfu": row.utilisations(),
     }
 
 
-def render(plan: Plan, file: TextIO | None = None) -> None:
-    """Print the plan to `file`, by default to stdout."""
-    console = console_for(file)
+def describe(plan: Plan) -> Iterator[str | Table]:
+    """Yield the plan as lines and a table with a column per JSON."""
     shape, train = plan.run.model.shape, plan.run.train
-    parameters = count_parameters(shape).total
     flops = ", ".join(
         f"{flops_per_token(shape, train.sequence_length, name) / 1e9:.2f} ({name})" for name in FLOP_CONVENTIONS
     )
-    console.print(
-        f"{parameters / 1e6:,.1f} M parameters, {flops} GFLOP per token; {plan.fleet.gpus} GPU(s)", markup=False
-    )
-    table = new_table("GB per GPU")
-    table.add_column("", no_wrap=True)
-    for row in plan.rows:  # a JSON of the user's own goes by its file's name
-        heading = PurePath(row.name).name.removesuffix(".json").replace("_", "\n")
-        table.add_column(heading, justify="right", no_wrap=True)
+    parameters = count_parameters(shape).total / 1e6
+    yield f"{parameters:,.1f} M parameters, {flops} GFLOP per token; {plan.fleet.gpus} GPU(s)"
+    # A JSON of the user's own goes by its file's name.
+    names = [PurePath(row.name).name.removesuffix(".json").replace("_", "\n") for row in plan.rows]
+    rows: list[Sequence[Cell]] = []
     for label, cell in _lines(plan):
         cells = [cell(row) for row in plan.rows]
-        if any(text not in ("", "-") for text in cells):
-            table.add_row(label, *cells, end_section=label in (PARTS["fragmentation"], PAPER))
-    print_whole(console, table)
-    print_lines(console, (*plan.words, *_advice_lines(plan.advice), *_outlook_lines(plan)), plan.assumptions)
+        if any(one not in ("", "-") for one in cells):
+            rows.append((label, *cells))
+            if label in (PARTS["fragmentation"], PAPER):
+                rows.append(())
+    yield Table(("GB per GPU", *names), rows)
+    yield ""
+    yield from (*plan.words, *_advice_lines(plan.advice), *_outlook_lines(plan))
+    yield from assumed_lines(plan.assumptions)
 
 
-def _lines(plan: Plan) -> list[tuple[str, Cell]]:
+def assumed_lines(assumptions: Iterable[str]) -> list[str]:
+    return ["Assumed:", *(f"- {assumption}" for assumption in assumptions)]
+
+
+def _lines(plan: Plan) -> list[tuple[str, CellOf]]:
     """Return the label and the cells of each line of the table."""
 
-    def part(name: str) -> Cell:
+    def part(name: str) -> CellOf:
         return lambda row: _gb(getattr(row.memory, name))
 
-    lines: list[tuple[str, Cell]] = [(label, part(name)) for name, label in PARTS.items()]
+    lines: list[tuple[str, CellOf]] = [(label, part(name)) for name, label in PARTS.items()]
     lines.append(("total", lambda row: _gb(row.memory.total)))
     if plan.fleet.memory is not None:
         lines.append(
@@ -215,8 +215,8 @@ def _gb(count: float) -> str:
     return f"{count / 1e9:.1f}" if count >= 5e7 else "-" if count == 0 else "0.0"
 
 
-def _red(text: str, is_red: bool) -> str:
-    return f"[red]{text}[/red]" if is_red else text
+def _red(text: str, is_red: bool) -> Cell:
+    return (text, "red") if is_red else text
 
 
 def _paper(row: Estimate) -> str:
@@ -265,35 +265,6 @@ def percent_range(shares: tuple[float, float]) -> str:
     """Return '40-45%', or '40%' if both are printed alike."""
     low, high = (f"{100 * share:.0f}" for share in shares)
     return f"{low}%" if low == high else f"{low}-{high}%"
-
-
-def new_table(title: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
-def console_for(file: TextIO | None) -> Any:
-    from rich.console import Console
-
-    console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=WIDTH)
-
-
-def print_whole(console: Any, table: Any) -> None:
-    """Print a table at its full width: a terminal wraps long lines, whereas rich would cut columns."""
-    from rich.measure import Measurement
-
-    before = console.width
-    console.width = max(before, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
-    console.print(table)
-    console.width = before
-
-
-def print_lines(console: Any, lines: Iterable[str], assumed: Iterable[str]) -> None:
-    for line in (*lines, "Assumed:", *(f"- {assumption}" for assumption in assumed)):
-        console.print(line, markup=False, soft_wrap=True)
 
 
 def check_name(path: Path) -> None:

@@ -3,22 +3,22 @@
 The global batch stays the same while every GPU has a micro-batch of it, and grows for larger fleets.
 """
 
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import Table, print_report
 from z2all_ds.plan.choose import runs_on, with_json
 from z2all_ds.plan.estimate import Estimate, StepTime, estimate
 from z2all_ds.plan.fleet import Fleet, Wishes, make_fleet
 from z2all_ds.plan.outlook import Outlook, Risks, look_ahead
-from z2all_ds.plan.report import assumptions, console_for, new_table, percent_range, print_lines, print_whole, span
+from z2all_ds.plan.report import assumed_lines, assumptions, percent_range, span
 
 SWEPT = ("zero1", "zero2", "zero3", "zero3_hpz")
 MOST_GPUS = 1_000_000
@@ -112,10 +112,7 @@ def show_sweep(
         *assumptions(run, fleet, rows, True, risks),
         *missing(run, swept),
     )
-    if as_json:
-        print(to_json(swept, notes))
-    else:
-        render_sweep(swept, notes)
+    print_report(swept, as_json, lambda found: describe(found, notes), lambda found: content_of(found, notes))
     if out:
         say(f"drew {draw(swept, out)}")
 
@@ -134,13 +131,13 @@ def missing(run: RunConfig, swept: Sweep) -> list[str]:
     return lines
 
 
-def to_json(swept: Sweep, assumed: Sequence[str]) -> str:
-    document = {
+def content_of(swept: Sweep, assumed: Sequence[str]) -> dict[str, Any]:
+    """Return the content of the JSON report."""
+    return {
         "points": {name: [_point(point) for point in points] for name, points in swept.points.items()},
         "sending_takes_over_at": {name: swept.takes_over(name) for name in swept.points},
         "assumptions": assumed,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def _point(point: Point) -> dict[str, object]:
@@ -152,20 +149,16 @@ def _point(point: Point) -> dict[str, object]:
         "sent_bytes": point.of.sent,
         "step_seconds": point.time.to_dict(),
         "efficiency": point.efficiency,
-        "outlook": asdict(point.outlook),
+        "outlook": point.outlook,
     }
 
 
-def render_sweep(swept: Sweep, assumed: Sequence[str], file: TextIO | None = None) -> None:
-    """Print a row per size of fleet and three columns per JSON."""
-    console = console_for(file)
-    table = new_table("Share of a step in which GPUs compute, days, and goodput under failures")
-    table.add_column("GPUs", justify="right")
-    table.add_column("tokens\nper step", justify="right", no_wrap=True)
+def describe(swept: Sweep, assumed: Sequence[str]) -> Iterator[str | Table]:
+    """Yield a table with a row per size of fleet and three columns per JSON, then notes."""
+    yield "Share of a step in which GPUs compute, days, and goodput under failures"
     names = [name for name, points in swept.points.items() if points]
-    for name in names:
-        for heading in (f"{name}\ncompute", "\ndays", "\ngoodput"):
-            table.add_column(heading, justify="right", no_wrap=True)
+    headings = [f"{name}\n{kind}" for name in names for kind in ("compute", "days", "goodput")]
+    rows = []
     for size in swept.sizes:
         found = [next((point for point in swept.points[name] if point.gpus == size), None) for name in names]
         tokens = next((point.of.tokens_per_step for point in found if point), None)
@@ -175,14 +168,14 @@ def render_sweep(swept: Sweep, assumed: Sequence[str], file: TextIO | None = Non
                 cells += [percent_range(point.efficiency), span(point.outlook.days), f"{point.outlook.goodput:.1%}"]
             else:
                 cells += ["-"] * 3
-        table.add_row(*cells)
-    print_whole(console, table)
-    lines = []
+        rows.append(cells)
+    yield Table(("GPUs", "tokens\nper step", *headings), rows, "r")
+    yield ""
     for name in names:
         first = swept.takes_over(name)
         where = f"from {first:,} GPUs on" if first else "on none of these"
-        lines.append(f"{name}: sending takes longer than computing {where}.")
-    print_lines(console, lines, assumed)
+        yield f"{name}: sending takes longer than computing {where}."
+    yield from assumed_lines(assumed)
 
 
 def check_picture(out: Path) -> None:
