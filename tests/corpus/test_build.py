@@ -19,7 +19,7 @@ from z2all_ds.corpus import build as build_module
 from z2all_ds.corpus import parts as parts_module
 from z2all_ds.corpus import shards as shards_module
 from z2all_ds.corpus import units as units_module
-from z2all_ds.corpus.building import only_build
+from z2all_ds.corpus.building import build_lock
 from z2all_ds.corpus.cleaning import CleaningRules
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
@@ -128,10 +128,10 @@ def test_a_file_that_cannot_be_cut_becomes_shards_without_copies(
 
 
 def test_more_documents_than_a_unit_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units_module, "NUMBERS_PER_UNIT", 5)
+    monkeypatch.setattr(units_module, "IDS_PER_UNIT", 5)
     five, six = (raw_jsonl(tmp_path / f"{count}.jsonl", ["text"] * count) for count in (5, 6))
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (five,))])
-    with pytest.raises(DataError, match=r"6\.jsonl: more than 5 documents in a file that cannot be read in pieces"):
+    with pytest.raises(DataError, match=r"6\.jsonl: more than 5 documents in a file that cannot be split"):
         build_corpus(tmp_path / "d", [SourceSpec("a", "jsonl", (six,))])
     assert not list((tmp_path / "d" / ".building" / "units").iterdir())
 
@@ -140,7 +140,7 @@ def test_a_finished_corpus_is_reused_at_once(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(small_corpus, tmp_path / "copy")
-    monkeypatch.setattr(build_module, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(build_module, "_convert", lambda *_: pytest.fail("built again"))
     assert build_small_corpus(tmp_path / "copy") == load_manifest(small_corpus)
 
 
@@ -201,7 +201,7 @@ def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("step", "calls"),
     [(step, calls) for step in ("convert_unit", "make_shard") for calls in (1, 2, 3)]
-    + [("announce", 1), ("write_manifest", 1)],
+    + [("begin_publishing", 1), ("write_manifest", 1)],
 )
 def test_a_build_stopped_anywhere_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int
@@ -211,7 +211,7 @@ def test_a_build_stopped_anywhere_goes_on(
     rules = CleaningRules(exact_duplicates=True)  # so that keys for later domains are among the files
     spec = [SourceSpec("a", "jsonl", raw[:2], cleaning=rules), SourceSpec("b", "jsonl", raw[2:], cleaning=rules)]
     expected = whole_build(tmp_path / "unbroken", spec)
-    owner = build_module.BuildingFolder if step == "announce" else build_module
+    owner = build_module.BuildingFolder if step == "begin_publishing" else build_module
     real, left = getattr(owner, step), calls
 
     def die_at_last(*arguments: object) -> object:
@@ -360,7 +360,7 @@ def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -
 
 def test_two_builds_into_one_folder_are_refused(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
-    with only_build(tmp_path / "c"), pytest.raises(ConfigError, match="another build is at work"):
+    with build_lock(tmp_path / "c"), pytest.raises(ConfigError, match="another build is in progress"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
 
@@ -409,13 +409,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path, monkeyp
         ([], "at least one"),
         ([SourceSpec("a", "nope")], "the converters are"),
         ([SourceSpec("a/b", "python_code")], "becomes a file name"),
-        ([SourceSpec("a", "python_code"), SourceSpec("a", "chinese_sample")], "named by two sources"),
+        ([SourceSpec("a", "python_code"), SourceSpec("a", "chinese_sample")], "used by two sources"),
         ([SourceSpec("a", "jsonl")], "needs raw files"),
         ([SourceSpec("a", "python_code", (Path("x"),))], "takes no raw files"),
         ([SourceSpec("a", "python_code", max_bytes=0)], "must be positive"),
         ([SourceSpec("a", "python_code", on_error="ignore")], "one of stop, skip"),
         ([SourceSpec("a", "python_code", max_bad_share=2)], "from 0 to 1"),
-        ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "knows its fields"),
+        ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "has fixed fields"),
         ([SourceSpec("a", "python_code", compose="{titel}")], "no field 'titel'"),
         ([SourceSpec("a", "python_code", plugin=Path("nowhere.py"))], "no such Python file"),
     ],
@@ -440,7 +440,7 @@ def test_data_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="an empty file"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (empty,))])
     blank = raw_jsonl(tmp_path / "blank.jsonl", ["", " \n"])
-    with pytest.raises(DataError, match=r"gave no document \(2 rows, 0 bad"):
+    with pytest.raises(DataError, match=r"gave no document \(2 rows, 0 invalid"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (blank,))])
     big = raw_jsonl(tmp_path / "big.jsonl", ["small", "x" * 2000])
     with pytest.raises(DataError, match=r"document 1 of domain a.*more than a whole shard"):

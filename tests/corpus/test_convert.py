@@ -202,7 +202,7 @@ def test_what_was_skipped_before_still_stops_a_build_that_is_told_to_stop(tmp_pa
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
     limits = ReadLimits(max_expansion=20, expansion_allowance_bytes=1_000_000)
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz.*grows too much"):
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz.*expands too much"):
         build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl.gz",), limits=limits)])
 
 

@@ -54,7 +54,7 @@ def test_an_error_of_ours_comes_through_whole(workers: int) -> None:
 
 
 def test_a_worker_that_vanishes_is_one_line() -> None:
-    with pytest.raises(MachineError, match=r"ended without a word.*fewer --workers"):
+    with pytest.raises(MachineError, match=r"ended unexpectedly.*fewer --workers"):
         list(Executor(2).run(vanish, range(2)))
 
 

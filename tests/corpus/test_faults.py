@@ -1,7 +1,7 @@
 import pytest
 
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.faults import HARMLESS, KINDS, ROWS_BEFORE_JUDGING, SAMPLES_PER_KIND, Fault, FaultLog
+from z2all_ds.corpus.faults import HARMLESS, KINDS, MIN_ROWS_TO_CHECK, SAMPLES_PER_KIND, Fault, FaultLog
 
 
 def test_stop_is_one_line_and_harmless_ones_do_not_stop() -> None:
@@ -31,20 +31,20 @@ def test_skip_counts_all_and_locates_the_first() -> None:
 
 
 def test_too_large_a_share_stops_early() -> None:
-    log = FaultLog("skip", 0.01, rows=ROWS_BEFORE_JUDGING)
+    log = FaultLog("skip", 0.01, rows=MIN_ROWS_TO_CHECK)
     for _ in range(10):
         log.add(Fault("utf8", "x"), lambda: "f:1")
     with pytest.raises(DataError, match=r"11 of 1000 rows so far: 11 x not UTF-8.*the first: f:1: x"):
         log.add(Fault("utf8", "x"), lambda: "f:1")
 
 
-def test_few_rows_are_judged_at_the_end() -> None:
+def test_few_rows_are_checked_at_the_end() -> None:
     log = FaultLog("skip", 0.01)
     log.add(Fault("json", "x"), lambda: "f:1")
     log.rows = 10
     with pytest.raises(DataError, match="1 of 10 rows of it"):
-        log.judge("of it")
-    FaultLog("skip", 0.0, rows=5).judge("of it")
+        log.check("of it")
+    FaultLog("skip", 0.0, rows=5).check("of it")
 
 
 def test_merged_in_order() -> None:

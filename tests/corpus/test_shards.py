@@ -107,6 +107,6 @@ def test_a_part_cut_short_is_noticed(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b", "c"], [True, False, True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     os.truncate(part.path, 30)
-    with pytest.raises(DataError, match="is shorter than it was written"):
+    with pytest.raises(DataError, match="is shorter than when it was written"):
         make_shard(task)
     assert not list(tmp_path.glob("d-*"))

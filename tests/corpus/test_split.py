@@ -32,7 +32,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", CONTENTS, documents_per_shard=40)
 
 
-def test_both_sides_are_sound_corpora_with_the_same_lines_in_the_same_order(corpus: Path, tmp_path: Path) -> None:
+def test_both_sides_are_intact_corpora_with_the_same_lines_in_the_same_order(corpus: Path, tmp_path: Path) -> None:
     report = split_corpus(corpus, tmp_path / "out", 0.1)
     expected = {
         "train": [line for line in lines(corpus) if not is_validation(parse_record(line, "x").content, 0.1)],
@@ -120,8 +120,8 @@ def test_a_domain_without_validation_is_named(tmp_path: Path) -> None:
     })  # fmt: skip
     report = split_corpus(tmp_path / "c", tmp_path / "out", 0.3)
     assert report.warnings == (
-        "domain never: no document falls into validation; it has too few for this share",
-        "domain always: no document falls into train; it has too few for this share",
+        "domain never: no documents in validation; the domain is too small for this share",
+        "domain always: no documents in train; the domain is too small for this share",
     )
     assert split_corpus(tmp_path / "c", tmp_path / "out", 0.3) == report
 
@@ -131,10 +131,10 @@ def test_the_same_call_returns_at_once(corpus: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(split_module, "_split_shard", lambda *_: pytest.fail("split again"))
     assert split_corpus(corpus, tmp_path / "out", 0.1, "s") == first
     for share, seed in ((0.2, "s"), (0.1, "")):
-        with pytest.raises(ConfigError, match="it holds another split"):
+        with pytest.raises(ConfigError, match="contains another split"):
             split_corpus(corpus, tmp_path / "out", share, seed)
     (tmp_path / "out" / "train" / "zh-00000.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"zh-00000\.jsonl: missing or not of its size. Remove"):
+    with pytest.raises(DataError, match=r"zh-00000\.jsonl: is missing or has the wrong size. Remove"):
         split_corpus(corpus, tmp_path / "out", 0.1, "s")
 
 
@@ -143,17 +143,17 @@ def test_what_is_not_ours_is_not_touched(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "mine.txt").write_text("x")
     (tmp_path / "file").write_text("x")
     for name in ("out", "file"):
-        with pytest.raises(ConfigError, match="it is there and not empty"):
+        with pytest.raises(ConfigError, match="exists and is not empty"):
             split_corpus(corpus, tmp_path / name, 0.1)
-    with pytest.raises(ConfigError, match="lies in the corpus"):
+    with pytest.raises(ConfigError, match="is inside the corpus"):
         split_corpus(corpus, corpus / "split", 0.1)
     (tmp_path / "empty").mkdir()
     split_corpus(corpus, tmp_path / "empty", 0.1)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_senseless_shares(corpus: Path, tmp_path: Path, share: float) -> None:
-    with pytest.raises(ConfigError, match="must lie between 0 and 1"):
+def test_invalid_shares(corpus: Path, tmp_path: Path, share: float) -> None:
+    with pytest.raises(ConfigError, match="must be between 0 and 1"):
         split_corpus(corpus, tmp_path / "out", share)
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_visible_of_a_split_that_failed(corpus: Path, tmp_path: Path)
     before = shutil.copytree(corpus, tmp_path / "before")
     path = corpus / "en-00003.jsonl"
     path.write_bytes(path.read_bytes().replace(b"document 150", b"document 999"))
-    with pytest.raises(DataError, match=r"en-00003\.jsonl: its SHA-256 is not that of the manifest"):
+    with pytest.raises(DataError, match=r"en-00003\.jsonl: its SHA-256 differs from the manifest"):
         split_corpus(corpus, tmp_path / "out", 0.1)
     path.unlink()
     with pytest.raises(DataError, match=r"en-00003\.jsonl: no such file, but the manifest lists it"):

@@ -1,7 +1,7 @@
-"""Parts: files of records as they will lie in shards, each with small files beside it that have an entry a document.
+"""Parts: files of records in the format of shards, each with small files that have one entry per document.
 
-`.lines` has the records and `.lengths` their bytes; where duplicates are looked for, `.keys` has a hash of each content
-and `.signatures` its MinHash.
+`.lines` has the records and `.lengths` their sizes in bytes. If duplicates are removed, `.keys` has a hash of each
+content and `.signatures` its MinHash signature.
 """
 
 import hashlib
@@ -28,17 +28,17 @@ SUFFIXES = (".lines", ".lengths", ".keys", ".signatures")
 
 @dataclass(frozen=True)
 class Part:
-    """A finished part, and which of its documents stay."""
+    """A finished part, and the selection of its documents."""
 
     path: str
-    """Of the `.lines` file."""
+    """Path of the `.lines` file."""
     first_id: int
-    """Of its first document."""
+    """Id of its first document."""
     documents: int
     bytes: int
     sha256: str
     keep: str = ""
-    """File with one byte a document, 1 for those that stay; empty if all do."""
+    """File with one byte per document, 1 for the selected ones; empty if all are selected."""
 
     def file(self, suffix: str) -> Path:
         return Path(self.path).with_suffix(suffix)
@@ -47,14 +47,14 @@ class Part:
         return np.fromfile(self.file(".lengths"), dtype=np.uint32)
 
     def kept(self) -> np.ndarray:
-        """Places of the documents that stay."""
+        """Returns the positions of the selected documents."""
         return np.flatnonzero(np.fromfile(self.keep, dtype=np.bool_)) if self.keep else np.arange(self.documents)
 
 
 class PartWriter:
-    """Writes parts, one after the other; `finish` renames them all, without it they are thrown away.
+    """A writer of consecutive parts. `finish` renames them all; without it they are removed.
 
-    Lines are gathered in one block of memory, used again and again: fresh memory for each costs more than the writing.
+    Lines are collected in one reused block of memory, because allocating a new one costs more than the writing.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PartWriter:
         rules: CleaningRules,
         max_bytes: int,
     ) -> None:
-        """`path_of` names the lines of each part; no part is larger than `max_bytes` unless one block is."""
+        """`path_of` returns the path of part number n; a part exceeds `max_bytes` only if a single block does."""
         self._path_of, self._data_src, self._max_bytes = path_of, data_src, max_bytes
         self._first_gid, self._first_id = first_gid, first_id
         self._block = BytesIO()
@@ -76,8 +76,8 @@ class PartWriter:
         if rules.near_duplicates is not None:
             self._extras[".signatures"] = (lambda content: signature(content).tobytes(), BytesIO())
         self.parts: list[Part] = []
-        self._part_bytes = self._part_documents = 0  # without the block
-        self._lengths = array("I")  # of the open part and of the block
+        self._part_bytes = self._part_documents = 0  # without the current block
+        self._lengths = array("I")  # of the open part and the current block
         self._streams: dict[str, BinaryIO] = {}
 
     @property
@@ -99,12 +99,12 @@ class PartWriter:
         for stream in self._streams.values():
             try:
                 stream.close()
-            except OSError:  # a full disk; the error that brought us here says so
+            except OSError:  # disk full; the error that ended the block reports it
                 if kind is None:
                     raise
 
     def write(self, drafts: Iterable[Draft]) -> None:
-        """One call for all of them: this loop is a part of what every document costs."""
+        """Writes all drafts. This loop is performance-critical, so it takes them in one call."""
         add_line, add_length, extras = self._block.write, self._lengths.append, self._extras.values()
         gid, number, data_src = self._first_gid, self._first_id, self._data_src
         block_bytes = 0
@@ -130,7 +130,7 @@ class PartWriter:
     def _open_part(self) -> None:
         path = self._path_of(len(self.parts))
         for suffix in (".lines", ".lengths", *self._extras):
-            self._streams[suffix] = open(temporary_name(path.with_suffix(suffix)), "wb")  # noqa: SIM115 - closed below
+            self._streams[suffix] = open(temporary_name(path.with_suffix(suffix)), "wb")  # noqa: SIM115 - closed in __exit__
         self._digest = hashlib.sha256()
 
     def _close_part(self) -> None:
@@ -139,9 +139,9 @@ class PartWriter:
         for stream in self._streams.values():
             flush_to_disk(stream)
             stream.close()
-        path, number = self._path_of(len(self.parts)), sum(part.documents for part in self.parts)
-        sizes = (self._part_documents, self._part_bytes)
-        self.parts.append(Part(str(path), self._first_id + number, *sizes, self._digest.hexdigest()))
+        path, first_id = self._path_of(len(self.parts)), self._first_id + sum(part.documents for part in self.parts)
+        digest = self._digest.hexdigest()
+        self.parts.append(Part(str(path), first_id, self._part_documents, self._part_bytes, digest))
         self._part_bytes = self._part_documents = 0
 
     def _write_block(self) -> None:
@@ -151,21 +151,21 @@ class PartWriter:
             self._open_part()
         with self._block.getbuffer()[:size] as lines:
             self._digest.update(lines)
-        _empty(self._block, self._streams[".lines"])
+        _move(self._block, self._streams[".lines"])
         for suffix, (_, block) in self._extras.items():
-            _empty(block, self._streams[suffix])
+            _move(block, self._streams[suffix])
         self._part_bytes += size
         self._part_documents = len(self._lengths)
 
 
-def _empty(block: BytesIO, stream: BinaryIO) -> None:
+def _move(block: BytesIO, stream: BinaryIO) -> None:
     with block.getbuffer()[: block.tell()] as data:
         stream.write(data)
     block.seek(0)
 
 
 def record_line(gid: int, number: int, data_src: str, draft: Draft) -> bytes:
-    """The record as a line of JSON, with the line end."""
+    """Returns the record as a line of JSON, with the line feed."""
     values = {
         "gid": gid,
         "id": number,
@@ -178,5 +178,5 @@ def record_line(gid: int, number: int, data_src: str, draft: Draft) -> bytes:
     }
     try:
         return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # whole numbers beyond 64 bits, which the standard library writes
+    except TypeError:  # integers beyond 64 bits, which only the standard library writes
         return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -1,7 +1,7 @@
-"""From parts to shards: which documents go into which shard is planned from their lengths; each is made by itself.
+"""Makes shards from parts: they are planned from the lengths of the documents, and each is made independently.
 
-A large part of which everything stays is a shard as it is, and only gets another name. Small parts, and what is left of
-those that lost documents, are copied together until a shard is full.
+A large part with all its documents becomes a shard by a hard link. Small parts and parts that lost documents are copied
+together until a shard is full.
 """
 
 import json
@@ -19,18 +19,18 @@ from z2all_ds.corpus.parts import Part
 
 BLOCK_BYTES = 524_288
 SMALLEST_SHARE = 16
-"""A part of at least a sixteenth of a shard is not copied together with others."""
+"""A complete part of at least 1/16 of the maximum size becomes a shard of its own."""
 
 
 @dataclass(frozen=True)
 class PartSlice:
-    """The documents of one part, from `start` to before `stop`, that go into one shard."""
+    """The documents `start` to `stop` - 1 of one part, which go into one shard."""
 
     part: Part
     start: int
     stop: int
     documents: int
-    """Those among them that stay."""
+    """Number of selected documents among them."""
 
     @property
     def is_whole_part(self) -> bool:
@@ -39,7 +39,7 @@ class PartSlice:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Everything that making one shard needs."""
+    """The input of one shard."""
 
     folder: str
     name: str
@@ -48,7 +48,7 @@ class ShardTask:
 
 
 def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, max_shard_bytes: int) -> list[ShardTask]:
-    """Fills shard after shard. Needs memory for the lengths of one part at a time."""
+    """Fills one shard after the other. Keeps the lengths of only one part in memory."""
     tasks: list[ShardTask] = []
     pieces: list[PartSlice] = []
     room = max_shard_bytes
@@ -80,14 +80,14 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
                 close()
             else:
                 rule = f"{int(ends[done]) - before:,} bytes of JSON, more than a whole shard ({max_shard_bytes:,})"
-                fix = "Lower --max-record-bytes to leave such documents out, or raise max_shard_bytes."
+                fix = "Lower --max-record-bytes to skip such documents, or raise max_shard_bytes."
                 raise DataError(f"document {part.first_id + int(kept[done])} of domain {domain}", rule, fix)
     close()
     return tasks
 
 
 def make_shard(task: ShardTask) -> ShardInfo:
-    """Makes the shard, or finds it made: its description, renamed last, is the proof."""
+    """Makes the shard unless it is finished. Its description is written last and marks it as finished."""
     path = Path(task.folder) / task.name
     description = path.with_suffix(".json")
     if description.exists():
@@ -99,14 +99,14 @@ def make_shard(task: ShardTask) -> ShardInfo:
 
 
 def _link(task: ShardTask, path: Path) -> ShardInfo | None:
-    """One whole part under a second name, so that nothing is lost if the build is stopped before it is noted."""
+    """Links a complete part under the name of the shard. The part stays, so a build can be interrupted at any time."""
     if len(task.pieces) != 1 or not task.pieces[0].is_whole_part:
         return None
     part = task.pieces[0].part
     path.unlink(missing_ok=True)
     try:
         os.link(part.path, path)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         return None
     return ShardInfo(task.name, task.domain, part.documents, part.bytes, part.sha256)
 
@@ -122,20 +122,20 @@ def _copy(task: ShardTask, path: Path) -> ShardInfo:
 
 
 def _blocks(piece: PartSlice) -> Iterator[bytes]:
-    """The lines that stay, in order."""
+    """Yields the selected lines, in order."""
     with open(piece.part.path, "rb") as stream:
         for begin, end in _byte_ranges(piece):
             stream.seek(begin)
             while begin < end:
                 block = stream.read(min(BLOCK_BYTES, end - begin))
                 if not block:
-                    raise DataError(piece.part.path, "is shorter than it was written", "Remove it and build again.")
+                    raise DataError(piece.part.path, "is shorter than when it was written", "Remove it, build again.")
                 begin += len(block)
                 yield block
 
 
 def _byte_ranges(piece: PartSlice) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each run of documents that stay."""
+    """Returns (begin, end) of each run of selected documents."""
     kept = piece.part.kept()
     kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
     last_of_run = np.flatnonzero(np.diff(kept) != 1)

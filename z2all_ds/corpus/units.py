@@ -1,12 +1,10 @@
-"""One unit of a build: some slices of raw data become a part, or several if it is a large file that cannot be cut.
+"""Units of a build: slices of raw data that become one part, or several for a large file that cannot be split.
 
-Units are independent of each other, so they can run anywhere in any order. That holds for the numbers of documents,
-too: every unit has a billion of its own, so that the second document of the fourth unit is 3000000001, however many
-there are before it. Each unit is named by a hash of all it depends on; the summary is written last, and a unit with a
-summary is never done again.
+Units are independent and can run anywhere in any order. Document numbers are independent too: every unit has a range of
+a billion numbers, so the second document of the fourth unit always has the number 3000000001. A unit is named by a hash
+of its inputs. Its summary is written last; a unit that has one is not converted again.
 """
 
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -17,29 +15,28 @@ from pathlib import Path
 from z2all_ds.base.atomic import explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
-from z2all_ds.corpus.compose import with_composed_content
 from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
 from z2all_ds.corpus.converters.registry import ConvertRow
-from z2all_ds.corpus.draft import Draft, RowRefused
+from z2all_ds.corpus.draft import Draft, RowRefused, compose
+from z2all_ds.corpus.executors import ProgressFile
 from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
 from z2all_ds.corpus.forms import RowReader, Slice, open_slice
-from z2all_ds.corpus.parts import SUFFIXES, Part, PartWriter
-from z2all_ds.corpus.settings import SourceSpec, hashed
-from z2all_ds.corpus.unit_progress import ProgressFile
+from z2all_ds.corpus.parts import Part, PartWriter
+from z2all_ds.corpus.settings import SourceSpec, short_hash
 
-NUMBERS_PER_UNIT = 1_000_000_000
+IDS_PER_UNIT = 1_000_000_000
 MISSES_BEFORE_FULL = 32
-"""So many documents in a row that no longer fit end a limited domain; one giant among them must not."""
+"""A domain with a size limit is full after this many documents in a row that do not fit; one may just be very long."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The work of one task."""
+    """The input of one conversion task."""
 
     key: str
-    """The same for the same documents."""
+    """Hash of everything the documents depend on."""
     folder: str
-    """Where its files go."""
+    """Output folder."""
     spec: SourceSpec
     slices: tuple[Slice, ...]
     """Empty for a built-in converter."""
@@ -47,20 +44,22 @@ class Unit:
     first_id: int
     """Number of its first document in the source."""
     first_gid: int = 0
-    """And in the corpus; known when the units of the domains before are counted."""
+    """Number of its first document in the corpus; set when the units of the preceding domains are known."""
 
     @classmethod
-    def of(cls, folder: Path, spec: SourceSpec, slices: Sequence[Slice], max_part_bytes: int, number: int) -> "Unit":
-        parts = [*spec.output_key(), max_part_bytes]
+    def create(
+        cls, folder: Path, spec: SourceSpec, slices: Sequence[Slice], max_part_bytes: int, number: int
+    ) -> "Unit":
+        inputs = [*spec.output_key(), max_part_bytes]
         for piece in slices:
-            # by path, size and time, as hashing terabytes takes long
+            # Path, size and time identify a file; hashing terabytes would take too long.
             stat = os.stat(piece.path)
-            parts += [sorted(asdict(piece).items()), stat.st_size, stat.st_mtime_ns]
-        return cls(hashed(parts), str(folder), spec, tuple(slices), max_part_bytes, number * NUMBERS_PER_UNIT)
+            inputs += [sorted(asdict(piece).items()), stat.st_size, stat.st_mtime_ns]
+        return cls(short_hash(inputs), str(folder), spec, tuple(slices), max_part_bytes, number * IDS_PER_UNIT)
 
     @property
     def raw_bytes(self) -> int:
-        """About what there is to do."""
+        """The approximate amount of work."""
         return sum(piece.raw_bytes for piece in self.slices) if self.slices else self.spec.max_bytes or 0
 
     def file(self, suffix: str) -> Path:
@@ -72,19 +71,10 @@ class Unit:
     def is_finished(self) -> bool:
         return self.file("json").exists() and self.part_path(0).exists()
 
-    def clear(self) -> None:
-        """Removes all but the summary; done when the shards are made, to give the disk space back."""
-        for number in itertools.count():
-            path = self.part_path(number)
-            if not path.exists():
-                return
-            for suffix in SUFFIXES:
-                path.with_suffix(suffix).unlink(missing_ok=True)
-
 
 @dataclass(frozen=True)
 class UnitSummary:
-    """What a finished unit holds."""
+    """The parts and counts of a finished unit."""
 
     parts: tuple[Part, ...]
     faults: FaultLog
@@ -97,14 +87,14 @@ class UnitSummary:
     @classmethod
     def read(cls, unit: Unit) -> "UnitSummary":
         values = json.loads(unit.file("json").read_bytes())
-        # by number, not by path: the corpus may have been moved since
+        # By number, not by path: the corpus may have been moved since.
         parts = tuple(Part(str(unit.part_path(number)), *numbers) for number, numbers in enumerate(values["parts"]))
         faults = FaultLog("skip", 1.0, values["rows"], values["counts"], values["samples"])
         return cls(parts, faults, CleaningReport.from_json(values["cleaning"]))
 
 
 def convert_unit(unit: Unit) -> UnitSummary:
-    """Does the unit unless it is done."""
+    """Converts the unit unless it is finished, and returns its summary."""
     if not unit.is_finished():
         with explain_disk_errors(Path(unit.folder)):
             _convert(unit)
@@ -113,56 +103,53 @@ def convert_unit(unit: Unit) -> UnitSummary:
 
 def _convert(unit: Unit) -> None:
     spec = unit.spec
-    found = spec.found_converter()
-    log, cleaner = spec.new_log(), Cleaner(spec.cleaning, found.is_code)
+    converter = spec.load_converter()
+    log, cleaner = spec.new_fault_log(), Cleaner(spec.cleaning, converter.is_code)
     with ExitStack() as stack:
         writer = PartWriter(
             unit.part_path, spec.domain, unit.first_gid, unit.first_id, spec.cleaning, unit.max_part_bytes
         )
         stack.enter_context(writer)
-        report = stack.enter_context(ProgressFile(unit.file("progress"), lambda: writer.documents))
-        drafts = _drafts_of(found, unit, writer, log, report)
+        progress = stack.enter_context(ProgressFile(unit.file("progress"), lambda: writer.documents))
+        if isinstance(converter, BuiltIn):
+            drafts = _generated(converter, spec.max_bytes, writer)
+        else:
+            drafts = _converted(converter, unit, log, progress)
         if spec.compose:
-            drafts = with_composed_content(drafts, spec.compose)
+            drafts = _with_composed_content(drafts, spec.compose)
         if spec.cleaning != CleaningRules():  # even a cleaner without rules counts bytes
             drafts = (kept for draft in drafts if (kept := cleaner.clean(draft)) is not None)
         writer.write(drafts)
-        if writer.documents > NUMBERS_PER_UNIT:
+        if writer.documents > IDS_PER_UNIT:
             where = unit.slices[-1].path if unit.slices else spec.converter
-            rule = f"more than {NUMBERS_PER_UNIT:,} documents in a file that cannot be read in pieces"
-            raise DataError(where, rule, "Cut the file, or unpack it.")
+            rule = f"more than {IDS_PER_UNIT:,} documents in a file that cannot be split"
+            raise DataError(where, rule, "Split or decompress the file.")
         writer.finish()
     parts = [(part.first_id, part.documents, part.bytes, part.sha256) for part in writer.parts]
     values = {"parts": parts, **log.to_json(), "cleaning": cleaner.report.to_json()}
     write_whole(unit.file("json"), json.dumps(values, ensure_ascii=False))
 
 
-def _drafts_of(
-    found: Source | BuiltIn, unit: Unit, writer: PartWriter, log: FaultLog, report: ProgressFile
-) -> Iterator[Draft]:
-    if isinstance(found, BuiltIn):
-        return _generated(found, unit.spec, writer)
-    return _converted(found, unit, log, report)
+def _generated(converter: BuiltIn, max_bytes: int | None, writer: PartWriter) -> Iterator[Draft]:
+    """Yields the drafts of a built-in converter until the size limit is clearly exceeded.
 
-
-def _generated(found: BuiltIn, spec: SourceSpec, writer: PartWriter) -> Iterator[Draft]:
-    """Drafts of a built-in, until so many in a row go beyond the limit that it is full."""
+    Some are too many; the final choice is made after duplicates are removed.
+    """
     misses = 0
-    for draft in found.generate(spec.max_bytes):
+    for draft in converter.generate(max_bytes):
         before = writer.bytes
         yield draft
-        if spec.max_bytes is not None:
-            # Rather some too many: which of them fit exactly is decided when duplicates are gone.
-            misses = misses + 1 if before > spec.max_bytes else 0
+        if max_bytes is not None:
+            misses = misses + 1 if before > max_bytes else 0
             if misses == MISSES_BEFORE_FULL:
                 return
 
 
-def _converted(found: Source, unit: Unit, log: FaultLog, report: ProgressFile) -> Iterator[Draft]:
+def _converted(converter: Source, unit: Unit, log: FaultLog, progress: ProgressFile) -> Iterator[Draft]:
     spec = unit.spec
-    convert = field_map_converter(dict(spec.fields)) if spec.fields else found.convert
+    convert = field_map_converter(dict(spec.fields)) if spec.fields else converter.convert
     for piece in unit.slices:
-        with open_slice(piece, spec.limits, report.advance, Path(unit.folder)) as rows:
+        with open_slice(piece, spec.limits, progress.advance, Path(unit.folder)) as rows:
             yield from _drafts(rows, convert, spec.converter, log)
 
 
@@ -177,7 +164,7 @@ def _drafts(rows: RowReader, convert: ConvertRow, converter: str, log: FaultLog)
             draft = convert(row)
             content = draft.content
             if not type(content) is type(draft.title) is type(draft.category) is type(draft.desc) is str:
-                raise RowRefused("title, content, category and desc must be texts")
+                raise RowRefused("title, content, category and desc must be strings")
         except RowRefused as error:
             log.add(Fault("columns", str(error)), rows.where)
         except (KeyError, TypeError, AttributeError) as error:
@@ -186,4 +173,10 @@ def _drafts(rows: RowReader, convert: ConvertRow, converter: str, log: FaultLog)
             if content and not content.isspace():
                 yield draft
             else:
-                log.add(Fault("empty_text", "nothing but blanks"), rows.where)
+                log.add(Fault("empty_text", "only whitespace"), rows.where)
+
+
+def _with_composed_content(drafts: Iterator[Draft], template: str) -> Iterator[Draft]:
+    for draft in drafts:
+        draft.content = compose(draft, template)
+        yield draft

@@ -17,9 +17,9 @@ import numpy as np
 from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import open_folder
+from z2all_ds.corpus.executors import ProgressFile
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.reading.readers import DomainReader
-from z2all_ds.corpus.unit_progress import ProgressFile
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
