@@ -109,7 +109,7 @@ def test_several_processes_find_the_same(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").write_bytes(b"{broken\n" + (corpus / "en-00000.jsonl").read_bytes())
     (corpus / "zh-00000.jsonl").unlink()
     alone = audit_corpus(corpus)
-    assert len(alone.problems) > 10
+    assert len(alone.problems) > 5
     assert audit_corpus(corpus, workers=2) == alone
 
 
@@ -122,7 +122,7 @@ def test_a_gid_above_next_gid(corpus: Path) -> None:
 def test_a_gid_beyond_64_bits_is_an_invalid_line(tmp_path: Path) -> None:
     shard = write_shard(tmp_path, "a.jsonl", "a", [Record(2**63, 0, "a", "", "", "x", "", {})])
     found = audit_shard(tmp_path, shard)
-    assert (found.documents, found.problems) == (0, (f"a.jsonl:1, gid {2**63}: it must fit into 64 bits",))
+    assert (found.documents, found.problems) == (0, [f"a.jsonl:1, gid {2**63}: it must fit into 64 bits"])
 
 
 def test_a_shard_is_one_run_and_picklable(corpus: Path) -> None:

@@ -46,7 +46,7 @@ def test_fingerprint_is_of_the_text_and_its_order() -> None:
 
 
 def test_missing_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such file.*Give the folder of a finished build"):
+    with pytest.raises(DataError, match=r"no such file.*Give the folder of a complete corpus"):
         load_manifest(tmp_path / "nowhere")
 
 
@@ -122,8 +122,8 @@ SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256":
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "documents": -1}]}), "not a count"),
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "sha256": "no"}]}), "not a SHA-256"),
         (json.dumps({"format_version": 1, "shards": [SHARD, SHARD]}), "listed twice"),
-        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": 3}), "text_field 3 must be a name"),
-        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be a name"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": 3}), "text_field 3 must be"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be"),
     ],
 )
 def test_unreadable_manifests(tmp_path: Path, text: str, words: str) -> None:

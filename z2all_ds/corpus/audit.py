@@ -155,8 +155,8 @@ def _repeated_gids(shards: Sequence[ShardInfo], runs: Sequence[Runs]) -> list[st
     repeats = np.flatnonzero(first[1:] <= reach[:-1]) + 1
 
     def where(run: int, gid: int) -> str:
-        place = order[run]
-        return f"{shards[paths[place]].path}:{table[place, 1] + gid - table[place, 0]}"
+        first_gid, line, _ = table[order[run]].tolist()
+        return f"{shards[paths[order[run]]].path}:{line + gid - first_gid}"
 
     problems = []
     for run in repeats[:MAX_SHOWN].tolist():

@@ -80,8 +80,8 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (grow, r"has \d+ (bytes and had \d+|records in \d+ bytes)"),
     (replaced_by_longer, r"has \d+ (bytes and had \d+|records in \d+ bytes)"),
     (break_json, "not JSON in UTF-8"),
-    (break_type, "`content` must be a text and is int"),
-    (break_field, "has no field `content`; there are: gid, contemt, others"),
+    (break_type, "`content` must be a string and is int"),
+    (break_field, "has no field `content`; its fields are: gid, contemt, others"),
     (break_utf8, "not JSON in UTF-8"),
     (break_object, "a record must be a JSON object"),
 ]

@@ -245,7 +245,7 @@ def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_
     shard = corpus / "a-00001.jsonl"
     good = shard.read_bytes()
     shard.write_bytes(good.replace(b'"four"', b"[1, 2]"))
-    with pytest.raises(DataError, match=r"a-00001\.jsonl, record 1: `content` must be a text and is list"):
+    with pytest.raises(DataError, match=r"a-00001\.jsonl, record 1: `content` must be a string and is list"):
         tokenize_corpus(corpus, small_tokenizer, tmp_path / "t", 1)
     assert not is_token_corpus(tmp_path / "t")
     assert not list((tmp_path / "t").rglob("*.tmp"))
