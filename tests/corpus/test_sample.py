@@ -63,7 +63,7 @@ def test_invalid_requests(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"zh-00001\.jsonl: has 71 records, the manifest says 70"):
         find_document(corpus, 400)
     (corpus / "zh-00000.jsonl").unlink()
-    with pytest.raises(DataError, match=r"zh-00000\.jsonl: cannot be read \(No such file or directory\)"):
+    with pytest.raises(DataError, match=r"zh-00000\.jsonl: the file cannot be read \(No such file or directory\)"):
         sample_documents(corpus, 190, "zh")
 
 

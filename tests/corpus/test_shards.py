@@ -61,7 +61,7 @@ def test_any_parts(
         found += [json.loads(line)["content"] for line in lines]
     assert found == [text for some in given_parts for text, stays in some if stays]
     # filled: of two neighbours that would have fitted into one, one is a part as it was
-    whole = [len(task.pieces) == 1 and task.pieces[0].is_whole_part for task in tasks]
+    whole = [len(task.slices) == 1 and task.slices[0].is_whole_part for task in tasks]
     for one, other in pairwise(range(len(tasks))):
         assert sizes[one] + sizes[other] > LIMIT or whole[one] or whole[other]
 
@@ -69,7 +69,7 @@ def test_any_parts(
 def test_a_large_part_is_not_copied(tmp_path: Path) -> None:
     large, small = write_part(tmp_path, 0, ["a" * 100], [True]), write_part(tmp_path, 1, ["b"], [True])
     tasks = plan_shards([large, small, small, large], tmp_path, "d", "d", LIMIT)
-    assert [[piece.part for piece in task.pieces] for task in tasks] == [[large], [small, small], [large]]
+    assert [[one.part for one in task.slices] for task in tasks] == [[large], [small, small], [large]]
     info = make_shard(tasks[0])
     assert (tmp_path / info.path).samefile(large.path)
 

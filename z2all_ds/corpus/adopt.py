@@ -7,8 +7,7 @@ The domain of a file is its top-level subfolder, or its name without a trailing 
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from z2all_ds.corpus.shard_text import (
     DEFAULT_TEXT_FIELD,
     check_text_column,
     open_parquet,
+    read_errors,
     text_columns,
     text_of_line,
 )
@@ -124,7 +124,7 @@ def _is_hidden_or_temporary(name: str) -> bool:
 def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
     """Raises unless the first record has a text."""
     where = folder.where(name)
-    with _read_errors(where):
+    with read_errors(where, "Restore it, or remove it."):
         size = folder.stamp(name).size
         if _is_parquet(name):
             check_text_column(open_parquet(folder, name, size, where), text_field, where)
@@ -136,7 +136,7 @@ def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
 def _adopt_file(folder: Folder, text_field: str, domain: str | None, name: str) -> _Adopted:
     """Counts and hashes a file, and stores its line index."""
     where, domain = folder.where(name), domain or domain_of(name)
-    with _read_errors(where):
+    with read_errors(where, "Restore it, or remove it."):
         stamp, scan = folder.stamp(name), LineScan()
         digest, position = hashlib.sha256(), 0
         while chunk := folder.read_range(name, position, position + SCAN_BYTES):
@@ -166,14 +166,6 @@ def _adopt_file(folder: Folder, text_field: str, domain: str | None, name: str) 
 
 def _is_parquet(name: str) -> bool:
     return name.lower().endswith(".parquet")
-
-
-@contextmanager
-def _read_errors(where: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(where, f"the file cannot be read ({reason(error)})", "Restore it, or remove it.") from error
 
 
 def _warn_of_large_groups(adopted: Sequence[_Adopted]) -> None:

@@ -23,7 +23,7 @@ from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, build_lock
 from z2all_ds.corpus.cleaning import CleaningReport
-from z2all_ds.corpus.executors import Executor, Run, TaskProgress, run_all
+from z2all_ds.corpus.executors import Executor, Run, run_all, task_progress
 from z2all_ds.corpus.forms import Slice, expand_raw, plan_slices
 from z2all_ds.corpus.manifest import (
     FORMAT_VERSION,
@@ -104,7 +104,7 @@ def build_corpus(
     keys = {domain.name: domain.key for domain in domains}
     _refuse_to_overwrite(out_dir, old, keys, replace, add)
     complete = {name for name, key in old.build_keys.items() if keys.get(name) == key}
-    complete -= {shard.domain for shard in old.shards if not _is_present(out_dir, shard)}
+    complete -= {shard.domain for shard in old.shards if not shard.is_present(out_dir)}
     kept = [shard for shard in old.shards if shard.domain in complete or (add and shard.domain not in keys)]
     if len(complete) == len(domains) and len(kept) == len(old.shards) and not building.is_publishing():
         return old
@@ -171,12 +171,6 @@ def _refuse_to_overwrite(out_dir: Path, old: Manifest, keys: dict[str, str], rep
         raise ConfigError(f"domain {', '.join(changed or unnamed)} in {out_dir}", rule, fix)
 
 
-def _is_present(out_dir: Path, shard: ShardInfo) -> bool:
-    """Checks only the size, as this runs at every start; the audit reads every byte."""
-    path = out_dir / shard.path
-    return path.is_file() and path.stat().st_size == shard.bytes
-
-
 def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> None:
     """Converts the unfinished units of all domains together, so that no worker waits for a domain."""
     units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
@@ -184,9 +178,9 @@ def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> 
         return
     label = f"corpus {', '.join(dict.fromkeys(unit.spec.domain for unit in units))}"
     raw_bytes = [unit.raw_bytes for unit in units]
-    with progress(label, sum(raw_bytes), "bytes") as advance, TaskProgress(building.units, advance) as bar:
+    with progress(label, sum(raw_bytes), "bytes") as advance, task_progress(building.units, advance) as count_finished:
         for number, summary in run(convert_unit, units):
-            bar.task_finished(raw_bytes[number], summary.documents)
+            count_finished(raw_bytes[number], summary.documents)
 
 
 def _select(

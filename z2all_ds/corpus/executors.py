@@ -182,28 +182,24 @@ def _connected_ray(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-class ProgressFile:
-    """A file with the raw bytes and documents that one running task has processed."""
+@contextmanager
+def progress_file(path: Path, documents: Callable[[], int]) -> Iterator[Callable[[int], None]]:
+    """Yields a function that counts raw bytes; they and `documents()` are written to a file for the driver to read."""
+    file, total, next_write = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644), 0, 0.0
 
-    def __init__(self, path: Path, documents: Callable[[], int]) -> None:
-        self._path, self._documents = path, documents
-        self._next_write = 0.0
-        self._raw_bytes = 0
-
-    def __enter__(self) -> "ProgressFile":
-        self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o644)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-        self._path.unlink(missing_ok=True)
-
-    def advance(self, raw_bytes: int) -> None:
-        self._raw_bytes += raw_bytes
+    def advance(raw_bytes: int) -> None:
+        nonlocal total, next_write
+        total += raw_bytes
         now = time.monotonic()
-        if now >= self._next_write:
-            self._next_write = now + PROGRESS_EVERY_SECONDS
-            os.pwrite(self._file, _COUNTS.pack(self._raw_bytes, self._documents()), 0)
+        if now >= next_write:
+            next_write = now + PROGRESS_EVERY_SECONDS
+            os.pwrite(file, _COUNTS.pack(total, documents()), 0)
+
+    try:
+        yield advance
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
 
 
 def read_progress(folder: Path) -> tuple[int, int]:
@@ -220,37 +216,34 @@ def read_progress(folder: Path) -> tuple[int, int]:
     return raw_bytes, documents
 
 
-class TaskProgress:
-    """A thread that advances a progress bar by the progress files of running tasks."""
+@contextmanager
+def task_progress(folder: Path, advance: Advance) -> Iterator[Callable[[int, int], None]]:
+    """Advances a bar by the progress files of running tasks. Yields a function that counts a finished task."""
+    finished_bytes = finished_documents = shown_bytes = 0
+    lock, over = threading.Lock(), threading.Event()
 
-    def __init__(self, folder: Path, advance: Advance) -> None:
-        self._folder, self._advance = folder, advance
-        self._finished_bytes = self._finished_documents = self._shown_bytes = 0
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="task-progress", daemon=True)
-
-    def __enter__(self) -> "TaskProgress":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._show(0, 0)
-
-    def task_finished(self, raw_bytes: int, documents: int) -> None:
-        with self._lock:
-            self._finished_bytes += raw_bytes
-            self._finished_documents += documents
-
-    def _watch(self) -> None:
-        while not self._over.wait(PROGRESS_EVERY_SECONDS):
-            self._show(*read_progress(self._folder))
-
-    def _show(self, running_bytes: int, running_documents: int) -> None:
-        with self._lock:
+    def show(running_bytes: int, running_documents: int) -> None:
+        nonlocal shown_bytes
+        with lock:
             # A task may finish between reading its file and counting it; the bar must not go back.
-            seen = max(self._shown_bytes, self._finished_bytes + running_bytes)
-            documents = self._finished_documents + running_documents
-            self._advance(seen - self._shown_bytes, f"{documents:,} records")
-            self._shown_bytes = seen
+            seen = max(shown_bytes, finished_bytes + running_bytes)
+            advance(seen - shown_bytes, f"{finished_documents + running_documents:,} records")
+            shown_bytes = seen
+
+    def watch() -> None:
+        while not over.wait(PROGRESS_EVERY_SECONDS):
+            show(*read_progress(folder))
+
+    def count_finished(raw_bytes: int, documents: int) -> None:
+        nonlocal finished_bytes, finished_documents
+        with lock:
+            finished_bytes, finished_documents = finished_bytes + raw_bytes, finished_documents + documents
+
+    thread = threading.Thread(target=watch, name="task-progress", daemon=True)
+    thread.start()
+    try:
+        yield count_finished
+    finally:
+        over.set()
+        thread.join()
+        show(0, 0)

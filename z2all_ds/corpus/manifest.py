@@ -34,6 +34,11 @@ class ShardInfo:
     sha256: str
     """Hash of the file."""
 
+    def is_present(self, corpus_dir: Path) -> bool:
+        """Returns whether the file exists with the right size. Only an audit reads it."""
+        path = corpus_dir / self.path
+        return path.is_file() and path.stat().st_size == self.bytes
+
 
 @dataclass(frozen=True)
 class Manifest:

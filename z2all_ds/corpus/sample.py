@@ -3,18 +3,16 @@
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.base.storage import Folder, open_folder, reason
+from z2all_ds.base.storage import Folder, open_folder
 from z2all_ds.corpus.line_index import load_or_build_index
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
-
-FIX = "Restore the file, or build the corpus again; `z2all corpus audit` finds all damage."
+from z2all_ds.corpus.shard_text import REBUILD, read_errors
 
 
 def sample_documents(
@@ -86,18 +84,18 @@ class _Records(Sequence[Record]):
 
     def __init__(self, folder: Folder, shard: ShardInfo) -> None:
         self._folder, self._shard = folder, shard
-        with _read_errors(folder.where(shard.path)):
+        with read_errors(folder.where(shard.path)):
             self._index = load_or_build_index(folder, shard.path, folder.stamp(shard.path))
         if len(self) != shard.documents:
             rule = f"has {len(self)} records, the manifest says {shard.documents}"
-            raise DataError(folder.where(shard.path), rule, FIX)
+            raise DataError(folder.where(shard.path), rule, REBUILD)
 
     def __len__(self) -> int:
         return self._index.num_lines
 
     def __getitem__(self, number: int) -> Record:  # type: ignore[override]
         path = self._shard.path
-        with _read_errors(self._folder.where(path)):
+        with read_errors(self._folder.where(path)):
             begin, end = self._index.offsets(number, number + 1).tolist()
             line = self._folder.read_range(path, begin, end)
         return parse_record(line, f"{path}:{number + 1}")
@@ -106,15 +104,7 @@ class _Records(Sequence[Record]):
 def _all_records(corpus_dir: str | Path, shard: ShardInfo, containing: bytes = b"") -> Iterator[Record]:
     """Yields the records whose line contains some bytes; the other lines are not parsed."""
     path = Path(corpus_dir) / shard.path
-    with _read_errors(str(path)), open(path, "rb") as stream:
+    with read_errors(str(path)), open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
             if containing in line:
                 yield parse_record(line, f"{shard.path}:{number}")
-
-
-@contextmanager
-def _read_errors(where: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(where, f"cannot be read ({reason(error)})", FIX) from error

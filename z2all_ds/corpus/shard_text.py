@@ -1,16 +1,27 @@
 """Extracts the text of a record from a line of JSON or a column of Parquet, with errors if it is missing."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.base.storage.folders import Folder, RangeFile
+from z2all_ds.base.storage.folders import Folder, RangeFile, reason
 from z2all_ds.corpus.schema import has_lone_surrogate
 
 DEFAULT_TEXT_FIELD = "content"
 REBUILD = "Restore the file, or build the corpus again."
+
+
+@contextmanager
+def read_errors(where: str, fix: str = REBUILD) -> Iterator[None]:
+    """Turns an OSError into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(where, f"the file cannot be read ({reason(error)})", fix) from error
 
 
 def text_of_line(line: bytes, text_field: str, where: str) -> str:

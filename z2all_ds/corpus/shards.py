@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,48 +23,48 @@ SMALLEST_SHARE = 16
 """A complete part of at least 1/16 of the maximum size becomes a shard of its own."""
 
 
-@dataclass(frozen=True)
-class PartSlice:
-    """The documents `start` to `stop` - 1 of one part, which go into one shard."""
+class PartSlice(NamedTuple):
+    """The selected documents among the documents `start` to `stop` - 1 of a part."""
 
     part: Part
     start: int
     stop: int
-    documents: int
-    """Number of selected documents among them."""
 
     @property
     def is_whole_part(self) -> bool:
-        return self.documents == self.part.documents
+        return not self.part.keep and (self.start, self.stop) == (0, self.part.documents)
+
+    def selected(self) -> np.ndarray:
+        kept = self.part.kept()
+        return kept[np.searchsorted(kept, self.start) : np.searchsorted(kept, self.stop)]
 
 
 @dataclass(frozen=True)
 class ShardTask:
     """The input of one shard."""
 
-    folder: str
-    name: str
+    path: Path
     domain: str
-    pieces: tuple[PartSlice, ...]
+    slices: tuple[PartSlice, ...]
 
 
 def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, max_shard_bytes: int) -> list[ShardTask]:
     """Fills one shard after the other. Keeps the lengths of only one part in memory."""
     tasks: list[ShardTask] = []
-    pieces: list[PartSlice] = []
+    slices: list[PartSlice] = []
     room = max_shard_bytes
 
     def close() -> None:
         nonlocal room
-        if pieces:
-            tasks.append(ShardTask(str(folder), f"{prefix}-{len(tasks):05d}.jsonl", domain, tuple(pieces)))
-        pieces.clear()
+        if slices:
+            tasks.append(ShardTask(folder / f"{prefix}-{len(tasks):05d}.jsonl", domain, tuple(slices)))
+        slices.clear()
         room = max_shard_bytes
 
     for part in parts:
         if not part.keep and max(1, max_shard_bytes // SMALLEST_SHARE) <= part.bytes <= max_shard_bytes:
             close()
-            pieces.append(PartSlice(part, 0, part.documents, part.documents))
+            slices.append(PartSlice(part, 0, part.documents))
             close()
             continue
         kept = part.kept()
@@ -73,10 +74,10 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
             before = int(ends[done - 1]) if done else 0
             fits = int(np.searchsorted(ends, before + room, side="right"))
             if fits > done:
-                pieces.append(PartSlice(part, int(kept[done]), int(kept[fits - 1]) + 1, fits - done))
+                slices.append(PartSlice(part, int(kept[done]), int(kept[fits - 1]) + 1))
                 room -= int(ends[fits - 1]) - before
                 done = fits
-            elif pieces:
+            elif slices:
                 close()
             else:
                 rule = f"{int(ends[done]) - before:,} bytes of JSON, more than a whole shard ({max_shard_bytes:,})"
@@ -88,58 +89,52 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
 
 def make_shard(task: ShardTask) -> ShardInfo:
     """Makes the shard unless it is finished. Its description is written last and marks it as finished."""
-    path = Path(task.folder) / task.name
-    description = path.with_suffix(".json")
+    description = task.path.with_suffix(".json")
     if description.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
-    with explain_disk_errors(path.parent):
-        info = _link(task, path) or _copy(task, path)
+    with explain_disk_errors(task.path.parent):
+        info = _link(task) or _copy(task)
         write_whole(description, json.dumps(asdict(info)))
     return info
 
 
-def _link(task: ShardTask, path: Path) -> ShardInfo | None:
-    """Links a complete part under the name of the shard. The part stays, so a build can be interrupted at any time."""
-    if len(task.pieces) != 1 or not task.pieces[0].is_whole_part:
+def _link(task: ShardTask) -> ShardInfo | None:
+    """Links a whole part under the name of the shard. The part stays, so a build can be interrupted at any time."""
+    part = task.slices[0].part
+    if len(task.slices) != 1 or not task.slices[0].is_whole_part:
         return None
-    part = task.pieces[0].part
-    path.unlink(missing_ok=True)
+    task.path.unlink(missing_ok=True)
     try:
-        os.link(part.path, path)
+        os.link(part.path, task.path)
     except OSError:  # a file system without hard links
         return None
-    return ShardInfo(task.name, task.domain, part.documents, part.bytes, part.sha256)
+    return ShardInfo(task.path.name, task.domain, part.documents, part.bytes, part.sha256)
 
 
-def _copy(task: ShardTask, path: Path) -> ShardInfo:
-    with HashedFile(path) as file:
-        for piece in task.pieces:
-            for block in _blocks(piece):
+def _copy(task: ShardTask) -> ShardInfo:
+    documents = 0
+    with HashedFile(task.path) as file:
+        for part_slice in task.slices:
+            selected = part_slice.selected()
+            documents += len(selected)
+            for block in _blocks(part_slice.part, selected):
                 file.write(block)
-        file.finish(path)
-    documents = sum(piece.documents for piece in task.pieces)
-    return ShardInfo(task.name, task.domain, documents, file.size, file.sha256)
+        file.finish(task.path)
+    return ShardInfo(task.path.name, task.domain, documents, file.size, file.sha256)
 
 
-def _blocks(piece: PartSlice) -> Iterator[bytes]:
-    """Yields the selected lines, in order."""
-    with open(piece.part.path, "rb") as stream:
-        for begin, end in _byte_ranges(piece):
+def _blocks(part: Part, selected: np.ndarray) -> Iterator[bytes]:
+    """Yields the lines of the selected documents, in order."""
+    last_of_run = np.flatnonzero(np.diff(selected) != 1)
+    firsts = selected[np.concatenate([[0], last_of_run + 1])]
+    lasts = selected[np.concatenate([last_of_run, [len(selected) - 1]])]
+    borders = np.concatenate([[0], np.cumsum(part.lengths(), dtype=np.int64)])
+    with open(part.path, "rb") as stream:
+        for begin, end in zip(borders[firsts].tolist(), borders[lasts + 1].tolist(), strict=True):
             stream.seek(begin)
             while begin < end:
                 block = stream.read(min(BLOCK_BYTES, end - begin))
                 if not block:
-                    raise DataError(piece.part.path, "is shorter than when it was written", "Remove it, build again.")
+                    raise DataError(part.path, "is shorter than when it was written", "Remove it and build again.")
                 begin += len(block)
                 yield block
-
-
-def _byte_ranges(piece: PartSlice) -> Iterator[tuple[int, int]]:
-    """Returns (begin, end) of each run of selected documents."""
-    kept = piece.part.kept()
-    kept = kept[np.searchsorted(kept, piece.start) : np.searchsorted(kept, piece.stop)]
-    last_of_run = np.flatnonzero(np.diff(kept) != 1)
-    firsts = kept[np.concatenate([[0], last_of_run + 1])]
-    lasts = kept[np.concatenate([last_of_run, [len(kept) - 1]])]
-    borders = np.concatenate([[0], np.cumsum(piece.part.lengths(), dtype=np.int64)])
-    return zip(borders[firsts].tolist(), borders[lasts + 1].tolist(), strict=True)

@@ -87,9 +87,9 @@ def _existing_split(out_dir: Path, key: dict[str, object]) -> SplitReport:
     sides = [load_manifest(out_dir / side) for side in SIDES]
     for side, manifest in zip(SIDES, sides, strict=True):
         for shard in manifest.shards:
-            path = out_dir / side / shard.path
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise DataError(str(path), "is missing or has the wrong size", f"Remove {out_dir} and split again.")
+            if not shard.is_present(out_dir / side):
+                what = str(out_dir / side / shard.path)
+                raise DataError(what, "is missing or has the wrong size", f"Remove {out_dir} and split again.")
     return _report(*sides)
 
 

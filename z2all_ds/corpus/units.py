@@ -8,7 +8,6 @@ of its inputs. Its summary is written last; a unit that has one is not converted
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
 from z2all_ds.corpus.converters.registry import ConvertRow
 from z2all_ds.corpus.draft import Draft, RowRefused, compose
-from z2all_ds.corpus.executors import ProgressFile
+from z2all_ds.corpus.executors import progress_file
 from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
-from z2all_ds.corpus.forms import RowReader, Slice, open_slice
+from z2all_ds.corpus.forms import Advance, RowReader, Slice, open_slice
 from z2all_ds.corpus.parts import Part, PartWriter
 from z2all_ds.corpus.settings import SourceSpec, short_hash
 
@@ -105,16 +104,12 @@ def _convert(unit: Unit) -> None:
     spec = unit.spec
     converter = spec.load_converter()
     log, cleaner = spec.new_fault_log(), Cleaner(spec.cleaning, converter.is_code)
-    with ExitStack() as stack:
-        writer = PartWriter(
-            unit.part_path, spec.domain, unit.first_gid, unit.first_id, spec.cleaning, unit.max_part_bytes
-        )
-        stack.enter_context(writer)
-        progress = stack.enter_context(ProgressFile(unit.file("progress"), lambda: writer.documents))
+    writer = PartWriter(unit.part_path, spec.domain, unit.first_gid, unit.first_id, spec.cleaning, unit.max_part_bytes)
+    with writer, progress_file(unit.file("progress"), lambda: writer.documents) as advance:
         if isinstance(converter, BuiltIn):
             drafts = _generated(converter, spec.max_bytes, writer)
         else:
-            drafts = _converted(converter, unit, log, progress)
+            drafts = _converted(converter, unit, log, advance)
         if spec.compose:
             drafts = _with_composed_content(drafts, spec.compose)
         if spec.cleaning != CleaningRules():  # even a cleaner without rules counts bytes
@@ -145,11 +140,11 @@ def _generated(converter: BuiltIn, max_bytes: int | None, writer: PartWriter) ->
                 return
 
 
-def _converted(converter: Source, unit: Unit, log: FaultLog, progress: ProgressFile) -> Iterator[Draft]:
+def _converted(converter: Source, unit: Unit, log: FaultLog, advance: Advance) -> Iterator[Draft]:
     spec = unit.spec
     convert = field_map_converter(dict(spec.fields)) if spec.fields else converter.convert
     for piece in unit.slices:
-        with open_slice(piece, spec.limits, progress.advance, Path(unit.folder)) as rows:
+        with open_slice(piece, spec.limits, advance, Path(unit.folder)) as rows:
             yield from _drafts(rows, convert, spec.converter, log)
 
 

@@ -14,7 +14,7 @@ from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import usable_cores
 from z2all_ds.corpus.building import build_lock
-from z2all_ds.corpus.executors import Executor, TaskProgress, read_progress
+from z2all_ds.corpus.executors import Executor, read_progress, task_progress
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
 from z2all_ds.data.tokens.folder import Job, TokenFolder
 from z2all_ds.data.tokens.manifest import (
@@ -98,10 +98,10 @@ def _tokenize(executor: Executor, job: ShardJob, shards: Sequence[tuple[int, Sha
             tokens = sum(shard.tokens for shard in list(done.values())) + read_progress(work)[1]
             advance(amount, f"{tokens:,} tokens")
 
-        with TaskProgress(work, advance_with_tokens) as units, executor.opened() as run:
+        with task_progress(work, advance_with_tokens) as count_finished, executor.opened() as run:
             for place, written in run(partial(tokenize_shard, job), shards):
                 done[shards[place][0]] = written
-                units.task_finished(written.bytes, written.documents)
+                count_finished(written.bytes, written.documents)
     return done
 
 
