@@ -119,7 +119,7 @@ def corpus_build(
 
 
 def _print_summary(out: Path, specs: "Sequence[SourceSpec]") -> None:
-    from z2all_ds.corpus.report import read_report, summary_lines
+    from z2all_ds.corpus.building.report import read_report, summary_lines
 
     for spec in specs:
         print_lines(summary_lines(read_report(out, spec.domain)))
@@ -129,7 +129,7 @@ def _print_summary(out: Path, specs: "Sequence[SourceSpec]") -> None:
 def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Show what the build counted: invalid rows with their locations, and the effect of each cleaning step."""
     from z2all_ds.corpus import load_manifest
-    from z2all_ds.corpus.report import full_lines, read_report
+    from z2all_ds.corpus.building.report import full_lines, read_report
 
     reports = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
     print_report(reports, as_json, lambda found: (line for one in found.values() for line in full_lines(one)))

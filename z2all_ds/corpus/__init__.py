@@ -5,12 +5,12 @@ converters: functions from a row of raw data to a draft, registered under a name
 """
 
 from z2all_ds.corpus.audit import AuditReport, audit_corpus
-from z2all_ds.corpus.build import build_corpus
+from z2all_ds.corpus.building.build import build_corpus
+from z2all_ds.corpus.building.report import read_report
+from z2all_ds.corpus.building.settings import SourceSpec
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
-from z2all_ds.corpus.report import read_report
 from z2all_ds.corpus.schema import Record, parse_record
-from z2all_ds.corpus.settings import SourceSpec
 
 __all__ = [
     "AuditReport",

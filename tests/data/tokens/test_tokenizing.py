@@ -20,7 +20,7 @@ from tests.helpers.command import COMMAND, environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.machine import group_is_alive
-from z2all_ds.corpus.building import build_lock
+from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document

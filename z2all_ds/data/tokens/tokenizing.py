@@ -13,7 +13,7 @@ from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import usable_cores
-from z2all_ds.corpus.building import build_lock
+from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.executors import Executor, read_progress, task_progress
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
 from z2all_ds.data.tokens.folder import Job, TokenFolder

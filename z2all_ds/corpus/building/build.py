@@ -21,7 +21,12 @@ from typing import Any
 from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, make_folder, publish, write_whole
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.building import BUILDING_NAME, BuildingFolder, build_lock
+from z2all_ds.corpus.building.folder import BUILDING_NAME, BuildingFolder, build_lock
+from z2all_ds.corpus.building.report import REPORTS_NAME, keys_file, report_file
+from z2all_ds.corpus.building.selection import KEYS_NAME, select
+from z2all_ds.corpus.building.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, short_hash
+from z2all_ds.corpus.building.shards import ShardTask, make_shard, plan_shards
+from z2all_ds.corpus.building.units import IDS_PER_UNIT, Unit, UnitSummary, convert_unit
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.executors import Executor, Run, run_all, task_progress
 from z2all_ds.corpus.forms import Slice, expand_raw, plan_slices
@@ -33,11 +38,6 @@ from z2all_ds.corpus.manifest import (
     load_records_manifest,
     write_manifest,
 )
-from z2all_ds.corpus.report import REPORTS_NAME, keys_file, report_file
-from z2all_ds.corpus.selection import KEYS_NAME, select
-from z2all_ds.corpus.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, short_hash
-from z2all_ds.corpus.shards import ShardTask, make_shard, plan_shards
-from z2all_ds.corpus.units import IDS_PER_UNIT, Unit, UnitSummary, convert_unit
 
 IN_THIS_PROCESS = Executor(workers=1)
 UNITS_WANTED = 64

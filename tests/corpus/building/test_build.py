@@ -15,11 +15,11 @@ from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
-from z2all_ds.corpus import build as build_module
-from z2all_ds.corpus import parts as parts_module
-from z2all_ds.corpus import shards as shards_module
-from z2all_ds.corpus import units as units_module
-from z2all_ds.corpus.building import build_lock
+from z2all_ds.corpus.building import build as build_module
+from z2all_ds.corpus.building import parts as parts_module
+from z2all_ds.corpus.building import shards as shards_module
+from z2all_ds.corpus.building import units as units_module
+from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.cleaning import CleaningRules
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
@@ -309,7 +309,8 @@ def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.M
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
-from z2all_ds.corpus import Executor, SourceSpec, build, build_corpus
+from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+from z2all_ds.corpus.building import build
 
 build._grouped = lambda slices, _: [[piece] for piece in slices]
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.corpus import shards as shards_module
-from z2all_ds.corpus.parts import Part
-from z2all_ds.corpus.shards import make_shard, plan_shards
+from z2all_ds.corpus.building import shards as shards_module
+from z2all_ds.corpus.building.parts import Part
+from z2all_ds.corpus.building.shards import make_shard, plan_shards
 
 LIMIT = 300
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from z2all_ds.corpus import build as build_module
+from z2all_ds.corpus.building import build as build_module
 
 
 @pytest.fixture

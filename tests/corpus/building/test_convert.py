@@ -13,13 +13,13 @@ import pytest
 from tests.corpus.forms.reading import tar_of
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import Executor, SourceSpec, audit_corpus, build_corpus, parse_record, read_report
+from z2all_ds.corpus.building.report import full_lines, summary_lines
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.forms import ReadLimits
-from z2all_ds.corpus.report import full_lines, summary_lines
 from z2all_ds.corpus.schema import Record
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
-RAW = Path(__file__).parents[1] / "assets" / "raw"
+RAW = Path(__file__).parents[2] / "assets" / "raw"
 SOURCES = {
     "baike2018qa": ("baike_qa.json",),
     "news2016zh": ("news2016zh_valid.json",),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from z2all_ds.base.atomic import explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
+from z2all_ds.corpus.building.parts import Part, PartWriter
+from z2all_ds.corpus.building.settings import SourceSpec, short_hash
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
 from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter
 from z2all_ds.corpus.converters.registry import ConvertRow
@@ -20,8 +22,6 @@ from z2all_ds.corpus.draft import Draft, RowRefused, compose
 from z2all_ds.corpus.executors import progress_file
 from z2all_ds.corpus.faults import HARMLESS, Fault, FaultLog
 from z2all_ds.corpus.forms import Advance, RowReader, Slice, open_slice
-from z2all_ds.corpus.parts import Part, PartWriter
-from z2all_ds.corpus.settings import SourceSpec, short_hash
 
 IDS_PER_UNIT = 1_000_000_000
 MISSES_BEFORE_FULL = 32

@@ -15,8 +15,8 @@ import numpy as np
 
 from z2all_ds.base.atomic import HashedFile, explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
+from z2all_ds.corpus.building.parts import Part
 from z2all_ds.corpus.manifest import ShardInfo
-from z2all_ds.corpus.parts import Part
 
 BLOCK_BYTES = 524_288
 SMALLEST_SHARE = 16
