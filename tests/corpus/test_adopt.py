@@ -1,4 +1,4 @@
-"""Raw files that become a corpus where they lie, and are read back."""
+"""Files that become a corpus in place and are read back."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ EXPECTED = {"train": TEXTS[15:], "web": TEXTS[7:15], "zh": TEXTS[:7]}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_both_kinds_are_adopted_and_read_back(tmp_path: Path, workers: int) -> None:
+def test_both_formats_are_adopted_and_read_back(tmp_path: Path, workers: int) -> None:
     fill(tmp_path, FILES)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     manifest = adopt_corpus(tmp_path, executor=Executor(workers))
@@ -82,7 +82,7 @@ def test_both_kinds_are_adopted_and_read_back(tmp_path: Path, workers: int) -> N
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_bytes_of_parquet_are_those_of_the_text(tmp_path: Path) -> None:
+def test_size_of_parquet_is_that_of_the_text(tmp_path: Path) -> None:
     texts = ["0123456789" * 100] * 50
     fill(tmp_path, {"x.parquet": parquet(texts, use_dictionary=False, compression="zstd")})
     (shard,) = adopt_corpus(tmp_path, executor=HERE).shards
@@ -90,7 +90,7 @@ def test_bytes_of_parquet_are_those_of_the_text(tmp_path: Path) -> None:
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
 
 
-def test_the_indexes_are_made_on_the_way(tmp_path: Path) -> None:
+def test_line_indexes_are_stored(tmp_path: Path) -> None:
     fill(tmp_path, {"zh/b.jsonl": FILES["zh/b.jsonl"]})
     adopt_corpus(tmp_path, executor=HERE)
     folder = open_folder(tmp_path)
@@ -140,7 +140,7 @@ def test_one_domain_for_all(tmp_path: Path) -> None:
     assert sorted(texts_by_domain(tmp_path)["mix"]) == sorted(TEXTS)
 
 
-def test_another_field_is_the_text(tmp_path: Path) -> None:
+def test_another_text_field(tmp_path: Path) -> None:
     files = {"a.jsonl": jsonl(["a", "b"], "text"), "b.parquet": parquet(["c"], "text")}
     for name in files:
         with pytest.raises(DataError, match=rf"{name}.*no field `content`; its fields are: n, text\. .*--text-field"):
@@ -150,7 +150,7 @@ def test_another_field_is_the_text(tmp_path: Path) -> None:
     assert texts_by_domain(tmp_path) == {"a": ["a", "b"], "b": ["c"]}
 
 
-def test_a_manifest_that_is_there_stays(tmp_path: Path) -> None:
+def test_an_existing_manifest_is_kept(tmp_path: Path) -> None:
     fill(tmp_path, {"a.jsonl": jsonl(["a"])})
     first = adopt_corpus(tmp_path, executor=HERE)
     fill(tmp_path, {"b.jsonl": jsonl(["b"])})
@@ -203,7 +203,7 @@ def test_a_first_line_of_any_length(tmp_path: Path) -> None:
     assert texts_by_domain(tmp_path) == {"a": texts}
 
 
-def test_large_row_groups_are_warned_of(
+def test_large_row_groups_give_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adopt_module, "LARGE_ROW_GROUP_BYTES", 1000)
@@ -214,7 +214,7 @@ def test_large_row_groups_are_warned_of(
     assert "warning: 1 of 2 files have row groups" in said and "b.parquet" in said and "row_group_size=1000" in said
 
 
-def test_a_store_that_refuses_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store():
         put("flaky://c", {"a.jsonl": jsonl(["a"])})
@@ -230,7 +230,7 @@ def read_only(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     "verb", [["audit"], ["stats"], ["sample"], ["split", "--out", "sides"], ["convert", "generic", "x.txt", "--out"]]
 )
-def test_verbs_that_need_records_say_so(tmp_path: Path, verb: list[str]) -> None:
+def test_commands_that_need_records_refuse_adopted_files(tmp_path: Path, verb: list[str]) -> None:
     fill(tmp_path / "c", {"web.jsonl": jsonl(["one", "two"], "body")})
     adopt_corpus(tmp_path / "c", "body", executor=Executor(1))
     (tmp_path / "x.txt").write_text("text")

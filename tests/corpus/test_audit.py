@@ -34,14 +34,14 @@ def test_an_intact_corpus(corpus: Path) -> None:
 def test_a_flipped_byte_is_found(corpus: Path) -> None:
     path = corpus / "en-00000.jsonl"
     data = bytearray(path.read_bytes())
-    data[data.index(b"the ")] ^= 0x20  # "the" -> "The": still a good record, only the hash can tell
+    data[data.index(b"the ")] ^= 0x20  # "the" -> "The": still a valid record, only the hash differs
     path.write_bytes(bytes(data))
     assert audit_corpus(corpus).problems == (
         "en-00000.jsonl: its SHA-256 differs from the manifest, the content has changed",
     )
 
 
-def test_a_cut_shard_is_found(corpus: Path) -> None:
+def test_a_truncated_shard_is_found(corpus: Path) -> None:
     path = corpus / "zh-00000.jsonl"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-20])
@@ -55,11 +55,11 @@ def test_a_cut_shard_is_found(corpus: Path) -> None:
 def test_missing_and_unlisted_shards(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").rename(corpus / "stray.jsonl")
     (corpus / ".building").mkdir()
-    (corpus / ".building" / "fr-00000.jsonl").write_text("of a build that goes on")
+    (corpus / ".building" / "fr-00000.jsonl").write_text("of a running build")
     assert audit_corpus(corpus).problems == ("en-00001.jsonl: missing", "stray.jsonl: not in the manifest")
 
 
-def test_a_gid_twice_and_a_wrong_count(corpus: Path) -> None:
+def test_a_repeated_gid_and_a_wrong_count(corpus: Path) -> None:
     path = corpus / "zh-00000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     record = json.loads(lines[1])

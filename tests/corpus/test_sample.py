@@ -47,7 +47,7 @@ def test_every_document_is_equally_likely(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=30), max_size=15), st.integers(1, 20), st.integers(0, 3))
-def test_as_many_as_wanted_or_all(texts: list[str], count: int, seed: int) -> None:
+def test_as_many_as_requested_or_all(texts: list[str], count: int, seed: int) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder), {"a": texts}, documents_per_shard=4)
@@ -82,7 +82,7 @@ def test_gids_in_any_order_are_found_by_reading(tmp_path: Path) -> None:
     assert [find_document(tmp_path, gid)[1].content for gid in range(101)] == [str(gid) for gid in range(101)]
 
 
-def test_a_gid_that_is_not_there(corpus: Path) -> None:
+def test_a_missing_gid(corpus: Path) -> None:
     for gid in (500, -1, 10**30):
         with pytest.raises(DataError, match=f"gid {gid}: none of the 500 documents of .* has it"):
             find_document(corpus, gid)

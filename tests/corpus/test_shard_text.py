@@ -41,7 +41,7 @@ def test_texts(line: bytes, text: str) -> None:
         (b'{"t": "x", "x": NaN, "t": "\\udc00"}', "`t` contains half a surrogate pair"),
     ],
 )
-def test_what_is_no_text(line: bytes, words: str) -> None:
+def test_lines_without_a_text(line: bytes, words: str) -> None:
     with pytest.raises(DataError, match=f"^x, record 7: .*{words}"):
         text_of_line(line, "t", "x, record 7")
 
@@ -58,7 +58,7 @@ def test_a_text_column_and_its_groups(tmp_path: Path) -> None:
             check_text_column(file, field, "x")
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_not_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no Parquet at all")
     with pytest.raises(DataError, match=r"^x: not a readable Parquet file"):
         open_parquet(open_folder(tmp_path), "x.parquet", 17, "x")

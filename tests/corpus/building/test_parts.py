@@ -1,4 +1,4 @@
-"""Parts: whatever is written comes out again, in files that fit into a shard, with one entry a document beside it."""
+"""Parts: all documents are written, in files that fit into a shard, with one entry per document in the small files."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def writer_in(folder: Path, max_bytes: int) -> PartWriter:
 
 @settings(deadline=None)  # fsync
 @given(st.lists(st.text("a文\n", max_size=60), max_size=20), st.sampled_from([1, 200, 10**6]))
-def test_every_document_with_its_entries(
+def test_every_document_has_its_entries(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], block_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("parts")
@@ -59,7 +59,7 @@ def test_every_document_with_its_entries(
     assert not list(folder.glob("*.tmp"))
 
 
-def test_nothing_is_left_of_what_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_parts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "BLOCK_BYTES", 1)
 
     def some_and_an_error() -> object:

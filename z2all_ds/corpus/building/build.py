@@ -14,7 +14,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ def _select(
         "raw_files": len({piece.path for unit in domain.units for piece in unit.slices}),
         "faults": faults.to_json(),
         "cleaning": cleaning.to_json(),
-        "dropped": {step: asdict(what) for step, what in dropped.items()},
+        "dropped": dropped,
         "documents": documents,
     }
     return _Selected(domain, folder, tasks, report)

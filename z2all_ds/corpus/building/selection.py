@@ -6,8 +6,9 @@ order in which workers finish.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,20 +26,10 @@ KEYS_NAME = "kept.keys"
 """Content keys of the selected documents, for domains that are built later."""
 
 
-@dataclass
-class Dropped:
-    """Documents that one step removed."""
-
-    documents: int = 0
-    bytes: int = 0
-    """Size as JSON."""
-    samples: list[str] = field(default_factory=list)
-
-
 def select(
     spec: SourceSpec, parts: Sequence[Part], folder: Path, known_keys: Sequence[Path]
-) -> tuple[list[Part], dict[str, Dropped]]:
-    """Returns the parts with their masks, which are written to `folder`, and the documents that each step dropped.
+) -> tuple[list[Part], dict[str, Any]]:
+    """Returns the parts with their masks, which are written to `folder`, and a report of what each step dropped.
 
     A copy of a document of an earlier domain, whose keys are in `known_keys`, is a duplicate too. Near-duplicates are
     found only within the domain, because signatures are too large to be kept.
@@ -49,7 +40,7 @@ def select(
     sizes = np.concatenate([part.lengths() for part in parts])
     keep = np.ones(len(sizes), np.bool_)
     borders = np.cumsum([part.documents for part in parts])[:-1]
-    dropped: dict[str, Dropped] = {}
+    dropped: dict[str, Any] = {}
 
     def drop(step: str, selected: np.ndarray, pairs: Sequence[tuple[int, int]] = (), num_known: int = 0) -> None:
         samples = []
@@ -57,7 +48,7 @@ def select(
             original = _title(parts, sizes, earlier - num_known) if earlier >= num_known else "one of another domain"
             samples.append(f"{_title(parts, sizes, later - num_known)} repeats {original}")
         out = keep & ~selected
-        dropped[step] = Dropped(int(out.sum()), int(sizes[out].sum()), samples)
+        dropped[step] = {"documents": int(out.sum()), "bytes": int(sizes[out].sum()), "samples": samples}
         keep[out] = False
 
     keys = []
