@@ -191,9 +191,7 @@ def test_in_a_store_the_index_is_written_next_to_the_shard(flaky: type[FlakyStor
     assert flaky.calls == ["info", "info", "cat_file", "cat_file"]  # shard, index, its header, its offsets
 
 
-def test_index_of_a_read_only_store_stays_in_memory(
-    flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_of_a_read_only_store_stays_in_memory(flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch) -> None:
     put("flaky://c", {"x.jsonl": CONTENT})
     monkeypatch.setattr(FlakyStore, "pipe_file", read_only)
     folder = open_folder("flaky://c")

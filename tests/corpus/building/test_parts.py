@@ -33,7 +33,7 @@ def test_every_document_has_its_entries(
         patch.setattr(parts_module, "BLOCK_BYTES", block_bytes)
         with writer_in(folder, 600) as writer:
             writer.write(Draft("题", text, others={"n": 10**30}) for text in texts)
-            assert (writer.documents, list(folder.glob("*.lines"))) == (len(texts), [])
+            assert writer.documents == len(texts)
             size = writer.bytes
             writer.finish()
     found, keys, signatures = [], b"", []

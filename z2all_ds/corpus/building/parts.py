@@ -4,26 +4,25 @@
 content and `.signatures` its MinHash signature.
 """
 
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
 
-from z2all_ds.base.atomic import flush_to_disk, publish, temporary_name
+from z2all_ds.base.atomic import HashedFile
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.exact_duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature
 from z2all_ds.corpus.draft import Draft
 
 BLOCK_BYTES = 262_144
-SUFFIXES = (".lines", ".lengths", ".keys", ".signatures")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Part:
 
 
 class PartWriter:
-    """A writer of consecutive parts. `finish` renames them all; without it they are removed.
+    """A writer of consecutive parts. An exception removes all of them; without `finish` the last one is removed.
 
     Lines are collected in one reused block of memory, because allocating a new one costs more than the writing.
     """
@@ -69,43 +68,39 @@ class PartWriter:
         """`path_of` returns the path of part number n; a part exceeds `max_bytes` only if a single block does."""
         self._path_of, self._data_src, self._max_bytes = path_of, data_src, max_bytes
         self._first_gid, self._first_id = first_gid, first_id
-        self._block = BytesIO()
-        self._extras: dict[str, tuple[Callable[[str], bytes], BytesIO]] = {}
+        self._extras: dict[str, Callable[[str], bytes]] = {}
         if rules.exact_duplicates:
-            self._extras[".keys"] = (content_key, BytesIO())
+            self._extras[".keys"] = content_key
         if rules.near_duplicates is not None:
-            self._extras[".signatures"] = (lambda content: signature(content).tobytes(), BytesIO())
+            self._extras[".signatures"] = lambda content: signature(content).tobytes()
         self.parts: list[Part] = []
-        self._part_bytes = self._part_documents = 0  # without the current block
-        self._lengths = array("I")  # of the open part and the current block
-        self._streams: dict[str, BinaryIO] = {}
+        self._part_documents = 0  # without the current block
+        self._lengths = array("I")  # of the current block
+        self._blocks = {suffix: BytesIO() for suffix in (".lines", *self._extras)}
 
     @property
     def documents(self) -> int:
-        return sum(part.documents for part in self.parts) + len(self._lengths)
+        return sum(part.documents for part in self.parts) + self._part_documents + len(self._lengths)
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts) + self._part_bytes + self._block.tell()
+        return sum(part.bytes for part in self.parts) + self._files[".lines"].size + self._blocks[".lines"].tell()
 
     def __enter__(self) -> "PartWriter":
         self._open_part()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for number in range(len(self.parts) + 1):
-            for suffix in SUFFIXES:
-                temporary_name(self._path_of(number).with_suffix(suffix)).unlink(missing_ok=True)
-        for stream in self._streams.values():
-            try:
-                stream.close()
-            except OSError:  # disk full; the error that ended the block reports it
-                if kind is None:
-                    raise
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open_files.__exit__(kind, error, trace)
+        if kind is not None:
+            for part in self.parts:
+                for suffix in (".lines", ".lengths", *self._extras):
+                    part.file(suffix).unlink(missing_ok=True)
 
     def write(self, drafts: Iterable[Draft]) -> None:
         """Writes all drafts. This loop is performance-critical, so it takes them in one call."""
-        add_line, add_length, extras = self._block.write, self._lengths.append, self._extras.values()
+        add_line, add_length = self._blocks[".lines"].write, self._lengths.append
+        extras = [(function, self._blocks[suffix]) for suffix, function in self._extras.items()]
         gid, number, data_src = self._first_gid, self._first_id, self._data_src
         block_bytes = 0
         for draft in drafts:
@@ -122,46 +117,32 @@ class PartWriter:
         self._write_block()
 
     def finish(self) -> None:
-        self._close_part()
-        for part in self.parts:
-            for suffix in (".lines", ".lengths", *self._extras):
-                publish(temporary_name(part.file(suffix)), part.file(suffix))
+        """Gives the files of the last part their final names. Call it after `write`."""
+        part, first_id = self._path_of(len(self.parts)), self._first_id + sum(part.documents for part in self.parts)
+        for suffix, file in self._files.items():
+            file.finish(part.with_suffix(suffix))
+        self._open_files.close()
+        lines = self._files[".lines"]
+        self.parts.append(Part(str(part), first_id, self._part_documents, lines.size, lines.sha256))
+        self._part_documents = 0
 
     def _open_part(self) -> None:
-        path = self._path_of(len(self.parts))
-        for suffix in (".lines", ".lengths", *self._extras):
-            self._streams[suffix] = open(temporary_name(path.with_suffix(suffix)), "wb")  # noqa: SIM115 - closed in __exit__
-        self._digest = hashlib.sha256()
-
-    def _close_part(self) -> None:
-        self._lengths[: self._part_documents].tofile(self._streams[".lengths"])
-        del self._lengths[: self._part_documents]
-        for stream in self._streams.values():
-            flush_to_disk(stream)
-            stream.close()
-        path, first_id = self._path_of(len(self.parts)), self._first_id + sum(part.documents for part in self.parts)
-        digest = self._digest.hexdigest()
-        self.parts.append(Part(str(path), first_id, self._part_documents, self._part_bytes, digest))
-        self._part_bytes = self._part_documents = 0
+        path, self._open_files = self._path_of(len(self.parts)), ExitStack()
+        suffixes = (".lines", ".lengths", *self._extras)
+        self._files = {name: self._open_files.enter_context(HashedFile(path.with_suffix(name))) for name in suffixes}
 
     def _write_block(self) -> None:
-        size = self._block.tell()
-        if self._part_bytes and self._part_bytes + size > self._max_bytes:
-            self._close_part()
+        part_bytes = self._files[".lines"].size
+        if part_bytes and part_bytes + self._blocks[".lines"].tell() > self._max_bytes:
+            self.finish()
             self._open_part()
-        with self._block.getbuffer()[:size] as lines:
-            self._digest.update(lines)
-        _move(self._block, self._streams[".lines"])
-        for suffix, (_, block) in self._extras.items():
-            _move(block, self._streams[suffix])
-        self._part_bytes += size
-        self._part_documents = len(self._lengths)
-
-
-def _move(block: BytesIO, stream: BinaryIO) -> None:
-    with block.getbuffer()[: block.tell()] as data:
-        stream.write(data)
-    block.seek(0)
+        for suffix, block in self._blocks.items():
+            with block.getbuffer()[: block.tell()] as data:
+                self._files[suffix].write(data)
+            block.seek(0)
+        self._files[".lengths"].write(self._lengths.tobytes())
+        self._part_documents += len(self._lengths)
+        del self._lengths[:]
 
 
 def record_line(gid: int, number: int, data_src: str, draft: Draft) -> bytes:

@@ -90,7 +90,7 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
 def make_shard(task: ShardTask) -> ShardInfo:
     """Makes the shard unless it is finished. Its description is written last and marks it as finished."""
     description = task.path.with_suffix(".json")
-    if description.exists():
+    if description.exists() and task.path.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
     with explain_disk_errors(task.path.parent):
         info = _link(task) or _copy(task)
