@@ -21,7 +21,7 @@ KINDS = {
     "utf8": "not UTF-8",
     "nul": "a NUL byte or character",
     "too_long": "longer than the limit for one record",
-    "truncated": "the file ends in the middle",
+    "truncated": "the file is truncated",
     "empty_file": "an empty file",
     "columns": "a field is missing or has the wrong type",
     "empty_text": "a document without text (omitted)",
