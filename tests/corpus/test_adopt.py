@@ -1,4 +1,4 @@
-"""Raw files that become a corpus where they lie, and are read back."""
+"""Files that become a corpus in place and are read back."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ EXPECTED = {"train": TEXTS[15:], "web": TEXTS[7:15], "zh": TEXTS[:7]}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_both_kinds_are_adopted_and_read_back(tmp_path: Path, workers: int) -> None:
+def test_both_formats_are_adopted_and_read_back(tmp_path: Path, workers: int) -> None:
     fill(tmp_path, FILES)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     manifest = adopt_corpus(tmp_path, executor=Executor(workers))
@@ -82,7 +82,7 @@ def test_both_kinds_are_adopted_and_read_back(tmp_path: Path, workers: int) -> N
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_bytes_of_parquet_are_those_of_the_text(tmp_path: Path) -> None:
+def test_size_of_parquet_is_that_of_the_text(tmp_path: Path) -> None:
     texts = ["0123456789" * 100] * 50
     fill(tmp_path, {"x.parquet": parquet(texts, use_dictionary=False, compression="zstd")})
     (shard,) = adopt_corpus(tmp_path, executor=HERE).shards
@@ -90,7 +90,7 @@ def test_bytes_of_parquet_are_those_of_the_text(tmp_path: Path) -> None:
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
 
 
-def test_the_indexes_are_made_on_the_way(tmp_path: Path) -> None:
+def test_line_indexes_are_stored(tmp_path: Path) -> None:
     fill(tmp_path, {"zh/b.jsonl": FILES["zh/b.jsonl"]})
     adopt_corpus(tmp_path, executor=HERE)
     folder = open_folder(tmp_path)
@@ -108,13 +108,11 @@ def test_urls_are_adopted(tmp_path: Path, location: str) -> None:
     assert adopt_corpus(fill(tmp_path / "local", FILES), executor=HERE) == load_manifest(location)
 
 
-def test_hidden_and_temporary_files_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hidden_and_temporary_files_are_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path, {"a.jsonl": jsonl(["a"]), ".b.jsonl": b"x", ".cache/c.jsonl": b"x", "d.jsonl.tmp": b"x"})
     fill(tmp_path, {"e.jsonl.part": b"x", "README.md": b"x", "f.csv": b"x"})
     assert [shard.path for shard in adopt_corpus(tmp_path, executor=HERE).shards] == ["a.jsonl"]
-    assert (
-        "left out, as they end neither in .jsonl nor in .parquet: 2 files (README.md, f.csv)" in capsys.readouterr().err
-    )
+    assert "ignored 2 files that do not end in .jsonl or .parquet (README.md, f.csv)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -142,21 +140,21 @@ def test_one_domain_for_all(tmp_path: Path) -> None:
     assert sorted(texts_by_domain(tmp_path)["mix"]) == sorted(TEXTS)
 
 
-def test_another_field_is_the_text(tmp_path: Path) -> None:
+def test_another_text_field(tmp_path: Path) -> None:
     files = {"a.jsonl": jsonl(["a", "b"], "text"), "b.parquet": parquet(["c"], "text")}
     for name in files:
-        with pytest.raises(DataError, match=rf"{name}.*has no field `content`; there are: n, text\. .*--text-field"):
+        with pytest.raises(DataError, match=rf"{name}.*no field `content`; its fields are: n, text\. .*--text-field"):
             adopt_corpus(fill(tmp_path / name[0], {name: files[name]}), executor=HERE)
         assert not (tmp_path / name[0] / MANIFEST_NAME).exists()
     adopt_corpus(tmp_path, "text", executor=HERE)
     assert texts_by_domain(tmp_path) == {"a": ["a", "b"], "b": ["c"]}
 
 
-def test_a_manifest_that_is_there_stays(tmp_path: Path) -> None:
+def test_an_existing_manifest_is_kept(tmp_path: Path) -> None:
     fill(tmp_path, {"a.jsonl": jsonl(["a"])})
     first = adopt_corpus(tmp_path, executor=HERE)
     fill(tmp_path, {"b.jsonl": jsonl(["b"])})
-    with pytest.raises(ConfigError, match=r"MANIFEST\.json: is there already.*--replace"):
+    with pytest.raises(ConfigError, match=r"MANIFEST\.json: exists already.*--replace"):
         adopt_corpus(tmp_path, executor=HERE)
     assert load_manifest(tmp_path) == first
     adopt_corpus(tmp_path, executor=HERE, replace=True)
@@ -164,33 +162,33 @@ def test_a_manifest_that_is_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "sub/x.json.zst", "x.tar"])
-def test_packed_files_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}.*packed files.*Unpack them.*z2all corpus convert"):
+def test_compressed_files_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}.*compressed files.*Decompress them.*z2all corpus convert"):
         adopt_corpus(fill(tmp_path, {"a.jsonl": jsonl(["a"]), name: b"x"}), executor=HERE)
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.txt": b"x"}, r"holds no file that ends in \.jsonl or \.parquet"),
-        ({"a.jsonl": b""}, "hold no documents"),
+        ({"a.txt": b"x"}, r"contains no file that ends in \.jsonl or \.parquet"),
+        ({"a.jsonl": b""}, "contain no documents"),
         ({"a.jsonl": jsonl(["a", "b"]) + b"\n"}, r"a\.jsonl, record 2: the file has 1 empty lines.*sed -i"),
         ({"a.jsonl": b"\r\n" + jsonl(["a"])}, r"a\.jsonl, record 0: the line is not JSON"),
         ({"a.jsonl": b"plain text\n"}, r"a\.jsonl, record 0: the line is not JSON"),
         ({"a.jsonl": b"[1]\n"}, r"a\.jsonl, record 0: a record must be a JSON object"),
-        ({"a.jsonl": b'{"content": 1}\n'}, r"a\.jsonl, record 0: `content` must be a text and is int"),
+        ({"a.jsonl": b'{"content": 1}\n'}, r"a\.jsonl, record 0: `content` must be a string and is int"),
         ({"a.parquet": b"PAR1 not really PAR1"}, r"a\.parquet: .*(Parquet|cannot be read)"),
         ({"a.parquet": b""}, r"a\.parquet: .*(Parquet|cannot be read)"),
         ({"a.parquet": parquet(["a", None, "c"])}, r"a\.parquet: 1 of 3 rows have no `content`"),  # type: ignore[list-item]
     ],
 )
-def test_what_cannot_be_read_later_is_refused_now(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
     with pytest.raises(DataError, match=words):
         adopt_corpus(fill(tmp_path, files), executor=HERE)
     assert not (tmp_path / MANIFEST_NAME).exists()
 
 
-def test_senseless_calls(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none: cannot be read \(No such file"):
         adopt_corpus(tmp_path / "none", executor=HERE)
     with pytest.raises(ConfigError, match="domain: is an empty name"):
@@ -205,7 +203,7 @@ def test_a_first_line_of_any_length(tmp_path: Path) -> None:
     assert texts_by_domain(tmp_path) == {"a": texts}
 
 
-def test_large_row_groups_are_warned_of(
+def test_large_row_groups_give_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adopt_module, "LARGE_ROW_GROUP_BYTES", 1000)
@@ -216,7 +214,7 @@ def test_large_row_groups_are_warned_of(
     assert "warning: 1 of 2 files have row groups" in said and "b.parquet" in said and "row_group_size=1000" in said
 
 
-def test_a_store_that_refuses_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store():
         put("flaky://c", {"a.jsonl": jsonl(["a"])})
@@ -232,14 +230,14 @@ def read_only(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     "verb", [["audit"], ["stats"], ["sample"], ["split", "--out", "sides"], ["convert", "generic", "x.txt", "--out"]]
 )
-def test_verbs_that_need_records_say_so(tmp_path: Path, verb: list[str]) -> None:
+def test_commands_that_need_records_refuse_adopted_files(tmp_path: Path, verb: list[str]) -> None:
     fill(tmp_path / "c", {"web.jsonl": jsonl(["one", "two"], "body")})
     adopt_corpus(tmp_path / "c", "body", executor=Executor(1))
     (tmp_path / "x.txt").write_text("text")
     before = (tmp_path / "c" / MANIFEST_NAME).read_bytes()
     arguments = [*verb, "c"] if verb[0] == "convert" else [verb[0], "c", *verb[1:]]
     done = z2all("corpus", *arguments, cwd=tmp_path)
-    assert "this needs records, and its files were adopted" in one_line(done, 3)
+    assert "this needs records, but its files were adopted" in one_line(done, 3)
     assert (tmp_path / "c" / MANIFEST_NAME).read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""Processes and Ray do the same work, pass on errors, and leave nothing behind."""
+"""Processes and Ray give the same results, pass on errors, and leave no process running."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def square(number: int) -> int:
 
 def fail_at_three(number: int) -> int:
     if number == 3:
-        raise DataError("row 3", "is bad", "Mend it.")
+        raise DataError("row 3", "is bad", "Fix it.")
     return number
 
 
@@ -34,7 +34,7 @@ def process_id(number: int) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_task_once_with_its_number(workers: int) -> None:
+def test_every_task_runs_once(workers: int) -> None:
     assert sorted(Executor(workers).run(square, range(10))) == [(n, n * n) for n in range(10)]
     assert list(Executor(workers).run(square, [])) == []
 
@@ -47,18 +47,18 @@ def test_several_tasks_go_to_several_processes() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_ours_comes_through_whole(workers: int) -> None:
-    with pytest.raises(DataError, match=r"^row 3: is bad\. Mend it\.$") as caught:
+def test_package_errors_keep_their_fields(workers: int) -> None:
+    with pytest.raises(DataError, match=r"^row 3: is bad\. Fix it\.$") as caught:
         list(Executor(workers).run(fail_at_three, range(10)))
-    assert (caught.value.what, caught.value.rule, caught.value.fix) == ("row 3", "is bad", "Mend it.")
+    assert (caught.value.what, caught.value.rule, caught.value.fix) == ("row 3", "is bad", "Fix it.")
 
 
-def test_a_worker_that_vanishes_is_one_line() -> None:
-    with pytest.raises(MachineError, match=r"ended without a word.*fewer --workers"):
+def test_a_lost_worker_is_one_line() -> None:
+    with pytest.raises(MachineError, match=r"ended unexpectedly.*fewer --workers"):
         list(Executor(2).run(vanish, range(2)))
 
 
-def test_no_workers_is_senseless() -> None:
+def test_zero_workers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         Executor(0)
 
@@ -92,7 +92,7 @@ def test_no_worker_outlives_its_owner(tmp_path: Path, number: signal.Signals) ->
         owner.wait(30)
         pids = [int(mark.read_text()) for mark in marks]
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            assert time.monotonic() < deadline, "a worker is left"
+            assert time.monotonic() < deadline, "a worker is still running"
             time.sleep(0.1)
 
 
@@ -100,24 +100,24 @@ ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 
 @pytest.mark.extended
-def test_ray_does_the_same_and_passes_errors_on() -> None:
+def test_ray_gives_the_same_results_and_passes_errors_on() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        executor = Executor(ray="local")  # finds the connection that is there, and leaves it
+        executor = Executor(ray="local")  # uses the existing connection and keeps it open
         assert sorted(executor.run(square, range(10))) == [(n, n * n) for n in range(10)]
-        with pytest.raises(DataError, match=r"^row 3: is bad\. Mend it\.$"):
+        with pytest.raises(DataError, match=r"^row 3: is bad\. Fix it\.$"):
             list(executor.run(fail_at_three, range(10)))
         assert ray.is_initialized()
     finally:
         ray.shutdown()
 
 
-def test_no_ray_at_the_address_is_one_line() -> None:
+def test_an_unreachable_ray_address_is_one_line() -> None:
     with pytest.raises(ClusterError, match=r"not reachable.*ray start --head"):
         list(Executor(ray="127.0.0.1:1").run(square, [1]))
 
 
-FAILS_BESIDE_A_SLEEPER = """
+FAILS_WHILE_ANOTHER_SLEEPS = """
 import os, sys, time
 from pathlib import Path
 from z2all_ds.corpus import Executor
@@ -130,7 +130,7 @@ def sleep_or_fail(path):
         time.sleep(120)
     while not mark.with_name("sleeper").exists():
         time.sleep(0.05)
-    raise DataError("row 3", "is bad", "Mend it.")
+    raise DataError("row 3", "is bad", "Fix it.")
 
 if __name__ == "__main__":
     list(Executor(ray="local").run(sleep_or_fail, sys.argv[1:]))
@@ -140,12 +140,12 @@ if __name__ == "__main__":
 @pytest.mark.extended
 def test_an_error_on_ray_ends_the_other_tasks(tmp_path: Path) -> None:
     script = tmp_path / "tasks.py"
-    script.write_text(FAILS_BESIDE_A_SLEEPER)
+    script.write_text(FAILS_WHILE_ANOTHER_SLEEPS)
     command = [sys.executable, str(script), str(tmp_path / "sleeper"), str(tmp_path / "fails")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stderr.strip().splitlines()[-1].endswith("DataError: row 3: is bad. Mend it.")
+    assert done.stderr.strip().splitlines()[-1].endswith("DataError: row 3: is bad. Fix it.")
     pid = int((tmp_path / "sleeper").read_text())
     deadline = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, "a task is left"
+        assert time.monotonic() < deadline, "a task is still running"
         time.sleep(0.1)

@@ -1,10 +1,10 @@
 import pytest
 
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.faults import HARMLESS, KINDS, ROWS_BEFORE_JUDGING, SAMPLES_PER_KIND, Fault, FaultLog
+from z2all_ds.corpus.faults import HARMLESS, KINDS, MIN_ROWS_TO_CHECK, SAMPLES_PER_KIND, Fault, FaultLog
 
 
-def test_stop_is_one_line_and_harmless_ones_do_not_stop() -> None:
+def test_stop_is_one_line_and_ignores_harmless_faults() -> None:
     log = FaultLog()
     for kind in HARMLESS:
         log.add(Fault(kind, "x"), lambda: "f:1")
@@ -30,24 +30,24 @@ def test_skip_counts_all_and_locates_the_first() -> None:
     assert log.samples["json"][:2] == ["f:1: x", "f:2: x"]
 
 
-def test_too_large_a_share_stops_early() -> None:
-    log = FaultLog("skip", 0.01, rows=ROWS_BEFORE_JUDGING)
+def test_too_many_invalid_rows_stop_early() -> None:
+    log = FaultLog("skip", 0.01, rows=MIN_ROWS_TO_CHECK)
     for _ in range(10):
         log.add(Fault("utf8", "x"), lambda: "f:1")
     with pytest.raises(DataError, match=r"11 of 1000 rows so far: 11 x not UTF-8.*the first: f:1: x"):
         log.add(Fault("utf8", "x"), lambda: "f:1")
 
 
-def test_few_rows_are_judged_at_the_end() -> None:
+def test_few_rows_are_checked_at_the_end() -> None:
     log = FaultLog("skip", 0.01)
     log.add(Fault("json", "x"), lambda: "f:1")
     log.rows = 10
     with pytest.raises(DataError, match="1 of 10 rows of it"):
-        log.judge("of it")
-    FaultLog("skip", 0.0, rows=5).judge("of it")
+        log.check("of it")
+    FaultLog("skip", 0.0, rows=5).check("of it")
 
 
-def test_merged_in_order() -> None:
+def test_merge_keeps_the_order() -> None:
     one, other = FaultLog("skip", 1.0), FaultLog("skip", 1.0)
     for number in range(SAMPLES_PER_KIND - 1):
         one.add(Fault("json", "x"), f"a:{number}".__str__)
@@ -62,6 +62,6 @@ def test_merged_in_order() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("ignore", 0.1), ("skip", -0.1), ("skip", 1.1)])
-def test_senseless_settings(arguments: tuple[str, float]) -> None:
+def test_invalid_settings(arguments: tuple[str, float]) -> None:
     with pytest.raises(ConfigError):
         FaultLog(*arguments)

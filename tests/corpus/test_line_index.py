@@ -1,4 +1,4 @@
-"""The index of a shard's lines: right, kept, made again when it must be."""
+"""The line index of a shard: correct, stored, and rebuilt when necessary."""
 
 import io
 import os
@@ -55,7 +55,7 @@ def all_offsets(index: LineIndex) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(content=st.binary(max_size=60).map(lambda b: b.replace(b"\x01", b"\n").replace(b"a", b"\n")), data=st.data())
-def test_every_line_is_found_however_it_is_fed(content: bytes, data: st.DataObject) -> None:
+def test_every_line_is_found_for_any_chunks(content: bytes, data: st.DataObject) -> None:
     scan, position = LineScan(), 0
     while position < len(content):
         step = data.draw(st.integers(1, len(content) - position))
@@ -68,7 +68,7 @@ def test_every_line_is_found_however_it_is_fed(content: bytes, data: st.DataObje
     assert scan.offsets().tolist() == offsets
 
 
-def test_ranges_of_it_are_read(folder: Folder) -> None:
+def test_ranges_of_the_index_are_read(folder: Folder) -> None:
     index = index_of(folder)
     assert index.num_lines == 4
     for first in range(4):
@@ -76,27 +76,27 @@ def test_ranges_of_it_are_read(folder: Folder) -> None:
             assert index.offsets(first, end).tolist() == LINES[first : end + 1]
 
 
-def test_small_ranges_give_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_reads_give_the_same_index(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_index, "SCAN_BYTES", 5)
     assert all_offsets(index_of(folder)) == LINES
 
 
-def test_names_are_hidden_beside_the_shard() -> None:
+def test_index_files_are_hidden() -> None:
     assert index_name("x.jsonl") == ".x.jsonl.idx"
     assert index_name("zh/a/x.jsonl") == "zh/a/.x.jsonl.idx"
 
 
-def test_it_is_kept_and_used(folder: Folder, tmp_path: Path) -> None:
+def test_the_index_is_stored_and_used(folder: Folder, tmp_path: Path) -> None:
     index_of(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
     path = tmp_path / ".x.jsonl.idx"
     words = np.fromfile(path, dtype="<u8")
-    words[5] = 4  # a wrong offset shows that no one scanned again
+    words[5] = 4  # a wrong offset shows that the shard was not scanned again
     words.tofile(path)
     assert all_offsets(index_of(folder)) == [0, 4, 7, 18, 34]
 
 
-def test_it_is_made_again_when_the_shard_changed(folder: Folder, tmp_path: Path) -> None:
+def test_the_index_of_a_changed_shard_is_rebuilt(folder: Folder, tmp_path: Path) -> None:
     stamp = folder.stamp("x.jsonl")
     index_of(folder)
     (tmp_path / "x.jsonl").write_bytes(CONTENT.replace(b"first\n", b"fir\nst"))  # the same size, other lines
@@ -108,7 +108,7 @@ def test_it_is_made_again_when_the_shard_changed(folder: Folder, tmp_path: Path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 8, 31, 32, 40, -8, -1])
-def test_a_torn_one_is_made_again(folder: Folder, tmp_path: Path, keep: int) -> None:
+def test_a_truncated_index_is_rebuilt(folder: Folder, tmp_path: Path, keep: int) -> None:
     index_of(folder)
     path = tmp_path / ".x.jsonl.idx"
     whole = path.read_bytes()
@@ -117,11 +117,11 @@ def test_a_torn_one_is_made_again(folder: Folder, tmp_path: Path, keep: int) -> 
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("damage", ["torn", "garbage", "backwards"])
-def test_damage_while_it_is_in_use_is_noticed(folder: Folder, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "backwards"])
+def test_damage_of_an_open_index_is_noticed(folder: Folder, tmp_path: Path, damage: str) -> None:
     index, path = index_of(folder), tmp_path / ".x.jsonl.idx"
     words = np.fromfile(path, dtype="<u8")
-    if damage == "torn":
+    if damage == "truncated":
         words = words[:-1]
     elif damage == "garbage":
         words[-1] = 2**60
@@ -134,7 +134,7 @@ def test_damage_while_it_is_in_use_is_noticed(folder: Folder, tmp_path: Path, da
         all_offsets(index)
 
 
-def test_where_it_cannot_be_written_it_stays_in_memory(folder: Folder, tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_stays_in_memory(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / ".x.jsonl.idx").mkdir()  # not even root can write a file over a folder
     index = index_of(folder)
     assert all_offsets(index) == LINES
@@ -142,7 +142,7 @@ def test_where_it_cannot_be_written_it_stays_in_memory(folder: Folder, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
 
 
-def _index_as_someone_else(location: str, answers: Any) -> None:
+def _index_as_another_user(location: str, answers: Any) -> None:
     if os.geteuid() == 0:  # root may write anywhere
         os.seteuid(65534)
     answers.put(all_offsets(index_of(open_folder(location))))
@@ -154,7 +154,7 @@ def test_a_read_only_folder() -> None:
         (Path(place) / "x.jsonl").write_bytes(CONTENT)
         os.chmod(place, 0o555)
         answers = fork.SimpleQueue()
-        child = fork.Process(target=_index_as_someone_else, args=(place, answers))
+        child = fork.Process(target=_index_as_another_user, args=(place, answers))
         child.start()
         child.join()
         assert (child.exitcode, answers.empty()) == (0, False)
@@ -163,14 +163,14 @@ def test_a_read_only_folder() -> None:
         os.chmod(place, 0o755)
 
 
-def test_a_shard_that_grew_meanwhile_is_not_kept(folder: Folder, tmp_path: Path) -> None:
+def test_the_index_of_a_growing_shard_is_not_stored(folder: Folder, tmp_path: Path) -> None:
     stamp = folder.stamp("x.jsonl")
     index = build_index(folder, "x.jsonl", Stamp(stamp.size - 3, stamp.version))
     assert index.stamp.size == stamp.size
     assert not (tmp_path / ".x.jsonl.idx").exists()
 
 
-def test_many_may_write_it_at_once(folder: Folder, tmp_path: Path) -> None:
+def test_several_threads_write_the_same_index(folder: Folder, tmp_path: Path) -> None:
     stamp, found = folder.stamp("x.jsonl"), []
     threads = [threading.Thread(target=lambda: found.append(build_index(folder, "x.jsonl", stamp))) for _ in range(8)]
     for thread in threads:
@@ -181,7 +181,7 @@ def test_many_may_write_it_at_once(folder: Folder, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
 
 
-def test_in_a_store_it_is_written_beside_the_shard(flaky: type[FlakyStore]) -> None:
+def test_in_a_store_the_index_is_written_next_to_the_shard(flaky: type[FlakyStore]) -> None:
     put("flaky://c", {"zh/x.jsonl": CONTENT})
     folder = open_folder("flaky://c")
     assert all_offsets(index_of(folder, "zh/x.jsonl")) == LINES
@@ -191,7 +191,7 @@ def test_in_a_store_it_is_written_beside_the_shard(flaky: type[FlakyStore]) -> N
     assert flaky.calls == ["info", "info", "cat_file", "cat_file"]  # shard, index, its header, its offsets
 
 
-def test_in_a_store_that_refuses_it_stays_in_memory(flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_a_read_only_store_stays_in_memory(flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch) -> None:
     put("flaky://c", {"x.jsonl": CONTENT})
     monkeypatch.setattr(FlakyStore, "pipe_file", read_only)
     folder = open_folder("flaky://c")

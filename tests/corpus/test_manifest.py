@@ -26,17 +26,17 @@ def test_domains() -> None:
     assert MANIFEST.domains == {"code": (5, 150), "zh": (9, 70)}
 
 
-def test_fingerprint_is_of_the_text_and_its_order() -> None:
+def test_fingerprint_depends_on_text_and_order() -> None:
     parts = [["code", "a" * 64, 3], ["code", "b" * 64, 2], ["zh", "c" * 64, 9]]
     assert MANIFEST.fingerprint == hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     same = [
-        replace(MANIFEST, shards=(Z, A, B)),  # the order of domains means nothing
+        replace(MANIFEST, shards=(Z, A, B)),  # the order of domains does not matter
         replace(MANIFEST, build_keys={"code": "other"}),
         replace(MANIFEST, shards=(replace(A, path="moved/x.jsonl"), B, Z)),
     ]
     assert {m.fingerprint for m in same} == {MANIFEST.fingerprint}
     other = [
-        replace(MANIFEST, shards=(B, A, Z)),  # the order within a domain does
+        replace(MANIFEST, shards=(B, A, Z)),  # the order within a domain does matter
         replace(MANIFEST, shards=(A, B)),
         replace(MANIFEST, shards=(replace(A, sha256="d" * 64), B, Z)),
         replace(MANIFEST, shards=(replace(A, domain="en"), B, Z)),
@@ -45,8 +45,8 @@ def test_fingerprint_is_of_the_text_and_its_order() -> None:
     assert len({m.fingerprint for m in [*other, MANIFEST]}) == len(other) + 1
 
 
-def test_missing_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such file.*Give the folder of a finished build"):
+def test_missing_manifest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such file.*Give the folder of a complete corpus"):
         load_manifest(tmp_path / "nowhere")
 
 
@@ -72,7 +72,7 @@ def test_fingerprints_of_domains() -> None:
     assert [manifest.domain_fingerprints["zh"] == second for manifest in other] == [True] * 4 + [False]
 
 
-def test_another_text_field_is_another_corpus(tmp_path: Path) -> None:
+def test_another_text_field_changes_the_fingerprint(tmp_path: Path) -> None:
     titles = replace(MANIFEST, text_field="title")
     assert titles.fingerprint != MANIFEST.fingerprint
     write_manifest(tmp_path, titles)
@@ -95,7 +95,7 @@ def test_urls(tmp_path: Path, location: str) -> None:
     assert load_manifest(location) == MANIFEST
 
 
-def test_a_store_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         write_manifest("flaky://c", MANIFEST)
@@ -122,8 +122,8 @@ SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256":
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "documents": -1}]}), "not a count"),
         (json.dumps({"format_version": 1, "shards": [{**SHARD, "sha256": "no"}]}), "not a SHA-256"),
         (json.dumps({"format_version": 1, "shards": [SHARD, SHARD]}), "listed twice"),
-        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": 3}), "text_field 3 must be a name"),
-        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be a name"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": 3}), "text_field 3 must be"),
+        (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be"),
     ],
 )
 def test_unreadable_manifests(tmp_path: Path, text: str, words: str) -> None:

@@ -41,7 +41,7 @@ def test_round_trip_in_one_line(title: str, content: str, others: dict) -> None:
         ({"content": "\ud800"}, "half a surrogate pair"),
     ],
 )
-def test_wrong_values_are_named_with_their_place(change: dict, words: str) -> None:
+def test_wrong_values_are_reported_with_their_location(change: dict, words: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_record(json.dumps({**GOOD, **change}), "code-00000.jsonl:17")
     assert str(caught.value).startswith("code-00000.jsonl:17")
@@ -63,7 +63,7 @@ def test_missing_keys_are_listed() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_broken_lines(line: bytes, words: str) -> None:
+def test_invalid_lines(line: bytes, words: str) -> None:
     with pytest.raises(DataError, match=words):
         parse_record(line, "f:9")
 
@@ -89,8 +89,8 @@ def outcome(parse: Callable[[str | bytes, str], Record], line: str | bytes) -> s
 
 
 @given(st.dictionaries(FIELDS, VALUES, max_size=2), st.booleans(), st.booleans())
-def test_the_fast_way_reads_as_the_strict_one(changes: dict, is_ascii: bool, is_cut: bool) -> None:
-    """repr tells 1 from 1.0 and sees NaN as equal to itself."""
+def test_the_fast_parser_equals_the_strict_one(changes: dict, is_ascii: bool, is_cut: bool) -> None:
+    """Compares repr, which distinguishes 1 from 1.0 and is equal for NaN."""
     text = json.dumps({**GOOD, **changes}, ensure_ascii=is_ascii)
     text = text[: len(text) // 2] if is_cut else text
     lines: list[str | bytes] = [text, text.encode("utf-8", "surrogatepass")]

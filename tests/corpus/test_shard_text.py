@@ -34,14 +34,14 @@ def test_texts(line: bytes, text: str) -> None:
         (b'{"t": "\xff"}', "not JSON in UTF-8"),
         (b"[" * 100_000, "not JSON in UTF-8"),
         (b"[]", "a record must be a JSON object"),
-        (b"{}", "has no field `t`; there are: none"),
-        (b'{"a": "x", "b": 1}', "has no field `t`; there are: a, b"),
-        (b'{"t": null}', "`t` must be a text and is NoneType"),
-        (b'{"t": ["x"]}', "`t` must be a text and is list"),
-        (b'{"t": "x", "x": NaN, "t": "\\udc00"}', "`t` holds half a surrogate pair"),
+        (b"{}", "has no field `t`; its fields are: none"),
+        (b'{"a": "x", "b": 1}', "has no field `t`; its fields are: a, b"),
+        (b'{"t": null}', "`t` must be a string and is NoneType"),
+        (b'{"t": ["x"]}', "`t` must be a string and is list"),
+        (b'{"t": "x", "x": NaN, "t": "\\udc00"}', "`t` contains half a surrogate pair"),
     ],
 )
-def test_what_is_no_text(line: bytes, words: str) -> None:
+def test_lines_without_a_text(line: bytes, words: str) -> None:
     with pytest.raises(DataError, match=f"^x, record 7: .*{words}"):
         text_of_line(line, "t", "x, record 7")
 
@@ -53,12 +53,12 @@ def test_a_text_column_and_its_groups(tmp_path: Path) -> None:
     file = open_parquet(folder, "x.parquet", folder.stamp("x.parquet").size, "x")
     check_text_column(file, "t", "x")
     assert [column.num_values for column in text_columns(file.metadata, "t")] == [2, 1]
-    for field, words in (("list", "must be of texts and is of list"), ("z", "there are: n, t, list")):
+    for field, words in (("list", "must contain strings and has type list"), ("z", "its fields are: n, t, list")):
         with pytest.raises(DataError, match=f"^x: .*{words}"):
             check_text_column(file, field, "x")
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_not_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no Parquet at all")
-    with pytest.raises(DataError, match=r"^x: no readable Parquet file"):
+    with pytest.raises(DataError, match=r"^x: not a readable Parquet file"):
         open_parquet(open_folder(tmp_path), "x.parquet", 17, "x")

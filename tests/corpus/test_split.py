@@ -32,7 +32,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", CONTENTS, documents_per_shard=40)
 
 
-def test_both_sides_are_sound_corpora_with_the_same_lines_in_the_same_order(corpus: Path, tmp_path: Path) -> None:
+def test_both_sides_are_intact_corpora_with_the_same_lines_in_the_same_order(corpus: Path, tmp_path: Path) -> None:
     report = split_corpus(corpus, tmp_path / "out", 0.1)
     expected = {
         "train": [line for line in lines(corpus) if not is_validation(parse_record(line, "x").content, 0.1)],
@@ -50,7 +50,7 @@ def test_both_sides_are_sound_corpora_with_the_same_lines_in_the_same_order(corp
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "out"]
 
 
-def test_processes_make_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+def test_worker_processes_give_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     assert split_corpus(corpus, tmp_path / "a", 0.1) == split_corpus(corpus, tmp_path / "b", 0.1, workers=2)
     files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file()]
     assert len(files) > 10
@@ -65,7 +65,7 @@ def test_processes_make_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     st.text(max_size=5),
     st.integers(1, 9),
 )
-def test_growth_new_shards_and_new_numbers_move_no_document(
+def test_documents_keep_their_side_when_the_corpus_changes(
     old: list[str], new: list[str], share: float, seed: str, documents_per_shard: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -79,7 +79,7 @@ def test_growth_new_shards_and_new_numbers_move_no_document(
             for corpus in ("small", "grown")
         }
         for corpus, (train, validation) in sides.items():
-            # equal contents stay together, and nothing is lost
+            # Equal contents are on one side, and nothing is lost.
             assert not train & validation
             assert train | validation == set(contents(folder / corpus))
         for small, grown in zip(sides["small"], sides["grown"], strict=True):
@@ -88,7 +88,7 @@ def test_growth_new_shards_and_new_numbers_move_no_document(
 
 @pytest.mark.parametrize("share", [0.001, 0.05, 0.5, 0.99])
 @pytest.mark.parametrize("seed", ["", "another"])
-def test_the_share_is_kept_within_chance(share: float, seed: str) -> None:
+def test_the_share_is_met_statistically(share: float, seed: str) -> None:
     count = 20_000
     found = sum(is_validation(f"text number {n}", share, seed) for n in range(count))
     five_sigma = 5 * (count * share * (1 - share)) ** 0.5
@@ -105,14 +105,14 @@ def test_a_larger_share_only_adds_and_another_seed_chooses_others() -> None:
     assert len(small & other) < len(small) / 2
 
 
-def test_the_sides_of_some_documents_for_ever() -> None:
-    """Written down, as a split must come out the same with every version of this package."""
+def test_fixed_sides_of_some_documents() -> None:
+    """A split must be the same with every version of this package."""
     texts = ["", "a", "雪", "The quick brown fox", "document 7", "document 8", "\n", "\0"]
     assert [is_validation(text, 0.5) for text in texts] == [False, True, True, True, False, True, False, False]
     assert [is_validation(text, 0.5, "种子") for text in texts] == [True, True, True, False, False, True, True, True]
 
 
-def test_a_domain_without_validation_is_named(tmp_path: Path) -> None:
+def test_a_domain_without_validation_gives_a_warning(tmp_path: Path) -> None:
     texts = [f"t{n}" for n in range(200)]
     write_corpus(tmp_path / "c", {
         "never": [text for text in texts if not is_validation(text, 0.3)],
@@ -120,8 +120,8 @@ def test_a_domain_without_validation_is_named(tmp_path: Path) -> None:
     })  # fmt: skip
     report = split_corpus(tmp_path / "c", tmp_path / "out", 0.3)
     assert report.warnings == (
-        "domain never: no document falls into validation; it has too few for this share",
-        "domain always: no document falls into train; it has too few for this share",
+        "domain never: no documents in validation; the domain is too small for this share",
+        "domain always: no documents in train; the domain is too small for this share",
     )
     assert split_corpus(tmp_path / "c", tmp_path / "out", 0.3) == report
 
@@ -131,37 +131,37 @@ def test_the_same_call_returns_at_once(corpus: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(split_module, "_split_shard", lambda *_: pytest.fail("split again"))
     assert split_corpus(corpus, tmp_path / "out", 0.1, "s") == first
     for share, seed in ((0.2, "s"), (0.1, "")):
-        with pytest.raises(ConfigError, match="it holds another split"):
+        with pytest.raises(ConfigError, match="contains another split"):
             split_corpus(corpus, tmp_path / "out", share, seed)
     (tmp_path / "out" / "train" / "zh-00000.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"zh-00000\.jsonl: missing or not of its size. Remove"):
+    with pytest.raises(DataError, match=r"zh-00000\.jsonl: is missing or has the wrong size. Remove"):
         split_corpus(corpus, tmp_path / "out", 0.1, "s")
 
 
-def test_what_is_not_ours_is_not_touched(corpus: Path, tmp_path: Path) -> None:
+def test_other_folders_are_not_touched(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
     (tmp_path / "file").write_text("x")
     for name in ("out", "file"):
-        with pytest.raises(ConfigError, match="it is there and not empty"):
+        with pytest.raises(ConfigError, match="exists and is not empty"):
             split_corpus(corpus, tmp_path / name, 0.1)
-    with pytest.raises(ConfigError, match="lies in the corpus"):
+    with pytest.raises(ConfigError, match="is inside the corpus"):
         split_corpus(corpus, corpus / "split", 0.1)
     (tmp_path / "empty").mkdir()
     split_corpus(corpus, tmp_path / "empty", 0.1)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_senseless_shares(corpus: Path, tmp_path: Path, share: float) -> None:
-    with pytest.raises(ConfigError, match="must lie between 0 and 1"):
+def test_invalid_shares(corpus: Path, tmp_path: Path, share: float) -> None:
+    with pytest.raises(ConfigError, match="must be between 0 and 1"):
         split_corpus(corpus, tmp_path / "out", share)
 
 
-def test_nothing_is_visible_of_a_split_that_failed(corpus: Path, tmp_path: Path) -> None:
+def test_a_failed_split_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
     before = shutil.copytree(corpus, tmp_path / "before")
     path = corpus / "en-00003.jsonl"
     path.write_bytes(path.read_bytes().replace(b"document 150", b"document 999"))
-    with pytest.raises(DataError, match=r"en-00003\.jsonl: its SHA-256 is not that of the manifest"):
+    with pytest.raises(DataError, match=r"en-00003\.jsonl: its SHA-256 differs from the manifest"):
         split_corpus(corpus, tmp_path / "out", 0.1)
     path.unlink()
     with pytest.raises(DataError, match=r"en-00003\.jsonl: no such file, but the manifest lists it"):
@@ -170,7 +170,7 @@ def test_nothing_is_visible_of_a_split_that_failed(corpus: Path, tmp_path: Path)
     split_corpus(before, tmp_path / "out", 0.1)
 
 
-def test_what_a_killed_split_left_is_cleared(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_split_are_removed(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = tmp_path / ".out.split.tmp" / "train"
     left.mkdir(parents=True)
     (left / "zh-00099.jsonl").write_text("half")

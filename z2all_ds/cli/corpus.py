@@ -1,4 +1,4 @@
-"""The verbs of `z2all corpus`."""
+"""The subcommands of `z2all corpus`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,9 @@ from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import JsonOption, WorkersOption
 
 if TYPE_CHECKING:
-    from z2all_ds.corpus import Manifest
+    from collections.abc import Sequence
+
+    from z2all_ds.corpus import SourceSpec
 
 corpus_app = typer.Typer(no_args_is_help=True, help="Convert raw text to clean shards with a manifest.")
 
@@ -75,8 +77,8 @@ def corpus_convert(
         ReadLimits(max_record_bytes=max_record_bytes, max_expansion=max_expansion),
         plugin,
     )
-    manifest = build_corpus(out, [spec], replace=replace, add=True, executor=Executor(workers, ray))
-    _print_summary(out, manifest, [spec.domain])
+    build_corpus(out, [spec], replace=replace, add=True, executor=Executor(workers, ray))
+    _print_summary(out, [spec])
 
 
 @corpus_app.command("build")
@@ -97,46 +99,39 @@ def corpus_build(
     from z2all_ds.corpus import Executor, SourceSpec, build_corpus
     from z2all_ds.corpus.cleaning import CleaningRules
 
-    rules, specs = CleaningRules.parse(clean or []), []
+    settings: dict[str, Any] = {
+        "cleaning": CleaningRules.parse(clean or []),
+        "on_error": on_error,
+        "max_bad_share": max_bad_share,
+        "plugin": plugin,
+    }
+    specs = []
     for text in sources:
         domain, equals, rest = text.partition("=")
         converter, _, paths = rest.partition(":")
         if not equals or not converter:
-            raise ConfigError(
-                f"source {text!r}", "must have the form DOMAIN=CONVERTER[:PATH,...]", "E.g. code=python_code."
-            )
+            rule = "must have the form DOMAIN=CONVERTER[:PATH,...]"
+            raise ConfigError(f"source {text!r}", rule, "E.g. code=python_code.")
         raw = tuple(Path(p).expanduser() for p in paths.split(",") if p)
-        specs.append(
-            SourceSpec(
-                domain,
-                converter,
-                raw,
-                max_bytes,
-                cleaning=rules,
-                on_error=on_error,
-                max_bad_share=max_bad_share,
-                plugin=plugin,
-            )
-        )
-    manifest = build_corpus(out, specs, replace=replace, executor=Executor(workers, ray))
-    _print_summary(out, manifest, [spec.domain for spec in specs])
+        specs.append(SourceSpec(domain, converter, raw, max_bytes, **settings))
+    build_corpus(out, specs, replace=replace, executor=Executor(workers, ray))
+    _print_summary(out, specs)
 
 
-def _print_summary(out: Path, manifest: "Manifest", domains: list[str]) -> None:
-    from z2all_ds.corpus import read_report
-    from z2all_ds.corpus.report import summary_lines
+def _print_summary(out: Path, specs: "Sequence[SourceSpec]") -> None:
+    from z2all_ds.corpus.building.report import read_report, summary_lines
 
-    for domain in domains:
-        print_lines(summary_lines(read_report(out, domain)))
+    for spec in specs:
+        print_lines(summary_lines(read_report(out, spec.domain)))
 
 
 @corpus_app.command("report")
 def corpus_report(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Show what the build counted: invalid rows with their locations, and the effect of each cleaning step."""
-    from z2all_ds.corpus import load_manifest, read_report
-    from z2all_ds.corpus.report import full_lines
+    from z2all_ds.corpus import load_manifest
+    from z2all_ds.corpus.building.report import full_lines, read_report
 
-    reports: dict[str, Any] = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
+    reports = {domain: read_report(corpus, domain) for domain in load_manifest(corpus).domains}
     print_report(reports, as_json, lambda found: (line for one in found.values() for line in full_lines(one)))
 
 
@@ -147,8 +142,7 @@ def corpus_sources(plugin: PluginOption = None) -> None:
 
     if plugin is not None:
         load_plugin(plugin)
-    for name, purpose in describe_converters().items():
-        print(f"{name:20} {purpose}")
+    print_lines(f"{name:20} {purpose}" for name, purpose in describe_converters().items())
 
 
 @corpus_app.command("audit")
@@ -158,9 +152,8 @@ def corpus_audit(corpus: CorpusArgument, workers: WorkersOption = None) -> None:
     from z2all_ds.corpus import audit_corpus
 
     report = audit_corpus(corpus, workers)
-    for line in (*report.problems, *(f"warning: {warning}" for warning in report.warnings)):
-        print(line)
-    if report.problems:
+    print_lines([*report.problems, *(f"warning: {warning}" for warning in report.warnings)])
+    if not report.ok:
         raise DataError(f"corpus {corpus}", f"{len(report.problems)} problems", "Build it again.")
     print(f"{corpus}: {report.documents:,} documents in {report.shards} shards, no problems found")
 
@@ -212,10 +205,10 @@ def corpus_split(
 
     report = split_corpus(corpus, out, share, seed, workers)
     for domain, (documents, size) in report.train.items():
-        aside = report.validation.get(domain, (0, 0))
-        print(f"{domain}: train {documents:,} documents, {size:,} bytes; validation {aside[0]:,}, {aside[1]:,} bytes")
-    for warning in report.warnings:
-        print(f"warning: {warning}")
+        held_out = report.validation.get(domain, (0, 0))
+        validation = f"validation {held_out[0]:,}, {held_out[1]:,} bytes"
+        print(f"{domain}: train {documents:,} documents, {size:,} bytes; {validation}")
+    print_lines(f"warning: {warning}" for warning in report.warnings)
 
 
 @corpus_app.command("tokenize")

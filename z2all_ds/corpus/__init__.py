@@ -1,15 +1,16 @@
 """Turns raw text into shards of records with a manifest. Needs neither torch nor transformers.
 
-`build_corpus` writes a corpus folder, `load_manifest` opens one, `audit_corpus` looks for damage in one. A source of
-text is a converter: a generator of drafts registered under a name (see converters.py).
+`build_corpus` writes a corpus folder, `load_manifest` opens one, `audit_corpus` checks one. Raw data is read by
+converters: functions from a row of raw data to a draft, registered under a name (see `converters/`).
 """
 
 from z2all_ds.corpus.audit import AuditReport, audit_corpus
-from z2all_ds.corpus.build import build_corpus, read_report
+from z2all_ds.corpus.building.build import build_corpus
+from z2all_ds.corpus.building.report import read_report
+from z2all_ds.corpus.building.settings import SourceSpec
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
 from z2all_ds.corpus.schema import Record, parse_record
-from z2all_ds.corpus.settings import SourceSpec
 
 __all__ = [
     "AuditReport",

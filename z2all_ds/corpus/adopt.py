@@ -1,13 +1,13 @@
-"""Makes a corpus of a folder of raw .jsonl or .parquet files where they lie: nothing is copied or changed.
+"""Turns a folder of .jsonl or .parquet files into a corpus in place; the files are not copied or changed.
 
-Every file is read once: counted, hashed, and for JSON lines the index of its lines is made on the way. The manifest is
-written last. A domain is a sub-folder, or the files at the top whose names differ by a number.
+Every file is read once, to count and hash it and to make the line index of JSON Lines. The manifest is written last.
+The domain of a file is its top-level subfolder, or its name without a trailing number.
 """
 
 import hashlib
+import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -15,38 +15,35 @@ from typing import NamedTuple
 import numpy as np
 
 from z2all_ds.base.atomic import TEMPORARY_SUFFIX, explain_disk_errors
-from z2all_ds.base.console import progress, say
+from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
-from z2all_ds.base.storage import Folder, Stamp, open_folder, reason
-from z2all_ds.corpus.executors import Executor
+from z2all_ds.base.storage import Folder, open_folder, reason
+from z2all_ds.base.storage.folders import RangeFile
+from z2all_ds.corpus.executors import Executor, run_all
 from z2all_ds.corpus.line_index import SCAN_BYTES, LineScan, store_index
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, write_manifest
 from z2all_ds.corpus.shard_text import (
     DEFAULT_TEXT_FIELD,
     check_text_column,
     open_parquet,
+    read_errors,
     text_columns,
     text_of_line,
 )
 
 FORMATS = (".jsonl", ".parquet")
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z", ".br")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z", ".br")
+FIRST_READ_BYTES = 1 << 16
 LARGE_ROW_GROUP_BYTES = 128 * 10**6
 _TEMPORARY = (TEMPORARY_SUFFIX, ".part", ".partial", ".incomplete", ".crdownload", "~")
 _NUMBERED = re.compile(r"(.+?)(-\d+(-of-\d+)?(-[0-9a-f]{8,})?)")
 
 
-class _File(NamedTuple):
-    name: str
-    domain: str
-
-
-class _Found(NamedTuple):
-    """What reading a file gave."""
+class _Adopted(NamedTuple):
+    """The entry of a file, and its largest row group in bytes of text (0 for JSON Lines)."""
 
     shard: ShardInfo
     largest_group_bytes: int
-    """Of text in a row group; 0 for JSON lines."""
 
 
 def adopt_corpus(
@@ -57,33 +54,35 @@ def adopt_corpus(
     *,
     replace: bool = False,
 ) -> Manifest:
-    """Writes the manifest of the files under a folder or URL, and returns it. `domain` is that of all files."""
+    """Writes and returns the manifest of the files at a path or URL. `domain` sets one domain for all files."""
     folder = open_folder(location)
     if not text_field or domain == "":
-        raise ConfigError("text_field" if domain != "" else "domain", "is an empty name", "Leave it out, or name one.")
-    files, sizes = _find_files(folder, domain, replace)
-    found: list[_Found | None] = [None] * len(files)
+        raise ConfigError("text_field" if domain != "" else "domain", "is an empty name", "Omit it, or give a name.")
+    sizes = _find_files(folder, replace)
+    names = list(sizes)
     with (executor or Executor()).opened() as run:
-        # First a look into every file: a field that is not there is said before hours of counting.
-        for _ in run(partial(_check_beginning, folder, text_field), files):
+        # A missing field should be reported before hours of counting.
+        for _ in run(partial(_check_first_record, folder, text_field), names):
             pass
-        with progress("adopt", sum(sizes), "bytes") as advance:
-            for number, one in run(partial(_read_through, folder, text_field), files):
-                found[number] = one
-                advance(sizes[number], files[number].name)
-    read = [one for one in found if one is not None]
-    _warn_of_large_groups(read)
-    shards = tuple(one.shard for one in sorted(read, key=lambda one: (one.shard.domain, one.shard.path)))
+        work = partial(_adopt_file, folder, text_field, domain)
+        adopted = run_all(run, work, names, "adopt", list(sizes.values()))
+    _warn_of_large_groups(adopted)
+    shards = tuple(sorted((one.shard for one in adopted), key=lambda shard: (shard.domain, shard.path)))
     documents = sum(shard.documents for shard in shards)
     if not documents:
-        raise DataError(folder.location, "the files hold no documents", "Give a folder with text.")
+        raise DataError(folder.location, "the files contain no documents", "Give a folder with text.")
     manifest = Manifest(FORMAT_VERSION, shards, next_gid=documents, text_field=text_field)
-    _write(folder, manifest)
+    try:
+        with explain_disk_errors(Path(folder.location)):
+            write_manifest(folder.location, manifest)
+    except OSError as error:
+        rule, fix = f"cannot be written ({reason(error)})", "Use a writable location, e.g. a copy."
+        raise MachineError(folder.where(MANIFEST_NAME), rule, fix) from error
     return manifest
 
 
 def domain_of(name: str) -> str:
-    """`zh/a/b.jsonl` -> zh, `web-00012.jsonl` -> web, `train-00000-of-00064.parquet` -> train, `book.jsonl` -> book."""
+    """Returns zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, train for `train-00000-of-00064.parquet`."""
     parts = PurePosixPath(name).parts
     if len(parts) > 1:
         return parts[0]
@@ -92,124 +91,90 @@ def domain_of(name: str) -> str:
     return numbered[1] if numbered else stem
 
 
-def _find_files(folder: Folder, domain: str | None, replace: bool) -> tuple[list[_File], list[int]]:
+def _find_files(folder: Folder, replace: bool) -> dict[str, int]:
+    """Returns file name -> size."""
     try:
-        there = folder.list_files()
+        all_sizes = folder.list_files()
     except OSError as error:
         raise DataError(folder.location, f"cannot be read ({reason(error)})", "Check the path or URL.") from None
-    if MANIFEST_NAME in there and not replace:
-        rule = "is there already: this is a corpus"
-        raise ConfigError(folder.where(MANIFEST_NAME), rule, "Use it as it is, or give --replace to write another.")
-    names = [name for name in there if not _is_hidden_or_temporary(name) and name != MANIFEST_NAME]
-    packed = [name for name in names if name.lower().endswith(PACKED)]
-    if packed:
-        rule = f"{len(packed)} packed files, which cannot be read in any order but their own"
-        fix = "Unpack them, or make a corpus of them with `z2all corpus convert`."
-        raise DataError(folder.where(packed[0]), rule, fix)
-    chosen = [name for name in names if name.lower().endswith(FORMATS)]
-    others = [name for name in names if not name.lower().endswith(FORMATS)]
-    if not chosen:
+    if MANIFEST_NAME in all_sizes and not replace:
+        rule = "exists already: this is a corpus"
+        raise ConfigError(folder.where(MANIFEST_NAME), rule, "Use it as it is, or give --replace to overwrite it.")
+    names = [name for name in all_sizes if not _is_hidden_or_temporary(name) and name != MANIFEST_NAME]
+    compressed = [name for name in names if name.lower().endswith(COMPRESSED)]
+    if compressed:
+        rule = f"{len(compressed)} compressed files, which do not allow random access"
+        fix = "Decompress them, or make a corpus from them with `z2all corpus convert`."
+        raise DataError(folder.where(compressed[0]), rule, fix)
+    sizes = {name: all_sizes[name] for name in names if name.lower().endswith(FORMATS)}
+    others = [name for name in names if name not in sizes]
+    if not sizes:
         fix = "Give another folder; `z2all corpus convert` reads other formats."
-        raise DataError(folder.location, f"holds no file that ends in {' or '.join(FORMATS)}", fix)
+        raise DataError(folder.location, f"contains no file that ends in {' or '.join(FORMATS)}", fix)
     if others:
         shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        say(f"left out, as they end neither in {' nor in '.join(FORMATS)}: {len(others)} files ({shown})")
-    return [_File(name, domain or domain_of(name)) for name in chosen], [there[name] for name in chosen]
+        say(f"ignored {len(others)} files that do not end in {' or '.join(FORMATS)} ({shown})")
+    return sizes
 
 
 def _is_hidden_or_temporary(name: str) -> bool:
     return any(part.startswith(".") for part in PurePosixPath(name).parts) or name.endswith(_TEMPORARY)
 
 
-def _check_beginning(folder: Folder, text_field: str, file: _File) -> None:
-    """The first record must have its text."""
-    where = folder.where(file.name)
-    with _errors_named(where):
-        size = folder.stamp(file.name).size
-        if _is_parquet(file):
-            check_text_column(open_parquet(folder, file.name, size, where), text_field, where)
+def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
+    """Raises unless the first record has a text."""
+    where = folder.where(name)
+    with read_errors(where, "Restore it, or remove it."):
+        size = folder.stamp(name).size
+        if _is_parquet(name):
+            check_text_column(open_parquet(folder, name, size, where), text_field, where)
         elif size:
-            text_of_line(_first_line(folder, file.name), text_field, f"{where}, record 0")
+            line = io.BufferedReader(RangeFile(folder, name, size), FIRST_READ_BYTES).readline()
+            text_of_line(line, text_field, f"{where}, record 0")
 
 
-def _first_line(folder: Folder, name: str) -> bytes:
-    line, wanted = b"", 1 << 16
-    while True:
-        part = folder.read_range(name, len(line), len(line) + wanted)
-        head, newline, _ = part.partition(b"\n")
-        line += head
-        if newline or not part:
-            return line
-        wanted *= 2
-
-
-def _read_through(folder: Folder, text_field: str, file: _File) -> _Found:
-    """Counts and hashes a file, and keeps the index of its lines."""
-    where = folder.where(file.name)
-    with _errors_named(where):
-        stamp = folder.stamp(file.name)
-        scan = LineScan()
-        digest = _digest(folder, file.name, stamp, (lambda _: None) if _is_parquet(file) else scan.feed)
-        if _is_parquet(file):
-            metadata = open_parquet(folder, file.name, stamp.size, where).metadata
+def _adopt_file(folder: Folder, text_field: str, domain: str | None, name: str) -> _Adopted:
+    """Counts and hashes a file, and stores its line index."""
+    where, domain = folder.where(name), domain or domain_of(name)
+    with read_errors(where, "Restore it, or remove it."):
+        stamp, scan = folder.stamp(name), LineScan()
+        digest, position = hashlib.sha256(), 0
+        while chunk := folder.read_range(name, position, position + SCAN_BYTES):
+            digest.update(chunk)
+            if not _is_parquet(name):
+                scan.feed(chunk)
+            position += len(chunk)
+        if position != stamp.size or folder.stamp(name) != stamp:
+            raise DataError(where, "the file changed while it was read", "Do not change files meanwhile; run it again.")
+        if _is_parquet(name):
+            metadata = open_parquet(folder, name, stamp.size, where).metadata
             columns = text_columns(metadata, text_field)
             if nulls := sum(column.statistics.null_count or 0 for column in columns if column.statistics):
-                rule = (
-                    f"{nulls} of {metadata.num_rows} rows have no `{text_field}`, and every record must have its text"
-                )
-                raise DataError(where, rule, "Leave these rows out, or make a corpus with `z2all corpus convert`.")
+                rule = f"{nulls} of {metadata.num_rows} rows have no `{text_field}`, but every record needs a text"
+                raise DataError(where, rule, "Remove these rows, or make a corpus with `z2all corpus convert`.")
             sizes = [column.total_uncompressed_size for column in columns]
-            shard = ShardInfo(file.name, file.domain, metadata.num_rows, sum(sizes), digest)
-            return _Found(shard, max(sizes, default=0))
+            shard = ShardInfo(name, domain, metadata.num_rows, sum(sizes), digest.hexdigest())
+            return _Adopted(shard, max(sizes, default=0))
         offsets = scan.offsets()
-        too_short = np.flatnonzero(np.diff(offsets) <= len("\r\n"))
-        if len(too_short):
-            fix = f"Remove them: sed -i '/^\\s*$/d' {file.name}"
-            raise DataError(f"{where}, record {too_short[0]}", f"the file has {len(too_short)} empty lines", fix)
-        store_index(folder, file.name, stamp, offsets)
-        return _Found(ShardInfo(file.name, file.domain, len(offsets) - 1, stamp.size, digest), 0)
+        empty = np.flatnonzero(np.diff(offsets) <= len("\r\n"))
+        if len(empty):
+            fix = f"Remove them: sed -i '/^\\s*$/d' {name}"
+            raise DataError(f"{where}, record {empty[0]}", f"the file has {len(empty)} empty lines", fix)
+        store_index(folder, name, stamp, offsets)
+        return _Adopted(ShardInfo(name, domain, len(offsets) - 1, stamp.size, digest.hexdigest()), 0)
 
 
-def _digest(folder: Folder, name: str, stamp: Stamp, feed: Callable[[bytes], None]) -> str:
-    digest, position = hashlib.sha256(), 0
-    while chunk := folder.read_range(name, position, position + SCAN_BYTES):
-        digest.update(chunk)
-        feed(chunk)
-        position += len(chunk)
-    if position != stamp.size or folder.stamp(name) != stamp:
-        fix = "Leave the files alone while they are adopted, and run it again."
-        raise DataError(folder.where(name), "the file changed while it was read", fix)
-    return digest.hexdigest()
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(".parquet")
 
 
-def _is_parquet(file: _File) -> bool:
-    return file.name.lower().endswith(".parquet")
-
-
-@contextmanager
-def _errors_named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(where, f"the file cannot be read ({reason(error)})", "Restore it, or move it away.") from error
-
-
-def _warn_of_large_groups(found: list[_Found]) -> None:
-    large = [one for one in found if one.largest_group_bytes > LARGE_ROW_GROUP_BYTES]
+def _warn_of_large_groups(adopted: Sequence[_Adopted]) -> None:
+    large = [one for one in adopted if one.largest_group_bytes > LARGE_ROW_GROUP_BYTES]
     if large:
-        most = max(large, key=lambda one: one.largest_group_bytes)
+        largest = max(large, key=lambda one: one.largest_group_bytes)
         say(
-            f"warning: {len(large)} of {len(found)} files have row groups with more than 128 MB of text "
-            f"({most.shard.path}: {most.largest_group_bytes / 1e6:.0f} MB). "
-            "Reading them in shuffled order will be slow, as a row group is decoded for a few of its rows. Write them "
-            "again with smaller ones: pyarrow.parquet.write_table(..., row_group_size=1000), or tokenize the corpus."
+            f"warning: {len(large)} of {len(adopted)} files have row groups with more than 128 MB of text "
+            f"({largest.shard.path}: {largest.largest_group_bytes / 1e6:.0f} MB). "
+            "Reading in shuffled order will be slow, because a whole row group is decoded for few rows. Write smaller "
+            "row groups with pyarrow.parquet.write_table(..., row_group_size=1000), or tokenize the corpus."
         )
-
-
-def _write(folder: Folder, manifest: Manifest) -> None:
-    try:
-        with explain_disk_errors(Path(folder.location)):
-            write_manifest(folder.location, manifest)
-    except OSError as error:
-        fix = "Give a place that can be written to, e.g. a copy."
-        raise MachineError(folder.where(MANIFEST_NAME), f"cannot be written ({reason(error)})", fix) from error

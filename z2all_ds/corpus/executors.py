@@ -1,21 +1,30 @@
-"""Runs the same function over many tasks: here, in processes of this machine, or as tasks of a Ray cluster.
+"""Runs one function over many tasks: in this process, in worker processes, or as tasks of a Ray cluster.
 
-Tasks and results are small and picklable; the data itself goes through files. Results come as they are finished, with
-the number of their task. If one fails, or the user presses Ctrl-C, no worker is left behind.
+Tasks and results are small and picklable; the data goes through files. Results arrive in the order of completion, with
+the number of their task. After an error or Ctrl-C no worker keeps running.
+
+Running tasks write their progress to small files, which the driver reads. Files work the same for a local process and
+for a task on another machine.
 """
 
 import logging
 import multiprocessing
+import os
 import signal
 import socket
+import struct
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ClusterError, ConfigError, MachineError, Z2allError
 from z2all_ds.base.machine import one_thread_each, usable_cores
 from z2all_ds.base.parent_watch import follow_owner, owner_mark
@@ -24,103 +33,107 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]
 
-KNOCK_SECONDS = 5.0
+RAY_CONNECT_TIMEOUT_SECONDS = 5.0
 TASKS_IN_FLIGHT_PER_RAY_CPU = 2
-"""Enough that no CPU waits for the driver, few enough that a stop does not leave thousands queued."""
+"""Keeps every CPU busy without leaving thousands of queued tasks behind when the build stops."""
+PROGRESS_EVERY_SECONDS = 0.5
+_COUNTS = struct.Struct("<qq")
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Where work is done."""
+    """Settings of parallel work."""
 
     workers: int | None = None
-    """Processes on this machine; None is one for each core."""
+    """Processes on this machine; None means one per core."""
     ray: str | None = None
-    """Address of a Ray cluster (`auto`, `host:6379`, `ray://host:10001`, or `local` for one on this machine)."""
+    """Address of a Ray cluster (`auto`, `host:6379`, `ray://host:10001`, or `local` to start one on this machine)."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"workers {self.workers}", "must be at least 1", "Leave it out for one a core.")
+            raise ConfigError(f"workers {self.workers}", "must be at least 1", "Omit it to use one per core.")
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """(task number, result) of each task, in the order in which they finish."""
+        """Yields (task number, result) of each task, in the order of completion."""
         with self.opened() as run:
             yield from run(work, tasks)
 
     @contextmanager
     def opened(self) -> Iterator[Run]:
-        """A `run` that keeps its workers from one call to the next; starting them takes a second."""
+        """Yields a `run` function that keeps its workers between calls, because starting them takes a second."""
         if self.ray is not None:
             with _connected_ray(self.ray) as ray:
                 yield partial(_run_on_ray, ray, self.ray)
         else:
-            with _Processes(self.workers or usable_cores()) as processes:
-                yield processes.run
+            with _worker_processes(self.workers or usable_cores()) as run:
+                yield run
+
+
+def run_all(
+    run: Run,
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    label: str,
+    sizes: Sequence[int],
+    unit: str = "bytes",
+) -> list[Result]:
+    """Runs all tasks with a progress bar over their sizes, and returns the results in the order of the tasks."""
+    results: dict[int, Result] = {}
+    with progress(label, sum(sizes), unit) as advance:
+        for number, result in run(work, tasks):
+            results[number] = result
+            advance(sizes[number])
+    return [results[number] for number in range(len(tasks))]
 
 
 def _start_worker(owner: str) -> None:
-    # Ctrl-C reaches the whole process group; only the owner answers it, and then ends its workers.
+    # Ctrl-C reaches the whole process group; only the owner handles it, and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow_owner(owner)
 
 
-class _Processes:
-    """Worker processes, started when there is more than one task; none is left when the block is left."""
+@contextmanager
+def _worker_processes(max_workers: int) -> Iterator[Run]:
+    """Yields a `run` function over a pool of processes; they start when needed and end with the block."""
+    pool: ProcessPoolExecutor | None = None
+    other_processes = set(multiprocessing.active_children())
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._pool: ProcessPoolExecutor | None = None
-        self._size = 0
-        self._others = set(multiprocessing.active_children())
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - self._others:
-            process.terminate()
-            process.join()
-
-    def run(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        wanted = min(self._most, len(tasks))
-        if wanted <= 1:
+    def run(work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        nonlocal pool
+        workers = min(max_workers, len(tasks))
+        if workers <= 1:
             for number, task in enumerate(tasks):
                 yield number, work(task)
             return
-        pool = self._pool_of(wanted)
-        try:
-            with one_thread_each():  # the processes start with the first task
-                numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
-            open_futures = set(numbers)
-            while open_futures:
-                finished, open_futures = wait(open_futures, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield numbers[future], future.result()
-        except BrokenProcessPool:
-            fix = f"Give fewer --workers (now {wanted}), or more memory; what is finished is kept."
-            raise MachineError("a worker process", "ended without a word, most often for want of memory", fix) from None
-
-    def _pool_of(self, size: int) -> ProcessPoolExecutor:
-        if self._pool is None or self._size < size:
-            if self._pool is not None:
-                self._pool.shutdown()
+        if pool is None:
             # Not fork: the driver has threads (the progress bar, Arrow), and a forked child can inherit a held lock.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                size, mp_context=context, initializer=_start_worker, initargs=(owner_mark(),)
-            )
-            self._size = size
-        return self._pool
+            pool = ProcessPoolExecutor(max_workers, context, initializer=_start_worker, initargs=(owner_mark(),))
+        try:
+            with one_thread_each():  # submit() starts a process if none is idle
+                numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        except BrokenProcessPool:
+            fix = f"Use fewer --workers (now {workers}) or more memory; finished work is kept."
+            raise MachineError("a worker process", "ended unexpectedly, probably out of memory", fix) from None
+
+    try:
+        yield run
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - other_processes:
+            process.terminate()
+            process.join()
 
 
 def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Never cancels a task: one that ends in the same moment makes Ray 2.60 abort this process.
+    """Runs the tasks on Ray. Never cancels one: if a task ends at the same moment, Ray 2.60 aborts this process.
 
-    Where the connection is ours, its end also ends what still runs. In one that was there before, the few tasks in
-    flight run to their end, and what they finish is kept.
+    Closing our own connection also ends running tasks. On a connection that existed before, the few tasks in flight run
+    to completion, and their output is kept.
     """
     remote = ray.remote(max_retries=2)(work)
     waiting = list(reversed(list(enumerate(tasks))))
@@ -130,23 +143,22 @@ def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Seque
         while waiting and len(running) < slots:
             number, task = waiting.pop()
             running[remote.remote(task)] = number
-        finished, _ = ray.wait(list(running), num_returns=1)
-        for reference in finished:
-            number = running.pop(reference)
-            try:
-                yield number, ray.get(reference)
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, Z2allError):
-                    raise error.cause from None
-                raise
-            except ray.exceptions.RayError as error:
-                fix = "Look at `ray status` and the logs of that node, then run again: what is finished is kept."
-                raise ClusterError(f"Ray at {address}", f"a task was lost ({error})", fix) from None
+        (reference,), _ = ray.wait(list(running), num_returns=1)
+        number = running.pop(reference)
+        try:
+            yield number, ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, Z2allError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayError as error:
+            fix = "Check `ray status` and the logs of that node, then run again; finished work is kept."
+            raise ClusterError(f"Ray at {address}", f"a task was lost ({error})", fix) from None
 
 
 @contextmanager
 def _connected_ray(address: str) -> Iterator[Any]:
-    """Ray; a connection that was there before stays."""
+    """Yields the Ray module, connected. A connection that existed before stays open."""
     try:
         import ray
     except ImportError:
@@ -156,10 +168,13 @@ def _connected_ray(address: str) -> Iterator[Any]:
         return
     where: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
     try:
-        _knock(address)
+        # Ray itself retries an unreachable address for more than five minutes.
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon and port.isdigit():
+            socket.create_connection((host, int(port)), RAY_CONNECT_TIMEOUT_SECONDS).close()
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
-    except Exception as error:  # OSError, TimeoutError, ValueError: Ray has no family of its own for it
-        fix = "Start one with `ray start --head`, give its address, or `local` for one on this machine."
+    except Exception as error:  # OSError, TimeoutError, ValueError: Ray has no common base class for them
+        fix = "Start a cluster with `ray start --head` and give its address, or use `local` to start one here."
         raise ClusterError(f"Ray at {address}", f"not reachable ({error})", fix) from None
     try:
         yield ray
@@ -167,8 +182,68 @@ def _connected_ray(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Ray itself tries a dead address for five minutes and more."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+@contextmanager
+def progress_file(path: Path, documents: Callable[[], int]) -> Iterator[Callable[[int], None]]:
+    """Yields a function that counts raw bytes; they and `documents()` are written to a file for the driver to read."""
+    file, total, next_write = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644), 0, 0.0
+
+    def advance(raw_bytes: int) -> None:
+        nonlocal total, next_write
+        total += raw_bytes
+        now = time.monotonic()
+        if now >= next_write:
+            next_write = now + PROGRESS_EVERY_SECONDS
+            os.pwrite(file, _COUNTS.pack(total, documents()), 0)
+
+    try:
+        yield advance
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+
+
+def read_progress(folder: Path) -> tuple[int, int]:
+    """Returns (raw bytes, documents) processed by all running tasks of a folder."""
+    raw_bytes = documents = 0
+    for path in folder.glob("*.progress"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # the task has just finished
+            continue
+        if len(data) == _COUNTS.size:
+            some_bytes, some_documents = _COUNTS.unpack(data)
+            raw_bytes, documents = raw_bytes + some_bytes, documents + some_documents
+    return raw_bytes, documents
+
+
+@contextmanager
+def task_progress(folder: Path, advance: Advance) -> Iterator[Callable[[int, int], None]]:
+    """Advances a bar by the progress files of running tasks. Yields a function that counts a finished task."""
+    finished_bytes = finished_documents = shown_bytes = 0
+    lock, over = threading.Lock(), threading.Event()
+
+    def show(running_bytes: int, running_documents: int) -> None:
+        nonlocal shown_bytes
+        with lock:
+            # A task may finish between reading its file and counting it; the bar must not go back.
+            seen = max(shown_bytes, finished_bytes + running_bytes)
+            advance(seen - shown_bytes, f"{finished_documents + running_documents:,} records")
+            shown_bytes = seen
+
+    def watch() -> None:
+        while not over.wait(PROGRESS_EVERY_SECONDS):
+            show(*read_progress(folder))
+
+    def count_finished(raw_bytes: int, documents: int) -> None:
+        nonlocal finished_bytes, finished_documents
+        with lock:
+            finished_bytes, finished_documents = finished_bytes + raw_bytes, finished_documents + documents
+
+    thread = threading.Thread(target=watch, name="task-progress", daemon=True)
+    thread.start()
+    try:
+        yield count_finished
+    finally:
+        over.set()
+        thread.join()
+        show(0, 0)

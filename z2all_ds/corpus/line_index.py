@@ -1,8 +1,8 @@
-"""Where the lines of a JSON-lines shard begin: found in one pass, kept beside the shard, read by ranges.
+"""The line index of a JSON Lines shard: offsets found in one pass, stored next to the shard, and read by ranges.
 
-The index of `web-00000.jsonl` is `.web-00000.jsonl.idx`: little-endian 64-bit numbers, first a header (mark, size and
-version of the shard, number of lines), then the offset of each line and of the end of the file. It is never held in
-memory whole, as a corpus may have 10^9 documents; only where it cannot be written, it is.
+The index of `web-00000.jsonl` is `.web-00000.jsonl.idx`: little-endian 64-bit integers, first a header (mark, size and
+version of the shard, number of lines), then the offset of each line and of the end of the file. It stays on disk, as a
+corpus may have 10^9 documents; it is kept in memory only if it cannot be written.
 """
 
 import posixpath
@@ -18,40 +18,40 @@ Offsets = npt.NDArray[np.uint64]
 
 SCAN_BYTES = 16 << 20
 SHOW_PROGRESS_ABOVE_BYTES = 256 << 20
-"""Below it a scan takes less than a second."""
+"""Smaller files take less than a second."""
 _WORD = np.dtype("<u8")
 _HEADER_WORDS = 4
 _MARK = int.from_bytes(b"z2lines2", "little")
 
 
 class IndexDamaged(OSError):
-    """The file beside the shard is not the index it was."""
+    """The index file changed after it was opened."""
 
 
 class LineIndex:
-    """Offsets of the lines of a shard as it was at `stamp`."""
+    """Offsets of the lines of a shard in the version `stamp`."""
 
     def __init__(self, folder: Folder, shard: str, stamp: Stamp, num_lines: int, kept: Offsets | None = None) -> None:
-        """`kept` holds the offsets where they could not be written."""
+        """`kept` has the offsets if they could not be written."""
         self.stamp, self.num_lines = stamp, num_lines
         self._folder, self._name, self._kept = folder, index_name(shard), kept
 
     def offsets(self, first: int, end: int) -> Offsets:
-        """Of the lines `first` to `end` - 1 and of where the last of them ends, [end - first + 1]."""
+        """Returns the offsets of the lines `first` to `end` - 1 and the end of the last one, [end - first + 1]."""
         if self._kept is not None:
             return self._kept[first : end + 1]
         begin = (_HEADER_WORDS + first) * _WORD.itemsize
         data = self._folder.read_range(self._name, begin, begin + (end - first + 1) * _WORD.itemsize)
         if len(data) != (end - first + 1) * _WORD.itemsize:
-            raise IndexDamaged(f"{self._folder.where(self._name)} is torn")
+            raise IndexDamaged(f"{self._folder.where(self._name)} is truncated")
         found = np.frombuffer(data, dtype=_WORD)
         if not (np.all(found[:-1] < found[1:]) and int(found[-1]) <= self.stamp.size):
-            raise IndexDamaged(f"{self._folder.where(self._name)} holds offsets that cannot be")
+            raise IndexDamaged(f"{self._folder.where(self._name)} contains invalid offsets")
         return found
 
 
 class LineScan:
-    """Finds the lines of a file whose bytes are fed to it from the beginning."""
+    """Finds the lines of a file from consecutive chunks of its bytes."""
 
     def __init__(self) -> None:
         self._starts = [np.zeros(1, dtype=_WORD)]
@@ -65,7 +65,7 @@ class LineScan:
             self._last_byte = chunk[-1:]
 
     def offsets(self) -> Offsets:
-        """Of each line and of the end, [num_lines + 1]. What stands after the last newline is a line."""
+        """Returns the offset of each line and of the end, [num_lines + 1]. A last line may have no line feed."""
         if self._last_byte != b"\n":
             self._starts.append(np.array([self._position], dtype=_WORD))
             self._last_byte = b"\n"
@@ -80,17 +80,17 @@ def index_name(shard: str) -> str:
 
 
 def load_or_build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
-    """The index of a shard that is now as `stamp` says."""
+    """Returns the index of a shard whose current version is `stamp`."""
     return load_index(folder, shard, stamp) or build_index(folder, shard, stamp)
 
 
 def load_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex | None:
-    """The index beside the shard; None if there is none, or it is torn, or not of the shard as it is now."""
+    """Returns the stored index; None if it is missing, damaged, or of another version of the shard."""
     name = index_name(shard)
     try:
         length = folder.stamp(name).size
         header = folder.read_range(name, 0, _HEADER_WORDS * _WORD.itemsize)
-    except OSError:  # not there, or not readable: making it anew says what is wrong, if anything is
+    except OSError:  # missing or not readable
         return None
     if len(header) != _HEADER_WORDS * _WORD.itemsize:
         return None
@@ -101,7 +101,7 @@ def load_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex | None:
 
 
 def build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
-    """Reads the shard once. If its size changed meanwhile, the index says so, and is not written."""
+    """Scans the shard. If its size has changed, the index has the new size and is not written."""
     scan, position = LineScan(), 0
     is_large = stamp.size > SHOW_PROGRESS_ABOVE_BYTES
     with progress(f"index {shard}", stamp.size, "bytes") if is_large else nullcontext() as advance:
@@ -117,7 +117,7 @@ def build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
 
 
 def store_index(folder: Folder, shard: str, stamp: Stamp, offsets: Offsets) -> LineIndex:
-    """Writes the index beside its shard, or keeps it in memory where that cannot be."""
+    """Writes the index next to its shard; keeps it in memory if that fails."""
     header = np.array([_MARK, *stamp, len(offsets) - 1], dtype=_WORD)
     try:
         folder.write_whole(index_name(shard), np.concatenate([header, offsets]).tobytes())

@@ -1,13 +1,13 @@
-"""The record: the one shape of a document between raw text and tokens, and the strict way to read it back.
+"""The record: the format of a document in a shard, and its strict parser.
 
-One record is one line of JSON in UTF-8. A line ends at the line feed: a text may hold U+2028 or U+0085, where Python's
-`str.splitlines()` breaks and reading a file line by line does not. Reading is strict on purpose: a shard with a broken
-line is named with its line number here, before it becomes a strange loss curve somewhere else.
+One record is one line of JSON in UTF-8. A line ends at the line feed: a text may contain U+2028 or U+0085, where
+Python's `str.splitlines()` breaks and reading a file line by line does not. Parsing is strict, so that an invalid line
+is reported with its location and does not appear as an unexplained loss during training.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_origin
 
 import orjson
 
@@ -19,51 +19,42 @@ class Record:
     """One document of the corpus."""
 
     gid: int
-    """Number of the document in the whole corpus; no two documents share one."""
+    """Number of the document in the corpus; unique."""
     id: int
     """Number of the document in its source."""
     data_src: str
-    """Name of the source; for corpora built here, the domain."""
+    """Name of the source; the domain, in corpora built here."""
     category: str
-    """What kind of text it is, in a word or two."""
+    """Kind of text, in a word or two."""
     title: str
     content: str
-    """The text itself: what a model is trained on."""
+    """The text that a model is trained on."""
     desc: str
-    """Where it came from or what it is, in a sentence."""
+    """Description in a sentence."""
     others: dict[str, Any] = field(default_factory=dict)
-    """Whatever else a source knows, as plain JSON."""
+    """Other fields of the source, as JSON values."""
 
     def to_line(self) -> str:
-        """The record as one line of JSON, without the line end."""
+        """Returns the record as one line of JSON, without the line feed."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-_TYPES: dict[str, type] = {
-    "gid": int,
-    "id": int,
-    "data_src": str,
-    "category": str,
-    "title": str,
-    "content": str,
-    "desc": str,
-    "others": dict,
-}
+_TYPES: dict[str, Any] = {field.name: get_origin(field.type) or field.type for field in fields(Record)}
 _RULE = "a record is one JSON object with " + ", ".join(f"{name}:{kind.__name__}" for name, kind in _TYPES.items())
-_FIX = "Repair or remove that line and rebuild the corpus; `audit_corpus` lists every broken line."
+_FIX = "Repair or remove the line and rebuild the corpus; `z2all corpus audit` lists all invalid lines."
 
 
 def parse_record(line: str | bytes, where: str) -> Record:
-    """Reads one line; `where` names file and line (`code-00000.jsonl:17`) for the error."""
-    # orjson reads more than twice as fast as the standard library (345 against 150 MB/s). What it refuses, or would
-    # read otherwise, goes the slow way, which also knows how to say what is wrong.
+    """Parses one line. `where` is its file and line (`code-00000.jsonl:17`), for errors."""
+    # orjson is more than twice as fast as the standard library (345 compared with 150 MB/s). Lines that it refuses or
+    # would read differently are parsed by the standard library, with detailed errors.
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:
         return _parse_strictly(line, where)
     if type(values) is dict and values.keys() == _TYPES.keys():
         for name, kind in _TYPES.items():
-            # `type is`, not isinstance: true is an int to Python but not to the schema
+            # `type is`, not isinstance: True is an int in Python but not in the schema
             if type(values[name]) is not kind:
                 break
         else:
@@ -74,7 +65,7 @@ def parse_record(line: str | bytes, where: str) -> Record:
 
 
 def may_be_huge_number(value: Any) -> bool:
-    """Whether orjson may have made a float of an integer: it does so beyond 64 bits."""
+    """Returns whether orjson may have turned an integer into a float; it does so beyond 64 bits."""
     if type(value) is float:
         return abs(value) >= 2.0**63
     if type(value) is dict:
@@ -104,16 +95,16 @@ def _parse_strictly(line: str | bytes, where: str) -> Record:
     for name, kind in _TYPES.items():
         if type(values[name]) is not kind:
             raise DataError(f"{where}, {name} is a {type(values[name]).__name__}", _RULE, _FIX)
-    # UTF-8 cannot carry half a surrogate pair, but a JSON escape can; no tokenizer takes one.
+    # A JSON escape can encode half a surrogate pair; UTF-8 and tokenizers cannot.
     if "\\ud" in line or "\\uD" in line:
         for name, value in values.items():
             if isinstance(value, str) and has_lone_surrogate(value):
-                raise DataError(f"{where}, {name} holds half a surrogate pair", "text must be valid Unicode", _FIX)
+                raise DataError(f"{where}, {name} contains half a surrogate pair", "text must be valid Unicode", _FIX)
     return Record(**values)
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether the text cannot be written as UTF-8."""
+    """Returns whether the text cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -122,8 +113,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Each half of a surrogate pair becomes U+FFFD, the mark for what could not be read."""
+    """Replaces each half of a surrogate pair by U+FFFD; complete pairs become one character."""
     if not has_lone_surrogate(text):
         return text
-    # joins halves that form a pair, replaces those that do not
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

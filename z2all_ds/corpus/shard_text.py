@@ -1,20 +1,31 @@
-"""The text of a record, in a line of JSON or in a column of Parquet, and what is said when it is not there."""
+"""Extracts the text of a record from a line of JSON or a column of Parquet, with errors if it is missing."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.base.storage.folders import Folder, RangeFile
+from z2all_ds.base.storage.folders import Folder, RangeFile, reason
 from z2all_ds.corpus.schema import has_lone_surrogate
 
 DEFAULT_TEXT_FIELD = "content"
 REBUILD = "Restore the file, or build the corpus again."
 
 
+@contextmanager
+def read_errors(where: str, fix: str = REBUILD) -> Iterator[None]:
+    """Turns an OSError into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(where, f"the file cannot be read ({reason(error)})", fix) from error
+
+
 def text_of_line(line: bytes, text_field: str, where: str) -> str:
-    """`where` names the shard and the record."""
+    """Returns the text of one line. `where` is the shard and the record, for errors."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -26,24 +37,24 @@ def text_of_line(line: bytes, text_field: str, where: str) -> str:
         return text
     if text_field not in record:
         raise _no_field(where, text_field, list(record))
-    raise DataError(where, f"`{text_field}` must be a text and is {type(text).__name__}", REBUILD)
+    raise DataError(where, f"`{text_field}` must be a string and is {type(text).__name__}", REBUILD)
 
 
 def _read_slowly(line: bytes, where: str) -> Any:
-    """What orjson refuses and other writers write: NaN, a byte order mark, half a surrogate pair in another field."""
+    """Parses lines that orjson refuses: NaN, a byte order mark, half a surrogate pair."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # bad JSON and bad UTF-8 both
+    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise DataError(where, f"the line is not JSON in UTF-8 ({error})", REBUILD) from error
     if isinstance(record, dict):
         for name, value in record.items():
             if isinstance(value, str) and has_lone_surrogate(value):
-                raise DataError(where, f"`{name}` holds half a surrogate pair, which is no Unicode", REBUILD)
+                raise DataError(where, f"`{name}` contains half a surrogate pair, which is not valid Unicode", REBUILD)
     return record
 
 
 def open_parquet(folder: Folder, name: str, size: int, where: str, metadata: Any = None) -> Any:
-    """pyarrow's ParquetFile, set to read no more than it is asked for. `metadata` spares the footer."""
+    """Opens a ParquetFile without read-ahead. With `metadata`, the footer is not read again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -51,11 +62,11 @@ def open_parquet(folder: Folder, name: str, size: int, where: str, metadata: Any
     try:
         return pq.ParquetFile(file, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     except pa.ArrowException as error:
-        raise DataError(where, f"no readable Parquet file ({one_line(error)})", REBUILD) from error
+        raise DataError(where, f"not a readable Parquet file ({one_line(error)})", REBUILD) from error
 
 
 def check_text_column(file: Any, text_field: str, where: str) -> None:
-    """The column must be there and be one of texts."""
+    """Raises unless the column exists and contains strings."""
     import pyarrow as pa
 
     names = list(file.schema_arrow.names)
@@ -64,24 +75,24 @@ def check_text_column(file: Any, text_field: str, where: str) -> None:
     kind = file.schema_arrow.field(text_field).type
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(values) or pa.types.is_large_string(values) or values == pa.string_view()):
-        fix = "Choose another column as the text, or make Parquet files with texts in it."
-        raise DataError(where, f"the column `{text_field}` must be of texts and is of {kind}", fix)
+        fix = "Choose another column, or write it as strings."
+        raise DataError(where, f"the column `{text_field}` must contain strings and has type {kind}", fix)
 
 
 def text_columns(metadata: Any, text_field: str) -> list[Any]:
-    """What the footer says of the text column in each row group."""
+    """Returns the metadata of the text column in each row group."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if not groups:
         return []
-    paths = [groups[0].column(place).path_in_schema for place in range(groups[0].num_columns)]
+    paths = [groups[0].column(number).path_in_schema for number in range(groups[0].num_columns)]
     return [group.column(paths.index(text_field)) for group in groups]
 
 
 def one_line(error: BaseException) -> str:
-    """A library's message, without its line breaks."""
+    """Returns the message of a library error without line breaks."""
     return " ".join(str(error).split())[:300]
 
 
-def _no_field(where: str, text_field: str, there: list[str]) -> DataError:
-    rule = f"has no field `{text_field}`; there are: {', '.join(map(str, there)) or 'none'}"
-    return DataError(where, rule, "Name the one that holds the text: `z2all corpus adopt ... --text-field NAME`.")
+def _no_field(where: str, text_field: str, fields: list[str]) -> DataError:
+    rule = f"has no field `{text_field}`; its fields are: {', '.join(map(str, fields)) or 'none'}"
+    return DataError(where, rule, "Give the field with the text: `z2all corpus adopt ... --text-field NAME`.")

@@ -1,8 +1,8 @@
-"""Splits a corpus into train and validation by what the documents say, not by where they lie.
+"""Splits a corpus into train and validation by the content of the documents.
 
-A document goes to validation when a hash of its content falls below the share. So it stays on its side when the corpus
-grows, is built again in other shards or gets other numbers, and two documents with the same content never part. Lines
-are copied byte for byte, gids included; every shard becomes at most one shard on each side, under its own name.
+A document goes to validation if a hash of its content is below the share. So it stays on its side when the corpus grows
+or is built again with other shards or numbers, and documents with the same content stay together. Lines are copied
+unchanged, including their gids. Every shard becomes at most one shard per side, under the same name.
 """
 
 import hashlib
@@ -13,73 +13,58 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.base.atomic import (
-    TEMPORARY_SUFFIX,
-    explain_disk_errors,
-    flush_to_disk,
-    force_to_disk,
-    make_folder,
-    publish,
-    write_whole,
-)
-from z2all_ds.base.console import progress
+from z2all_ds.base.atomic import TEMPORARY_SUFFIX, HashedFile, explain_disk_errors, make_folder, publish, write_whole
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.executors import Executor, run_all
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, load_records_manifest, write_manifest
 from z2all_ds.corpus.schema import parse_record
 
 SPLIT_NAME = "SPLIT.json"
-"""What was split and how; written last, so that its presence means that both sides are complete."""
+"""The inputs of the split; written last, so its presence means that both sides are complete."""
 SIDES = ("train", "validation")
 RULE_VERSION = 1
-"""Raise it when documents would fall on other sides."""
+"""Increase it if documents change sides."""
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What a split wrote."""
+    """The result of a split."""
 
     train: dict[str, tuple[int, int]]
     """domain -> (documents, bytes)"""
     validation: dict[str, tuple[int, int]]
     warnings: tuple[str, ...]
-    """Domains of which one side has nothing."""
+    """Domains that have no documents on one side."""
 
 
 def is_validation(content: str, share: float, seed: str = "") -> bool:
-    """The side of a document. Depends on nothing else, so any program can ask."""
-    return _place(content, seed) < share
-
-
-def _place(content: str, seed: str) -> float:
-    """A number from 0 to 1, the same for the same content and seed."""
+    """Returns whether a document belongs to validation. Depends only on the arguments."""
     digest = hashlib.blake2b(hashlib.sha256(seed.encode()).digest(), digest_size=8)
     digest.update(content.encode("utf-8", "surrogatepass"))
-    # 53 bits are what a float holds exactly; with 64 the highest few would round to 1.0
-    return (int.from_bytes(digest.digest(), "big") >> 11) / 2**53
+    # A float holds 53 bits exactly; with 64, the highest values would round to 1.0.
+    return (int.from_bytes(digest.digest(), "big") >> 11) / 2**53 < share
 
 
 def split_corpus(
     corpus_dir: str | Path, out_dir: str | Path, share: float, seed: str = "", workers: int | None = 1
 ) -> SplitReport:
-    """Writes out_dir/train and out_dir/validation, or returns at once if the same split is there already.
+    """Writes out_dir/train and out_dir/validation; returns at once if the same split exists.
 
-    Nothing is visible under out_dir before all of it is complete. `share` is that of the documents in validation.
+    `out_dir` appears only when it is complete. `share` is the fraction of documents for validation.
     """
     corpus_dir, out_dir = Path(corpus_dir), Path(os.path.abspath(out_dir))
     if not 0 < share < 1:
-        raise ConfigError(f"share {share:g}", "must lie between 0 and 1", "E.g. 0.01 for one document in a hundred.")
+        raise ConfigError(f"share {share:g}", "must be between 0 and 1", "E.g. 0.01 for one document in a hundred.")
     if out_dir.resolve().is_relative_to(corpus_dir.resolve()):
-        fix = "Choose a folder beside it."
-        raise ConfigError(f"folder {out_dir}", f"it lies in the corpus {corpus_dir} that is to be split", fix)
+        raise ConfigError(f"folder {out_dir}", f"is inside the corpus {corpus_dir}", "Choose a folder outside it.")
     manifest = load_records_manifest(corpus_dir)
     key = {"rule": RULE_VERSION, "corpus": manifest.fingerprint, "share": share, "seed": seed}
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        return _split_before(out_dir, key)
+        return _existing_split(out_dir, key)
     make_folder(out_dir.parent)
     with explain_disk_errors(out_dir.parent):
         temporary = out_dir.with_name(f".{out_dir.name}.split{TEMPORARY_SUFFIX}")
-        shutil.rmtree(temporary, ignore_errors=True)  # of a split that was killed
+        shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted split
         try:
             sides = _write_sides(corpus_dir, temporary, manifest, share, seed, workers)
             write_whole(temporary / SPLIT_NAME, json.dumps(key, ensure_ascii=False, indent=1) + "\n")
@@ -90,21 +75,21 @@ def split_corpus(
     return _report(*sides)
 
 
-def _split_before(out_dir: Path, key: dict[str, object]) -> SplitReport:
-    """What an earlier call of the same kind wrote; anything else is not ours to touch."""
+def _existing_split(out_dir: Path, key: dict[str, object]) -> SplitReport:
+    """Returns the report of the same split made before; raises if the folder contains anything else."""
     try:
-        there = json.loads((out_dir / SPLIT_NAME).read_bytes())
+        found = json.loads((out_dir / SPLIT_NAME).read_bytes())
     except (OSError, ValueError):
-        there = None
-    if there != key:
-        rule = "it holds another split" if there else "it is there and not empty"
+        found = None
+    if found != key:
+        rule = "contains another split" if found else "exists and is not empty"
         raise ConfigError(f"folder {out_dir}", rule, "Choose another folder, or remove that one.")
     sides = [load_manifest(out_dir / side) for side in SIDES]
     for side, manifest in zip(SIDES, sides, strict=True):
         for shard in manifest.shards:
-            path = out_dir / side / shard.path
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise DataError(str(path), "missing or not of its size", f"Remove {out_dir} and split again.")
+            if not shard.is_present(out_dir / side):
+                what = str(out_dir / side / shard.path)
+                raise DataError(what, "is missing or has the wrong size", f"Remove {out_dir} and split again.")
     return _report(*sides)
 
 
@@ -112,57 +97,47 @@ def _write_sides(
     corpus_dir: Path, folder: Path, manifest: Manifest, share: float, seed: str, workers: int | None
 ) -> list[Manifest]:
     for side in SIDES:
+        (folder / side).mkdir(parents=True)
         for shard in manifest.shards:
             (folder / side / shard.path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / side).mkdir(parents=True, exist_ok=True)
-    pairs: list[tuple[ShardInfo, ...]] = [()] * len(manifest.shards)
-    with progress("split", sum(shard.bytes for shard in manifest.shards), "bytes") as advance:
-        work = partial(_split_shard, corpus_dir, folder, share, seed)
-        for number, pair in Executor(workers).run(work, manifest.shards):
-            pairs[number] = pair
-            advance(manifest.shards[number].bytes)
+    work, sizes = partial(_split_shard, corpus_dir, folder, share, seed), [shard.bytes for shard in manifest.shards]
+    pairs = run_all(Executor(workers).run, work, manifest.shards, "split", sizes)
     sides = []
     for number, side in enumerate(SIDES):
         shards = tuple(pair[number] for pair in pairs if pair[number].documents)
-        # next_gid stays: the numbers are those of the whole. The keys go: no build wrote these shards.
+        # next_gid stays, because the gids are those of the whole corpus. No build wrote these shards: no build keys.
         sides.append(replace(manifest, shards=shards, build_keys={}))
-        for path in {(folder / side / shard.path).parent for shard in shards}:
-            force_to_disk(path)
         write_manifest(folder / side, sides[-1])
     return sides
 
 
-def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard: ShardInfo) -> tuple[ShardInfo, ...]:
-    """Both sides of one shard; a side without documents leaves no file."""
-    paths = [folder / side / shard.path for side in SIDES]
-    digests = [hashlib.sha256() for _ in SIDES]
-    documents, sizes, whole = [0, 0], [0, 0], hashlib.sha256()
-    with explain_disk_errors(folder), open(paths[0], "wb") as train, open(paths[1], "wb") as validation:
-        streams = (train, validation)
+def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard: ShardInfo) -> list[ShardInfo]:
+    """Writes both sides of one shard; a side without documents gets no file."""
+    source, targets = corpus_dir / shard.path, [folder / side / shard.path for side in SIDES]
+    documents, digest = [0, 0], hashlib.sha256()
+    with explain_disk_errors(folder), HashedFile(targets[0]) as train, HashedFile(targets[1]) as validation:
+        files = (train, validation)
         try:
-            with open(corpus_dir / shard.path, "rb") as lines:
+            with open(source, "rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    whole.update(line)
+                    digest.update(line)
                     record = parse_record(line, f"{shard.path}:{number}")
                     side = int(is_validation(record.content, share, seed))
-                    streams[side].write(line)
-                    digests[side].update(line)
+                    files[side].write(line)
                     documents[side] += 1
-                    sizes[side] += len(line)
         except FileNotFoundError:
             fix = "Restore it, or build the corpus again."
-            raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
-        for stream in streams:
-            flush_to_disk(stream)
-    if whole.hexdigest() != shard.sha256:
-        rule = "its SHA-256 is not that of the manifest, the content was changed"
-        raise DataError(f"{corpus_dir / shard.path}", rule, "Run `z2all corpus audit`, and build the corpus again.")
-    infos = []
-    for side, path in enumerate(paths):
-        if not documents[side]:
-            path.unlink()
-        infos.append(ShardInfo(shard.path, shard.domain, documents[side], sizes[side], digests[side].hexdigest()))
-    return tuple(infos)
+            raise DataError(str(source), "no such file, but the manifest lists it", fix) from None
+        if digest.hexdigest() != shard.sha256:
+            rule = "its SHA-256 differs from the manifest, the content has changed"
+            raise DataError(str(source), rule, "Run `z2all corpus audit`, and build the corpus again.")
+        for file, target, count in zip(files, targets, documents, strict=True):
+            if count:
+                file.finish(target)
+    return [
+        ShardInfo(shard.path, shard.domain, count, file.size, file.sha256)
+        for file, count in zip(files, documents, strict=True)
+    ]
 
 
 def _report(train: Manifest, validation: Manifest) -> SplitReport:
@@ -170,5 +145,5 @@ def _report(train: Manifest, validation: Manifest) -> SplitReport:
     for domain in dict.fromkeys([*train.domains, *validation.domains]):
         for side, manifest in zip(SIDES, (train, validation), strict=True):
             if domain not in manifest.domains:
-                warnings.append(f"domain {domain}: no document falls into {side}; it has too few for this share")
+                warnings.append(f"domain {domain}: no documents in {side}; the domain is too small for this share")
     return SplitReport(train.domains, validation.domains, tuple(warnings))

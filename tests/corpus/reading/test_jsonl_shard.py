@@ -80,8 +80,8 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (grow, r"has \d+ (bytes and had \d+|records in \d+ bytes)"),
     (replaced_by_longer, r"has \d+ (bytes and had \d+|records in \d+ bytes)"),
     (break_json, "not JSON in UTF-8"),
-    (break_type, "`content` must be a text and is int"),
-    (break_field, "has no field `content`; there are: gid, contemt, others"),
+    (break_type, "`content` must be a string and is int"),
+    (break_field, "has no field `content`; its fields are: gid, contemt, others"),
     (break_utf8, "not JSON in UTF-8"),
     (break_object, "a record must be a JSON object"),
 ]
@@ -219,5 +219,5 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
     data = b'{"content": "a\\ud800"}\n'
     (tmp_path / "x.jsonl").write_bytes(data)
     info = type(write_jsonl(tmp_path, "y.jsonl", ["a"]))("x.jsonl", "web", 1, len(data), "0" * 64)
-    with pytest.raises(DataError, match=r"x\.jsonl, record 0: `content` holds half a surrogate pair"):
+    with pytest.raises(DataError, match=r"x\.jsonl, record 0: `content` contains half a surrogate pair"):
         reader_of(tmp_path, info).read(0)

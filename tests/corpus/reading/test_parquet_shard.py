@@ -66,7 +66,7 @@ def test_a_null_names_its_row(tmp_path: Path, is_large: bool, monkeypatch: pytes
 
 def test_a_column_must_be_of_texts(tmp_path: Path) -> None:
     info = write_parquet(tmp_path, "x.parquet", ["1", "2"], kind=pa.int64())
-    with pytest.raises(DataError, match=r"x\.parquet, record 1: the column `content` must be of texts and is of int64"):
+    with pytest.raises(DataError, match=r"x\.parquet, record 1: the column `content` must contain strings"):
         reader_of(tmp_path, info).read(1)
 
 

@@ -124,7 +124,7 @@ def test_the_text_may_have_another_name(tmp_path: Path) -> None:
     assert domain.fingerprint == manifest.domain_fingerprints["web"]
     (wrong,) = open_domains(tmp_path, Manifest(1, tuple(shards))).values()
     for number, place in ((1, "a.jsonl, record 1"), (2, "c.parquet, record 0")):
-        with pytest.raises(DataError, match=rf"{place}: has no field `content`; there are: gid, text"):
+        with pytest.raises(DataError, match=rf"{place}: has no field `content`; its fields are: gid, text"):
             wrong.read(number)
 
 

@@ -20,7 +20,7 @@ from tests.helpers.command import COMMAND, environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.machine import group_is_alive
-from z2all_ds.corpus.building import only_build
+from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
@@ -245,7 +245,7 @@ def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_
     shard = corpus / "a-00001.jsonl"
     good = shard.read_bytes()
     shard.write_bytes(good.replace(b'"four"', b"[1, 2]"))
-    with pytest.raises(DataError, match=r"a-00001\.jsonl, record 1: `content` must be a text and is list"):
+    with pytest.raises(DataError, match=r"a-00001\.jsonl, record 1: `content` must be a string and is list"):
         tokenize_corpus(corpus, small_tokenizer, tmp_path / "t", 1)
     assert not is_token_corpus(tmp_path / "t")
     assert not list((tmp_path / "t").rglob("*.tmp"))
@@ -303,7 +303,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(small_corpus: Path, small_tok
 
 
 def test_two_at_once_are_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
-    with only_build(tmp_path / "t"), pytest.raises(ConfigError, match="another build is at work"):
+    with build_lock(tmp_path / "t"), pytest.raises(ConfigError, match="another build is in progress"):
         tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
 

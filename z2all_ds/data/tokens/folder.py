@@ -12,7 +12,7 @@ from pathlib import Path
 from z2all_ds.base.atomic import TEMPORARY_SUFFIX, force_to_disk, write_whole
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import require_free_disk
-from z2all_ds.corpus.building import BUILDING_NAME
+from z2all_ds.corpus.building.folder import BUILDING_NAME
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,

@@ -17,9 +17,9 @@ import numpy as np
 from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import open_folder
+from z2all_ds.corpus.executors import progress_file
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.reading.readers import DomainReader
-from z2all_ds.corpus.unit_progress import ProgressFile
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
@@ -63,7 +63,7 @@ def tokenize_shard(job: ShardJob, numbered: tuple[int, ShardInfo]) -> TokenShard
     # With the number of the process: one whose owner was killed may live a moment longer beside its successor.
     with (
         explain_disk_errors(out),
-        ProgressFile(work / f"{number:05d}.progress", lambda: num_tokens) as progress,
+        progress_file(work / f"{number:05d}.progress", lambda: num_tokens) as advance,
         HashedFile(work / f"{number:05d}-{os.getpid()}.tokens") as tokens_out,
         HashedFile(work / f"{number:05d}-{os.getpid()}.ends") as ends_out,
     ):
@@ -81,7 +81,7 @@ def tokenize_shard(job: ShardJob, numbered: tuple[int, ShardInfo]) -> TokenShard
             tokens_out.write(row.astype(dtype).data)
             ends_out.write(ends.astype(ENDS_DTYPE).data)
             text_bytes, num_tokens, num_documents = text_bytes + size, num_tokens + len(row), num_documents + len(texts)
-            progress.advance(len(texts) * shard.bytes // shard.documents)
+            advance(len(texts) * shard.bytes // shard.documents)
         make_folder((out / tokens_file).parent)
         tokens_out.finish(out / tokens_file)
         ends_out.finish(out / ends_file)

@@ -13,10 +13,9 @@ from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import usable_cores
-from z2all_ds.corpus.building import only_build
-from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.building.folder import build_lock
+from z2all_ds.corpus.executors import Executor, read_progress, task_progress
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
-from z2all_ds.corpus.unit_progress import UnitProgress, read_progress
 from z2all_ds.data.tokens.folder import Job, TokenFolder
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
@@ -48,7 +47,7 @@ def tokenize_corpus(
         raise ConfigError(f"folder {out}", "is a corpus of text", "Give the tokens a folder of their own.")
     dtype = dtype_for(tokenizer.size)
     job = Job(tokenizer.fingerprint, raw.fingerprint, tuple(shard.path for shard in shards))
-    with explain_disk_errors(out), only_build(make_folder(out)), TokenFolder(out, job, dtype) as folder:
+    with explain_disk_errors(out), build_lock(make_folder(out)), TokenFolder(out, job, dtype) as folder:
         published = folder.open(replace)
         if published is not None:
             say(f"{out}: the tokens of all {len(shards)} shards are there")
@@ -99,10 +98,10 @@ def _tokenize(executor: Executor, job: ShardJob, shards: Sequence[tuple[int, Sha
             tokens = sum(shard.tokens for shard in list(done.values())) + read_progress(work)[1]
             advance(amount, f"{tokens:,} tokens")
 
-        with UnitProgress(work, advance_with_tokens) as units, executor.opened() as run:
+        with task_progress(work, advance_with_tokens) as count_finished, executor.opened() as run:
             for place, written in run(partial(tokenize_shard, job), shards):
                 done[shards[place][0]] = written
-                units.unit_finished(written.bytes, written.documents)
+                count_finished(written.bytes, written.documents)
     return done
 
 

@@ -1,4 +1,4 @@
-"""From raw files to records through the whole build: the known sources, dirt of every kind, cleaning, Ray."""
+"""From raw files to records through the whole build: the known sources, invalid data, cleaning, Ray."""
 
 import gzip
 import io
@@ -13,13 +13,13 @@ import pytest
 from tests.corpus.forms.reading import tar_of
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import Executor, SourceSpec, audit_corpus, build_corpus, parse_record, read_report
+from z2all_ds.corpus.building.report import full_lines, summary_lines
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.forms import ReadLimits
-from z2all_ds.corpus.report import full_lines, summary_lines
 from z2all_ds.corpus.schema import Record
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
-RAW = Path(__file__).parents[1] / "assets" / "raw"
+RAW = Path(__file__).parents[2] / "assets" / "raw"
 SOURCES = {
     "baike2018qa": ("baike_qa.json",),
     "news2016zh": ("news2016zh_valid.json",),
@@ -33,7 +33,7 @@ SOURCES = {
 
 
 def raw_files(source: str, folder: Path) -> tuple[Path, ...]:
-    """The committed files; those of Parquet sources are made from the rows that lie there as JSON."""
+    """Returns the committed files; Parquet files are made from rows that are committed as JSON."""
     files = [RAW / name for name in SOURCES[source]]
     if source not in ("zhihu_kol", "wikipedia_en"):
         return tuple(files)
@@ -72,14 +72,14 @@ def test_the_eight_sources_in_one_corpus(tmp_path: Path) -> None:
     assert audit_corpus(corpus).ok
 
 
-def test_wudao_pretty_or_not_one_file_or_many(tmp_path: Path) -> None:
+def test_wudao_with_several_files(tmp_path: Path) -> None:
     files = (RAW / "part-2021009337.json", RAW / "part-2021009338.json")
     build_corpus(tmp_path / "two", [SourceSpec("wudao", "wudao", files)])
     texts = [row["content"] for file in files for row in json.loads(file.read_text("utf-8"))]
     assert contents(tmp_path / "two") == texts
 
 
-def test_a_field_map_for_anything_else(tmp_path: Path) -> None:
+def test_a_field_map(tmp_path: Path) -> None:
     raw = tmp_path / "odd.json"
     raw.write_text(json.dumps([{"body": "正文", "meta": {"subject": "题"}, "score": 3}], ensure_ascii=False))
     fields = (("content", "body"), ("title", "meta.subject"))
@@ -108,7 +108,7 @@ def test_question_before_answer(tmp_path: Path) -> None:
         assert record.content.startswith(f"问：{record.title}\n" + (f"{record.desc}\n答：" if record.desc else "答："))
 
 
-# Dirt
+# Invalid data
 
 
 def parquet_with_a_corrupt_group() -> bytes:
@@ -120,8 +120,8 @@ def parquet_with_a_corrupt_group() -> bytes:
 
 
 GOOD = b'{"text": "good"}\n'
-DIRT: dict[str, tuple[str, bytes, str, str, int]] = {
-    # name: (file, bytes, kind of fault, its place, good records left)
+INVALID: dict[str, tuple[str, bytes, str, str, int]] = {
+    # name: (file, bytes, kind of fault, its location, valid records)
     "truncated line": ("x.jsonl", GOOD + b'{"text": "cu\n' + GOOD, "json", "x.jsonl:2", 2),
     "broken last line": ("x.jsonl", GOOD + b'{"text": "cu', "truncated", "x.jsonl:2", 1),
     "invalid UTF-8": ("x.jsonl", GOOD + b'{"text": "\xff\xfe"}\n' + GOOD, "utf8", "x.jsonl:2", 2),
@@ -132,14 +132,14 @@ DIRT: dict[str, tuple[str, bytes, str, str, int]] = {
     "cut array": ("x.json", b'[{"text": "good"}, {"text": "go', "truncated", "x.json", 1),
     "broken element": ("x.json", b'[{"text": "good"}, {"te": }, {"text": "good"}]', "json", "x.json", 2),
     "corrupt row group": ("x.parquet", parquet_with_a_corrupt_group(), "row_group", "x.parquet", 30),
-    # what lies before the break counts, so at least one:
+    # Records before the error count, so at least one.
     "cut gzip": ("x.jsonl.gz", gzip.compress(GOOD * 5000)[:-20], "container", "x.jsonl.gz", -1),
 }
 
 
-@pytest.mark.parametrize("name", DIRT)
-def test_dirt_stops_with_one_line_or_is_counted_and_skipped(tmp_path: Path, name: str) -> None:
-    file, data, kind, place, good = DIRT[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_data_stops_with_one_line_or_is_skipped(tmp_path: Path, name: str) -> None:
+    file, data, kind, place, good = INVALID[name]
     (tmp_path / file).write_bytes(data)
     fine = write_jsonl(tmp_path / "fine.jsonl", ["fine"])
     limits = ReadLimits(max_record_bytes=2000)
@@ -160,7 +160,7 @@ def test_dirt_stops_with_one_line_or_is_counted_and_skipped(tmp_path: Path, name
     assert any(place in line for line in summary_lines(read_report(tmp_path / "c", "x")))
 
 
-def test_an_empty_file_is_a_fault_and_not_a_loss(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_bytes(b"")
     fine = write_jsonl(tmp_path / "fine.jsonl", ["a", "b"])
     with pytest.raises(DataError, match=r"empty\.jsonl.*an empty file"):
@@ -170,7 +170,7 @@ def test_an_empty_file_is_a_fault_and_not_a_loss(tmp_path: Path) -> None:
     assert contents(tmp_path / "c") == ["a", "b"]
 
 
-def test_harmless_oddities_are_counted_and_cost_nothing(tmp_path: Path) -> None:
+def test_harmless_faults_are_counted(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + GOOD + b'{"text": "crlf"}\r\n\n{"text": " "}\n' + GOOD
     (tmp_path / "x.jsonl").write_bytes(data)
     build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",))])
@@ -178,7 +178,7 @@ def test_harmless_oddities_are_counted_and_cost_nothing(tmp_path: Path) -> None:
     assert read_report(tmp_path / "c", "x")["faults"]["counts"] == {"bom": 1, "line_ends": 1, "empty_text": 1}
 
 
-def test_too_many_bad_rows_are_not_dirt(tmp_path: Path) -> None:
+def test_too_many_invalid_rows_stop_the_build(tmp_path: Path) -> None:
     lines = [GOOD if number % 20 else b"{\n" for number in range(2000)]
     (tmp_path / "x.jsonl").write_bytes(b"".join(lines))
     with pytest.raises(DataError, match=r"rows.*100 x not JSON|not JSON.*allowed share of 0\.01.*x\.jsonl:1"):
@@ -188,7 +188,7 @@ def test_too_many_bad_rows_are_not_dirt(tmp_path: Path) -> None:
     assert len(records(tmp_path / "c")) == 1900
 
 
-def test_what_was_skipped_before_still_stops_a_build_that_is_told_to_stop(tmp_path: Path) -> None:
+def test_rows_skipped_before_stop_a_build_with_stop(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(GOOD * 20 + b"{\n")
     raw = (tmp_path / "x.jsonl",)
     with pytest.raises(DataError, match="1 of 21 rows of domain x"):
@@ -199,14 +199,14 @@ def test_what_was_skipped_before_still_stops_a_build_that_is_told_to_stop(tmp_pa
     assert len(records(tmp_path / "c")) == 20
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
     limits = ReadLimits(max_expansion=20, expansion_allowance_bytes=1_000_000)
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz.*grows too much"):
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz.*expands too much"):
         build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl.gz",), limits=limits)])
 
 
-def test_separators_of_lines_inside_a_text_stay_inside(tmp_path: Path) -> None:
+def test_unicode_line_separators_stay_in_the_text(tmp_path: Path) -> None:
     text = "a\u2028b\u2029c\x85d"
     raw = write_jsonl(tmp_path / "x.jsonl", [text])
     build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (raw,))])
@@ -216,7 +216,7 @@ def test_separators_of_lines_inside_a_text_stay_inside(tmp_path: Path) -> None:
     assert contents(tmp_path / "c") == [text]
 
 
-def test_numbers_beyond_64_bits_come_through(tmp_path: Path) -> None:
+def test_integers_beyond_64_bits_are_kept(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "key": 123456789012345678901234567890}\n')
     build_corpus(tmp_path / "c", [SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",))])
     assert records(tmp_path / "c")[0].others == {"key": 123456789012345678901234567890}
@@ -229,8 +229,8 @@ SENTENCES = [f"这是第{number}篇文章，讲的是第{number}件事，和别�
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_duplicates_over_files_first_stays(tmp_path: Path, workers: int) -> None:
-    """However many workers there are, and in whatever order they finish."""
+def test_the_first_of_several_duplicates_is_kept(tmp_path: Path, workers: int) -> None:
+    """For any number of workers, in any order of completion."""
     near = SENTENCES[3].replace("所以要留下来。", "所以要留下。", 1)
     files = (
         write_jsonl(tmp_path / "a.jsonl", SENTENCES[:6]),

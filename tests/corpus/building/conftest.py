@@ -2,12 +2,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from z2all_ds.corpus import build as build_module
+from z2all_ds.corpus.building import build as build_module
 
 
 @pytest.fixture
 def a_unit_for_each_slice() -> Iterator[None]:
-    """The small files of tests would all become one unit; this way there is something to do in parallel."""
+    """Makes one unit per slice; otherwise the small files of tests would all become one unit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "_grouped", lambda slices, _: [[piece] for piece in slices])
         yield

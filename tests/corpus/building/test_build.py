@@ -16,11 +16,11 @@ from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
-from z2all_ds.corpus import build as build_module
-from z2all_ds.corpus import parts as parts_module
-from z2all_ds.corpus import shards as shards_module
-from z2all_ds.corpus import units as units_module
-from z2all_ds.corpus.building import only_build
+from z2all_ds.corpus.building import build as build_module
+from z2all_ds.corpus.building import parts as parts_module
+from z2all_ds.corpus.building import shards as shards_module
+from z2all_ds.corpus.building import units as units_module
+from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.cleaning import CleaningRules
 
 pytestmark = pytest.mark.usefixtures("a_unit_for_each_slice")
@@ -29,7 +29,7 @@ grouped = build_module._grouped
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a build writes; the indices that readers keep beside the shards are not of it."""
+    """Returns the files that a build writes, without the line indexes of readers."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
@@ -56,7 +56,7 @@ def many_files(folder: Path, count: int, rows: int = 40) -> tuple[Path, ...]:
     )
 
 
-def test_small_corpus_is_sound(small_corpus: Path) -> None:
+def test_small_corpus_is_intact(small_corpus: Path) -> None:
     manifest = load_manifest(small_corpus)
     report = audit_corpus(small_corpus)
     assert report.problems == ()
@@ -112,7 +112,7 @@ def test_small_files_share_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [record.gid // BILLION for record in three] == [0] * 120 + [1] * 120 + [2] * 40
 
 
-def test_a_file_that_cannot_be_cut_becomes_shards_without_copies(
+def test_a_file_that_cannot_be_split_becomes_shards_without_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"row {row} " * 20 for row in range(300)]
@@ -129,10 +129,10 @@ def test_a_file_that_cannot_be_cut_becomes_shards_without_copies(
 
 
 def test_more_documents_than_a_unit_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units_module, "NUMBERS_PER_UNIT", 5)
+    monkeypatch.setattr(units_module, "IDS_PER_UNIT", 5)
     five, six = (raw_jsonl(tmp_path / f"{count}.jsonl", ["text"] * count) for count in (5, 6))
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (five,))])
-    with pytest.raises(DataError, match=r"6\.jsonl: more than 5 documents in a file that cannot be read in pieces"):
+    with pytest.raises(DataError, match=r"6\.jsonl: more than 5 documents in a file that cannot be split"):
         build_corpus(tmp_path / "d", [SourceSpec("a", "jsonl", (six,))])
     assert not list((tmp_path / "d" / ".building" / "units").iterdir())
 
@@ -141,7 +141,7 @@ def test_a_finished_corpus_is_reused_at_once(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(small_corpus, tmp_path / "copy")
-    monkeypatch.setattr(build_module, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(build_module, "_convert", lambda *_: pytest.fail("built again"))
     assert build_small_corpus(tmp_path / "copy") == load_manifest(small_corpus)
 
 
@@ -159,7 +159,7 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
         file * BILLION + row for file in range(3) for row in range(40)
     ]
     assert build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])], add=True) == second
-    # replaced: new numbers, so that no gid ever means two documents, and the manifest is true at every moment
+    # Replaced: new gids, so that no gid ever means two documents, and the manifest is valid at every moment.
     third = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[2:])], add=True, replace=True)
     assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a.2-00000.jsonl", "b-00000.jsonl"]
     gids = [record.gid for record in records(tmp_path / "c", third) if record.data_src == "a"]
@@ -168,7 +168,7 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
     assert audit_corpus(tmp_path / "c").ok
 
 
-def test_other_sources_do_not_overwrite_unless_told(tmp_path: Path) -> None:
+def test_other_sources_overwrite_only_with_replace(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one", "two"])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,)), SourceSpec("b", "jsonl", (raw,))])
     with pytest.raises(ConfigError, match=r"domain b .*not among the sources"):
@@ -191,7 +191,7 @@ def test_a_changed_raw_file_is_noticed_and_a_lost_shard_is_built_again(tmp_path:
         build_corpus(tmp_path / "c", spec)
 
 
-# A stop in the middle
+# Interrupted builds
 
 
 def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
@@ -202,27 +202,25 @@ def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("step", "calls"),
     [(step, calls) for step in ("convert_unit", "make_shard") for calls in (1, 2, 3)]
-    + [("announce", 1), ("write_manifest", 1)],
+    + [("begin_publishing", 1), ("write_manifest", 1)],
 )
-def test_a_build_stopped_anywhere_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int
-) -> None:
-    """Stopped before the n-th call of a step; nothing is visible then, and what was finished is not done again."""
+def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int) -> None:
+    """Interrupts before the n-th call of a step: no corpus is visible, and finished work is not repeated."""
     raw = many_files(tmp_path / "raw", 4)
     rules = CleaningRules(exact_duplicates=True)  # so that keys for later domains are among the files
     spec = [SourceSpec("a", "jsonl", raw[:2], cleaning=rules), SourceSpec("b", "jsonl", raw[2:], cleaning=rules)]
     expected = whole_build(tmp_path / "unbroken", spec)
-    owner = build_module.BuildingFolder if step == "announce" else build_module
+    owner = build_module.BuildingFolder if step == "begin_publishing" else build_module
     real, left = getattr(owner, step), calls
 
-    def die_at_last(*arguments: object) -> object:
+    def interrupt_at_last(*arguments: object) -> object:
         nonlocal left
         left -= 1
         if left == 0:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(owner, step, die_at_last)
+    monkeypatch.setattr(owner, step, interrupt_at_last)
     with pytest.raises(KeyboardInterrupt):
         build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
     with pytest.raises(DataError, match="no such file"):
@@ -230,18 +228,18 @@ def test_a_build_stopped_anywhere_goes_on(
     done: list[str] = []
     convert = build_module.convert_unit if step != "convert_unit" else real
 
-    def convert_and_tell(unit: Any) -> Any:
+    def convert_and_record(unit: Any) -> Any:
         done.append("unit")
         return convert(unit)
 
     monkeypatch.setattr(owner, step, real)
-    monkeypatch.setattr(build_module, "convert_unit", convert_and_tell)
+    monkeypatch.setattr(build_module, "convert_unit", convert_and_record)
     build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
     assert files(tmp_path / "c") == expected
     assert len(done) == (4 - (calls - 1) if step == "convert_unit" else 0)
 
 
-def test_a_stop_between_the_moves_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_between_moves_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = many_files(tmp_path / "raw", 2)
     spec = [SourceSpec("a", "jsonl", raw)]
     expected = whole_build(tmp_path / "unbroken", spec)
@@ -261,7 +259,7 @@ def test_a_stop_between_the_moves_is_undone(tmp_path: Path, monkeypatch: pytest.
         build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
     monkeypatch.undo()
     assert len(list((tmp_path / "c").glob("*.jsonl"))) == 2
-    # another source now: what was on its way is not left lying about
+    # A build of another source leaves no shards of the first.
     other = [SourceSpec("b", "jsonl", raw)]
     build_corpus(tmp_path / "c", other, max_shard_bytes=5_000)
     assert all(name.startswith(("b-", "MANIFEST")) for name in names(tmp_path / "c"))
@@ -270,18 +268,18 @@ def test_a_stop_between_the_moves_is_undone(tmp_path: Path, monkeypatch: pytest.
     assert files(tmp_path / "c") == expected
 
 
-def test_a_stop_after_the_manifest_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old shards were not removed yet; the same call does it."""
+def test_an_interruption_after_the_manifest_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old shards were not removed yet; the next call removes them."""
     raw = many_files(tmp_path / "raw", 2)
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])])
     spec = [SourceSpec("a", "jsonl", raw[1:])]
 
-    def write_and_die(folder: Path, manifest: Manifest) -> None:
+    def write_and_interrupt(folder: Path, manifest: Manifest) -> None:
         write(folder, manifest)
         raise KeyboardInterrupt
 
     write = build_module.write_manifest
-    monkeypatch.setattr(build_module, "write_manifest", write_and_die)
+    monkeypatch.setattr(build_module, "write_manifest", write_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         build_corpus(tmp_path / "c", spec, replace=True)
     monkeypatch.undo()
@@ -292,7 +290,7 @@ def test_a_stop_after_the_manifest_is_mended(tmp_path: Path, monkeypatch: pytest
     assert audit_corpus(tmp_path / "c").ok
 
 
-def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_repaired_file_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = many_files(tmp_path / "raw", 3)
     good = raw[1].read_bytes()
     raw[1].write_bytes(good + b"{broken\n")
@@ -315,7 +313,8 @@ def test_a_repaired_file_costs_only_itself(tmp_path: Path, monkeypatch: pytest.M
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
-from z2all_ds.corpus import Executor, SourceSpec, build, build_corpus
+from z2all_ds.corpus import Executor, SourceSpec, build_corpus
+from z2all_ds.corpus.building import build
 
 build._grouped = lambda slices, _: [[piece] for piece in slices]
 
@@ -331,14 +330,14 @@ from z2all_ds.corpus.draft import Draft
 
 @source("{name}", form="jsonl")
 def slow_lines(row):
-    '''Takes its time.'''
+    '''Sleeps for every row.'''
     time.sleep({seconds})
     return Draft("", row.pop("text"), others=row)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_killed_build_continues(tmp_path: Path, number: signal.Signals) -> None:
     raw = many_files(tmp_path / "raw", 6)
     (tmp_path / "build.py").write_text(SLOW_BUILD)
     plugin = tmp_path / "plugin.py"
@@ -366,7 +365,7 @@ def test_killed_for_real_and_run_again(tmp_path: Path, number: signal.Signals) -
 
 def test_two_builds_into_one_folder_are_refused(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
-    with only_build(tmp_path / "c"), pytest.raises(ConfigError, match="another build is at work"):
+    with build_lock(tmp_path / "c"), pytest.raises(ConfigError, match="another build is in progress"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
 
@@ -374,7 +373,7 @@ def test_two_builds_into_one_folder_are_refused(tmp_path: Path) -> None:
 # Limits
 
 
-def test_max_bytes_takes_whole_documents_from_all_over(tmp_path: Path) -> None:
+def test_max_bytes_takes_whole_documents_from_the_whole_source(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", [f"document {n:04d} " * 5 for n in range(1000)])
     manifest = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,), max_bytes=40_000)])
     assert 39_500 < manifest.domains["a"][1] <= 40_000
@@ -391,13 +390,13 @@ def test_max_bytes_above_the_source_takes_everything(tmp_path: Path) -> None:
     assert [record.content for record in records(tmp_path / "c", manifest)] == ["a", "b", "c"]
 
 
-def test_one_giant_does_not_end_a_limited_domain(tmp_path: Path) -> None:
+def test_one_long_document_does_not_end_a_limited_domain(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["x" * 300_000, *["small"] * 50])
     manifest = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,), max_bytes=4_000)])
     assert manifest.domains["a"][0] > 25
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["a"])
 
     def full(_: int) -> None:
@@ -415,24 +414,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path, monkeyp
         ([], "at least one"),
         ([SourceSpec("a", "nope")], "the converters are"),
         ([SourceSpec("a/b", "python_code")], "becomes a file name"),
-        ([SourceSpec("a", "python_code"), SourceSpec("a", "chinese_sample")], "named by two sources"),
+        ([SourceSpec("a", "python_code"), SourceSpec("a", "chinese_sample")], "used by two sources"),
         ([SourceSpec("a", "jsonl")], "needs raw files"),
         ([SourceSpec("a", "python_code", (Path("x"),))], "takes no raw files"),
         ([SourceSpec("a", "python_code", max_bytes=0)], "must be positive"),
         ([SourceSpec("a", "python_code", on_error="ignore")], "one of stop, skip"),
         ([SourceSpec("a", "python_code", max_bad_share=2)], "from 0 to 1"),
-        ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "knows its fields"),
+        ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "has fixed fields"),
         ([SourceSpec("a", "python_code", compose="{titel}")], "no field 'titel'"),
         ([SourceSpec("a", "python_code", plugin=Path("nowhere.py"))], "no such Python file"),
     ],
 )
-def test_senseless_sources(tmp_path: Path, specs: list[SourceSpec], words: str) -> None:
+def test_invalid_sources(tmp_path: Path, specs: list[SourceSpec], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_corpus(tmp_path / "c", specs)
     assert not (tmp_path / "c").exists()
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_output_folder(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
     for place in (raw, raw / "inside", Path("/proc/none")):
         with pytest.raises(ConfigError, match=r"cannot be created .*Choose another\.$"):
@@ -446,7 +445,7 @@ def test_data_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="an empty file"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (empty,))])
     blank = raw_jsonl(tmp_path / "blank.jsonl", ["", " \n"])
-    with pytest.raises(DataError, match=r"gave no document \(2 rows, 0 bad"):
+    with pytest.raises(DataError, match=r"gave no document \(2 rows, 0 invalid"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (blank,))])
     big = raw_jsonl(tmp_path / "big.jsonl", ["small", "x" * 2000])
     with pytest.raises(DataError, match=r"document 1 of domain a.*more than a whole shard"):

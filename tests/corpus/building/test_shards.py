@@ -1,4 +1,4 @@
-"""Shards from parts: for any lengths, masks and sizes, every document that stays, once, in order, within the limit."""
+"""Shards from parts: for any lengths, masks and sizes, all selected documents once, in order, within the limit."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.corpus import shards as shards_module
-from z2all_ds.corpus.parts import Part
-from z2all_ds.corpus.shards import make_shard, plan_shards
+from z2all_ds.corpus.building import shards as shards_module
+from z2all_ds.corpus.building.parts import Part
+from z2all_ds.corpus.building.shards import make_shard, plan_shards
 
 LIMIT = 300
 
@@ -60,8 +60,8 @@ def test_any_parts(
         sizes.append(info.bytes)
         found += [json.loads(line)["content"] for line in lines]
     assert found == [text for some in given_parts for text, stays in some if stays]
-    # filled: of two neighbours that would have fitted into one, one is a part as it was
-    whole = [len(task.pieces) == 1 and task.pieces[0].is_whole_part for task in tasks]
+    # Shards are full: if two neighbours would fit into one, one of them is a whole part.
+    whole = [len(task.slices) == 1 and task.slices[0].is_whole_part for task in tasks]
     for one, other in pairwise(range(len(tasks))):
         assert sizes[one] + sizes[other] > LIMIT or whole[one] or whole[other]
 
@@ -69,12 +69,12 @@ def test_any_parts(
 def test_a_large_part_is_not_copied(tmp_path: Path) -> None:
     large, small = write_part(tmp_path, 0, ["a" * 100], [True]), write_part(tmp_path, 1, ["b"], [True])
     tasks = plan_shards([large, small, small, large], tmp_path, "d", "d", LIMIT)
-    assert [[piece.part for piece in task.pieces] for task in tasks] == [[large], [small, small], [large]]
+    assert [[one.part for one in task.slices] for task in tasks] == [[large], [small, small], [large]]
     info = make_shard(tasks[0])
     assert (tmp_path / info.path).samefile(large.path)
 
 
-def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = write_part(tmp_path, 0, ["a" * 100], [True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     linked = make_shard(task)
@@ -89,7 +89,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / linked.path).samefile(part.path)
 
 
-def test_a_shard_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_a_finished_shard_is_not_made_again(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b"], [True, True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     first = make_shard(task)
@@ -97,16 +97,16 @@ def test_a_shard_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert make_shard(task) == first
 
 
-def test_a_document_larger_than_a_shard_is_named(tmp_path: Path) -> None:
+def test_a_document_larger_than_a_shard_is_reported(tmp_path: Path) -> None:
     parts = [write_part(tmp_path, 0, ["a"], [True]), write_part(tmp_path, 1, ["a", "b" * LIMIT], [True, True])]
     with pytest.raises(DataError, match=r"document 1001 of domain d: 3\d\d bytes of JSON, more than a whole shard"):
         plan_shards(parts, tmp_path, "d", "d", LIMIT)
 
 
-def test_a_part_cut_short_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_part_is_noticed(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b", "c"], [True, False, True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     os.truncate(part.path, 30)
-    with pytest.raises(DataError, match="is shorter than it was written"):
+    with pytest.raises(DataError, match="is shorter than when it was written"):
         make_shard(task)
     assert not list(tmp_path.glob("d-*"))

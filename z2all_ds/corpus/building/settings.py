@@ -1,4 +1,4 @@
-"""What a build is asked to do: the sources, and how each is read, cleaned and cut."""
+"""Settings of a build: the sources, and how each is read and cleaned."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.cleaning import CleaningRules
 from z2all_ds.corpus.cleaning.near_duplicates import require_datasketch
-from z2all_ds.corpus.compose import check_template
 from z2all_ds.corpus.converters import BuiltIn, Source, field_map_converter, find_converter, load_plugin
 from z2all_ds.corpus.converters.builtin import CHINESE_TEXTS
+from z2all_ds.corpus.draft import check_template
 from z2all_ds.corpus.faults import FaultLog
 from z2all_ds.corpus.forms import FORMS, ReadLimits
 from z2all_ds.corpus.manifest import FORMAT_VERSION
@@ -24,20 +24,20 @@ _DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One domain of the corpus and where its text comes from."""
+    """The source of one domain of the corpus."""
 
     domain: str
     converter: str
     raw: tuple[Path, ...] = ()
-    """Files, folders or patterns; none for a built-in converter."""
+    """Files, folders or patterns; empty for a built-in converter."""
     max_bytes: int | None = None
-    """Limit of the JSON bytes of the domain; whole documents from all over the source are taken up to it."""
+    """Maximum size of the domain as JSON. Whole documents are chosen at random up to it."""
     form: str = ""
-    """How the raw files are to be read, if not as the converter says."""
+    """Format of the raw files, if the converter sets none."""
     fields: tuple[tuple[str, str], ...] = ()
     """For the generic converter: (field of the record, field of the raw data)."""
     compose: str = ""
-    """Template of the content, e.g. "{title}\\n{content}"; empty leaves it as it is."""
+    """Template of the content, e.g. "{title}\\n{content}"; empty keeps the content unchanged."""
     cleaning: CleaningRules = field(default_factory=CleaningRules)
     on_error: str = "stop"
     max_bad_share: float = 0.01
@@ -45,21 +45,21 @@ class SourceSpec:
     plugin: Path | None = None
     """Python file that registers the converter."""
 
-    def found_converter(self) -> Source | BuiltIn:
-        """The converter, after the plugin that may bring it."""
+    def load_converter(self) -> Source | BuiltIn:
+        """Loads the plugin, if any, and returns the converter."""
         if self.plugin is not None:
             load_plugin(self.plugin)
         return find_converter(self.converter)
 
-    def new_log(self) -> FaultLog:
+    def new_fault_log(self) -> FaultLog:
         return FaultLog(self.on_error, self.max_bad_share)
 
     def output_key(self) -> list[object]:
-        """All that decides what one row becomes. How errors are met is not of it: it decides whether there is a row."""
-        found = self.found_converter()
+        """Returns everything that determines the record made from a row. `on_error` only decides if there is one."""
+        found = self.load_converter()
         parts: list[object] = [FORMAT_VERSION, self.domain, found.name, found.revision, self.form, self.fields]
         parts += [self.compose, asdict(self.cleaning), asdict(self.limits)]
-        if isinstance(found, BuiltIn):  # the text lies in this Python and in the shipped file
+        if isinstance(found, BuiltIn):  # its text comes from this Python and from a shipped file
             parts += [self.max_bytes, platform.python_version()]
             parts.append(hashlib.sha256(CHINESE_TEXTS.read_bytes()).hexdigest())
         if self.plugin is not None:
@@ -67,23 +67,23 @@ class SourceSpec:
         return parts
 
 
-def hashed(parts: object) -> str:
-    """A short name for a list of plain values."""
+def short_hash(parts: object) -> str:
+    """Returns 32 hexadecimal digits that identify a JSON value."""
     return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def check_sources(sources: Sequence[SourceSpec], max_shard_bytes: int) -> None:
-    """Everything that can be seen to be senseless before a byte is read."""
+    """Raises for invalid settings, before any data is read."""
     if not sources:
-        raise ConfigError("sources", "a corpus needs at least one", "Name a domain and its converter.")
+        raise ConfigError("sources", "a corpus needs at least one", "Give a domain and its converter.")
     if max_shard_bytes < 1:
-        raise ConfigError(f"max_shard_bytes {max_shard_bytes}", "must be positive", f"Leave it at {MAX_SHARD_BYTES}.")
+        raise ConfigError(f"max_shard_bytes {max_shard_bytes}", "must be positive", f"Use {MAX_SHARD_BYTES}.")
     seen: set[str] = set()
     for spec in sources:
         _check_one(spec)
         if spec.domain in seen:
-            fix = "Give the second one a name of its own, or all raw files to one source."
-            raise ConfigError(f"domain {spec.domain!r}", "named by two sources", fix)
+            fix = "Rename one of them, or give all raw files to one source."
+            raise ConfigError(f"domain {spec.domain!r}", "used by two sources", fix)
         seen.add(spec.domain)
 
 
@@ -92,23 +92,23 @@ def _check_one(spec: SourceSpec) -> None:
         raise ConfigError(f"domain {spec.domain!r}", "it becomes a file name", "Use letters, digits, _, - and dots.")
     if spec.max_bytes is not None and spec.max_bytes < 1:
         what = f"max_bytes {spec.max_bytes} of {spec.domain}"
-        raise ConfigError(what, "must be positive", "Leave it out to take everything.")
-    found = spec.found_converter()
+        raise ConfigError(what, "must be positive", "Omit it to take everything.")
+    found = spec.load_converter()
     if isinstance(found, Source) != bool(spec.raw):
         rule = "is built in and takes no raw files" if spec.raw else "needs raw files"
-        fix = "Leave them out." if spec.raw else "Give at least one path."
+        fix = "Omit them." if spec.raw else "Give at least one path."
         raise ConfigError(f"converter {spec.converter} of domain {spec.domain}", rule, fix)
     if spec.fields and spec.converter not in ("generic", "jsonl", "text"):
-        rule = "knows its fields; a field map is for the generic converter"
-        raise ConfigError(f"converter {spec.converter} of domain {spec.domain}", rule, "Leave --fields out.")
+        rule = "has fixed fields; a field map is for the generic converter"
+        raise ConfigError(f"converter {spec.converter} of domain {spec.domain}", rule, "Omit --fields.")
     if spec.fields:
-        field_map_converter(dict(spec.fields))  # refuses names that a record does not have
+        field_map_converter(dict(spec.fields))  # raises for unknown field names
     if spec.form and spec.form not in (*FORMS, "auto"):
         rule = f"the forms are {', '.join(FORMS)} and auto"
-        raise ConfigError(f"form {spec.form!r} of domain {spec.domain}", rule, "Leave it out.")
+        raise ConfigError(f"form {spec.form!r} of domain {spec.domain}", rule, "Omit it.")
     if spec.cleaning.near_duplicates is not None:
         require_datasketch()
     check_template(spec.compose)
-    spec.new_log()  # refuses senseless error settings
+    spec.new_fault_log()  # raises for invalid error settings
     if spec.limits.max_record_bytes < 1 or spec.limits.max_expansion < 1:
-        raise ConfigError(f"limits of {spec.domain}", "must be at least 1", "Leave them out.")
+        raise ConfigError(f"limits of {spec.domain}", "must be at least 1", "Omit them.")
