@@ -81,7 +81,7 @@ def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
     with writers(2) as (first, second):
         submit(first, slot, checkpoints, 0, 2)
         time.sleep(0.5)
-        assert first.answer() is None and layout.all_of(checkpoints) == []
+        assert first.answer() is None and layout.step_folders(checkpoints) == []
         submit(second, slot, checkpoints, 1, 2)
         assert answer_of(second).problem is None and answer_of(first).problem is None
     newest, _ = layout.find_latest(checkpoints)
@@ -98,7 +98,7 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
         second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, ["state/nowhere"])
         assert "No such file" in str(answer_of(second).problem)
         assert str(answer_of(first).problem).startswith("rank 1: ")
-        assert layout.all_of(checkpoints) == [] and list(checkpoints.iterdir()) == []
+        assert layout.step_folders(checkpoints) == [] and list(checkpoints.iterdir()) == []
         # Told by the rank itself, where no note could be left.
         submit(first, slot, checkpoints, 0, 2)
         first.abandon()
@@ -146,7 +146,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
     wait_until(is_gone, "the writer to end")
-    assert layout.all_of(checkpoints) == []
+    assert layout.step_folders(checkpoints) == []
 
 
 def test_ctrl_c_is_not_for_it(tmp_path: Path) -> None:

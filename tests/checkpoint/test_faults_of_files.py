@@ -107,7 +107,7 @@ def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) 
             filler.unlink()
             assert str(caught.value).startswith("checkpoint of step 2: could not be written (rank 0: ")
             assert str(caught.value).endswith(
-                f"Make room in {disk} and start again: the run goes on from the newest one that is whole."
+                f"Free space in {disk} and run the same command: it resumes from the newest complete checkpoint."
             )
             assert find_latest(disk)[0] == Checkpoint(first, 1), leave_bytes
             remains.append(remove_leftovers(disk))

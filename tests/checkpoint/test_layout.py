@@ -135,7 +135,7 @@ def test_all_damaged_is_an_error_and_never_a_new_start(damage: Callable[[Path], 
         find_latest(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: none of 2 checkpoints can be loaded (checkpoint step_00000004 skipped: {what})."
-        " Restore one from a copy, or use another run_dir to start anew."
+        " Restore one from a copy, or set another run_dir to start over."
     )
 
 
@@ -269,12 +269,12 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
 
 def test_a_start_by_hand_is_refused_beside_later_checkpoints(tmp_path: Path) -> None:
     make(tmp_path, 2, 4)
-    layout.refuse_to_fall_behind(tmp_path, 4)
+    layout.require_no_later(tmp_path, 4)
     with pytest.raises(CheckpointError, match="step_00000004"):
-        layout.refuse_to_fall_behind(tmp_path, 2)
+        layout.require_no_later(tmp_path, 2)
     with pytest.raises(CheckpointError, match="start from step 0"):
-        layout.refuse_to_fall_behind(tmp_path, 0)
+        layout.require_no_later(tmp_path, 0)
     (tmp_path / "step_00000004" / layout.MANIFEST).unlink()
-    layout.refuse_to_fall_behind(tmp_path, 2)
+    layout.require_no_later(tmp_path, 2)
     assert remove_leftovers(tmp_path) == ["step_00000004"]
     assert names(tmp_path) == ["step_00000002"]

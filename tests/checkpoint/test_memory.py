@@ -43,15 +43,15 @@ def test_a_run_knows_its_line_and_sweeps_the_others(folder: SnapshotFolder, tmp_
     run, stranger = RunFolder(tmp_path), SnapshotFolder(memory.new_lineage())
     stranger.create(tmp_path / "another")
     try:
-        assert memory.line_of(run) is None
+        assert memory.snapshot_folder(run) is None
         run.lineage.write_text("../somewhere")
-        assert memory.line_of(run) is None
+        assert memory.snapshot_folder(run) is None
         run.lineage.write_text(folder.lineage)
-        line = memory.line_of(run)
+        line = memory.snapshot_folder(run)
         assert line and line.path == folder.path
-        memory.remove_all_of(run, but=line)
+        memory.remove_snapshots(run, but=line)
         assert folder.path.exists()
-        memory.remove_all_of(run)
+        memory.remove_snapshots(run)
         assert not folder.path.exists() and stranger.path.exists()
     finally:
         stranger.remove()

@@ -21,6 +21,6 @@ def test_only_adams_of_the_same_moments_are_exchanged() -> None:
         with pytest.raises(CheckpointError) as caught:
             require_same_states(saved, here)
         assert str(caught.value) == (
-            f"the checkpoint's optimizer is {saved}: this run has {here}, whose state is another."
-            " Set optimizer.kind as it was, or export the checkpoint and begin a new run."
+            f"the checkpoint's optimizer is {saved}: this run uses {here}, which has an incompatible optimizer state."
+            f" Set optimizer.kind={saved}, or export the checkpoint and start a new run."
         )

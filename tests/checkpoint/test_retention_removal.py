@@ -38,7 +38,7 @@ def test_a_file_system_that_refuses_does_not_reach_the_run(tmp_path: Path) -> No
     make(tmp_path, 1, 2, 3)
     with read_only(tmp_path):
         assert prune(tmp_path, LAST_TWO, 3) == []
-    assert [layout.why_damaged(path, verify_checksums=True) for path in layout.all_of(tmp_path)] == [None] * 3
+    assert [layout.why_damaged(path, verify_checksums=True) for path in layout.step_folders(tmp_path)] == [None] * 3
     assert prune(tmp_path, LAST_TWO, 3) == ["step_00000001"]
 
 
@@ -150,7 +150,7 @@ def test_who_comes_too_late_hears_that_it_is_gone(tmp_path: Path) -> None:
     remove(path)
     with pytest.raises(CheckpointError) as caught, held(path):
         pytest.fail("held what is not there")
-    assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Take a newer one."
+    assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Use a newer one."
 
 
 def test_who_waits_while_it_is_deleted_does_not_hold_its_ghost(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def steps(folder: RunFolder) -> list[int]:
-    return [layout.step_of(path) for path in layout.all_of(folder.checkpoints)]
+    return [layout.step_of(path) for path in layout.step_folders(folder.checkpoints)]
 
 
 def size_of(path: Path) -> int:
@@ -43,14 +43,14 @@ def test_what_goes_and_why_the_others_stay(run: RunFolder, tmp_path: Path) -> No
     head, *rows, left, summary = dry.stdout.splitlines()
     assert head.split() == ["step", "size"]
     assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
-        ("100", "goes"),
-        ("200", "stays: best 2.31"),
-        ("300", "stays: every 300"),
-        ("400", "goes"),
-        ("500", "stays: last"),
-        ("600", "stays: last, every 300"),
+        ("100", "delete"),
+        ("200", "keep: best 2.31"),
+        ("300", "keep: every 300"),
+        ("400", "delete"),
+        ("500", "keep: last"),
+        ("600", "keep: last, every 300"),
     ]
-    assert left == ".tmp_step_00000700: a leftover, goes"
+    assert left == ".tmp_step_00000700: delete, the remains of an interrupted save"
     assert summary == f"{going / 1024:.1f} KiB would be freed by deleting 2 of 6 checkpoints"
     assert steps(run) == list(LOSSES) and leftover.is_dir()
     assert not (run.root / ".lock").exists()
@@ -127,7 +127,7 @@ def test_flipped_bits_in_the_newest_save_the_ones_before(run: RunFolder, tmp_pat
 
 
 def test_none_that_can_be_loaded_is_an_error_and_deletes_nothing(run: RunFolder, tmp_path: Path) -> None:
-    for path in layout.all_of(run.checkpoints):
+    for path in layout.step_folders(run.checkpoints):
         (path / "trainer.json").unlink()
     answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
     assert answer.returncode == 4 and "none of 6 checkpoints can be loaded" in answer.stderr

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.checkpoints import read_whole
 from tests.helpers.command import one_line, z2all
 from tests.helpers.llama_folders import make_llama
 from tests.helpers.training import MICRO_OVERRIDES, losses, run_arguments, train
@@ -69,7 +70,7 @@ def test_masters_are_the_folders_bits_and_logits_its_logits(
             else:
                 same = stock(ids, labels=ids).loss.item()
     for parameter, weight in wanted.named_parameters():
-        assert torch.equal(saved.read_whole(parameter, WEIGHT), weight), parameter
+        assert torch.equal(read_whole(saved, parameter, WEIGHT), weight), parameter
     assert loss == pytest.approx(same, rel=1e-6)
     assert said == ["weights from llama; vocabulary by id: 1024 of 1024 rows, 0 new"]
 
@@ -92,7 +93,7 @@ def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any
             load_first_weights(engine, start, 7, lambda line: None)
             saved = StateReader(save_checkpoint(engine, tmp_path / name, 0, {}, {}, Retention(2)))
         for parameter in ("lm_head.weight", "model.embed_tokens.weight"):
-            found = saved.read_whole(parameter)
+            found = read_whole(saved, parameter)
             assert torch.equal(found, wanted.parameter(parameter))
             assert torch.equal(found[0], stock.state_dict()[parameter][5])
 

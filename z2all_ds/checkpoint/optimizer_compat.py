@@ -1,11 +1,11 @@
-"""Whose optimizer state a checkpoint holds. Loads no torch."""
+"""Which optimizers can resume from each other's state. Does not load torch."""
 
 from z2all_ds.base.errors import CheckpointError
 
 KIND_KEY = "z2all_kind"
-"""In every parameter group: the kind of its optimizer."""
+"""Key of every parameter group whose value is the kind of the optimizer."""
 ADAMS = frozenset({"adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam"})
-"""Keep the same two moments and the number of steps: each goes on from another's."""
+"""They keep the same two moments and step count, so each resumes from the state of another."""
 
 
 def require_same_states(saved: str, here: str) -> None:
@@ -13,6 +13,6 @@ def require_same_states(saved: str, here: str) -> None:
         return
     raise CheckpointError(
         f"the checkpoint's optimizer is {saved}",
-        f"this run has {here}, whose state is another",
-        "Set optimizer.kind as it was, or export the checkpoint and begin a new run.",
+        f"this run uses {here}, which has an incompatible optimizer state",
+        f"Set optimizer.kind={saved}, or export the checkpoint and start a new run.",
     )

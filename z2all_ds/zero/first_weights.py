@@ -41,7 +41,7 @@ def begins_anew(run: RunConfig, resume: str) -> bool:
     if resume != "auto":
         return resume == "never"
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    line = memory.line_of(folder)
+    line = memory.snapshot_folder(folder)
     return not (layout.newest_step(folder.checkpoints) or (line and line.snapshots()))
 
 
@@ -50,7 +50,7 @@ def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: 
     import torch
 
     from z2all_ds.model.llama_weights import LlamaWeights
-    from z2all_ds.zero.collective import from_rank_0
+    from z2all_ds.zero.process_group import from_rank_0
     from z2all_ds.zero.state.optimizer_shards import optimizer_shards_of, weights_changed
 
     found = from_rank_0(found)

@@ -21,6 +21,7 @@ from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.rng import seed_everything
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
@@ -42,7 +43,7 @@ MODEL = ModelSection(
 def engine_of(case: dict[str, Any], world: World) -> Any:
     overrides = [f"deepspeed={case['deepspeed']}", "train.global_batch=8", "train.micro_batch=2", *case["overrides"]]
     run = load_run_config(None, [*overrides, f"optimizer.kind={case['kind']}"])
-    ds.seed_everything(7)
+    seed_everything(7)
     model = Z2allForCausalLM(Z2allConfig.from_section(MODEL, pad_token_id=0))
     return ds.build_engine(model, run, resolve(run, world.world_size, "cpu"))
 

@@ -48,7 +48,7 @@ def test_a_run_goes_on_bit_for_bit(
     made = run / "checkpoints" / "step_00000003"
     assert answer.stdout.splitlines() == [
         f"{made}: step 3 of global_step3 (ZeRO 1, fp32, 1 rank)",
-        "data: goes on at sample 24, as the source's client_state says",
+        "data: continues at sample 24, from the source's client_state",
         "random generators: seeded by train.seed=1234",
     ]
     more = ("deepspeed=zero1", "train.steps=6", "checkpoint.every_steps=3")
@@ -70,7 +70,7 @@ def test_the_position_is_counted_where_nobody_knows_it(
     assert answer.returncode == 0, answer.stderr
     first, data, _ = answer.stdout.splitlines()
     assert first.endswith("step 3 of mine (ZeRO 1, fp32, 1 rank)")
-    assert data == "data: counts on from sample 32, reading from the first document of every domain"
+    assert data == "data: samples numbered from 32, reading from the first document of every domain"
     state = open_checkpoint(run / "checkpoints" / "step_00000003").data_state
     assert state["stage"]["name"] == "second" and state["lanes"]["0"] == [[0, 0, 0]] * len(state["domains"])
     shown = json.loads(z2all("checkpoint", "show", "--json", run, cwd=tmp_path).stdout)[0]
@@ -79,9 +79,9 @@ def test_the_position_is_counted_where_nobody_knows_it(
     assert trained.returncode == 0, trained.stderr
     assert len(losses(run)) == 1
     # What the run wrote of itself is enough the next time; this step it has.
-    assert "step_00000003: is there already" not in trained.stderr
+    assert "step_00000003: exists" not in trained.stderr
     line = one_line(z2all("checkpoint", "import", theirs[1], "--run", run, cwd=tmp_path), 4)
-    assert "step_00000003: is there already" in line
+    assert "step_00000003: exists" in line
 
 
 def test_refusals_are_one_line(unbroken: Path, theirs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_refusals_are_one_line(unbroken: Path, theirs: tuple[Path, Path], tmp_pa
     assert "Give --run RUN_FOLDER or --config run.yaml" in refused(2, theirs[0])
     assert "has no run.yaml" in refused(4, theirs[0], "--run", tmp_path)
     assert "no such folder" in refused(4, tmp_path / "nothing", *config)
-    assert "is no folder of DeepSpeed's save_checkpoint" in refused(4, unbroken, *config)
-    assert "the configured model has [1088, 32]" in refused(4, theirs[0], *config, "model.vocab_size=1088")
+    assert "was not written by DeepSpeed's save_checkpoint" in refused(4, unbroken, *config)
+    assert "in the configured model it is [1088, 32]" in refused(4, theirs[0], *config, "model.vocab_size=1088")
     assert not (tmp_path / "run" / "checkpoints").exists()

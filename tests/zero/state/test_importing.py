@@ -14,7 +14,7 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.zero.op_builds import prebuild
 from z2all_ds.zero.state.deepspeed_folders import DeepSpeedFolder
-from z2all_ds.zero.state.importing import import_folder
+from z2all_ds.zero.state.import_deepspeed import import_folder
 
 pytestmark = pytest.mark.extended
 
