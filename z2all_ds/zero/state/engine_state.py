@@ -169,13 +169,9 @@ def _piecewise_keys(shard: OptimizerShard) -> list[str]:
 
 def _opaque_states(shard: OptimizerShard) -> dict[str, Any]:
     """Returns the other states, except for single numbers."""
-    piecewise = set(_piecewise_keys(shard))
+    others = {key: value for key, value in shard.state.items() if key not in _piecewise_keys(shard)}
     return {
-        key: value
-        for key, value in shard.state.items()
-        if key not in piecewise
-        and not isinstance(value, int | float)
-        and not (isinstance(value, Tensor) and value.dim() == 0)
+        key: value for key, value in others.items() if not isinstance(value, int | float) and getattr(value, "ndim", 1)
     }
 
 
