@@ -54,7 +54,7 @@ def answer_of(writer: BackgroundWriter) -> Answer:
 
 def number_of(writer: BackgroundWriter) -> int:
     assert writer._process
-    return writer._process.pid
+    return writer._process.process.pid
 
 
 def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.built_ops import own_deepspeed, pretend_built
+from z2all_ds.base import machine
 from z2all_ds.base.config import load_run_config
 from z2all_ds.zero.build_locks import find_locks
 from z2all_ds.zero.ds_config import resolve
@@ -55,6 +57,14 @@ def test_a_build_that_is_cut_off_leaves_no_compiler(number: signal.Signals, tmp_
         os.utime(lock.path, (an_hour_ago, an_hour_ago))
     wait_for_locks(tmp_path, ["deepspeed_shm_comm"])
     assert find_locks(tmp_path) == []
+
+
+def test_the_op_of_another_environment_is_not_built_here(tmp_path: Path) -> None:
+    """Also if the path of the other environment ends in ours: torch would build the op again in every rank."""
+    pretend_built(tmp_path, "async_io")
+    assert machine.op_is_built(tmp_path, "async_io")
+    pretend_built(tmp_path, "async_io", Path(f"/clone{own_deepspeed()}"))
+    assert not machine.op_is_built(tmp_path, "async_io")
 
 
 def test_the_build_of_an_op_that_is_not_needed_is_not_waited_for(tmp_path: Path) -> None:

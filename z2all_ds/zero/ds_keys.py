@@ -35,10 +35,11 @@ FILLED_IN = {
 }
 """DeepSpeed keys that the run config sets, and the name of its setting."""
 
-REMOVED_TOP_LEVEL = (
+_REMOVED = (
     "amp compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula progressive_layer_drop"
     " quantize_training sparse_attention sparse_gradients"
-).split()
+)
+REMOVED_TOP_LEVEL = _REMOVED.split()
 """Former keys that DeepSpeed now rejects."""
 
 REMOVED_IN_ZERO = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")

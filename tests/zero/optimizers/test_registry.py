@@ -21,7 +21,7 @@ from z2all_ds.zero.optimizers import (
     build_optimizer,
     choose_optimizer,
 )
-from z2all_ds.zero.optimizers.registry import library_missing
+from z2all_ds.zero.optimizers.registry import OptimizerKind, is_installed
 
 ON_CPU = OptimizerSituation("cpu", stage=2, offload=False)
 ON_GPU = OptimizerSituation("cuda", stage=2, offload=False)
@@ -119,11 +119,13 @@ def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: py
     (tmp_path / "halfthere" / "optim").mkdir(parents=True)
     (tmp_path / "halfthere" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert library_missing(ON_GPU, "halfthere") is None
-    assert library_missing(ON_GPU, "halfthere.optim") == "halfthere.optim not installed; pip install 'z2all_ds[gpu]'"
+    assert is_installed("halfthere") and not is_installed("halfthere.optim")
     (tmp_path / "halfthere" / "optim" / "__init__.py").touch()
-    assert library_missing(ON_GPU, "nowhere", "halfthere.optim") is None
-    assert library_missing(ON_GPU, "no", "not.here") == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
+    assert is_installed("halfthere.optim")
+    kind = OptimizerKind("mine", "", lambda situation, section: 0.0, libraries=("nowhere", "halfthere.optim"))
+    assert kind.why_not(ON_GPU) is None
+    kind = OptimizerKind("mine", "", lambda situation, section: 0.0, libraries=("no", "not.here", "bitsandbytes"))
+    assert kind.why_not(ON_CPU) == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
 
 
 def test_a_plan_for_another_machine_asks_for_no_library() -> None:
