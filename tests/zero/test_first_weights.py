@@ -26,7 +26,7 @@ from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.llama_weights import LlamaWeights
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
-from z2all_ds.zero.first_weights import FirstWeights, begins_anew, first_weights, load_first_weights
+from z2all_ds.zero.first_weights import FirstWeights, first_weights, is_new_run, load_first_weights
 from z2all_ds.zero.op_builds import prebuild
 from z2all_ds.zero.state.save import save_checkpoint
 
@@ -196,9 +196,9 @@ def test_only_a_fresh_start_looks_at_the_folder(settle: Callable[..., RunConfig]
     run = settle("train.init_from=/nowhere")
     checkpoint = tmp_path / "run" / "checkpoints" / "step_00000003"
     checkpoint.mkdir(parents=True)
-    assert begins_anew(run, "auto")  # it was never finished
+    assert is_new_run(run, "auto")  # it was never finished
     (checkpoint / "MANIFEST.json").write_text("{}")
-    assert not begins_anew(run, "auto") and not begins_anew(run, str(checkpoint)) and begins_anew(run, "never")
+    assert not is_new_run(run, "auto") and not is_new_run(run, str(checkpoint)) and is_new_run(run, "never")
     assert first_weights(run, "auto") is None
     with pytest.raises(ConfigError, match="no such folder"):
         first_weights(run, "never")

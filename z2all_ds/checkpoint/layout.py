@@ -48,12 +48,14 @@ class Checkpoint:
 
     @property
     def trainer(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / TRAINER).read_text(encoding="utf-8"))
-        return content
+        return self._read(TRAINER)
 
     @property
     def data_state(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / DATA_STATE).read_text(encoding="utf-8"))
+        return self._read(DATA_STATE)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         return content
 
 

@@ -14,14 +14,20 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import find_named_file
 from z2all_ds.zero.ds_keys import FILLED_IN, KNOWN, NOT_HERE, REMOVED_IN_ZERO, REMOVED_TOP_LEVEL, RENAMED_IN_ZERO, Kind
 
-WORDS_FOR_KINDS = {
-    "bool": "true or false",
-    "int": "a whole number, 0 or more",
-    "positive": "a whole number, 1 or more",
-    "number": "a number, 0 or more",
-    "text": "a string",
-    "texts": "a list of strings",
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number, 0 or more", lambda value: _is_number(value) and value == int(value)),
+    "positive": ("a whole number, 1 or more", lambda value: _is_number(value) and value == int(value) and value > 0),
+    "number": ("a number, 0 or more", _is_number),
+    "text": ("a string", lambda value: isinstance(value, str)),
+    "texts": ("a list of strings", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value)),
 }
+"""The condition of each kind of value, in words and as a function."""
 
 
 def load_ds_json(name_or_path: str) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def check_section(section: dict[str, Any], known: dict[str, Any], file: str, abo
                 fix = "Use the number." if isinstance(kind[0], int) else "Use one of them."
                 raise ConfigError(what, f"must be {words}", fix)
             fix = "Remove the quotes." if isinstance(value, str) else "Fix the value."
-            raise ConfigError(what, f"must be {WORDS_FOR_KINDS[kind]}", fix)
+            raise ConfigError(what, f"must be {CHECKS[kind][0]}", fix)
 
 
 def _why_unknown(key: str, known: dict[str, Any], above: str) -> tuple[str, str]:
@@ -97,16 +103,7 @@ def _is_of(kind: Kind, value: Any, may_be_null: bool) -> bool:
         return may_be_null
     if isinstance(kind, tuple):
         return value in kind and not isinstance(value, bool)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-    checks: dict[str, Callable[[], bool]] = {
-        "bool": lambda: isinstance(value, bool),
-        "int": lambda: is_number and value == int(value),
-        "positive": lambda: is_number and value == int(value) and value > 0,
-        "number": lambda: is_number,
-        "text": lambda: isinstance(value, str),
-        "texts": lambda: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    }
-    return not isinstance(kind, dict) and checks[kind]()
+    return not isinstance(kind, dict) and CHECKS[kind][1](value)
 
 
 def zero_section(content: dict[str, Any]) -> dict[str, Any]:

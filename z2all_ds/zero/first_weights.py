@@ -26,7 +26,7 @@ class FirstWeights(NamedTuple):
 
 def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
     """Check the folder completely, without torch; None if the run has no `init_from` or resumes from a checkpoint."""
-    if not run.train.init_from or not begins_anew(run, resume):
+    if not run.train.init_from or not is_new_run(run, resume):
         return None
     folder = LlamaFolder(run.train.init_from)
     folder.require_same_model(run.model)
@@ -36,7 +36,7 @@ def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
     return FirstWeights(folder, match_rows(tokens, run.model.vocab_size, folder.tokens, folder.vocab_size))
 
 
-def begins_anew(run: RunConfig, resume: str) -> bool:
+def is_new_run(run: RunConfig, resume: str) -> bool:
     """Return whether there is no checkpoint to resume from."""
     if resume != "auto":
         return resume == "never"

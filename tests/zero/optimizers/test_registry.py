@@ -1,5 +1,6 @@
 """Which optimizer is chosen, what is refused and in which words; and that all of it is known before torch is loaded."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -11,8 +12,7 @@ from tests.helpers.command import one_line, z2all
 from tests.test_import_rules import HEAVY, loaded_by
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.sections import OptimizerSection
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+from z2all_ds.base.errors import CheckpointError, ConfigError
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
 from z2all_ds.zero.optimizers import (
     KINDS,
@@ -21,7 +21,7 @@ from z2all_ds.zero.optimizers import (
     build_optimizer,
     choose_optimizer,
 )
-from z2all_ds.zero.optimizers.registry import OptimizerKind, is_installed
+from z2all_ds.zero.optimizers.registry import ADAMS, KIND_KEY, OptimizerKind, is_installed, require_same_states
 
 ON_CPU = OptimizerSituation("cpu", stage=2, offload=False)
 ON_GPU = OptimizerSituation("cuda", stage=2, offload=False)
@@ -180,6 +180,26 @@ def test_choosing_loads_no_torch() -> None:
         "for kind in KINDS.values(): kind.why_not(OptimizerSituation('cuda', 2, False))"
     )
     assert not loaded_by(code) & HEAVY
+
+
+# Resuming from the state of another kind
+
+
+def test_kinds_are_known() -> None:
+    assert set(KINDS) > ADAMS
+
+
+def test_only_adams_of_the_same_moments_are_exchanged() -> None:
+    for saved, here in itertools.product(KINDS, KINDS):
+        if saved == here or {saved, here} <= ADAMS:
+            require_same_states(saved, here)
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            require_same_states(saved, here)
+        assert str(caught.value) == (
+            f"the checkpoint's optimizer is {saved}: this run uses {here}, which has an incompatible optimizer state."
+            f" Set optimizer.kind={saved}, or export the checkpoint and start a new run."
+        )
 
 
 # Building

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from z2all_ds.base.config.sections import OptimizerSection
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+from z2all_ds.base.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 OFFLOADED_KIND = "ds_cpu_adam"
 """The only kind whose state can be in host memory, and only there."""
+ADAMS = frozenset({"adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam"})
+"""They keep the same two moments and step count, so each resumes from the state of another."""
+KIND_KEY = "z2all_kind"
+"""Key in every parameter group of an optimizer, with its kind as value."""
 EIGHT_BIT_BLOCK = 256
 
 
@@ -89,10 +92,6 @@ class OptimizerChoice:
     reason: str
     state_bytes_per_parameter: float
 
-    @property
-    def known_to_deepspeed(self) -> bool:
-        return KINDS[self.kind].known_to_deepspeed
-
 
 def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
     """Return the requested kind, or the choice of `auto`; raise if it cannot run here."""
@@ -120,6 +119,16 @@ def build_optimizer(
     builder = getattr(builders, choice.kind)
     optimizer: torch.optim.Optimizer = builder([{**group, KIND_KEY: choice.kind} for group in groups], section)
     return optimizer
+
+
+def require_same_states(saved: str, here: str) -> None:
+    """Refuse to resume from the state of another kind."""
+    if saved != here and not {saved, here} <= ADAMS:
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {saved}",
+            f"this run uses {here}, which has an incompatible optimizer state",
+            f"Set optimizer.kind={saved}, or export the checkpoint and start a new run.",
+        )
 
 
 def is_installed(module: str) -> bool:

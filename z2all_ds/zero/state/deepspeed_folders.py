@@ -26,7 +26,7 @@ from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT
-from z2all_ds.checkpoint.optimizer_compat import ADAMS, KIND_KEY
+from z2all_ds.zero.optimizers.registry import ADAMS, KIND_KEY
 from z2all_ds.zero.state.optimizer_shards import ParameterPiece, pieces_between, share_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.disk_file import Content
 from z2all_ds.checkpoint.layout import STATE_FOLDER, WEIGHT
-from z2all_ds.checkpoint.optimizer_compat import KIND_KEY, require_same_states
 from z2all_ds.checkpoint.state_files import DTYPES, Entry, StateReader, build_index, file_name
+from z2all_ds.zero.optimizers.registry import KIND_KEY, require_same_states
 from z2all_ds.zero.state.optimizer_shards import OptimizerShard, optimizer_shards_of, weights_changed
 
 ENGINE_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
