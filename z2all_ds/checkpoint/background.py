@@ -18,13 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.child_process import (
-    JsonProcess,
-    module_command,
-    package_environment,
-    read_messages,
-    write_message,
-)
+from z2all_ds.base import child_process
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.checkpoint.disk_file import copy_of
 from z2all_ds.checkpoint.writer import Job, Part, write_checkpoint
@@ -47,15 +41,15 @@ class BackgroundWriter:
     """The rank's side: submits one job at a time and never waits. Starts the process if none is running."""
 
     def __init__(self) -> None:
-        self._process: JsonProcess | None = None
+        self._process: child_process.JsonProcess | None = None
         self._is_busy = False
 
     def submit(self, job: Job, slot: Path, files: Sequence[str]) -> None:
         """Starts to write `files` of the slot to the checkpoint, under the same paths."""
         assert not self._is_busy, "one job at a time"
         if self._process is None or self._process.process.poll() is not None:
-            command = module_command("z2all_ds.checkpoint.background")
-            self._process = JsonProcess(command, package_environment(), shows_errors=True)
+            command = child_process.module_command("z2all_ds.checkpoint.background")
+            self._process = child_process.JsonProcess(command, child_process.package_environment(), shows_errors=True)
         self._is_busy = True
         self._process.send({"job": asdict(job), "slot": str(slot), "files": list(files)})
 
@@ -100,11 +94,11 @@ def main() -> None:
         job, slot = Job(**message["job"]), Path(message["slot"])
         files = {name: copy_of(slot / name) for name in message["files"]}
         problem = write_checkpoint(job, files, partial(_exchange_parts, job, messages))
-        write_message(sys.stdout, asdict(Answer(problem)))
+        child_process.write_message(sys.stdout, asdict(Answer(problem)))
 
 
 def _read(messages: Messages) -> None:
-    for message in read_messages(sys.stdin):
+    for message in child_process.read_messages(sys.stdin):
         messages.put(message)
     os._exit(0)  # the rank has closed the pipe or ended
 

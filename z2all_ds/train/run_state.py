@@ -189,8 +189,9 @@ class RunState:
     def tell_news(self) -> None:
         """Report checkpoints that are now on disk."""
         for saved in self._manager.completed_saves():
-            self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
-            self.on_checkpoint(saved.step, saved.name)
+            name = layout.step_name(saved.step)
+            self._recorder.on_disk(saved.step, name, saved.seconds, saved.data_state)
+            self.on_checkpoint(saved.step, name)
 
     def finish(self) -> None:
         """Wait at the end of the run until all saves are on disk."""

@@ -25,6 +25,7 @@ ADAMS = frozenset({"adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam"})
 KIND_KEY = "z2all_kind"
 """Key in every parameter group of an optimizer, with its kind as value."""
 EIGHT_BIT_BLOCK = 256
+"""Values that share an fp32 scale."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +145,6 @@ def _bytes(moments: int) -> Callable[[OptimizerSituation, OptimizerSection], flo
     return lambda situation, section: float(moments * situation.weight_bytes)
 
 
-def _bf16_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    return 6.0 if situation.bf16_master and section.rounding == "kahan" else 4.0
-
-
-def _adafactor_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """Return the size; 0 stands for rows + columns of each matrix, which is negligible."""
-    return float(situation.weight_bytes) if situation.stage else 0.0
-
-
-def _eight_bit_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """One byte per moment, and an fp32 scale per block of 256."""
-    return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
-
-
 KINDS: dict[str, OptimizerKind] = {
     kind.name: kind
     for kind in (
@@ -188,13 +175,13 @@ KINDS: dict[str, OptimizerKind] = {
             "adamw_8bit",
             "AdamW with both moments in 8 bits, from torchao or else bitsandbytes; partitions of fewer than 4096 values"
             " (with torchao also those not a multiple of 256) stay in full precision, 8 bytes",
-            _eight_bit_bytes,
+            lambda situation, section: 2 * (1 + 4 / EIGHT_BIT_BLOCK),
             libraries=("torchao.optim", "bitsandbytes"),
         ),
         OptimizerKind(
             "adamw_bf16",
             "AdamW with both moments in bf16, stochastically rounded; bf16 weights according to optimizer.rounding",
-            _bf16_bytes,
+            lambda situation, section: 6.0 if situation.bf16_master and section.rounding == "kahan" else 4.0,
         ),
         OptimizerKind(
             "lion",
@@ -206,7 +193,8 @@ KINDS: dict[str, OptimizerKind] = {
             "torch's Adafactor; updates are lr times the scale of the weights, so use an lr near 0.01. ZeRO passes flat"
             " partitions, which cannot be factored: a full second moment, no first, and scales are those of the"
             " partition, so losses depend on the number of ranks. Only stage 0 keeps just rows and columns",
-            _adafactor_bytes,
+            # At stage 0 rows and columns of each matrix, which are negligible.
+            lambda situation, section: float(situation.weight_bytes) if situation.stage else 0.0,
         ),
     )
 }

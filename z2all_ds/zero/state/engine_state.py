@@ -170,9 +170,11 @@ def _piecewise_keys(shard: OptimizerShard) -> list[str]:
 def _opaque_states(shard: OptimizerShard) -> dict[str, Any]:
     """Returns the other states, except for single numbers."""
     others = {key: value for key, value in shard.state.items() if key not in _piecewise_keys(shard)}
-    return {
-        key: value for key, value in others.items() if not isinstance(value, int | float) and getattr(value, "ndim", 1)
-    }
+    return {key: value for key, value in others.items() if not _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
 def _read_opaque(shards: list[OptimizerShard], index: dict[str, Any], checkpoint: Path) -> dict[int, dict[str, Any]]:

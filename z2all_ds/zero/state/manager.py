@@ -40,10 +40,6 @@ class CompletedSave:
     """From the start of the save until it was sealed."""
     data_state: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        return layout.step_name(self.step)
-
 
 @dataclass
 class _PendingWrite:
