@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from z2all_ds.base.config.sections import OptimizerSection
 from z2all_ds.base.errors import CheckpointError, ConfigError
@@ -18,7 +18,7 @@ from z2all_ds.base.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     import torch
 
-OFFLOADED_KIND = "ds_cpu_adam"
+OFFLOADED_KIND: Final = "ds_cpu_adam"
 """The only kind whose state can be in host memory, and only there."""
 ADAMS = frozenset({"adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam"})
 """They keep the same two moments and step count, so each resumes from the state of another."""

@@ -100,8 +100,9 @@ def import_folder(
     """Writes the checkpoint of the source's step. `shapes` are those of the configured model."""
     require_same_model(f"{source.path}", source.shapes, "the configured model", shapes)
     step = source.counters["global_steps"]
-    if (newest := layout.newest_step(checkpoints)) >= step and layout.sealed_folders(checkpoints):
-        rule = "exists" if newest == step else f"is older than {layout.step_name(newest)}, from which the run resumes"
+    saved = set(map(layout.step_of, layout.sealed_folders(checkpoints)))
+    if (newest := max(saved, default=-1)) >= step:
+        rule = "exists" if step in saved else f"is older than {layout.step_name(newest)}, from which the run resumes"
         fix = "Give another run folder, or remove that checkpoint."
         raise CheckpointError(f"{checkpoints / layout.step_name(step)}", rule, fix)
     seed_everything(seed)
