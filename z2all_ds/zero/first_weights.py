@@ -58,12 +58,10 @@ def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: 
         return
     weights = LlamaWeights(found.folder, found.rows, seed)
     with weights_changed(engine), torch.no_grad():
-        for flat in optimizer_shards_of(engine):
-            with flat.resident(True):
-                values = flat.tensor.view(-1)
-                for piece in flat.pieces:
-                    whole = weights.parameter(piece.name).view(-1)
-                    part = whole[piece.start : piece.start + piece.length]
-                    values[piece.offset : piece.offset + piece.length].copy_(part)
-                flat.after_change()
+        for shard in optimizer_shards_of(engine):
+            with shard.resident(True):
+                for piece in shard.pieces:
+                    parameter = weights.parameter(piece.name).view(-1)
+                    piece.of(shard.tensor.view(-1)).copy_(parameter[piece.start : piece.start + piece.length])
+                shard.after_change()
     say(f"weights from {found.folder.path.name}; {found.rows.words()}")

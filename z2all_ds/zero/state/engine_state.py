@@ -9,6 +9,7 @@ same shape.
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from z2all_ds.checkpoint.disk_file import Content
 from z2all_ds.checkpoint.layout import STATE_FOLDER, WEIGHT
 from z2all_ds.checkpoint.state_files import DTYPES, Entry, StateReader, build_index, file_name
 from z2all_ds.zero.optimizers.registry import KIND_KEY, require_same_states
-from z2all_ds.zero.state.optimizer_shards import OptimizerShard, optimizer_shards_of, weights_changed
+from z2all_ds.zero.state.optimizer_shards import OptimizerShard, entries_of, optimizer_shards_of, weights_changed
 
 ENGINE_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 STEP = "step"
@@ -46,10 +47,8 @@ class RankState:
         """Yields one-dimensional tensors in the order of the entries."""
         for shard in self.shards:
             with shard.resident(False):
-                for key in (WEIGHT, *_piecewise_keys(shard)):
-                    values = _values(shard, key)
-                    for piece in shard.pieces_to_write():
-                        yield values[piece.offset : piece.offset + piece.length]
+                for values in _piecewise_tensors(shard).values():
+                    yield from (piece.of(values) for piece in shard.pieces_to_write())
 
     def opaque_files(self) -> dict[str, Content]:
         """Returns the file of opaque states by its path; empty if there are none."""
@@ -61,7 +60,8 @@ class RankState:
 def rank_state(engine: Any) -> RankState:
     """Returns the current state of this rank."""
     shards = optimizer_shards_of(engine)
-    return RankState(dist.get_rank(), [entry for shard in shards for entry in _entries(shard)], shards)
+    entries = [entries_of(_piecewise_tensors(shard), shard.pieces_to_write()) for shard in shards]
+    return RankState(dist.get_rank(), list(chain.from_iterable(entries)), shards)
 
 
 def index_of(engine: Any, entries_of_ranks: list[list[Entry]], is_opaque: bool) -> str:
@@ -90,11 +90,9 @@ def read_state(engine: Any, checkpoint: Path) -> None:
             with shard.resident(True):
                 if reader.state_keys or opaque:
                     _create_states(shard)
-                for key in (WEIGHT, *_piecewise_keys(shard)):
-                    values = _values(shard, key)
+                for key, values in _piecewise_tensors(shard).items():
                     for piece in shard.pieces:
-                        part = values[piece.offset : piece.offset + piece.length]
-                        reader.read_into(part, key, piece.name, piece.start)
+                        reader.read_into(piece.of(values), key, piece.name, piece.start)
                 for key, value in opaque.get(number, {}).items():
                     shard.state[key] = value.to(shard.tensor.device) if isinstance(value, Tensor) else value
                 if (steps := index["steps_taken"][shard.group]) is not None:
@@ -141,36 +139,23 @@ def loss_scale(scaler: Any) -> dict[str, float]:
 # Parts of the state
 
 
-def _entries(shard: OptimizerShard) -> list[Entry]:
-    dtypes = {WEIGHT: shard.tensor.dtype, **{key: shard.state[key].dtype for key in _piecewise_keys(shard)}}
-    return [
-        Entry(key, piece.name, piece.start, piece.length, dtype)
-        for key, dtype in dtypes.items()
-        for piece in shard.pieces_to_write()
-    ]
-
-
-def _values(shard: OptimizerShard, key: str) -> Tensor:
-    tensor = shard.tensor if key == WEIGHT else shard.state[key]
-    return tensor.detach().view(-1)
-
-
-def _piecewise_keys(shard: OptimizerShard) -> list[str]:
-    """Returns the states with one value per weight; they are empty while offloaded to a file."""
-    return [
-        key
+def _piecewise_tensors(shard: OptimizerShard) -> dict[str, Tensor]:
+    """Returns master weights and states with one value per weight, flat; they are empty while offloaded to a file."""
+    states = {
+        key: value
         for key, value in shard.state.items()
         if type(value) in (Tensor, nn.Parameter)
         and value.dtype in DTYPES
         and value.dim() > 0
         and value.numel() in (shard.numel, 0)
-    ]
+    }
+    return {key: tensor.detach().view(-1) for key, tensor in {WEIGHT: shard.tensor, **states}.items()}
 
 
 def _opaque_states(shard: OptimizerShard) -> dict[str, Any]:
     """Returns the other states, except for single numbers."""
-    others = {key: value for key, value in shard.state.items() if key not in _piecewise_keys(shard)}
-    return {key: value for key, value in others.items() if not _is_number(value)}
+    piecewise = _piecewise_tensors(shard)
+    return {key: value for key, value in shard.state.items() if key not in piecewise and not _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:

@@ -35,6 +35,7 @@ from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder
 from z2all_ds.zero.state.engine_state import loss_scale, require_same_model
+from z2all_ds.zero.state.optimizer_shards import entries_of
 from z2all_ds.zero.state.save import small_files
 
 DATA_STATE_KEY = "data_state"
@@ -128,12 +129,7 @@ def _state_files(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> dict[
     for rank in range(source.ranks):
         shards = list(source.shards(rank))
         taken |= {shard.steps_taken for shard in shards if shard.pieces}
-        entries = [
-            Entry(key, piece.name, piece.start, piece.length, tensor.dtype)
-            for shard in shards
-            for key, tensor in shard.tensors.items()
-            for piece in shard.pieces
-        ]
+        entries = [entry for shard in shards for entry in entries_of(shard.tensors, shard.pieces)]
         files[f"{layout.STATE_FOLDER}/{file_name(rank)}"] = partial(write_tensors, entries, _tensors(source, rank))
         entries_of_ranks.append(entries)
     if len(taken) != 1:
@@ -158,8 +154,7 @@ def _tensors(source: DeepSpeedFolder, rank: int) -> Iterator[Tensor]:
     """Yields the tensors in the order of the entries. Opens the source's files only when it is iterated."""
     for shard in source.shards(rank):
         for tensor in shard.tensors.values():
-            for piece in shard.pieces:
-                yield tensor[piece.offset : piece.offset + piece.length]
+            yield from (piece.of(tensor) for piece in shard.pieces)
 
 
 def _require_complete(

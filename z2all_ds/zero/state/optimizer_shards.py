@@ -11,7 +11,7 @@ be loaded into every other.
 | ZeRO 3 | this rank's partitions of some parameters | device of the model, host memory, or files |
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint.state_files import Entry
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class ParameterPiece:
     offset: int
     """In the shard."""
     length: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """Returns this piece of a flat tensor of the shard."""
+        return values[self.offset : self.offset + self.length]
 
     def share(self, rank: int, ranks: int) -> "ParameterPiece":
         """Returns the part of a replicated piece that one rank writes."""
@@ -56,6 +61,15 @@ def share_of(name: str, numel: int, rank: int, share: int, offset: int) -> list[
     """Returns a rank's equal share of one parameter; on the last ranks it may be partly or entirely padding."""
     length = min(share, numel - rank * share)
     return [ParameterPiece(name, rank * share, offset, length)] if length > 0 else []
+
+
+def entries_of(tensors: Mapping[str, Tensor], pieces: list[ParameterPiece]) -> list[Entry]:
+    """Returns the entries for the pieces of a shard's tensors, which are given by key."""
+    return [
+        Entry(key, piece.name, piece.start, piece.length, tensor.dtype)
+        for key, tensor in tensors.items()
+        for piece in pieces
+    ]
 
 
 def _in_memory(will_change: bool) -> AbstractContextManager[None]:
