@@ -136,7 +136,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_fr
         failed = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
         assert failed.returncode == 4, failed.stderr
         (line,) = [line for line in failed.stderr.splitlines() if line.startswith("NotSaved")]
-        assert "No space left on device" in line and "Make room in" in line
+        assert "No space left on device" in line and "Free space in" in line
         assert sorted(path.name for path in checkpoints.iterdir()) == ["filler"]
         filler.unlink()
         again = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
