@@ -26,7 +26,7 @@ PAGE = 4096
 LAST_TWO = Retention(keep_last=2)
 
 
-# The files alone
+# Only the files
 
 
 def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_read_only_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == [first.name, second.name]
 
 
-# A whole save, from an engine
+# A complete save of an engine
 
 
 def save(engine: Any, folder: Path, step: int) -> Path:
@@ -114,7 +114,7 @@ def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) 
             assert names(disk) == [first.name]
         # The last one had room for all but the manifest; until then the attempt leaves nothing.
         assert remains == [[]] * (len(amounts) - 1) + [["step_00000002"]]
-        # The engine is none the worse for it, and just enough room is enough.
+        # The engine is unchanged, and just enough space is enough.
         fill(disk, needed)
         assert_same_state(save(engine, disk, 2), save(engine, tmp_path / "elsewhere", 2))
         assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)

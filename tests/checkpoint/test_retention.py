@@ -1,4 +1,4 @@
-"""What is kept: the choice by its laws, and of real folders."""
+"""Retention: properties of the rules, and real folders."""
 
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ def damage(path: Path) -> None:
         file.write(b"more")
 
 
-# The laws of the choice
+# Properties of the rules
 
 
 @st.composite
 def saved_ones(draw: st.DrawFn) -> tuple[list[Saved], set[Path], int]:
-    """Checkpoints, those of them that are whole, and the step just saved."""
+    """Returns checkpoints, the intact ones among them, and the step just saved."""
     steps = draw(st.lists(st.integers(0, 40), min_size=1, max_size=14, unique=True))
     losses = st.none() | st.sampled_from([1.5, 2.0, 2.31, 3.0])  # few, so that some are equal
     saved = [
@@ -52,7 +52,7 @@ def gone_of(situation: Situation, retention: Retention) -> set[Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_what_goes_is_asked_for_by_nothing(situation: Situation, retention: Retention) -> None:
+def test_no_rule_keeps_what_is_deleted(situation: Situation, retention: Retention) -> None:
     saved, whole, newest = situation
     gone = gone_of(situation, retention)
     stay = [one for one in saved if one.path not in gone]
@@ -75,8 +75,8 @@ def test_what_goes_is_asked_for_by_nothing(situation: Situation, retention: Rete
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_nothing_stays_without_a_cause(situation: Situation, retention: Retention) -> None:
-    """Where all are whole and readable, the rule can be said in one line each."""
+def test_nothing_is_kept_without_a_rule(situation: Situation, retention: Retention) -> None:
+    """If all are intact and readable, each rule takes one line."""
     saved, _, newest = situation
     saved = [Saved(one.path, one.step, one.validation_loss) for one in saved]
     gone = gone_of((saved, {one.path for one in saved}, newest), retention)
@@ -90,7 +90,7 @@ def test_nothing_stays_without_a_cause(situation: Situation, retention: Retentio
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS, st.integers(0, 3), st.integers(0, 3), st.integers(2, 4))
-def test_asking_for_more_deletes_no_more(
+def test_stronger_rules_delete_no_more(
     situation: Situation, retention: Retention, more_last: int, more_best: int, times: int
 ) -> None:
     gone = gone_of(situation, retention)
@@ -195,7 +195,7 @@ def test_who_cannot_say_its_loss_may_be_the_best(content: str | bytes | None, tm
     if content is not None:
         trainer.write_bytes(content.encode() if isinstance(content, str) else content)
     assert prune(tmp_path, Retention(2, keep_best=1), 5) == ["step_00000003"]
-    assert prune(tmp_path, LAST_TWO, 5) == ["step_00000001", "step_00000002"]  # where nobody asks for its loss
+    assert prune(tmp_path, LAST_TWO, 5) == ["step_00000001", "step_00000002"]  # no rule needs its loss
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pieces go into files that any safetensors reader opens; every part of every tensor comes back from them."""
+"""State files: any safetensors reader can open them, and every part of every tensor can be read back."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, fil
 
 SHAPES = {"layers.0.weight": [7, 5], "norm": [11]}
 CUTS = {"layers.0.weight": [0, 12, 13, 35], "norm": [0, 11]}
-"""Where the pieces begin and end; they go to the two ranks in turn."""
+"""Boundaries of the pieces, which are assigned to two ranks alternately."""
 
 
 def whole(name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`z2all checkpoint` tells what is there and finds what is damaged, on the checkpoints of a real run."""
+"""`z2all checkpoint list`, `show` and `verify` on the checkpoints of a real run."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_list_and_show(run: Path, tmp_path: Path) -> None:
     assert "states          exp_avg, exp_avg_sq" in shown and "step            2" in shown
 
 
-def test_list_has_the_validation_losses_that_there_are(run: Path, tmp_path: Path) -> None:
+def test_list_shows_validation_losses(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "validated")
     temporary = (copy / "checkpoints" / "step_00000002").rename(layout.temporary_path(copy / "checkpoints", 2))
     (temporary / layout.MANIFEST).unlink()
@@ -65,7 +65,7 @@ def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: 
     assert [row.rsplit("  ", 1)[-1] for row in answer.stdout.splitlines()[1:]] == [line.split(": ")[1], "complete"]
 
 
-def test_an_unfinished_one_is_told(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_one_is_listed(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "step_00000009").mkdir()
     last = z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.splitlines()[-1]
     assert last.startswith("9 ") and last.endswith("no MANIFEST.json: it was never finished")

@@ -1,4 +1,4 @@
-"""`z2all checkpoint prune` in real processes: what goes, what stays and why, and that it never works beside a job."""
+"""`z2all checkpoint prune` in real processes: what is deleted, what is kept and why, and never during a job."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_what_goes_and_why_the_others_stay(run: RunFolder, tmp_path: Path) -> None:
+def test_what_is_deleted_and_why_the_others_are_kept(run: RunFolder, tmp_path: Path) -> None:
     going = sum(size_of(run.checkpoints / layout.step_name(step)) for step in (100, 400))
     leftover = write_temporary(run.checkpoints, 700)
     going += size_of(leftover)
@@ -84,14 +84,14 @@ def test_without_run_yaml_the_defaults_hold(run: RunFolder, tmp_path: Path) -> N
     assert answer.returncode == 2 and "--keep-last" in answer.stderr
 
 
-def test_a_wish_for_the_best_that_nothing_can_fulfil_is_said(run: RunFolder, tmp_path: Path) -> None:
+def test_keep_best_without_validation_losses_is_reported(run: RunFolder, tmp_path: Path) -> None:
     shutil.rmtree(run.checkpoints)
     make_validated(run.checkpoints, {700: None, 800: None})
     answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
     assert "keep_best=1: no checkpoint has a validation loss" in answer.stdout.splitlines()
 
 
-def test_never_beside_a_job(run: RunFolder, tmp_path: Path) -> None:
+def test_never_during_a_job(run: RunFolder, tmp_path: Path) -> None:
     lock = run.acquire_lock()
     try:
         line = one_line(z2all("checkpoint", "prune", run.root, cwd=tmp_path), 4)

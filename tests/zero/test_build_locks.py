@@ -22,7 +22,7 @@ BUILD_THAT_SLEEPS = "rule wait\n  command = sleep 60\nbuild out: wait\n"
 
 
 def old(path: Path) -> Path:
-    """So old that it counts as stale even where its holder could be out of sight (tests run in containers, too)."""
+    """Makes a lock so old that it is stale even if its holder could be invisible (in a container)."""
     an_hour_ago = time.time() - 3600
     os.utime(path, (an_hour_ago, an_hour_ago))
     return path
@@ -74,7 +74,7 @@ def test_a_lock_is_held_while_an_orphaned_ninja_still_builds(tmp_path: Path) -> 
     assert build_locks.remove_stale_locks(tmp_path) == [lock]
 
 
-def test_a_young_lock_is_stale_only_where_every_holder_would_be_seen(tmp_path: Path) -> None:
+def test_a_young_lock_is_stale_only_if_every_holder_is_visible(tmp_path: Path) -> None:
     make_lock(tmp_path / "cpu_adam")
     expected = "unknown" if build_locks.holder_may_be_invisible(tmp_path) else "stale"
     assert [found.state for found in build_locks.find_locks(tmp_path)] == [expected]

@@ -36,7 +36,7 @@ SHAPES = [(name, "fp32") for name in JSONS] + [(name, "bf16") for name in ("zero
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> tuple[Path, Any]:
-    """In fp32, with the tokenizer of the corpus beside it, in several files."""
+    """In fp32, in several files, with the tokenizer of the corpus."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     model = make_llama(folder, max_shard_size="60KB")
     shutil.copy(small_tokenizer / "tokenizer.json", folder)
@@ -51,7 +51,7 @@ def whole(size: int = 1024) -> VocabularyRows:
 def test_masters_are_the_folders_bits_and_logits_its_logits(
     name: str, precision: str, llama: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """In bf16 too, where DeepSpeed alone would make the masters of rounded weights."""
+    """In bf16 too, where DeepSpeed itself would create master weights from rounded weights."""
     if "offload" in name:
         prebuild(["cpu_adam"])
     folder, stock = llama
@@ -76,7 +76,7 @@ def test_masters_are_the_folders_bits_and_logits_its_logits(
 
 
 def make_like(engine_model: Any, weights: Z2allForCausalLM, dtype: torch.dtype) -> Z2allForCausalLM:
-    """A model of the same ops outside DeepSpeed."""
+    """Returns a model with the same ops, without DeepSpeed."""
     model = Z2allForCausalLM(weights.config, engine_model.ops).eval()
     model.load_state_dict(weights.state_dict())
     return model.to(dtype)
@@ -98,11 +98,11 @@ def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any
             assert torch.equal(found[0], stock.state_dict()[parameter][5])
 
 
-# As a user starts it
+# Started by a user
 
 
 def first_batch_loss(model: Any, run: RunConfig, tokenizer: Path) -> float:
-    """Of the first step's samples, by transformers, which keeps packed documents apart by their positions."""
+    """Returns the loss of the first step's samples by transformers, which separates packed documents by position."""
     stream = iter(PackedStream(stream_spec(run), load_tokenizer(tokenizer)))
     total, count = 0.0, 0
     for _ in range(run.train.global_batch):
@@ -126,7 +126,7 @@ def test_two_ranks_begin_with_the_folders_loss(
     assert "weights from llama; vocabulary by id: 1024 of 1024 rows, 0 new" in answer.stderr + answer.stdout
     run = load_run_config(None, run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *settings))
     assert losses(tmp_path / "run")[0] == pytest.approx(first_batch_loss(stock, run, small_tokenizer), rel=1e-6)
-    # It goes on without the folder, and says nothing of it.
+    # It resumes without the folder, and does not mention it.
     gone = [*settings[:1], "train.init_from=/nowhere", "train.steps=3", "schedule.allow_jump=true"]
     answer = train(tmp_path / "run", small_corpus, small_tokenizer, *gone)
     assert answer.returncode == 0, answer.stderr
@@ -149,7 +149,7 @@ def test_refused_before_anything_is_started(
     assert not (tmp_path / "run").exists()
 
 
-# What is known before
+# Checks before the start
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""AdamW with bf16 moments: each step against the formula in fp64 from the state as it lies, and where it leads."""
+"""AdamW with bf16 moments: each step compared with the formula in fp64, and the result of many steps."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_kept_bits_make_bf16_weights_as_exact_as_fp32(device: str) -> None:
 
 
 def drift(rounding: str | None, dtype: torch.dtype) -> float:
-    """1000 small steps down from 1: where weights arrive, on average, beside the same in fp64."""
+    """Returns the mean of weights after 1000 small steps down from 1, and the same in fp64."""
     weight = torch.nn.Parameter(torch.ones(4096, dtype=dtype))
     truth = torch.nn.Parameter(torch.ones(4096, dtype=torch.float64))
     settings = {"lr": 1e-4, "betas": BETAS, "eps": EPS}
@@ -94,7 +94,7 @@ def drift(rounding: str | None, dtype: torch.dtype) -> float:
 
 
 def test_small_updates_are_not_lost() -> None:
-    """lr 1e-4 beside weights of 1, where bf16's step is 1/256 downwards: rounded to nearest, no update arrives."""
+    """lr 1e-4 and weights of 1, where bf16 has steps of 1/256: rounded to nearest, every update is lost."""
     assert drift(None, torch.bfloat16) == pytest.approx(0.1)
     # What is in the weight is the nearest to 0.9, at most half of 2^-8 off.
     assert drift("kahan", torch.bfloat16) < 2**-9
@@ -105,7 +105,7 @@ def test_small_updates_are_not_lost() -> None:
 
 
 def test_a_second_moment_keeps_moving() -> None:
-    """beta2 = 0.999 changes it by a thousandth a step, below bf16's half step: rounded to nearest it would stand."""
+    """beta2 = 0.999 changes it by 0.1 % per step, less than half a bf16 step: rounded to nearest, it would not change."""
     weight = torch.nn.Parameter(torch.zeros(4096))
     optimizer = AdamWBf16([weight], lr=0.0, betas=(0.9, 0.999))
     weight.grad = torch.ones_like(weight)

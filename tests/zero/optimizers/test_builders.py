@@ -34,7 +34,7 @@ def build(kind: str, weight: torch.nn.Parameter, device: str) -> torch.optim.Opt
 
 
 def step(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, number: int) -> None:
-    """Gradients between 1 and 2: second moments of one size, as 8 bits a block want them."""
+    """Sets gradients between 1 and 2: second moments of similar size, as 8-bit blocks need them."""
     values = 1 + torch.rand(NUMEL, generator=torch.Generator().manual_seed(number))
     weight.grad = values.to(weight.device)
     for group in optimizer.param_groups:
@@ -60,7 +60,7 @@ def test_adams_follow_the_formula(kind: str, device: str) -> None:
         truth, moment, square = adamw_formula(truth, moment, square, number)
     off = (weight.detach().double().cpu() - truth).abs().max().item()
     assert off < ALLOWED_AFTER_STEPS.get(kind, 2e-6)  # weights up to 4: a rounding is 2.4e-7, in each of four steps
-    assert (truth - flat_weight("cpu").double()).abs().min() > (STEPS - 1) * LR  # it has gone somewhere
+    assert (truth - flat_weight("cpu").double()).abs().min() > (STEPS - 1) * LR  # the weights have moved
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which optimizer is chosen, what is refused and in which words; and that all of it is known before torch is loaded."""
+"""Choice of the optimizer and its refusals, all without loading torch."""
 
 import itertools
 import json
@@ -144,7 +144,7 @@ def test_deepspeed_is_told_of_optimizers_it_does_not_know(kind: str) -> None:
     assert resolved.config["zero_allow_untested_optimizer"] is True
     assert f"zero_allow_untested_optimizer: true: {kind} is unknown to DeepSpeed, but tested here" in resolved.notes
     assert resolved.optimizer.kind == kind
-    assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # ZeRO alone asks
+    assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # only ZeRO requires it
 
 
 def test_what_deepspeed_knows_changes_nothing() -> None:
@@ -159,7 +159,7 @@ def test_bf16_weights_are_read_from_the_json(tmp_path: Path) -> None:
     mine.write_text(json.dumps(content))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 6
     assert resolved_with(str(mine), "adamw_bf16", "cpu").optimizer.state_bytes_per_parameter == 4  # fp32 there
-    # Stage 1 with fp32 accumulation: DeepSpeed takes another optimizer, with an fp32 master.
+    # At stage 1 with fp32 accumulation, DeepSpeed uses an optimizer with fp32 master weights.
     mine.write_text(json.dumps({**content, "zero_optimization": {"stage": 1}}))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 4
 

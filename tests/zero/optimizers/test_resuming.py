@@ -1,4 +1,4 @@
-"""Every optimizer that runs on a CPU trains under ZeRO and goes on from a checkpoint bit for bit."""
+"""Every optimizer that runs on a CPU trains under ZeRO and resumes from a checkpoint bit for bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Run in ranks of its own: engines of many shapes, saved and continued one after the other in one process group.
+"""Run in its own ranks: engines of many shapes, saved and continued one after the other in one process group.
 
 The file named on the command line holds a JSON list of tasks; rank 0 writes beside it what came out. A task trains a
 toy under `deepspeed`: from its initial weights, or from the checkpoint `start`. It saves at once what it has just read

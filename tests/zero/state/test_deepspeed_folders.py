@@ -1,4 +1,4 @@
-"""Reading what a real engine on one rank saved by DeepSpeed's own way, and every reason not to."""
+"""Folders saved by DeepSpeed's own save_checkpoint on one rank, and every reason to refuse one."""
 
 import json
 import shutil
@@ -87,7 +87,7 @@ def test_before_the_first_step_there_are_weights_alone(tmp_path: Path) -> None:
 def other_engine(
     make_optimizer: Callable[[Z2allForCausalLM], Any], stage: int = 0, dtype: str = "fp32"
 ) -> Iterator[Any]:
-    """As somebody may train the model without anything of ours around it."""
+    """Trains the model with DeepSpeed only, without this package's engine and optimizer."""
     settings = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": stage}}
     settings |= {"gradient_clipping": 1.0, "zero_allow_untested_optimizer": True}
     settings |= {} if dtype == "fp32" else {dtype: {"enabled": True}}
@@ -118,7 +118,7 @@ def test_an_optimizer_of_one_group_of_somebody_else(stage: int, named: bool, tmp
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -> None:
-    """The masters as DeepSpeed's own ways to them give them, and the scale of fp16's losses."""
+    """Master weights equal those of DeepSpeed's own functions; the fp16 loss scale is imported."""
     if dtype == "fp16" and not fp16.is_known_here():
         pytest.skip(fp16.WHY_NOT)
 
@@ -178,7 +178,7 @@ def test_lion_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 class Stranger:
-    """Something a program put into client_state; loading it would run code."""
+    """An object that a program put into client_state; loading it would run code."""
 
 
 def test_strangers_in_the_pickle_are_not_loaded(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""States that belong to whole tensors: they come back where the same tensors are stepped, and nowhere else."""
+"""Opaque states: restored only into the same shape."""
 
 import json
 from pathlib import Path

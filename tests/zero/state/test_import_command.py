@@ -1,4 +1,4 @@
-"""`z2all checkpoint import` as a user runs it, and the run that goes on from what it made."""
+"""`z2all checkpoint import` in a real process, and the run that resumes from its result."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def theirs(unbroken: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / "with", folder / "without"
 
 
-def test_a_run_goes_on_bit_for_bit(
+def test_a_run_resumes_bit_for_bit(
     unbroken: Path, theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -58,10 +58,10 @@ def test_a_run_goes_on_bit_for_bit(
     assert losses(run) == losses(unbroken)[3:]
 
 
-def test_the_position_is_counted_where_nobody_knows_it(
+def test_an_unknown_position_is_counted_from_the_step(
     theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Two stages: three steps are two of 8 samples and one of 16; the run goes on in its second, under zero3."""
+    """Two stages: three steps are two of 8 samples and one of 16; the run resumes in its second, under zero3."""
     run = tmp_path / "run"
     settings = run_arguments(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4")
     config = tmp_path / "any.yaml"
@@ -78,7 +78,7 @@ def test_the_position_is_counted_where_nobody_knows_it(
     trained = train(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4", "deepspeed=zero3", ranks=1)
     assert trained.returncode == 0, trained.stderr
     assert len(losses(run)) == 1
-    # What the run wrote of itself is enough the next time; this step it has.
+    # The run folder now has a run.yaml, and this step.
     assert "step_00000003: exists" not in trained.stderr
     line = one_line(z2all("checkpoint", "import", theirs[1], "--run", run, cwd=tmp_path), 4)
     assert "step_00000003: exists" in line

@@ -1,4 +1,4 @@
-"""Snapshots of real engines: a checkpoint's files, the engine's bits, and never a moment without a whole one."""
+"""Snapshots of real engines: files of a checkpoint, bits of the engine, and always a complete one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,7 +78,7 @@ def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
             assert StateReader(folder.snapshots()[0].path).state_keys == {"exp_avg", "exp_avg_sq"}
 
 
-def test_one_that_breaks_off_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_one_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
@@ -125,7 +125,7 @@ def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monk
 
 
 def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
-    """As on a node of several, which has the files of its own ranks only."""
+    """Like on one of several nodes, which has only the files of its own ranks."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
