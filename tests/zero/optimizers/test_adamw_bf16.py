@@ -105,7 +105,7 @@ def test_small_updates_are_not_lost() -> None:
 
 
 def test_a_second_moment_keeps_moving() -> None:
-    """beta2 = 0.999 changes it by 0.1 % per step, less than half a bf16 step: rounded to nearest, it would not change."""
+    """beta2 = 0.999 changes it by 0.1 % per step, less than half a bf16 step; rounded to nearest, it never would."""
     weight = torch.nn.Parameter(torch.zeros(4096))
     optimizer = AdamWBf16([weight], lr=0.0, betas=(0.9, 0.999))
     weight.grad = torch.ones_like(weight)

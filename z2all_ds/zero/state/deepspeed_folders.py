@@ -16,7 +16,6 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,10 @@ class DeepSpeedFolder:
         if self._model.get("mp_world_size", 1) > 1:
             rule = f"was saved by {self._model['mp_world_size']} ranks of tensor or pipeline parallelism"
             raise CheckpointError(f"{self.path}", rule, "Only data parallelism (ZeRO 0 to 3) can be imported.")
-        self._states_of_first_rank = self._checked_states(self._optimizer_of(0) if self.is_partitioned else None)
+        self.is_partitioned = self._model["param_shapes"] is not None
+        """Whether the ZeRO stage is above 0."""
+        self._first_optimizer = self._optimizer_of(0) if self.is_partitioned else self._model.get("optimizer") or {}
+        self._first_states = self._states(self._first_optimizer)
 
     @property
     def client_state(self) -> dict[str, Any]:
@@ -95,22 +97,14 @@ class DeepSpeedFolder:
         return {name: int(self._model[name]) for name in COUNTERS}
 
     @property
-    def is_partitioned(self) -> bool:
-        """True for ZeRO stages above 0."""
-        return self._model["param_shapes"] is not None
-
-    @cached_property
     def zero_stage(self) -> int:
-        if not self.is_partitioned:
-            return 0
-        return int(self._optimizer_of(0).get("zero_stage", 1))  # BF16_Optimizer, which is stage 1, does not store it
+        # BF16_Optimizer, which is stage 1, does not store it.
+        return int(self._first_optimizer.get("zero_stage", 1)) if self.is_partitioned else 0
 
-    @cached_property
+    @property
     def ranks(self) -> int:
         """Number of partitions."""
-        if not self.is_partitioned:
-            return 1
-        count = self._optimizer_of(0)["partition_count"]
+        count = self._first_optimizer["partition_count"] if self.is_partitioned else 1
         return int(max(count) if isinstance(count, list | tuple) else count)
 
     @property
@@ -128,11 +122,11 @@ class DeepSpeedFolder:
     @property
     def optimizer_kind(self) -> str:
         """One of `ADAMS`; others are refused when the folder is opened."""
-        return str(self._states_of_first_rank.groups[0].get(KIND_KEY, "adamw"))
+        return str(self._first_states.groups[0].get(KIND_KEY, "adamw"))
 
     @property
     def loss_scaler(self) -> Any:
-        return self._optimizer_of(0).get("loss_scaler") if self.is_partitioned else None
+        return self._first_optimizer.get("loss_scaler") if self.is_partitioned else None
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -153,7 +147,7 @@ class DeepSpeedFolder:
             yield from self._whole_parameters()
             return
         optimizer = self._optimizer_of(rank)
-        states = self._checked_states(optimizer)
+        states = self._states(optimizer)
         masters = optimizer["fp32_flat_groups" if self.zero_stage == 3 else "single_partition_of_fp32_groups"]
         rows = [{name: math.prod(shape) for name, shape in row.items()} for row in self._model["param_shapes"]]
         if not len(rows) == len(masters) == len(states.group_by_number):
@@ -195,9 +189,9 @@ class DeepSpeedFolder:
 
     def _whole_parameters(self) -> Iterator[SavedShard]:
         """ZeRO 0: in fp32 the weights of the model, in 16 bits the master weights of the optimizer, by number."""
-        states, weights = self._states_of_first_rank, self._model["module"]
+        states, weights = self._first_states, self._model["module"]
         names = self._names_by_number(states)
-        masters = [master for group in self._model["optimizer"].get("fp32_groups", ()) for master in group]
+        masters = [master for group in self._first_optimizer.get("fp32_groups", ()) for master in group]
         for number, (name, master) in enumerate(zip(names, masters or map(weights.get, names), strict=True)):
             moments, taken = states.of(number)
             weight = master.detach().reshape(-1)
@@ -232,14 +226,14 @@ class DeepSpeedFolder:
             raise CheckpointError(f"{self.path / there[0]}", "has no ZeRO optimizer", "Give another folder.")
         return content
 
-    def _checked_states(self, of_rank: dict[str, Any] | None) -> _States:
+    def _states(self, optimizer: dict[str, Any]) -> _States:
         """Returns the states of the wrapped optimizer, which must be an Adam."""
-        content = (self._model.get("optimizer") or {}) if of_rank is None else of_rank
+        content = optimizer
         for key in ("base_optimizer_state", "optimizer_state_dict"):
             content = content.get(key, content)
         if not isinstance(content, dict) or "state" not in content or "param_groups" not in content:
             raise self._unknown("no optimizer of ZeRO or torch")
-        if "fp32_groups_flat" in (self._model.get("optimizer") or {}):
+        if "fp32_groups_flat" in optimizer:
             raise self._unknown("a 16-bit optimizer without ZeRO that updates flat groups (FusedAdam)")
         states = _States(content["state"], content["param_groups"])
         kind = states.groups[0].get(KIND_KEY)
