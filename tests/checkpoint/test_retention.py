@@ -11,7 +11,7 @@ from tests.checkpoint.making import make, make_validated, names
 from z2all_ds.base.config import load_run_config
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest
-from z2all_ds.checkpoint.retention import Retention, Saved, apply_retention, prune, reasons_to_keep
+from z2all_ds.checkpoint.retention import Retention, Saved, prune, reasons_to_keep, retention_reasons
 
 LAST_TWO = Retention(keep_last=2)
 
@@ -119,7 +119,7 @@ def test_a_run_as_it_goes_on_keeps_what_it_should(tmp_path: Path) -> None:
     for step, loss in losses.items():
         make_validated(tmp_path, {step: loss})
         prune(tmp_path, retention, step)
-    assert [(layout.step_of(path), *why) for path, why in apply_retention(tmp_path, retention, 900).items()] == [
+    assert [(layout.step_of(path), *why) for path, why in retention_reasons(tmp_path, retention, 900).items()] == [
         (400, "every 400"),
         (500, "best 2.5"),
         (600, "best 2.9"),
@@ -181,7 +181,7 @@ def test_damaged_earlier_ones_do_not_count_as_one_of_two(tmp_path: Path) -> None
 def test_steps_of_nine_digits_are_the_newest(tmp_path: Path) -> None:
     steps = [99_999_998, 99_999_999, 100_000_000, 100_000_001]
     make(tmp_path, *steps)
-    assert [layout.step_of(path) for path in apply_retention(tmp_path, LAST_TWO, steps[-1])] == steps
+    assert [layout.step_of(path) for path in retention_reasons(tmp_path, LAST_TWO, steps[-1])] == steps
     assert prune(tmp_path, LAST_TWO, 100_000_001) == ["step_99999998", "step_99999999"]
 
 
@@ -212,6 +212,6 @@ def test_a_damaged_best_one_does_not_push_out_the_next(tmp_path: Path) -> None:
 def test_choosing_changes_nothing(tmp_path: Path) -> None:
     make_validated(tmp_path, {1: 2.0, 2: 2.5, 3: 2.7})
     before = {path: path.stat() for path in tmp_path.rglob("*")}
-    assert [path.name for path, why in apply_retention(tmp_path, LAST_TWO, 3).items() if not why] == ["step_00000001"]
+    assert [path.name for path, why in retention_reasons(tmp_path, LAST_TWO, 3).items() if not why] == ["step_00000001"]
     assert {path: path.stat() for path in tmp_path.rglob("*")} == before
     assert prune(tmp_path / "nothing", LAST_TWO, 3) == []

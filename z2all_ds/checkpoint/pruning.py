@@ -12,7 +12,7 @@ from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
-from z2all_ds.checkpoint.retention import Retention, apply_retention, remove
+from z2all_ds.checkpoint.retention import Retention, remove, retention_reasons
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _reasons_to_keep(checkpoints: Path, retention: Retention, verify_checksums: 
     """Unlike in a run, which has just saved it, the newest checkpoint may be old: whether it is intact is checked."""
     with heartbeat("verifying checksums of the checkpoints to keep") if verify_checksums else nullcontext():
         newest, _ = layout.find_latest(checkpoints, verify_checksums)
-        return apply_retention(checkpoints, retention, newest.step, verify_checksums) if newest else {}
+        return retention_reasons(checkpoints, retention, newest.step, verify_checksums) if newest else {}
 
 
 def _prune(path: Path, reasons: list[str], dry_run: bool) -> PrunedCheckpoint:

@@ -85,7 +85,7 @@ def reasons_to_keep(
     return reasons
 
 
-def apply_retention(
+def retention_reasons(
     checkpoints: Path, retention: Retention, newest_step: int, verify_checksums: bool = False
 ) -> dict[Path, list[str]]:
     """Returns why each sealed checkpoint is kept, oldest first. `verify_checksums`: of those that must be intact."""
@@ -105,7 +105,7 @@ def prune(checkpoints: Path, retention: Retention, newest_step: int) -> list[str
     """Deletes the checkpoints that no rule keeps, and returns their names. Never raises for the file system, so that a
     failed deletion does not end a run; the next call, or the next start, tries again."""
     try:
-        reasons = apply_retention(checkpoints, retention, newest_step)
+        reasons = retention_reasons(checkpoints, retention, newest_step)
         return [path.name for path, why in reasons.items() if not why and remove(path)]
     except OSError:
         return []
