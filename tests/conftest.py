@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def _sweep_shared_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs that are killed leave their snapshots, and nobody will go on from those of tests."""
     yield
-    for line, run_dir in memory.all_here().items():
+    for line, run_dir in memory.all_snapshot_folders().items():
         if run_dir.is_relative_to(tmp_path_factory.getbasetemp()):
             line.remove()
 

@@ -1,4 +1,4 @@
-"""The writer's real processes: what they bring onto the disk, and what is told when they cannot."""
+"""Real writer processes: the checkpoints they write, and the problems they report."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def answer_of(writer: BackgroundWriter) -> Answer:
 
 def number_of(writer: BackgroundWriter) -> int:
     assert writer._process
-    return writer._process.pid
+    return writer._process.process.pid
 
 
 def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
         submit(writer, slot, checkpoints)
         answer = answer_of(writer)
         assert answer.problem is None
-        for step in (4, 5, 6):  # by the same process; older ones go
+        for step in (4, 5, 6):  # by the same process; older checkpoints are deleted
             before = number_of(writer)
             submit(writer, slot, checkpoints, step=step)
             assert answer_of(writer).problem is None and number_of(writer) == before
@@ -81,7 +81,7 @@ def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
     with writers(2) as (first, second):
         submit(first, slot, checkpoints, 0, 2)
         time.sleep(0.5)
-        assert first.answer() is None and layout.all_of(checkpoints) == []
+        assert first.answer() is None and layout.step_folders(checkpoints) == []
         submit(second, slot, checkpoints, 1, 2)
         assert answer_of(second).problem is None and answer_of(first).problem is None
     newest, _ = layout.find_latest(checkpoints)
@@ -91,22 +91,22 @@ def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
     ]
 
 
-def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(2) as (first, second):
         submit(first, slot, checkpoints, 0, 2)
         second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, ["state/nowhere"])
         assert "No such file" in str(answer_of(second).problem)
         assert str(answer_of(first).problem).startswith("rank 1: ")
-        assert layout.all_of(checkpoints) == [] and list(checkpoints.iterdir()) == []
-        # Told by the rank itself, where no note could be left.
+        assert layout.step_folders(checkpoints) == [] and list(checkpoints.iterdir()) == []
+        # Reported by the rank itself if its writer could not leave a file.
         submit(first, slot, checkpoints, 0, 2)
         first.abandon()
         assert answer_of(first).problem == "another rank could not write its part"
         assert list(checkpoints.iterdir()) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     slot = make_slot(tmp_path / "slot", size=3_000_000)
     with small_disk(tmp_path / "disk", 2_000_000) as disk, writers(1) as (writer,):
         submit(writer, slot, disk / "checkpoints")
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
         assert answer_of(writer).problem is None
 
 
-def test_a_writer_that_was_killed_is_told_and_started_again(tmp_path: Path) -> None:
+def test_a_killed_writer_is_reported_and_started_again(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(1) as (writer,):
         submit(writer, slot, checkpoints, 0, 2)  # waits for rank 1
@@ -146,10 +146,10 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
     wait_until(is_gone, "the writer to end")
-    assert layout.all_of(checkpoints) == []
+    assert layout.step_folders(checkpoints) == []
 
 
-def test_ctrl_c_is_not_for_it(tmp_path: Path) -> None:
+def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
     with writers(1) as (writer,):
         submit(writer, slot, checkpoints)

@@ -1,4 +1,4 @@
-"""Files onto a disk: the same bytes, the manifest's checksum, forced on the way."""
+"""Written files: the same bytes, the manifest's checksum, synced in windows."""
 
 import random
 from pathlib import Path
@@ -12,19 +12,19 @@ from z2all_ds.checkpoint import disk_file
 def test_the_bytes_arrive_with_their_checksum(size: int, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(random.Random(size).randbytes(size))
-    entry = disk_file.write_file(target, disk_file.copied(source))
+    entry = disk_file.write_file(target, disk_file.copy_of(source))
     assert target.read_bytes() == source.read_bytes()
     with disk_file.hashing_threads() as threads:
         assert entry == {"bytes": size, "checksum": disk_file.file_checksum(source, threads)}
 
 
-def test_it_is_forced_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_synced_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several windows, and a last one that is not full."""
-    forced: list[int] = []
+    synced: list[int] = []
     monkeypatch.setattr(disk_file, "CHUNK_BYTES", 1 << 12)
     monkeypatch.setattr(disk_file, "WINDOW_BYTES", 1 << 14)
-    monkeypatch.setattr(disk_file.os, "fdatasync", forced.append)
+    monkeypatch.setattr(disk_file.os, "fdatasync", synced.append)
     (tmp_path / "source").write_bytes(random.Random(0).randbytes((1 << 16) + 100))
-    disk_file.write_file(tmp_path / "target", disk_file.copied(tmp_path / "source"))
-    assert len(forced) == 5  # and once at the end
+    disk_file.write_file(tmp_path / "target", disk_file.copy_of(tmp_path / "source"))
+    assert len(synced) == 5  # and once at the end
     assert (tmp_path / "target").read_bytes() == (tmp_path / "source").read_bytes()

@@ -26,7 +26,7 @@ PAGE = 4096
 LAST_TWO = Retention(keep_last=2)
 
 
-# The files alone
+# Only the files
 
 
 def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_read_only_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == [first.name, second.name]
 
 
-# A whole save, from an engine
+# A complete save of an engine
 
 
 def save(engine: Any, folder: Path, step: int) -> Path:
@@ -107,14 +107,14 @@ def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) 
             filler.unlink()
             assert str(caught.value).startswith("checkpoint of step 2: could not be written (rank 0: ")
             assert str(caught.value).endswith(
-                f"Make room in {disk} and start again: the run goes on from the newest one that is whole."
+                f"Free space in {disk} and run the same command: it resumes from the newest complete checkpoint."
             )
             assert find_latest(disk)[0] == Checkpoint(first, 1), leave_bytes
             remains.append(remove_leftovers(disk))
             assert names(disk) == [first.name]
         # The last one had room for all but the manifest; until then the attempt leaves nothing.
         assert remains == [[]] * (len(amounts) - 1) + [["step_00000002"]]
-        # The engine is none the worse for it, and just enough room is enough.
+        # The engine is unchanged, and just enough space is enough.
         fill(disk, needed)
         assert_same_state(save(engine, disk, 2), save(engine, tmp_path / "elsewhere", 2))
         assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)

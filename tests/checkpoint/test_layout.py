@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there: sealing, damage of every kind, and a real process killed at random."""
+"""Checkpoints are complete or do not count: sealing, all kinds of damage, and a process killed at random times."""
 
 import json
 import random
@@ -135,7 +135,7 @@ def test_all_damaged_is_an_error_and_never_a_new_start(damage: Callable[[Path], 
         find_latest(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: none of 2 checkpoints can be loaded (checkpoint step_00000004 skipped: {what})."
-        " Restore one from a copy, or use another run_dir to start anew."
+        " Restore one from a copy, or set another run_dir to start over."
     )
 
 
@@ -178,10 +178,10 @@ def test_any_flipped_bit_is_noticed(two_checkpoints: Path, data: st.DataObject) 
     assert find_latest(two_checkpoints) == (Checkpoint(newest, 4), [])
 
 
-# Asked for by path
+# Requested by path
 
 
-def test_a_checkpoint_asked_for_by_path(tmp_path: Path) -> None:
+def test_a_checkpoint_requested_by_path(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 7)
     assert open_checkpoint(path) == Checkpoint(path, 7)
     with pytest.raises(CheckpointError, match=r"step_00000008: no such folder\. Give a complete checkpoint\."):
@@ -193,7 +193,7 @@ def test_a_checkpoint_asked_for_by_path(tmp_path: Path) -> None:
         open_checkpoint(renamed)
 
 
-# Clearing away
+# Leftovers
 
 
 def test_leftovers_of_cut_off_saves_are_removed(tmp_path: Path) -> None:
@@ -249,14 +249,14 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
         assert steps == list(range(sealed_so_far + 1, sealed_so_far + 1 + len(steps)))
         sealed_so_far += len(steps)
 
-        # Complete or not there: a manifest never stands beside files that are missing or half written.
+        # A folder with a manifest never has missing or incomplete files.
         finished = [path.parent for path in checkpoints.glob(f"step_*/{layout.MANIFEST}")]
         assert [layout.why_damaged(path, verify_checksums=True) for path in finished] == [None] * len(finished)
         latest, _ = find_latest(checkpoints)
         if latest is None:
             assert sealed_so_far == 0
             continue
-        # Sealed for certain, or sealed in the instant before the process could say so.
+        # Sealed and reported, or sealed just before the process could report it.
         assert latest.step in (sealed_so_far, sealed_so_far + 1)
         sealed_so_far = latest.step
         assert latest.trainer == {"step": latest.step}
@@ -267,14 +267,14 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
     assert sealed_so_far > 10
 
 
-def test_a_start_by_hand_is_refused_beside_later_checkpoints(tmp_path: Path) -> None:
+def test_a_start_from_a_step_before_later_checkpoints_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 2, 4)
-    layout.refuse_to_fall_behind(tmp_path, 4)
+    layout.require_no_later(tmp_path, 4)
     with pytest.raises(CheckpointError, match="step_00000004"):
-        layout.refuse_to_fall_behind(tmp_path, 2)
+        layout.require_no_later(tmp_path, 2)
     with pytest.raises(CheckpointError, match="start from step 0"):
-        layout.refuse_to_fall_behind(tmp_path, 0)
+        layout.require_no_later(tmp_path, 0)
     (tmp_path / "step_00000004" / layout.MANIFEST).unlink()
-    layout.refuse_to_fall_behind(tmp_path, 2)
+    layout.require_no_later(tmp_path, 2)
     assert remove_leftovers(tmp_path) == ["step_00000004"]
     assert names(tmp_path) == ["step_00000002"]

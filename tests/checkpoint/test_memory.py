@@ -1,4 +1,4 @@
-"""Slots in shared memory: one of them is always whole, and other lines of steps are never looked at."""
+"""Slots in shared memory: one of them is always complete, and other lineages are never read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,24 +34,24 @@ def test_a_slot_counts_from_its_end_to_its_next_beginning(folder: SnapshotFolder
     assert [snapshot.step for snapshot in folder.snapshots()] == [10]
 
 
-def test_what_is_no_number_is_no_snapshot(folder: SnapshotFolder) -> None:
+def test_an_unreadable_slot_is_no_snapshot(folder: SnapshotFolder) -> None:
     (folder.slot(0) / "READY").write_text("")
     assert folder.step_in(0) is None
 
 
-def test_a_run_knows_its_line_and_sweeps_the_others(folder: SnapshotFolder, tmp_path: Path) -> None:
+def test_a_run_finds_its_lineage_and_removes_the_others(folder: SnapshotFolder, tmp_path: Path) -> None:
     run, stranger = RunFolder(tmp_path), SnapshotFolder(memory.new_lineage())
     stranger.create(tmp_path / "another")
     try:
-        assert memory.line_of(run) is None
+        assert memory.snapshot_folder(run) is None
         run.lineage.write_text("../somewhere")
-        assert memory.line_of(run) is None
+        assert memory.snapshot_folder(run) is None
         run.lineage.write_text(folder.lineage)
-        line = memory.line_of(run)
+        line = memory.snapshot_folder(run)
         assert line and line.path == folder.path
-        memory.remove_all_of(run, but=line)
+        memory.remove_snapshots(run, but=line)
         assert folder.path.exists()
-        memory.remove_all_of(run)
+        memory.remove_snapshots(run)
         assert not folder.path.exists() and stranger.path.exists()
     finally:
         stranger.remove()

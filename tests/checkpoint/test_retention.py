@@ -1,4 +1,4 @@
-"""What is kept: the choice by its laws, and of real folders."""
+"""Retention: properties of the rules, and real folders."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.checkpoint.making import make, make_validated, names
 from z2all_ds.base.config import load_run_config
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest
-from z2all_ds.checkpoint.retention import Retention, Saved, judge, prune, reasons_to_keep
+from z2all_ds.checkpoint.retention import Retention, Saved, prune, reasons_to_keep, retention_reasons
 
 LAST_TWO = Retention(keep_last=2)
 
@@ -21,12 +21,12 @@ def damage(path: Path) -> None:
         file.write(b"more")
 
 
-# The laws of the choice
+# Properties of the rules
 
 
 @st.composite
 def saved_ones(draw: st.DrawFn) -> tuple[list[Saved], set[Path], int]:
-    """Checkpoints, those of them that are whole, and the step just saved."""
+    """Returns checkpoints, the intact ones among them, and the step just saved."""
     steps = draw(st.lists(st.integers(0, 40), min_size=1, max_size=14, unique=True))
     losses = st.none() | st.sampled_from([1.5, 2.0, 2.31, 3.0])  # few, so that some are equal
     saved = [
@@ -52,7 +52,7 @@ def gone_of(situation: Situation, retention: Retention) -> set[Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_what_goes_is_asked_for_by_nothing(situation: Situation, retention: Retention) -> None:
+def test_no_rule_keeps_what_is_deleted(situation: Situation, retention: Retention) -> None:
     saved, whole, newest = situation
     gone = gone_of(situation, retention)
     stay = [one for one in saved if one.path not in gone]
@@ -75,8 +75,8 @@ def test_what_goes_is_asked_for_by_nothing(situation: Situation, retention: Rete
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_nothing_stays_without_a_cause(situation: Situation, retention: Retention) -> None:
-    """Where all are whole and readable, the rule can be said in one line each."""
+def test_nothing_is_kept_without_a_rule(situation: Situation, retention: Retention) -> None:
+    """If all are intact and readable, each rule takes one line."""
     saved, _, newest = situation
     saved = [Saved(one.path, one.step, one.validation_loss) for one in saved]
     gone = gone_of((saved, {one.path for one in saved}, newest), retention)
@@ -90,7 +90,7 @@ def test_nothing_stays_without_a_cause(situation: Situation, retention: Retentio
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS, st.integers(0, 3), st.integers(0, 3), st.integers(2, 4))
-def test_asking_for_more_deletes_no_more(
+def test_stronger_rules_delete_no_more(
     situation: Situation, retention: Retention, more_last: int, more_best: int, times: int
 ) -> None:
     gone = gone_of(situation, retention)
@@ -119,7 +119,7 @@ def test_a_run_as_it_goes_on_keeps_what_it_should(tmp_path: Path) -> None:
     for step, loss in losses.items():
         make_validated(tmp_path, {step: loss})
         prune(tmp_path, retention, step)
-    assert [(layout.step_of(path), *why) for path, why in judge(tmp_path, retention, 900).items()] == [
+    assert [(layout.step_of(path), *why) for path, why in retention_reasons(tmp_path, retention, 900).items()] == [
         (400, "every 400"),
         (500, "best 2.5"),
         (600, "best 2.9"),
@@ -181,7 +181,7 @@ def test_damaged_earlier_ones_do_not_count_as_one_of_two(tmp_path: Path) -> None
 def test_steps_of_nine_digits_are_the_newest(tmp_path: Path) -> None:
     steps = [99_999_998, 99_999_999, 100_000_000, 100_000_001]
     make(tmp_path, *steps)
-    assert [layout.step_of(path) for path in judge(tmp_path, LAST_TWO, steps[-1])] == steps
+    assert [layout.step_of(path) for path in retention_reasons(tmp_path, LAST_TWO, steps[-1])] == steps
     assert prune(tmp_path, LAST_TWO, 100_000_001) == ["step_99999998", "step_99999999"]
 
 
@@ -195,7 +195,7 @@ def test_who_cannot_say_its_loss_may_be_the_best(content: str | bytes | None, tm
     if content is not None:
         trainer.write_bytes(content.encode() if isinstance(content, str) else content)
     assert prune(tmp_path, Retention(2, keep_best=1), 5) == ["step_00000003"]
-    assert prune(tmp_path, LAST_TWO, 5) == ["step_00000001", "step_00000002"]  # where nobody asks for its loss
+    assert prune(tmp_path, LAST_TWO, 5) == ["step_00000001", "step_00000002"]  # no rule needs its loss
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path: Path) -> None:
@@ -212,6 +212,6 @@ def test_a_damaged_best_one_does_not_push_out_the_next(tmp_path: Path) -> None:
 def test_choosing_changes_nothing(tmp_path: Path) -> None:
     make_validated(tmp_path, {1: 2.0, 2: 2.5, 3: 2.7})
     before = {path: path.stat() for path in tmp_path.rglob("*")}
-    assert [path.name for path, why in judge(tmp_path, LAST_TWO, 3).items() if not why] == ["step_00000001"]
+    assert [path.name for path, why in retention_reasons(tmp_path, LAST_TWO, 3).items() if not why] == ["step_00000001"]
     assert {path: path.stat() for path in tmp_path.rglob("*")} == before
     assert prune(tmp_path / "nothing", LAST_TWO, 3) == []

@@ -1,4 +1,4 @@
-"""How checkpoints go: the manifest first, and never from under somebody who reads them."""
+"""Deletion of checkpoints: the manifest first, and never while a process holds them."""
 
 import errno
 import fcntl
@@ -24,7 +24,7 @@ LAST_TWO = Retention(keep_last=2)
 
 
 def test_half_a_deletion_leaves_no_checkpoint(tmp_path: Path) -> None:
-    """What is left of one whose files cannot all be deleted is no checkpoint, and goes with the next start."""
+    """A partly deleted folder is not a checkpoint; the next start removes it."""
     older, _ = make(tmp_path, 1, 2)
     with read_only(older / "state"):
         assert remove(older)
@@ -38,7 +38,7 @@ def test_a_file_system_that_refuses_does_not_reach_the_run(tmp_path: Path) -> No
     make(tmp_path, 1, 2, 3)
     with read_only(tmp_path):
         assert prune(tmp_path, LAST_TWO, 3) == []
-    assert [layout.why_damaged(path, verify_checksums=True) for path in layout.all_of(tmp_path)] == [None] * 3
+    assert [layout.why_damaged(path, verify_checksums=True) for path in layout.step_folders(tmp_path)] == [None] * 3
     assert prune(tmp_path, LAST_TWO, 3) == ["step_00000001"]
 
 
@@ -76,7 +76,7 @@ def test_a_deletion_that_is_killed_has_begun_with_the_manifest(tmp_path: Path) -
     many = 20_000
     for step in range(1, 6):
         (path,) = make(tmp_path, step)
-        for number in range(many):  # beside the manifest, so that it is one of many
+        for number in range(many):  # so that the manifest is one of many files
             (path / f"{number:05d}").touch()
         with ended(subprocess.Popen([sys.executable, "-c", REMOVE, str(path)], text=True)) as process:
             while path.exists() and len(os.listdir(path)) >= many:
@@ -118,7 +118,7 @@ def start_holder(path: Path) -> "subprocess.Popen[str]":
     return holder
 
 
-def test_what_another_process_reads_stays_until_it_has_read(tmp_path: Path) -> None:
+def test_a_held_checkpoint_is_kept_until_it_is_released(tmp_path: Path) -> None:
     oldest, second, *_ = make(tmp_path, 1, 2, 3, 4)
     with ended(start_holder(oldest)) as one, ended(start_holder(oldest)) as other:  # several may read
         assert prune(tmp_path, LAST_TWO, 4) == [second.name]
@@ -127,7 +127,7 @@ def test_what_another_process_reads_stays_until_it_has_read(tmp_path: Path) -> N
         one.stdin.close()
         assert one.wait(20) == 0
         assert prune(tmp_path, LAST_TWO, 4) == []
-        other.send_signal(signal.SIGKILL)  # a reader that dies lets go too
+        other.send_signal(signal.SIGKILL)  # a dead reader releases it too
         other.wait()
     assert prune(tmp_path, LAST_TWO, 4) == [oldest.name]
 
@@ -145,15 +145,15 @@ def test_the_command_flock_holds_one_for_a_copy(tmp_path: Path) -> None:
     assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
 
 
-def test_who_comes_too_late_hears_that_it_is_gone(tmp_path: Path) -> None:
+def test_holding_a_deleted_checkpoint_is_refused(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     remove(path)
     with pytest.raises(CheckpointError) as caught, held(path):
         pytest.fail("held what is not there")
-    assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Take a newer one."
+    assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Use a newer one."
 
 
-def test_who_waits_while_it_is_deleted_does_not_hold_its_ghost(tmp_path: Path) -> None:
+def test_waiting_while_it_is_deleted_is_refused_too(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     manifest = path / layout.MANIFEST
     with manifest.open("r+") as deleting:
@@ -181,7 +181,7 @@ def test_errors_of_the_reader_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_locks_nothing_is_held(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an NFS server without a lock service, which cannot be had here."""
+    """Simulates an NFS server without a lock service."""
     (path,) = make(tmp_path, 1)
 
     def no_locks(descriptor: int, operation: int) -> None:

@@ -1,4 +1,4 @@
-"""Random generators go on where they were, from a file that holds no code."""
+"""Random generators continue from a saved state, from a file without pickled code."""
 
 import random
 from collections.abc import Iterator

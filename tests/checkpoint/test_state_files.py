@@ -1,4 +1,4 @@
-"""Pieces go into files that any safetensors reader opens; every part of every tensor comes back from them."""
+"""State files: any safetensors reader can open them, and every part of every tensor can be read back."""
 
 import itertools
 import json
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from tests.helpers.checkpoints import read_whole
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import state_files
 from z2all_ds.checkpoint.disk_file import write_file
@@ -18,7 +19,7 @@ from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, fil
 
 SHAPES = {"layers.0.weight": [7, 5], "norm": [11]}
 CUTS = {"layers.0.weight": [0, 12, 13, 35], "norm": [0, 11]}
-"""Where the pieces begin and end; they go to the two ranks in turn."""
+"""Boundaries of the pieces, which are assigned to two ranks alternately."""
 
 
 def whole(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -46,7 +47,7 @@ def test_whole_parameters_come_back(dtype: torch.dtype, tmp_path: Path, monkeypa
     monkeypatch.setattr(state_files, "CHUNK_BYTES", 16)
     reader = write(tmp_path, dtype)
     for name in SHAPES:
-        found = reader.read_whole(name)
+        found = read_whole(reader, name)
         assert found.dtype == dtype and torch.equal(found, whole(name, dtype))
     plain = load_file(tmp_path / "state" / file_name(1))
     assert torch.equal(plain["weight:layers.0.weight:12"], whole("layers.0.weight", dtype).view(-1)[12:13])
@@ -72,10 +73,10 @@ def test_a_gap_is_named(gap: int, tmp_path: Path) -> None:
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds DeepSpeed's own files"):
+    with pytest.raises(CheckpointError, match="has DeepSpeed's own files"):
         StateReader(tmp_path)
     write(tmp_path)
     index = json.loads((tmp_path / "state" / "index.json").read_text())
     (tmp_path / "state" / "index.json").write_text(json.dumps({**index, "format": 2}))
-    with pytest.raises(CheckpointError, match=r"has format 2, known is 1\. Update z2all_ds\."):
+    with pytest.raises(CheckpointError, match=r"has format 2, supported is 1\. Update z2all_ds\."):
         StateReader(tmp_path)

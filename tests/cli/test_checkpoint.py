@@ -1,4 +1,4 @@
-"""`z2all checkpoint` tells what is there and finds what is damaged, on the checkpoints of a real run."""
+"""`z2all checkpoint list`, `show` and `verify` on the checkpoints of a real run."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def test_list_and_show(run: Path, tmp_path: Path) -> None:
     head, *rows = answer.stdout.splitlines()
     assert head.split() == ["step", "size", "saved", "by", "optimizer", "sample", "health"]
     assert [row.split()[0] for row in rows] == ["2", "4"]
-    assert all("1 x zero1, fp32" in row and "adamw" in row and row.endswith("whole") for row in rows)
+    assert all("1 x zero1, fp32" in row and "adamw" in row and row.endswith("complete") for row in rows)
     newest = json.loads(z2all("checkpoint", "show", "--json", str(run), cwd=tmp_path).stdout)[0]
     assert (newest["step"], newest["sample"], newest["states"]) == (4, 32, ["exp_avg", "exp_avg_sq"])
     path = run / "checkpoints" / "step_00000004"
@@ -37,7 +37,7 @@ def test_list_and_show(run: Path, tmp_path: Path) -> None:
     assert "states          exp_avg, exp_avg_sq" in shown and "step            2" in shown
 
 
-def test_list_has_the_validation_losses_that_there_are(run: Path, tmp_path: Path) -> None:
+def test_list_shows_validation_losses(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "validated")
     temporary = (copy / "checkpoints" / "step_00000002").rename(layout.temporary_path(copy / "checkpoints", 2))
     (temporary / layout.MANIFEST).unlink()
@@ -46,7 +46,7 @@ def test_list_has_the_validation_losses_that_there_are(run: Path, tmp_path: Path
     seal(copy / "checkpoints", 2)
     head, validated, other = z2all("checkpoint", "list", str(copy), cwd=tmp_path).stdout.splitlines()
     assert head.split("  ")[-2:] == ["validation loss", "health"]
-    assert (validated.split()[-2:], other.split()[-2:]) == (["2.3125", "whole"], ["-", "whole"])
+    assert (validated.split()[-2:], other.split()[-2:]) == (["2.3125", "complete"], ["-", "complete"])
     listed = json.loads(z2all("checkpoint", "list", "--json", str(copy), cwd=tmp_path).stdout)
     assert [one["validation_loss"] for one in listed] == [2.3125, None]
 
@@ -57,15 +57,15 @@ def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: 
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.count("whole") == 2
+    assert z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.count("complete") == 2
     answer = z2all("checkpoint", "verify", str(run), cwd=tmp_path)
     assert answer.returncode == 4
     line = "step_00000002: state/rank_00000.safetensors does not match its checksum"
     assert line in answer.stderr.splitlines()[-1]
-    assert [row.rsplit("  ", 1)[-1] for row in answer.stdout.splitlines()[1:]] == [line.split(": ")[1], "whole"]
+    assert [row.rsplit("  ", 1)[-1] for row in answer.stdout.splitlines()[1:]] == [line.split(": ")[1], "complete"]
 
 
-def test_an_unfinished_one_is_told(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_one_is_listed(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "step_00000009").mkdir()
     last = z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.splitlines()[-1]
     assert last.startswith("9 ") and last.endswith("no MANIFEST.json: it was never finished")

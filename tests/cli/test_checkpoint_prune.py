@@ -1,4 +1,4 @@
-"""`z2all checkpoint prune` in real processes: what goes, what stays and why, and that it never works beside a job."""
+"""`z2all checkpoint prune` in real processes: what is deleted, what is kept and why, and never during a job."""
 
 import json
 import os
@@ -27,14 +27,14 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def steps(folder: RunFolder) -> list[int]:
-    return [layout.step_of(path) for path in layout.all_of(folder.checkpoints)]
+    return [layout.step_of(path) for path in layout.step_folders(folder.checkpoints)]
 
 
 def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_what_goes_and_why_the_others_stay(run: RunFolder, tmp_path: Path) -> None:
+def test_what_is_deleted_and_why_the_others_are_kept(run: RunFolder, tmp_path: Path) -> None:
     going = sum(size_of(run.checkpoints / layout.step_name(step)) for step in (100, 400))
     leftover = write_temporary(run.checkpoints, 700)
     going += size_of(leftover)
@@ -43,14 +43,14 @@ def test_what_goes_and_why_the_others_stay(run: RunFolder, tmp_path: Path) -> No
     head, *rows, left, summary = dry.stdout.splitlines()
     assert head.split() == ["step", "size"]
     assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
-        ("100", "goes"),
-        ("200", "stays: best 2.31"),
-        ("300", "stays: every 300"),
-        ("400", "goes"),
-        ("500", "stays: last"),
-        ("600", "stays: last, every 300"),
+        ("100", "delete"),
+        ("200", "keep: best 2.31"),
+        ("300", "keep: every 300"),
+        ("400", "delete"),
+        ("500", "keep: last"),
+        ("600", "keep: last, every 300"),
     ]
-    assert left == ".tmp_step_00000700: a leftover, goes"
+    assert left == ".tmp_step_00000700: delete, the remains of an interrupted save"
     assert summary == f"{going / 1024:.1f} KiB would be freed by deleting 2 of 6 checkpoints"
     assert steps(run) == list(LOSSES) and leftover.is_dir()
     assert not (run.root / ".lock").exists()
@@ -84,14 +84,14 @@ def test_without_run_yaml_the_defaults_hold(run: RunFolder, tmp_path: Path) -> N
     assert answer.returncode == 2 and "--keep-last" in answer.stderr
 
 
-def test_a_wish_for_the_best_that_nothing_can_fulfil_is_said(run: RunFolder, tmp_path: Path) -> None:
+def test_keep_best_without_validation_losses_is_reported(run: RunFolder, tmp_path: Path) -> None:
     shutil.rmtree(run.checkpoints)
     make_validated(run.checkpoints, {700: None, 800: None})
     answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
     assert "keep_best=1: no checkpoint has a validation loss" in answer.stdout.splitlines()
 
 
-def test_never_beside_a_job(run: RunFolder, tmp_path: Path) -> None:
+def test_never_during_a_job(run: RunFolder, tmp_path: Path) -> None:
     lock = run.acquire_lock()
     try:
         line = one_line(z2all("checkpoint", "prune", run.root, cwd=tmp_path), 4)
@@ -127,7 +127,7 @@ def test_flipped_bits_in_the_newest_save_the_ones_before(run: RunFolder, tmp_pat
 
 
 def test_none_that_can_be_loaded_is_an_error_and_deletes_nothing(run: RunFolder, tmp_path: Path) -> None:
-    for path in layout.all_of(run.checkpoints):
+    for path in layout.step_folders(run.checkpoints):
         (path / "trainer.json").unlink()
     answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
     assert answer.returncode == 4 and "none of 6 checkpoints can be loaded" in answer.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from tests.helpers.checkpoints import read_whole
 from z2all_ds.checkpoint.layout import Checkpoint
 from z2all_ds.export import model_card, shards  # noqa: F401 - all that an export imports is part of the baseline
 from z2all_ds.export.to_hf import export_checkpoint, pick_checkpoint
@@ -36,7 +37,7 @@ def read_all(checkpoint: Checkpoint) -> None:
     """
     reader, kept = WeightReader(checkpoint.path), []
     for name in reader.shapes:
-        kept.append(reader.read_whole(name))
+        kept.append(read_whole(reader, name))
         print(sum(tensor.nbytes for tensor in kept), flush=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.checkpoints import checkpoint_of, read_weights, write_run
+from tests.helpers.checkpoints import checkpoint_of, read_weights, read_whole, write_run
 from tests.helpers.models import TINY
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT
@@ -26,7 +26,7 @@ def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
     mapped, found = StateReader(checkpoint), read_weights(checkpoint)
     assert list(found) == list(mapped.shapes)
     for name, tensor in found.items():
-        assert torch.equal(tensor, mapped.read_whole(name)), name
+        assert torch.equal(tensor, read_whole(mapped, name)), name
 
 
 @pytest.mark.parametrize("chunk", [7, 1000, 1 << 22])
@@ -38,7 +38,7 @@ def test_chunks_are_one_after_the_other(
     monkeypatch.setattr(weights, "CHUNK_VALUES", chunk)
     pieces = list(WeightReader(checkpoint).chunks(QKV, start, length))
     assert max(map(len, pieces)) <= chunk
-    expected = StateReader(checkpoint).read_whole(QKV, WEIGHT).view(-1)[start : start + length]
+    expected = read_whole(StateReader(checkpoint), QKV, WEIGHT).view(-1)[start : start + length]
     assert torch.equal(torch.cat(pieces), expected)
 
 
@@ -47,15 +47,15 @@ def test_rounded_values_are_fp32(dtype: torch.dtype, checkpoint: Path, monkeypat
     monkeypatch.setattr(weights, "CHUNK_VALUES", 300)
     found = WeightReader(checkpoint).read_rounded(QKV, dtype)
     assert found.dtype == torch.float32
-    assert torch.equal(found, StateReader(checkpoint).read_whole(QKV).to(dtype).float())
+    assert torch.equal(found, read_whole(StateReader(checkpoint), QKV).to(dtype).float())
 
 
 def test_no_file_is_mapped(checkpoint: Path) -> None:
     """What a mapped reader shows here, ours does not."""
     mapped, plain = StateReader(checkpoint), WeightReader(checkpoint)
-    plain.read_whole(QKV)
+    read_whole(plain, QKV)
     assert str(checkpoint) not in Path("/proc/self/maps").read_text()
-    mapped.read_whole(QKV)
+    read_whole(mapped, QKV)
     assert str(checkpoint) in Path("/proc/self/maps").read_text()
 
 
@@ -64,4 +64,4 @@ def test_a_file_that_became_shorter_is_named(checkpoint: Path) -> None:
     reader = WeightReader(checkpoint)
     os.truncate(file, file.stat().st_size - 4)
     with pytest.raises(CheckpointError, match=rf"{file_name(1)}: ends too early"):
-        reader.read_whole("lm_head.weight")
+        read_whole(reader, "lm_head.weight")

@@ -13,7 +13,7 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, writer
 from z2all_ds.checkpoint.disk_file import Content, text
 from z2all_ds.checkpoint.layout import WEIGHT
-from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
+from z2all_ds.checkpoint.state_files import Entry, StateReader, build_index, file_name, write_tensors
 from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
@@ -61,7 +61,16 @@ def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: i
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """All master weights under our own names."""
     reader = WeightReader(checkpoint)
-    return {name: reader.read_whole(name) for name in reader.shapes}
+    return {name: read_whole(reader, name) for name in reader.shapes}
+
+
+def read_whole(reader: StateReader, parameter: str, key: str = WEIGHT) -> torch.Tensor:
+    """One parameter in its shape."""
+    first, _, rank = reader.index["pieces"][key][parameter][0]
+    dtype = reader._open(rank).get_slice(f"{key}:{parameter}:{first}")[0:1].dtype
+    whole = torch.empty(reader.shapes[parameter], dtype=dtype)
+    reader.read_into(whole.view(-1), key, parameter, 0)
+    return whole
 
 
 def checkpoint_of(folder: RunFolder, step: int = STEP) -> Path:

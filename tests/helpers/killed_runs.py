@@ -106,7 +106,7 @@ def partial(folder: RunFolder) -> list[str]:
 
 
 def in_memory(folder: RunFolder) -> list[int]:
-    line = memory.line_of(folder)
+    line = memory.snapshot_folder(folder)
     return [snapshot.step for snapshot in line.snapshots()] if line else []
 
 
@@ -139,7 +139,7 @@ def main() -> None:
             end_of(number)
         found.append(found_after(folder))
         if kill["forget_memory"]:
-            memory.remove_all_of(folder)
+            memory.remove_snapshots(folder)
     port, end_step = free_port(), _steps(folder) + STEPS_OF_LAST_RUN
     last = [*plan["arguments"], f"train.stop_at_step={end_step}"]
     codes = [os.waitpid(number, 0)[1] for number in [start(last, rank, ranks, port) for rank in range(ranks)]]

@@ -14,7 +14,7 @@ from tests.helpers.training import metrics, run_arguments, train
 from z2all_ds.base.errors import EXIT_REQUEUE
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
-from z2all_ds.checkpoint.layout import all_of, find_latest
+from z2all_ds.checkpoint.layout import find_latest, step_folders
 
 DISK_BYTES = 16_000_000
 EVERY = 50
@@ -97,7 +97,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
         assert steps == list(range(1, len(steps) + 1))
         newest, damaged = find_latest(checkpoints)
         assert newest and newest.step == steps[-1] and damaged == []
-        line = memory.line_of(run.folder)
+        line = memory.snapshot_folder(run.folder)
         assert line and not line.path.exists()
 
 
@@ -136,13 +136,13 @@ def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_fr
         failed = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
         assert failed.returncode == 4, failed.stderr
         (line,) = [line for line in failed.stderr.splitlines() if line.startswith("NotSaved")]
-        assert "No space left on device" in line and "Make room in" in line
+        assert "No space left on device" in line and "Free space in" in line
         assert sorted(path.name for path in checkpoints.iterdir()) == ["filler"]
         filler.unlink()
         again = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
         assert again.returncode == 0, again.stderr
         assert ("resumed from step_00000030 in memory" in again.stderr) == (background == "always")
-        assert [path.name for path in all_of(checkpoints)] == ["step_00000050", "step_00000060"]
+        assert [path.name for path in step_folders(checkpoints)] == ["step_00000050", "step_00000060"]
         assert find_latest(checkpoints)[1] == []
 
 
@@ -157,4 +157,4 @@ def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokeni
         run.saves_again()
     finally:
         run.kill()
-        memory.remove_all_of(run.folder)
+        memory.remove_snapshots(run.folder)

@@ -14,7 +14,7 @@ from tests.helpers.command import ROOT
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
-from z2all_ds.checkpoint.layout import all_of
+from z2all_ds.checkpoint.layout import step_folders
 
 SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "killed_runs.py"
 BUSY_SAVING = (
@@ -114,7 +114,7 @@ def test_a_rank_dies_in_the_middle_of_a_save(tmp_path: Path, small_corpus: Path,
 
 
 def assert_nothing_is_left(folder: RunFolder) -> None:
-    line = memory.line_of(folder)
+    line = memory.snapshot_folder(folder)
     assert line and not line.path.exists()
     assert list(folder.checkpoints.glob(".tmp_*")) == []
-    assert {path.name for path in folder.checkpoints.iterdir()} == {path.name for path in all_of(folder.checkpoints)}
+    assert set(folder.checkpoints.iterdir()) == set(step_folders(folder.checkpoints))

@@ -31,7 +31,7 @@ TINY_SHAPE = [
 
 @contextmanager
 def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunConfig, Ops]]]:
-    """(engine, (run, ops)). The process group of one stays for the next: DeepSpeed keeps groups it has once seen."""
+    """Yields (engine, (run, ops)). The process group is kept for the next engine, as DeepSpeed keeps its groups."""
     run = load_run_config(None, [*TINY_SHAPE, *overrides])
     world = World.from_environment()
     place = ds.pick_device(world) if device == "cuda" else torch.device("cpu")
@@ -39,21 +39,21 @@ def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunCo
     ops = resolve_ops(run.ops.model_dump(), Situation(device, resolved.dtype, run.model.shape.head_dim))
     environment, linear = dict(os.environ), torch.nn.functional.linear
     try:
-        os.environ.update(default_environment(ranks=1))  # with these DeepSpeed's ops are found where they are built
+        os.environ.update(default_environment(ranks=1))  # needed to find DeepSpeed's built ops
         ds.start_process_group(world, place)
         config = Z2allConfig.from_section(run.model)
         model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, place)
         model.train()
         yield ds.build_engine(model, run, resolved), (run, ops)
     finally:
-        # What a group of one needs in the environment must not reach the processes of other tests.
+        # The variables of a group of one must not reach the processes of other tests.
         os.environ.clear()
         os.environ.update(environment)
-        torch.nn.functional.linear = linear  # under ZeRO-3 DeepSpeed puts its own there, for good
+        torch.nn.functional.linear = linear  # ZeRO-3 replaces it permanently
 
 
 def train(engine: Any, steps: int, micro_batches: int = 4, documents: bool = False) -> list[float]:
-    """The loss of each step, over the same few batches again and again."""
+    """Returns the loss of each step; all steps use the same batches."""
     generator = torch.Generator().manual_seed(3)
     batches = [torch.randint(0, 64, (2, 17), generator=generator).to(engine.device) for _ in range(micro_batches)]
     borders = torch.tensor([0, 5, 16, 20, 32], dtype=torch.int32, device=engine.device)

@@ -1,4 +1,4 @@
-"""From a DeepSpeed JSON to the one that runs: what is filled in, what is refused, and what is said."""
+"""The effective DeepSpeed JSON: what is filled in, refused and reported."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_precision(precision: str, device: str, dtype: str) -> None:
     resolved = resolve(run_with("zero2", f"train.precision={precision}"), 1, device)
     assert resolved.dtype == dtype
     assert ("bf16" in resolved.config) == (dtype == "bf16")
-    assert bool(resolved.notes) == (precision == "auto" and device == "cpu")  # a choice of ours is said
+    assert bool(resolved.notes) == (precision == "auto" and device == "cpu")  # an automatic choice is reported
 
 
 def test_accumulation_in_bf16_is_fp32() -> None:
@@ -104,7 +104,7 @@ def test_bf16_at_stage_0_is_refused(precision: str, device: str) -> None:
 
 
 def test_fp16_at_stage_0_is_refused(tmp_path: Path) -> None:
-    """The same optimizer of DeepSpeed's as for bf16."""
+    """DeepSpeed uses the same optimizer as for bf16."""
     with pytest.raises(ConfigError, match=r"^fp16 with ZeRO stage 0: "):
         resolve(run_with(write(tmp_path, {"fp16": {"enabled": True}})), 1, "cuda")
 
@@ -159,7 +159,7 @@ BF16_MASTER = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_opt
     [
         ({}, 2, "compute bf16, accumulation fp32, communication fp32, master weights fp32"),
         ({}, 1, "compute bf16, accumulation fp32, communication none, master weights fp32"),
-        # one micro-batch a rank: nothing accumulates
+        # one micro-batch per rank: nothing accumulates
         ({}, 8, "compute bf16, accumulation bf16, communication bf16, master weights fp32"),
         (
             {"communication_data_type": "bf16"},
@@ -189,7 +189,7 @@ def test_the_optimizer_of_bf16_at_stage_1_steps_fp32_and_sends_fp32(tmp_path: Pa
     mine = write(tmp_path, {**BF16_STAGE_1, "bf16": BF16_MASTER})
     resolved = resolve(run_with(mine), 1, "cuda")
     assert resolved.dtypes == EffectiveDtypes("bf16", "fp32", "none", "fp32")
-    assert resolved.config["communication_data_type"] == "fp32"  # or its fp32 gradients are rounded for nobody
+    assert resolved.config["communication_data_type"] == "fp32"  # otherwise fp32 gradients would be rounded needlessly
 
 
 def test_accumulation_in_16_bits_belongs_to_16_bit_weights(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def nvme_paths(run: RunConfig) -> list[str]:
 
 
 def test_the_folder_of_an_offload_to_disk(tmp_path: Path) -> None:
-    """In the run's folder, or one of this run alone in the folder that is set."""
+    """In the run's folder, or in a folder of this run inside the configured one."""
     run_dir = f"run_dir={tmp_path}/runs/a"
     assert nvme_paths(run_with("zero3_nvme", run_dir)) == [f"{tmp_path}/runs/a/nvme"]
     fast = [nvme_folder(run_with("zero3_nvme", d, "train.nvme_folder=/fast")) for d in (run_dir, f"{run_dir}/a")]

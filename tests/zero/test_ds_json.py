@@ -1,4 +1,4 @@
-"""What a DeepSpeed JSON may hold: each refusal is one line that names the place, the rule and the way out."""
+"""Checks of a DeepSpeed JSON: each refusal is one line with key, rule and fix."""
 
 import json
 import subprocess
@@ -106,7 +106,7 @@ def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
     "dotted",
     ["zero_optimization.reduce_bucket_size", "zero_optimization.offload_optimizer.device", "bf16.enabled", "bf16"],
 )
-def test_auto_is_refused_by_its_place(tmp_path: Path, dotted: str) -> None:
+def test_auto_is_refused_with_its_key(tmp_path: Path, dotted: str) -> None:
     assert refusal(tmp_path, nested(dotted, "auto")) == (
         f'{dotted}="auto" in mine.json: DeepSpeed itself does not support auto. Set a value.'
     )
@@ -142,7 +142,7 @@ def test_malformed_json_is_one_line(tmp_path: Path, content: Any, named: str) ->
     assert named in refusal(tmp_path, content)
 
 
-def test_whole_numbers_may_be_written_as_people_do(tmp_path: Path) -> None:
+def test_whole_numbers_may_have_an_exponent(tmp_path: Path) -> None:
     content = '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": null}}'
     assert load_ds_json(write(tmp_path, content))["zero_optimization"]["reduce_bucket_size"] == 500_000_000
 
@@ -183,7 +183,7 @@ ZERO = "zero_optimization"
         ),
     ],
 )
-def test_mixes_that_cannot_be_meant(tmp_path: Path, content: Any, named: str) -> None:
+def test_invalid_combinations(tmp_path: Path, content: Any, named: str) -> None:
     assert named in refusal(tmp_path, content)
 
 
@@ -198,7 +198,7 @@ def test_mixes_that_cannot_be_meant(tmp_path: Path, content: Any, named: str) ->
         {"bf16": {"enabled": True}, "communication_data_type": "bf16"},
     ],
 )
-def test_mixes_near_them_that_can(tmp_path: Path, content: Any) -> None:
+def test_similar_valid_combinations(tmp_path: Path, content: Any) -> None:
     assert load_ds_json(write(tmp_path, content)) == content
 
 

@@ -122,7 +122,7 @@ def test_what_deepspeed_has_removed() -> None:
 
 
 def test_every_top_level_key_that_deepspeed_reads_is_in_one_list() -> None:
-    """Read while DeepSpeed makes its config from a dict that remembers what it was asked for."""
+    """Recorded by a dict from which DeepSpeed builds its config."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     class Asked(dict[str, Any]):

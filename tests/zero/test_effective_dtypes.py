@@ -1,4 +1,4 @@
-"""The dtypes that are printed at the start are those of DeepSpeed's tensors: two real ranks, tensors looked at."""
+"""The dtypes printed at startup are those of DeepSpeed's tensors, on two real ranks."""
 
 import json
 from pathlib import Path

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.checkpoints import read_whole
 from tests.helpers.command import one_line, z2all
 from tests.helpers.llama_folders import make_llama
 from tests.helpers.training import MICRO_OVERRIDES, losses, run_arguments, train
@@ -25,7 +26,7 @@ from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.llama_weights import LlamaWeights
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
-from z2all_ds.zero.first_weights import FirstWeights, begins_anew, first_weights, load_first_weights
+from z2all_ds.zero.first_weights import FirstWeights, first_weights, is_new_run, load_first_weights
 from z2all_ds.zero.op_builds import prebuild
 from z2all_ds.zero.state.save import save_checkpoint
 
@@ -35,7 +36,7 @@ SHAPES = [(name, "fp32") for name in JSONS] + [(name, "bf16") for name in ("zero
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> tuple[Path, Any]:
-    """In fp32, with the tokenizer of the corpus beside it, in several files."""
+    """In fp32, in several files, with the tokenizer of the corpus."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     model = make_llama(folder, max_shard_size="60KB")
     shutil.copy(small_tokenizer / "tokenizer.json", folder)
@@ -50,7 +51,7 @@ def whole(size: int = 1024) -> VocabularyRows:
 def test_masters_are_the_folders_bits_and_logits_its_logits(
     name: str, precision: str, llama: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """In bf16 too, where DeepSpeed alone would make the masters of rounded weights."""
+    """In bf16 too, where DeepSpeed itself would create master weights from rounded weights."""
     if "offload" in name:
         prebuild(["cpu_adam"])
     folder, stock = llama
@@ -69,13 +70,13 @@ def test_masters_are_the_folders_bits_and_logits_its_logits(
             else:
                 same = stock(ids, labels=ids).loss.item()
     for parameter, weight in wanted.named_parameters():
-        assert torch.equal(saved.read_whole(parameter, WEIGHT), weight), parameter
+        assert torch.equal(read_whole(saved, parameter, WEIGHT), weight), parameter
     assert loss == pytest.approx(same, rel=1e-6)
     assert said == ["weights from llama; vocabulary by id: 1024 of 1024 rows, 0 new"]
 
 
 def make_like(engine_model: Any, weights: Z2allForCausalLM, dtype: torch.dtype) -> Z2allForCausalLM:
-    """A model of the same ops outside DeepSpeed."""
+    """Returns a model with the same ops, without DeepSpeed."""
     model = Z2allForCausalLM(weights.config, engine_model.ops).eval()
     model.load_state_dict(weights.state_dict())
     return model.to(dtype)
@@ -92,16 +93,16 @@ def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any
             load_first_weights(engine, start, 7, lambda line: None)
             saved = StateReader(save_checkpoint(engine, tmp_path / name, 0, {}, {}, Retention(2)))
         for parameter in ("lm_head.weight", "model.embed_tokens.weight"):
-            found = saved.read_whole(parameter)
+            found = read_whole(saved, parameter)
             assert torch.equal(found, wanted.parameter(parameter))
             assert torch.equal(found[0], stock.state_dict()[parameter][5])
 
 
-# As a user starts it
+# Started by a user
 
 
 def first_batch_loss(model: Any, run: RunConfig, tokenizer: Path) -> float:
-    """Of the first step's samples, by transformers, which keeps packed documents apart by their positions."""
+    """Returns the loss of the first step's samples by transformers, which separates packed documents by position."""
     stream = iter(PackedStream(stream_spec(run), load_tokenizer(tokenizer)))
     total, count = 0.0, 0
     for _ in range(run.train.global_batch):
@@ -125,7 +126,7 @@ def test_two_ranks_begin_with_the_folders_loss(
     assert "weights from llama; vocabulary by id: 1024 of 1024 rows, 0 new" in answer.stderr + answer.stdout
     run = load_run_config(None, run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *settings))
     assert losses(tmp_path / "run")[0] == pytest.approx(first_batch_loss(stock, run, small_tokenizer), rel=1e-6)
-    # It goes on without the folder, and says nothing of it.
+    # It resumes without the folder, and does not mention it.
     gone = [*settings[:1], "train.init_from=/nowhere", "train.steps=3", "schedule.allow_jump=true"]
     answer = train(tmp_path / "run", small_corpus, small_tokenizer, *gone)
     assert answer.returncode == 0, answer.stderr
@@ -148,7 +149,7 @@ def test_refused_before_anything_is_started(
     assert not (tmp_path / "run").exists()
 
 
-# What is known before
+# Checks before the start
 
 
 @pytest.fixture
@@ -195,9 +196,9 @@ def test_only_a_fresh_start_looks_at_the_folder(settle: Callable[..., RunConfig]
     run = settle("train.init_from=/nowhere")
     checkpoint = tmp_path / "run" / "checkpoints" / "step_00000003"
     checkpoint.mkdir(parents=True)
-    assert begins_anew(run, "auto")  # it was never finished
+    assert is_new_run(run, "auto")  # it was never finished
     (checkpoint / "MANIFEST.json").write_text("{}")
-    assert not begins_anew(run, "auto") and not begins_anew(run, str(checkpoint)) and begins_anew(run, "never")
+    assert not is_new_run(run, "auto") and not is_new_run(run, str(checkpoint)) and is_new_run(run, "never")
     assert first_weights(run, "auto") is None
     with pytest.raises(ConfigError, match="no such folder"):
         first_weights(run, "never")

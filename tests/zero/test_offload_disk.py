@@ -1,4 +1,4 @@
-"""An offload to disk: what it needs is asked for before anything is loaded, and it trains like any other."""
+"""Offload to disk: requirements are checked before anything is loaded, and it trains like any other JSON."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_without_libaio_it_is_one_line_before_any_build(tmp_path: Path, monkeypa
 
 
 def test_a_libaio_in_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
-    """As the compiler's own variables say; the same serve the build."""
+    """Found through the compiler's own variables, which the build uses too."""
     (tmp_path / "libaio.h").write_text('extern "C" int io_submit(void *, long, void *);\n')
     (tmp_path / "aio.c").write_text("int io_submit(void *a, long b, void *c) { return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libaio.so", tmp_path / "aio.c"], check=True)
@@ -90,7 +90,7 @@ def test_the_op_is_among_those_to_build(tmp_path: Path) -> None:
 
 
 ON_DISK = ("model.hidden_size=128", "model.intermediate_size=352", "train.steps=10")
-"""DeepSpeed leaves what is smaller than 1 MiB in memory."""
+"""DeepSpeed keeps tensors below 1 MiB in memory."""
 IN_MEMORY = "zero3"
 ON_DISK_JSONS = ["zero3_nvme", "weights_too", "pipelined"]
 CHANGES = [

@@ -1,4 +1,4 @@
-"""Builds of DeepSpeed's ops that are cut off: no process and no lock that anybody waits for is left."""
+"""Builds of DeepSpeed's ops: interrupted builds leave no process and no lock that others wait for."""
 
 import os
 import re
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.built_ops import own_deepspeed, pretend_built
+from z2all_ds.base import machine
 from z2all_ds.base.config import load_run_config
 from z2all_ds.zero.build_locks import find_locks
 from z2all_ds.zero.ds_config import resolve
@@ -21,13 +23,13 @@ PATIENCE_SECONDS = 60
 
 
 def compilers_in(folder: Path) -> list[str]:
-    """Processes at work in a build folder (ninja and what it started run there)."""
+    """Returns the processes whose working folder is in a build folder: ninja and its compilers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cwd").resolve().is_relative_to(folder) and process.name != str(os.getpid()):
                 found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:  # ended while we looked
+        except OSError:  # ended in the meantime
             continue
     return found
 
@@ -42,19 +44,27 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_build_that_is_cut_off_leaves_no_compiler(number: signal.Signals, tmp_path: Path) -> None:
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    # As z2all does: SIGTERM ends through `finally`.
+    # Like z2all, which runs `finally` on SIGTERM.
     code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {BUILD}"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(compilers_in(tmp_path)) >= 2, "the compiler")  # ninja and a compiler
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_SECONDS)
     wait_for(lambda: not compilers_in(tmp_path), "the end of the compilers")
-    # The lock of the dead build is no lock for the next one.
+    # The lock of the dead build does not block the next one.
     for lock in find_locks(tmp_path):
-        an_hour_ago = time.time() - 3600  # in a container its holder might be out of sight; then only age tells
+        an_hour_ago = time.time() - 3600  # in a container its holder might be invisible; then only the age counts
         os.utime(lock.path, (an_hour_ago, an_hour_ago))
     wait_for_locks(tmp_path, ["deepspeed_shm_comm"])
     assert find_locks(tmp_path) == []
+
+
+def test_the_op_of_another_environment_is_not_built_here(tmp_path: Path) -> None:
+    """Also if the path of the other environment ends in ours: torch would build the op again in every rank."""
+    pretend_built(tmp_path, "async_io")
+    assert machine.op_is_built(tmp_path, "async_io")
+    pretend_built(tmp_path, "async_io", Path(f"/clone{own_deepspeed()}"))
+    assert not machine.op_is_built(tmp_path, "async_io")
 
 
 def test_the_build_of_an_op_that_is_not_needed_is_not_waited_for(tmp_path: Path) -> None:

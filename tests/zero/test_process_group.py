@@ -1,4 +1,4 @@
-"""Where ranks meet: on the address that was named, and on no other."""
+"""The store of rank 0 listens only on the given address."""
 
 import os
 import socket
@@ -39,7 +39,7 @@ def test_an_address_in_numbers_is_the_only_one(address: str, family: int) -> Non
 
 @pytest.mark.parametrize("address", ["localhost", socket.gethostname(), "192.0.2.7"])
 def test_a_name_and_an_address_that_is_not_here_are_left_to_torch(address: str) -> None:
-    """A machine's own name often means 127.0.1.1 to itself, and its address in a cloud is not its own."""
+    """A machine often resolves its own name to 127.0.1.1, and does not have its external address in a cloud."""
     assert listen(address, 0) is None
 
 

@@ -1,4 +1,4 @@
-"""Runs of several stages on two real ranks: lengths, batches, positions and mixtures change at their borders."""
+"""Runs of several stages on two real ranks: lengths, batches, positions and mixtures change at their boundaries."""
 
 import json
 from itertools import islice
@@ -113,7 +113,7 @@ def test_other_ways_to_compute_it_agree(run: str, runs: Path) -> None:
 
 @pytest.mark.extended
 def test_stages_that_change_nothing_change_no_bit(runs: Path) -> None:
-    """Of one domain: with several, a stage begins its mixture anew."""
+    """Of one domain: with several, a stage restarts its mixture."""
     assert losses(runs / "same") == losses(runs / "plain") == losses(runs / "one")
 
 

@@ -1,4 +1,4 @@
-"""The gate before the optimizer's step: closed, weights and moments keep every bit, under every stage."""
+"""Skipped steps leave every bit of weights and moments unchanged, under every stage."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from z2all_ds.zero.step_gate import StepGate
 
 
 def bits_of(engine: Any) -> list[torch.Tensor]:
-    """Weights and all that the optimizer keeps."""
+    """Returns weights and optimizer states."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     kept = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return [tensor.detach().clone() for tensor in (*engine.module.parameters(), *kept)]

@@ -87,7 +87,7 @@ def test_communication_lies_inside_the_parts_of_a_step(name: str, runs: Path) ->
 
 @pytest.mark.parametrize("name", ["zero0", "zero2", "zero3"])
 def test_the_export_is_proven(name: str, runs: Path) -> None:
-    """One of each way DeepSpeed stores weights: whole, flat partitions, partitions of each parameter."""
+    """One JSON for each of DeepSpeed's layouts: replicas, flat partitions, partitions of each parameter."""
     report = export_checkpoint(runs / name, dtype="bf16" if name == "zero2" else "fp32")
     assert report.step == STEPS
     assert report.verdict.max_relative_difference <= 1e-4
@@ -102,7 +102,7 @@ def test_weights_read_from_a_checkpoint_are_close_to_the_reference(name: str, ru
     assert ours.keys() == reference.keys()
     for key, tensor in reference.items():
         # Adam divides by the root of tiny second moments: a weight whose gradient is mostly rounding moves by rounding,
-        # so single weights tell nothing and the norm is compared (seen: 1.4e-5 at most).
+        # so the norm is compared instead of single weights (measured: 1.4e-5 at most).
         assert (ours[key] - tensor).norm() < 1e-4 * tensor.norm(), key
 
 

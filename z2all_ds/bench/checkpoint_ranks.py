@@ -42,6 +42,7 @@ class Measurement:
     def __init__(self, run: RunConfig, world: World, options: argparse.Namespace) -> None:
         import torch
 
+        from z2all_ds.checkpoint.rng import seed_everything
         from z2all_ds.model import Z2allConfig, Z2allForCausalLM
         from z2all_ds.model.recompute import set_recompute
         from z2all_ds.ops import Situation, resolve_ops
@@ -52,7 +53,7 @@ class Measurement:
         self.device = ds.pick_device(world)
         self.resolved = resolve(run, world.world_size, self.device.type)
         ds.start_process_group(world, self.device)
-        ds.seed_everything(run.train.seed)
+        seed_everything(run.train.seed)
         situation = Situation(self.device.type, self.resolved.dtype, run.model.shape.head_dim)
         ops = resolve_ops(run.ops.model_dump(), situation)
         config = Z2allConfig.from_section(run.model)
@@ -66,8 +67,8 @@ class Measurement:
         self._torch = torch
 
     def all_figures(self) -> dict[str, Any]:
-        from z2all_ds.zero.collective import gathered
         from z2all_ds.zero.engine import device_name
+        from z2all_ds.zero.process_group import gathered
         from z2all_ds.zero.state.engine_state import rank_state
 
         for _ in range(3):
@@ -133,7 +134,7 @@ class Measurement:
     def ours(self) -> dict[str, Any]:
         """Measures snapshots that are written during the steps that follow."""
         from z2all_ds.checkpoint.layout import find_latest
-        from z2all_ds.zero.collective import from_rank_0
+        from z2all_ds.zero.process_group import from_rank_0
         from z2all_ds.zero.state.engine_state import read_state
 
         with self.scratch("ours") as folder, self.manager(folder) as manager:
@@ -144,7 +145,7 @@ class Measurement:
             for number in range(1, self.rounds + 1):
                 save = partial(manager.save, self.engine, number, {}, {}, to_disk=True)
                 blocked.append(self.timed(save))
-                while (seconds := from_rank_0(next((saved.seconds for saved in manager.news()), None))) is None:
+                while (seconds := from_rank_0(next((s.seconds for s in manager.completed_saves()), None))) is None:
                     beside.append(self.step())
                 totals.append(seconds)
 
@@ -239,7 +240,7 @@ class Measurement:
         section = self.run.checkpoint.model_copy(update={"disk_patience_seconds": MOST_WAIT_SECONDS})
         manager = CheckpointManager(folder, section, self.world, self.device, say)
         try:
-            manager.begin_line(goes_on_from_memory=False)
+            manager.begin_lineage(resumes_from_memory=False)
             yield manager
         finally:
             manager.close(keeps_memory=False)

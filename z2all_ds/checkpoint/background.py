@@ -1,141 +1,129 @@
-"""The writer process per rank, which brings snapshots to the disk while training continues, and the rank's end of it.
+"""The writer process of each rank, which writes snapshots to disk while training continues, and the rank's side of it.
 
-Jobs are lines of JSON on its stdin, answers are lines on its stdout. Writers tell rank 0's writer what they wrote by
-notes in the temporary folder: no rank waits for another, and training has no part in it. A writer ends with the rank
-that started it; what it was writing is still in memory. Loads no torch.
+Both sides exchange JSON lines (`base/child_process.py`). The writers of other ranks report to the writer of rank 0 by
+files in the temporary folder, so ranks do not wait for each other. A writer ends with its rank; the snapshot that it
+was writing is still in memory. Does not load torch.
 """
 
 import json
 import os
 import queue
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from z2all_ds.base.child_process import module_command, package_environment, start
+from z2all_ds.base import child_process
 from z2all_ds.base.parent_watch import follow_owner
-from z2all_ds.checkpoint.disk_file import copied
+from z2all_ds.checkpoint.disk_file import copy_of
 from z2all_ds.checkpoint.writer import Job, Part, write_checkpoint
 
 NICENESS = 10
-LOOK_EVERY_SECONDS = 0.05
-ABANDON = "abandon"
-"""Instead of a job: another rank could not write its part."""
+POLL_SECONDS = 0.05
+ABANDON = {"abandon": True}
+"""The message that ends a job early: another rank could not write its part."""
+Messages = queue.SimpleQueue[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a job."""
+    """The result of a job."""
 
     problem: str | None = None
 
 
 class BackgroundWriter:
-    """The rank's end: hands over one job at a time and never waits. Starts the process where none is running."""
+    """The rank's side: submits one job at a time and never waits. Starts the process if none is running."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: child_process.JsonProcess | None = None
         self._is_busy = False
 
     def submit(self, job: Job, slot: Path, files: Sequence[str]) -> None:
-        """`files` are paths in the slot, and in the checkpoint."""
+        """Starts to write `files` of the slot to the checkpoint, under the same paths."""
         assert not self._is_busy, "one job at a time"
-        if self._process is None or self._process.poll() is not None:
-            self._start()
+        if self._process is None or self._process.process.poll() is not None:
+            command = child_process.module_command("z2all_ds.checkpoint.background")
+            self._process = child_process.JsonProcess(command, child_process.package_environment(), shows_errors=True)
         self._is_busy = True
-        self._send(json.dumps({"job": asdict(job), "slot": str(slot), "files": list(files)}))
+        self._process.send({"job": asdict(job), "slot": str(slot), "files": list(files)})
 
     def answer(self) -> Answer | None:
-        """What became of the job, as soon as that is known."""
+        """Returns the result of the job, None as long as there is none."""
         if not self._is_busy:
             return None
-        assert self._process and self._process.stdout
-        poller = select.poll()
-        poller.register(self._process.stdout, select.POLLIN)
-        if not poller.poll(0):
+        assert self._process
+        try:
+            message = self._process.receive(0)
+        except TimeoutError:
             return None
         self._is_busy = False
-        line = self._process.stdout.readline()
-        return Answer(json.loads(line) if line else f"its writer ended with code {self._process.wait()}")
+        return Answer(**message) if message else Answer(f"its writer ended with code {self._process.wait()}")
 
     def abandon(self) -> None:
         """Makes the job fail instead of waiting for other ranks."""
-        if self._is_busy:
-            self._send(ABANDON)
+        if self._is_busy and self._process:
+            self._process.send(ABANDON)
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process, even in the middle of a job."""
         if self._process:
-            self._process.kill()
-            self._process.communicate()  # also closes the pipes
+            self._process.close()
             self._process, self._is_busy = None, False
-
-    def _start(self) -> None:
-        command = module_command("z2all_ds.checkpoint.background")
-        environment, pipe = package_environment(), subprocess.PIPE
-        self._process = start(command, environment, stdin=pipe, stdout=pipe, text=True, start_new_session=False)
-
-    def _send(self, line: str) -> None:
-        assert self._process and self._process.stdin
-        with suppress(BrokenPipeError):  # the process has ended; `answer` notices that
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
 
 
 # The process
 
 
 def main() -> None:
-    """Does jobs until the rank ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the run, which ends this process when it ends
+    """Executes jobs until the rank ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the run, which ends this process
     os.nice(NICENESS)
     follow_owner()
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    messages: Messages = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(messages,), daemon=True).start()
     while True:
-        line = lines.get()
-        if line == ABANDON:  # it came too late
+        message = messages.get()
+        if message == ABANDON:  # the job has ended in the meantime
             continue
-        asked = json.loads(line)
-        job, files = Job(**asked["job"]), {name: copied(Path(asked["slot"]) / name) for name in asked["files"]}
-        print(json.dumps(write_checkpoint(job, files, partial(_exchange_notes, job, lines))), flush=True)
+        job, slot = Job(**message["job"]), Path(message["slot"])
+        files = {name: copy_of(slot / name) for name in message["files"]}
+        problem = write_checkpoint(job, files, partial(_exchange_parts, job, messages))
+        child_process.write_message(sys.stdout, asdict(Answer(problem)))
 
 
-def _read(lines: "queue.SimpleQueue[str]") -> None:
-    for line in sys.stdin:
-        lines.put(line.strip())
+def _read(messages: Messages) -> None:
+    for message in child_process.read_messages(sys.stdin):
+        messages.put(message)
     os._exit(0)  # the rank has closed the pipe or ended
 
 
-def _exchange_notes(job: Job, lines: "queue.SimpleQueue[str]", part: Part) -> list[Part]:
-    """Leaves a note for rank 0, whose writer waits for the notes of all ranks or for `ABANDON`."""
-    notes = [job.temporary / f"written_by_{rank:05d}.json" for rank in range(job.ranks)]
+def _exchange_parts(job: Job, messages: Messages, part: Part) -> list[Part]:
+    """Passes the part to rank 0 in a file; the writer of rank 0 waits for the files of all ranks or for `ABANDON`."""
+    files = [job.temporary / f"written_by_{rank:05d}.json" for rank in range(job.ranks)]
     if job.rank:
         try:
-            unfinished = notes[job.rank].with_suffix(".part")
+            unfinished = files[job.rank].with_suffix(".part")
             unfinished.write_text(json.dumps(asdict(part)), encoding="utf-8")
-            unfinished.replace(notes[job.rank])
-        except OSError as error:  # a full disk has no room for a note; the rank tells rank 0 in time
+            unfinished.replace(files[job.rank])
+        except OSError as error:  # a full disk has no room for this file either; the rank tells rank 0 instead
             return [Part({}, part.problem or f"rank {job.rank}: {error}")]
         return [part]
     parts = [part]
     while len(parts) < job.ranks and not parts[-1].problem:
-        note = notes[len(parts)]
-        if note.exists():
-            parts.append(Part(**json.loads(note.read_text(encoding="utf-8"))))
-            note.unlink()
-        elif not lines.empty() and lines.get() == ABANDON:
+        file = files[len(parts)]
+        if file.exists():
+            parts.append(Part(**json.loads(file.read_text(encoding="utf-8"))))
+            file.unlink()
+        elif not messages.empty() and messages.get() == ABANDON:
             parts.append(Part({}, "another rank could not write its part"))
         else:
-            time.sleep(LOOK_EVERY_SECONDS)
+            time.sleep(POLL_SECONDS)
     return parts
 
 

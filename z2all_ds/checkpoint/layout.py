@@ -1,11 +1,11 @@
-"""Names and health of checkpoints: temporary folder -> fsync -> rename -> MANIFEST.json last.
+"""Folders of checkpoints: names, sealing (temporary folder, sync, rename, manifest last) and damage.
 
 checkpoints/step_00001000/
-    state/              weights, optimizer: a file a rank and an index (state_files.py)
-    data_state.json     where the data stream stands
+    state/              weights and optimizer: a file per rank and an index (state_files.py)
+    data_state.json     position of the data stream
     trainer.json        step, shape (ranks, ZeRO stage, dtype), tokens seen
-    rng_rank_0000.pt    random generators, one file a rank
-    MANIFEST.json       sizes and checksums of all of the above; without it the folder does not count
+    rng_rank_0000.pt    random generators, one file per rank
+    MANIFEST.json       sizes and checksums of all of the above; without it the folder is not a checkpoint
 """
 
 import json
@@ -26,35 +26,36 @@ STATE_INDEX = "index.json"
 TRAINER = "trainer.json"
 DATA_STATE = "data_state.json"
 WEIGHT = "weight"
-"""Key of the master weights in the index, beside the optimizer's names of its states."""
+"""Key of the master weights in the index; the other keys are the optimizer's names of its states."""
 TEMPORARY_PREFIX = ".tmp_"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint, on a disk or in memory."""
+    """A complete checkpoint, on disk or in memory."""
 
     path: Path
     step: int
 
     @property
     def name(self) -> str:
-        """As it is told to people."""
         return step_name(self.step) + (" in memory" if self.is_in_memory else "")
 
     @property
     def is_in_memory(self) -> bool:
-        """One on a disk has the step in its folder's name."""
+        """Only folders on disk have the step in their name."""
         return not is_step_name(self.path.name)
 
     @property
     def trainer(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / TRAINER).read_text(encoding="utf-8"))
-        return content
+        return self._read(TRAINER)
 
     @property
     def data_state(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / DATA_STATE).read_text(encoding="utf-8"))
+        return self._read(DATA_STATE)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         return content
 
 
@@ -63,12 +64,12 @@ def step_name(step: int) -> str:
 
 
 def temporary_path(checkpoints: Path, step: int, attempt: str = "") -> Path:
-    """`attempt` keeps what an earlier one of the same step has left apart from this one."""
+    """Returns the folder to write to; `attempt` tells apart several attempts to save the same step."""
     return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}{attempt and '_'}{attempt}"
 
 
 def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attempt: str = "") -> Path:
-    """Makes a temporary folder the checkpoint of `step`. One process calls it, when all files are on the disk.
+    """Turns a temporary folder into the checkpoint of `step`; called by one process when all files are on disk.
 
     `entries` has size and checksum of each file.
     """
@@ -76,7 +77,7 @@ def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attem
     for folder in {(temporary / name).parent for name in entries} | {temporary}:
         force_to_disk(folder)
     if final.exists():
-        # Only an unsealed or damaged folder of this step can be here: a run would have resumed from a healthy one.
+        # It is unsealed or damaged: from an intact checkpoint of this step the run would have resumed.
         shutil.rmtree(final)
     temporary.replace(final)
     force_to_disk(checkpoints)
@@ -86,7 +87,7 @@ def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attem
 
 
 def why_damaged(path: Path, verify_checksums: bool) -> str | None:
-    """None for a healthy checkpoint, else what is wrong with it."""
+    """Returns the first damage that is found, None for an intact checkpoint."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         return f"no {MANIFEST}: it was never finished"
@@ -109,44 +110,44 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
     return None
 
 
-def all_of(checkpoints: Path) -> list[Path]:
-    """Folders of steps, whole or not, the oldest first."""
+def step_folders(checkpoints: Path) -> list[Path]:
+    """Returns the folders of all steps, sealed or not, oldest first."""
     folders = [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
     return sorted(folders, key=step_of)
 
 
-def sealed(checkpoints: Path) -> list[Path]:
-    """Those that were finished, whole or not."""
-    return [path for path in all_of(checkpoints) if (path / MANIFEST).exists()]
+def sealed_folders(checkpoints: Path) -> list[Path]:
+    """Returns the folders with a manifest, damaged or not, oldest first."""
+    return [path for path in step_folders(checkpoints) if (path / MANIFEST).exists()]
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of those that were finished; 0 where there is none."""
-    return max(map(step_of, sealed(checkpoints)), default=0)
+    """Returns the step of the newest sealed folder, 0 if there is none."""
+    return max(map(step_of, sealed_folders(checkpoints)), default=0)
 
 
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
-    """The newest healthy checkpoint and a line for each damaged one passed over.
+    """Returns the newest intact checkpoint and a line for each damaged one that was skipped.
 
-    Where steps were saved but none is healthy, that is an error: starting again at step 0 must be somebody's decision.
+    Raises if checkpoints exist but all are damaged: restarting at step 0 must be the user's decision.
     """
     skipped: list[str] = []
-    for path in reversed(all_of(checkpoints)):
+    for path in reversed(step_folders(checkpoints)):
         problem = why_damaged(path, verify_checksums)
         if problem is None:
             return Checkpoint(path, step_of(path)), skipped
         skipped.append(f"checkpoint {path.name} skipped: {problem}")
-    if finished := sealed(checkpoints):
+    if found := sealed_folders(checkpoints):
         raise CheckpointError(
             f"{checkpoints}",
-            f"none of {len(finished)} checkpoints can be loaded ({skipped[0]})",
-            "Restore one from a copy, or use another run_dir to start anew.",
+            f"none of {len(found)} checkpoints can be loaded ({skipped[0]})",
+            "Restore one from a copy, or set another run_dir to start over.",
         )
     return None, skipped
 
 
 def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
-    """A checkpoint asked for by path: it is healthy or it is an error."""
+    """Returns the checkpoint in a folder. Raises if it is damaged."""
     problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
     if problem or not is_step_name(path.name):
         raise CheckpointError(
@@ -155,32 +156,32 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
     return Checkpoint(path, step_of(path))
 
 
-def refuse_to_fall_behind(checkpoints: Path, step: int) -> None:
-    """A start from `step` by hand must not stand beside later checkpoints, which the next `auto` would take up."""
+def require_no_later(checkpoints: Path, step: int) -> None:
+    """Refuses to start from `step` if there are later checkpoints, from which the next `--resume auto` would resume."""
     if (newest := newest_step(checkpoints)) > step:
         raise CheckpointError(
             f"start from step {step}",
-            f"{checkpoints} has later ones ({step_name(newest)})",
-            "Set another run_dir, or --resume auto.",
+            f"{checkpoints} has later checkpoints ({step_name(newest)})",
+            "Set another run_dir, or use --resume auto.",
         )
 
 
 def leftovers(checkpoints: Path) -> list[Path]:
-    """What saves and deletions that were cut off have left: temporary folders, and steps without a manifest."""
-    unsealed = set(all_of(checkpoints)) - set(sealed(checkpoints))
+    """Returns the remains of interrupted saves and deletions: temporary folders, and steps without a manifest."""
+    unsealed = set(step_folders(checkpoints)) - set(sealed_folders(checkpoints))
     return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
 
 
 def remove_leftovers(checkpoints: Path) -> list[str]:
-    """Deletes them, as far as the file system allows, and returns their names."""
+    """Deletes the leftovers, as far as the file system permits, and returns their names."""
     found = leftovers(checkpoints)
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in found]
 
 
-def size_of(path: Path) -> int:
-    """Returns the bytes of all files in a folder, which a job may be deleting at the same time."""
+def folder_bytes(path: Path) -> int:
+    """Returns the size of all files in a folder, which another process may be deleting."""
     total = 0
     for file in path.rglob("*"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What a checkpoint is, told without loading it. Loads no torch."""
+"""`z2all checkpoint list`, `show` and `verify`: describes checkpoints without loading them. Does not load torch."""
 
 import json
 import math
@@ -18,11 +18,11 @@ from z2all_ds.checkpoint.retention import VALIDATION_LOSS
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """One checkpoint; what cannot be read of a damaged one is None."""
+    """The facts about one checkpoint; None for those that cannot be read from a damaged one."""
 
     path: str
     problem: str | None
-    """None for a healthy one."""
+    """None for an intact one."""
     size_bytes: int
     step: int
     ranks: int | None = None
@@ -30,60 +30,62 @@ class CheckpointFacts:
     dtype: str | None = None
     optimizer: str | None = None
     states: tuple[str, ...] | None = None
-    """What the optimizer keeps of each weight."""
+    """Names of the optimizer states of each weight."""
     parameters: int | None = None
     sample: int | None = None
     """Position in the data: samples read so far."""
     validation_loss: float | None = None
-    """None where the step was not validated."""
+    """None if the step was not validated."""
     in_memory: bool = False
-    """A snapshot, of this machine's ranks, that is on no disk."""
+    """Whether it is a snapshot of this machine's ranks in shared memory."""
 
 
-def look_at(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
-    """Of a run folder's checkpoints, the oldest first, or of one."""
+def inspect(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
+    """Returns the facts about all checkpoints of a run folder, oldest first, or about one checkpoint."""
     path = path.expanduser()
-    folders = layout.all_of(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
+    folders = layout.step_folders(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
     if not folders or not folders[0].is_dir() or not layout.is_step_name(folders[0].name):
         raise CheckpointError(f"{path}", "has no checkpoints", "Give a run folder or a step_NNNNNNNN folder in it.")
     on_disk = [_facts(layout.Checkpoint(folder, layout.step_of(folder)), verify_checksums) for folder in folders]
-    line = memory.line_of(RunFolder(path))
-    return [*on_disk, *(_facts(snapshot, False) for snapshot in reversed(line.snapshots() if line else []))]
+    folder = memory.snapshot_folder(RunFolder(path))
+    return [*on_disk, *(_facts(snapshot, False) for snapshot in reversed(folder.snapshots() if folder else []))]
 
 
-def refuse_damage(found: Sequence[CheckpointFacts]) -> None:
+def require_intact(found: Sequence[CheckpointFacts]) -> None:
+    """Raises if a checkpoint is damaged."""
     damaged = [one for one in found if one.problem]
     if damaged:
         raise CheckpointError(
             f"{damaged[0].path}",
             f"{damaged[0].problem}" + (f" (and {len(damaged) - 1} more)" if damaged[1:] else ""),
-            "A run passes it over and goes on from the one before.",
+            "A run skips it and resumes from the one before.",
         )
 
 
 def describe(found: Sequence[CheckpointFacts]) -> Shown:
-    """Yields a table of checkpoints. The validation losses have a column where there are any."""
+    """Yields a table of checkpoints, with a column for validation losses if there are any."""
     is_validated = any(one.validation_loss is not None for one in found)
-    losses = ["validation loss"] if is_validated else []
     rows = []
     for one in found:
-        maker = f"{one.ranks} x {one.deepspeed}, {one.dtype}" if one.ranks else "?"
-        row = [f"{one.step:,}", human_bytes(one.size_bytes), maker, one.optimizer or "?"]
-        row.append("?" if one.sample is None else f"{one.sample:,}")
-        if is_validated:
-            row.append("-" if one.validation_loss is None else f"{one.validation_loss:.4f}")
-        rows.append([*row, one.problem or ("in memory" if one.in_memory else "whole")])
-    yield Table(("step", "size", "saved by", "optimizer", "sample", *losses, "health"), rows, "l")
+        saved_by = f"{one.ranks} x {one.deepspeed}, {one.dtype}" if one.ranks else "?"
+        sample = "?" if one.sample is None else f"{one.sample:,}"
+        loss = ["-" if one.validation_loss is None else f"{one.validation_loss:.4f}"] if is_validated else []
+        health = one.problem or ("in memory" if one.in_memory else "complete")
+        rows.append(
+            (f"{one.step:,}", human_bytes(one.size_bytes), saved_by, one.optimizer or "?", sample, *loss, health)
+        )
+    loss = ["validation loss"] if is_validated else []
+    yield Table(("step", "size", "saved by", "optimizer", "sample", *loss, "health"), rows, "l")
 
 
 def describe_one(found: Sequence[CheckpointFacts]) -> Shown:
-    """Yields a line for each fact of one checkpoint."""
+    """Yields a line for each fact about one checkpoint."""
     (one,) = found
     facts = {**asdict(one), "size_bytes": human_bytes(one.size_bytes), "problem": one.problem or "none"}
-    yield from (f"{name.replace('_', ' '):15} {_words(value)}" for name, value in facts.items())
+    yield from (f"{name.replace('_', ' '):15} {_text(value)}" for name, value in facts.items())
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return "?"
     return f"{value:,}" if isinstance(value, int) else ", ".join(value) if isinstance(value, tuple) else str(value)
@@ -92,7 +94,7 @@ def _words(value: Any) -> str:
 def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointFacts:
     path, problem = checkpoint.path, None
     if not checkpoint.is_in_memory:
-        with heartbeat(f"comparing checksums of {path.name}") if verify_checksums else nullcontext():
+        with heartbeat(f"verifying checksums of {path.name}") if verify_checksums else nullcontext():
             problem = layout.why_damaged(path, verify_checksums)
     try:
         index = json.loads((path / layout.STATE_FOLDER / layout.STATE_INDEX).read_text(encoding="utf-8"))
@@ -109,5 +111,5 @@ def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointF
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known, problem = {}, problem or f"not readable ({type(error).__name__})"
     return CheckpointFacts(
-        str(path), problem, layout.size_of(path), checkpoint.step, in_memory=checkpoint.is_in_memory, **known
+        str(path), problem, layout.folder_bytes(path), checkpoint.step, in_memory=checkpoint.is_in_memory, **known
     )

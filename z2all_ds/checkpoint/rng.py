@@ -1,4 +1,4 @@
-"""State of the random generators, out and in."""
+"""Seeds, saves and restores the random generators that training may use."""
 
 import random
 from typing import Any
@@ -8,12 +8,19 @@ import torch
 
 
 def rng_name(rank: str) -> str:
-    """Of a rank's file in a checkpoint."""
+    """Returns the name of a rank's file in a checkpoint."""
     return f"rng_rank_{rank}.pt"
 
 
+def seed_everything(seed: int) -> None:
+    """Seeds all generators; with the same seed on every rank, initial weights are the same too."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def rng_state() -> dict[str, Any]:
-    """Every random generator training may draw from, as tensors and plain values: loads without pickled code."""
+    """Returns the states as tensors and plain values, which load without pickled code."""
     name, words, *rest = numpy.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -26,7 +33,6 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """The way back."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     name, words, *rest = state["numpy"]

@@ -1,22 +1,23 @@
-"""Pieces of named tensors in safetensors files, one a rank, and an index that says where each lies.
+"""State files: pieces of named tensors in safetensors files, one per rank, and an index with the location of each.
 
 state/
     rank_00000.safetensors   one-dimensional pieces, named KEY:PARAMETER:START
-    index.json               shapes, where the pieces lie, and what is no tensor
+    index.json               shapes, locations of the pieces, and everything that is not a tensor
 
-KEY is `weight` for the master weights, else the optimizer's own name of a state. Any part of any tensor can be read
-without the rest of it.
+KEY is `weight` for the master weights, else the optimizer's own name of a state. Any part of a tensor can be read
+without the rest.
 """
 
 import json
-import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
@@ -41,7 +42,7 @@ def file_name(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One piece to be written."""
+    """One piece to write."""
 
     key: str
     parameter: str
@@ -58,14 +59,14 @@ class Entry:
         return self.length * self.dtype.itemsize
 
 
-def header_of(entries: list[Entry]) -> bytes:
-    """What a state file begins with; the tensors follow in the same order, without gaps."""
+def file_header(entries: list[Entry]) -> bytes:
+    """Returns the header of a state file; the tensors follow in the same order, without gaps."""
     header: dict[str, Any] = {}
-    place = 0
+    offset = 0
     for entry in entries:
-        places = [place, place + entry.num_bytes]
-        header[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": [entry.length], "data_offsets": places}
-        place += entry.num_bytes
+        offsets = [offset, offset + entry.num_bytes]
+        header[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": [entry.length], "data_offsets": offsets}
+        offset += entry.num_bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -73,113 +74,83 @@ def header_of(entries: list[Entry]) -> bytes:
 
 def state_file_size(entries: list[Entry]) -> int:
     """Returns the bytes of a state file."""
-    return len(header_of(entries)) + sum(entry.num_bytes for entry in entries)
+    return len(file_header(entries)) + sum(entry.num_bytes for entry in entries)
 
 
 def write_tensors(entries: list[Entry], tensors: Iterable[Tensor], file: Any) -> None:
-    """Writes a state file: one-dimensional tensors, in the order of the entries and one at a time."""
-    file.write(header_of(entries))
+    """Writes a state file from one-dimensional tensors in the order of the entries, one at a time."""
+    file.write(file_header(entries))
     for entry, tensor in zip(entries, tensors, strict=True):
         assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
         for chunk in tensor.detach().split(CHUNK_BYTES // entry.dtype.itemsize):
             file.write(memoryview(chunk.cpu().contiguous().view(torch.uint8).numpy()))
 
 
-class MappedTensors:
-    """The tensors of one state file, read where they lie: no copy is made on the way into another tensor."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            # Private to this process: nothing that is done to a tensor reaches the file.
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        end = 8 + int.from_bytes(self._bytes[:8], "little")
-        self._first, self._header = end, json.loads(self._bytes[8:end])
-
-    def __getitem__(self, name: str) -> Tensor:
-        entry = self._header[name]
-        (length,), (begin, _) = entry["shape"], entry["data_offsets"]
-        dtype = TORCH_NAMES[entry["dtype"]]
-        return torch.frombuffer(self._bytes, dtype=dtype, count=length, offset=self._first + begin)
-
-
 def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]], facts: dict[str, Any]) -> str:
-    """index.json, from what every rank has written."""
+    """Returns index.json for the entries of all ranks."""
     pieces: dict[str, dict[str, list[list[int]]]] = {}
     for rank, entries in enumerate(entries_of_ranks):
         for entry in entries:
             of_parameter = pieces.setdefault(entry.key, {}).setdefault(entry.parameter, [])
             of_parameter.append([entry.start, entry.length, rank])
     for of_key in pieces.values():
-        for places in of_key.values():
-            places.sort()
+        for of_parameter in of_key.values():
+            of_parameter.sort()
     return json.dumps({"format": FORMAT, "shapes": shapes, **facts, "pieces": pieces})
 
 
 class StateReader:
-    """The state of one checkpoint, from the rank files that hold it."""
+    """Reads the state of one checkpoint from the files of its ranks."""
 
-    open_file: Callable[[Path], Any] = MappedTensors
-    """Tensors by name, of which parts are taken."""
+    open_file: Callable[[Path], Any] = partial(safe_open, framework="pt")
+    """Opens a state file; its tensors are memory-mapped, so parts of them are copied only once."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint, self._folder = checkpoint, checkpoint / STATE_FOLDER
         index = self._folder / STATE_INDEX
         if not index.is_file():
             raise CheckpointError(
-                checkpoint.name, "holds DeepSpeed's own files, of an older z2all_ds", "Go on with that version."
+                checkpoint.name, "has DeepSpeed's own files, written by an older z2all_ds", "Resume with that version."
             )
         self.index: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
         if self.index["format"] != FORMAT:
             raise CheckpointError(
-                checkpoint.name, f"has format {self.index['format']}, known is {FORMAT}", "Update z2all_ds."
+                checkpoint.name, f"has format {self.index['format']}, supported is {FORMAT}", "Update z2all_ds."
             )
+        self.shapes: dict[str, list[int]] = self.index["shapes"]
+        """Shapes of all parameters, by name."""
         self._pieces: dict[str, dict[str, list[list[int]]]] = self.index["pieces"]
         self._files: dict[int, Any] = {}
 
     @property
-    def shapes(self) -> dict[str, list[int]]:
-        """Of all parameters, by name."""
-        found: dict[str, list[int]] = self.index["shapes"]
-        return found
-
-    @property
     def state_keys(self) -> set[str]:
-        """What the optimizer has of each parameter."""
+        """Names of the optimizer's states."""
         return set(self._pieces) - {WEIGHT}
 
     def read_into(self, target: Tensor, key: str, parameter: str, start: int) -> None:
-        """Fills a one-dimensional tensor with what lies from `start` on."""
+        """Fills a one-dimensional tensor with the values from element `start` of a parameter on."""
         done, end = start, start + target.numel()
-        places = self._pieces.get(key, {}).get(parameter, [])
-        position = max(bisect_right(places, start, key=lambda place: place[0]) - 1, 0)
-        for first, length, rank in places[position:]:
+        pieces = self._pieces.get(key, {}).get(parameter, [])
+        first_piece = max(bisect_right(pieces, start, key=lambda piece: piece[0]) - 1, 0)
+        for first, length, rank in pieces[first_piece:]:
             if done >= end or first > done:
                 break
             until = min(end, first + length)
             if until > done:
-                piece = self._open(rank)[f"{key}:{parameter}:{first}"]
+                piece = self._open(rank).get_slice(f"{key}:{parameter}:{first}")
                 target[done - start : until - start].copy_(piece[done - first : until - first])
                 done = until
         if done < end:
             raise CheckpointError(
                 self._checkpoint.name,
                 f"has no {key} of {parameter} from element {done} on",
-                "Is it of another model? Set model.* as it was.",
+                "If it was saved with another model, restore its model.* settings.",
             )
 
-    def read_whole(self, parameter: str, key: str = WEIGHT) -> Tensor:
-        """One parameter in its shape."""
-        shape = self.shapes[parameter]
-        first, _, rank = self._pieces[key][parameter][0]
-        dtype = self._open(rank)[f"{key}:{parameter}:{first}"].dtype
-        whole = torch.empty(shape, dtype=dtype)
-        self.read_into(whole.view(-1), key, parameter, 0)
-        return whole
-
     def ranks_needed(self, parameter: str, start: int, length: int) -> set[int]:
-        """Whose files hold this part of a parameter."""
-        places = [place for of_key in self._pieces.values() for place in of_key.get(parameter, [])]
-        return {rank for first, size, rank in places if first < start + length and start < first + size}
+        """Returns the ranks whose files contain this part of a parameter."""
+        pieces = [piece for of_key in self._pieces.values() for piece in of_key.get(parameter, [])]
+        return {rank for first, size, rank in pieces if first < start + length and start < first + size}
 
     def _open(self, rank: int) -> Any:
         if rank not in self._files:

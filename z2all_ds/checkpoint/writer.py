@@ -1,8 +1,8 @@
-"""The one way a checkpoint reaches the disk. Loads no torch.
+"""Writes a checkpoint to disk. Does not load torch.
 
-Every rank writes its files into a temporary folder, hashed and forced to the disk. When all are done, rank 0 seals the
-folder (layout.py) and deletes what the retention does not keep. The bytes come from the engine's tensors or from a
-snapshot in shared memory; the caller is the rank itself or its writer process (background.py).
+Every rank writes its files to a temporary folder, hashed and synced. When all are done, rank 0 seals the folder
+(layout.py) and deletes the checkpoints that the retention does not keep. The bytes come from the engine's tensors or
+from a snapshot in shared memory; the caller is the rank itself or its writer process (background.py).
 """
 
 import shutil
@@ -18,16 +18,16 @@ from z2all_ds.checkpoint.retention import Retention, prune
 
 @dataclass(frozen=True)
 class Job:
-    """One rank's part of one write of a checkpoint."""
+    """One rank's part in writing a checkpoint."""
 
     checkpoints: str
     step: int
     attempt: str = ""
-    """The same on all ranks, and of this write alone."""
+    """Identifies this write; the same on all ranks."""
     rank: int = 0
     ranks: int = 1
     retention: dict[str, int] = field(default_factory=dict)
-    """Empty: nothing is deleted."""
+    """Fields of `Retention`; nothing is deleted if empty."""
 
     @property
     def temporary(self) -> Path:
@@ -36,20 +36,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank wrote."""
+    """The files that one rank wrote."""
 
     entries: dict[str, dict[str, Any]]
-    """Sizes and checksums by the paths in the checkpoint."""
+    """Sizes and checksums, by path in the checkpoint."""
     problem: str | None = None
-    """Why it could not."""
+    """Why it could not write them."""
 
 
 Exchange = Callable[[Part], list[Part]]
-"""Waits for all ranks: rank 0 gets every part, other ranks at least their own."""
+"""Waits for all ranks. Returns all parts on rank 0, at least its own on other ranks."""
 
 
 def write_checkpoint(job: Job, files: Mapping[str, Content], exchange: Exchange = lambda part: [part]) -> str | None:
-    """Writes this rank's files and, on rank 0, makes the checkpoint of all parts. Returns why it could not."""
+    """Writes this rank's files and, on rank 0, seals the checkpoint. Returns the problem, None on success."""
     part = _write(job, files)
     parts = exchange(part)
     problem = next((part.problem for part in parts if part.problem), None)

@@ -15,27 +15,27 @@ PathArgument = Annotated[Path, typer.Argument(help="Run folder or checkpoint fol
 @checkpoint_app.command("list")
 def list_checkpoints(path: PathArgument, as_json: JsonOption = False) -> None:
     """List the checkpoints of a run: step, size, JSON and ranks, optimizer, data position, health (by file sizes)."""
-    from z2all_ds.checkpoint.report import describe, look_at
+    from z2all_ds.checkpoint.report import describe, inspect
 
-    print_report(look_at(path, verify_checksums=False), as_json, describe)
+    print_report(inspect(path, verify_checksums=False), as_json, describe)
 
 
 @checkpoint_app.command()
 def show(path: PathArgument, as_json: JsonOption = False) -> None:
     """Show all details of one checkpoint, or of the newest of a run."""
-    from z2all_ds.checkpoint.report import describe_one, look_at
+    from z2all_ds.checkpoint.report import describe_one, inspect
 
-    print_report(look_at(path, verify_checksums=False)[-1:], as_json, describe_one)
+    print_report(inspect(path, verify_checksums=False)[-1:], as_json, describe_one)
 
 
 @checkpoint_app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Check every byte against its checksum; exit code 4 if a checkpoint is damaged."""
-    from z2all_ds.checkpoint.report import describe, look_at, refuse_damage
+    from z2all_ds.checkpoint.report import describe, inspect, require_intact
 
-    found = look_at(path, verify_checksums=True)
+    found = inspect(path, verify_checksums=True)
     print_report(found, as_json, describe)
-    refuse_damage(found)
+    require_intact(found)
 
 
 @checkpoint_app.command()
@@ -54,10 +54,11 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old checkpoints and the remains of interrupted saves, and say why the others stay."""
-    from z2all_ds.checkpoint.pruning import describe, prune_by_hand
+    """Delete old checkpoints and the remains of interrupted saves; show why the others are kept."""
+    from z2all_ds.checkpoint.pruning import describe, prune_run
 
-    print_report(prune_by_hand(run, dry_run, keep_last, keep_every, keep_best, memory), as_json, describe)
+    report = prune_run(run, dry_run, memory, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
+    print_report(report, as_json, describe)
 
 
 @checkpoint_app.command("import")
@@ -67,7 +68,7 @@ def import_checkpoint(
     config: ConfigOption = None,
     overrides: Overrides = None,
 ) -> None:
-    """Convert a checkpoint of DeepSpeed's engine.save_checkpoint to one of a run, bit for bit."""
-    from z2all_ds.zero.state.import_command import import_deepspeed
+    """Convert a checkpoint written by DeepSpeed's engine.save_checkpoint to a checkpoint of a run, bit for bit."""
+    from z2all_ds.zero.state.import_deepspeed import import_deepspeed
 
-    print_lines(import_deepspeed(source, run, config, overrides or []).lines)
+    print_lines(import_deepspeed(source, run, config, overrides or []))

@@ -12,7 +12,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import CheckpointError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.checkpoint.layout import all_of, find_latest, is_step_name
+from z2all_ds.checkpoint.layout import find_latest, is_step_name, step_folders
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.probe_kept import KeptAnswers
 from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers
@@ -149,7 +149,7 @@ def _line(path: Path, all_checkpoints: bool) -> _Line:
         return _Line(path)
     folder = RunFolder(path)
     if all_checkpoints:
-        checkpoints = all_of(folder.checkpoints)
+        checkpoints = step_folders(folder.checkpoints)
     else:
         newest, skipped = find_latest(folder.checkpoints)
         for line in skipped:

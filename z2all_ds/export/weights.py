@@ -28,7 +28,7 @@ class _PlainFile:
 
     path: Path
 
-    def __getitem__(self, name: str) -> "_PlainPiece":
+    def get_slice(self, name: str) -> "_PlainPiece":
         header, begin = self._header
         if name not in header:
             raise CheckpointError(f"{self.path}", f"has no {name}", "Restore the checkpoint from a copy.")

@@ -63,7 +63,7 @@ def train_on_this_machine(
         with stop_on_signals(folder) as signals:
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
     except KeyboardInterrupt:
-        memory.remove_all_of(folder)  # ended by the user, not by a crash: the snapshots are not needed
+        memory.remove_snapshots(folder)  # ended by the user, not by a crash: the snapshots are not needed
         raise
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE

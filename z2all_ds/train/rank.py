@@ -101,6 +101,7 @@ def take_device(rank: Rank) -> tuple[Any, ResolvedDeepSpeed]:
 
 def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[Any, Any]:
     """Join the other ranks and wrap the model; return the engine and the ops."""
+    from z2all_ds.checkpoint.rng import seed_everything
     from z2all_ds.model import Z2allConfig, Z2allForCausalLM
     from z2all_ds.model.recompute import set_recompute
     from z2all_ds.ops import Situation, resolve_ops
@@ -122,7 +123,7 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
     for choice in ops.choices:
         say(f"op {choice.op}: {choice.backend} ({choice.reason})")
     say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
-    ds.seed_everything(run.train.seed)
+    seed_everything(run.train.seed)
     config = Z2allConfig.from_section(run.model, **rank.inputs.data.tokenizer.model_token_ids)
     model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, device)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)

@@ -20,8 +20,8 @@ from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_conti
 from z2all_ds.train.guard.spike_guard import SpikeGuard
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.schedules import check_no_jump, rates_around
-from z2all_ds.zero.collective import from_rank_0, gathered
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+from z2all_ds.zero.process_group import from_rank_0, gathered
 from z2all_ds.zero.stage_start import begin_stage, check_stages_past
 from z2all_ds.zero.state.manager import CheckpointManager
 from z2all_ds.zero.state.save import restore
@@ -74,7 +74,7 @@ class RunState:
             self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
             proof = self._check_continuity(checkpoint)
             self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
-        self._manager.begin_line(goes_on_from_memory=self.is_only_in_memory)
+        self._manager.begin_lineage(resumes_from_memory=self.is_only_in_memory)
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in layout.remove_leftovers(checkpoints):
@@ -108,7 +108,7 @@ class RunState:
         def find() -> layout.Checkpoint | None:
             verify = self._run.checkpoint.verify_checksums
             checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
-            layout.refuse_to_fall_behind(self._folder.checkpoints, checkpoint.step if checkpoint else 0)
+            layout.require_no_later(self._folder.checkpoints, checkpoint.step if checkpoint else 0)
             return checkpoint
 
         return self._found_by_rank_0(find)
@@ -188,9 +188,10 @@ class RunState:
 
     def tell_news(self) -> None:
         """Report checkpoints that are now on disk."""
-        for saved in self._manager.news():
-            self._recorder.on_disk(saved.step, saved.name, saved.seconds, saved.data_state)
-            self.on_checkpoint(saved.step, saved.name)
+        for saved in self._manager.completed_saves():
+            name = layout.step_name(saved.step)
+            self._recorder.on_disk(saved.step, name, saved.seconds, saved.data_state)
+            self.on_checkpoint(saved.step, name)
 
     def finish(self) -> None:
         """Wait at the end of the run until all saves are on disk."""
@@ -199,7 +200,7 @@ class RunState:
 
     def let_saves_arrive(self) -> None:
         """Let pending saves finish before this rank fails; not collective."""
-        self._manager.let_arrive()
+        self._manager.wait_for_pending_write()
         self.tell_news()
 
     def close(self, keeps_memory: bool) -> None:

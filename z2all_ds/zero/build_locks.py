@@ -4,7 +4,7 @@ Only the operating system is queried; the holder of a lock is found through /pro
 """
 
 import os
-import re
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 INVISIBLE_HOLDER_SECONDS = 15 * 60
 """A lock whose holder may be invisible counts as stale after this time; the slowest op takes minutes to build."""
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel (PROC_PID_INIT_INO)
-_NETWORK_FILE_SYSTEM = re.compile(r"(nfs4?|cifs|smb3|smbfs|lustre|gpfs|ceph|beegfs|glusterfs|afs|9p|virtiofs|fuse\..*)")
+LOCAL_FILE_SYSTEMS = ("btrfs", "ext2/ext3", "overlayfs", "ramfs", "tmpfs", "xfs", "zfs")
+"""As `stat -f` names them; all others may be shared between hosts."""
 
 
 @dataclass(frozen=True)
@@ -51,55 +52,29 @@ def find_locks(folder: str | os.PathLike[str]) -> list[BuildLock]:
             state = "held"
         elif age < INVISIBLE_HOLDER_SECONDS:
             foreign = os.geteuid() not in (0, seen.st_uid)
-            state = "unknown" if foreign or holder_may_be_out_of_sight(path) else "stale"
+            state = "unknown" if foreign or holder_may_be_invisible(path) else "stale"
         locks.append(BuildLock(path, state, age))
     return locks
 
 
-def find_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the locks under an extension folder that no build holds any more."""
-    return [lock.path for lock in find_locks(folder) if lock.state == "stale"]
-
-
 def remove_stale_locks(folder: str | os.PathLike[str]) -> list[Path]:
     """Remove stale locks and return their paths."""
-    removed = []
-    for path in find_stale_locks(folder):
-        try:
-            path.unlink()
-        except FileNotFoundError:  # removed by another process
-            continue
-        removed.append(path)
-    return removed
+    stale = [lock.path for lock in find_locks(folder) if lock.state == "stale"]
+    for path in stale:
+        path.unlink(missing_ok=True)  # another process may have removed it
+    return stale
 
 
-def holder_may_be_out_of_sight(path: Path, mounts: str | None = None, pid_namespace: str | None = None) -> bool:
-    """Return whether a process invisible in /proc could use this file: on a network file system, or from outside this
-    container (but not on the container's own root, an overlay, which nothing else can see)."""
+def holder_may_be_invisible(path: Path) -> bool:
+    """Return whether a process that is not in this /proc could use the file: on a network file system, or from outside
+    this container (but not on the container's own root, an overlay, which nothing else can see)."""
     try:
-        mounts = Path("/proc/mounts").read_text() if mounts is None else mounts
-        pid_namespace = os.readlink("/proc/self/ns/pid") if pid_namespace is None else pid_namespace
+        is_in_container = os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
+        answer = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True)
     except OSError:
-        return True  # without /proc nothing is visible
-    file_system = _file_system_type(path, mounts)
-    if _NETWORK_FILE_SYSTEM.fullmatch(file_system):
         return True
-    return pid_namespace != _INITIAL_PID_NAMESPACE and file_system != "overlay"
-
-
-def _file_system_type(path: Path, mounts: str) -> str:
-    """Return the type of the mount that `path` is on: the longest mount point above it, the last of stacked ones."""
-    real = os.path.realpath(path)
-    best_length, best_type = -1, ""
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[1])
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best_length:
-            best_length, best_type = len(point), fields[2]
-    return best_type
+    file_system = answer.stdout.strip()
+    return file_system not in LOCAL_FILE_SYSTEMS or (is_in_container and file_system != "overlayfs")
 
 
 def _identity(seen: os.stat_result) -> tuple[int, int]:

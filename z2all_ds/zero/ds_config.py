@@ -13,7 +13,7 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.zero.ds_json import load_ds_json, offload_device, zero_section
-from z2all_ds.zero.optimizers import OptimizerChoice, OptimizerSituation, choose_optimizer
+from z2all_ds.zero.optimizers import KINDS, OptimizerChoice, OptimizerSituation, choose_optimizer
 
 OFFLOADS = ("offload_optimizer", "offload_param")
 NEEDS_GPU = {
@@ -106,7 +106,7 @@ def resolve(run: RunConfig, world_size: int, device_type: str, elsewhere: bool =
     offload = offload_device(config, "offload_optimizer") != "none"
     situation = replace(_optimizer_situation(config, stage, device_type, offload), elsewhere=elsewhere)
     optimizer = choose_optimizer(run.optimizer, situation)
-    if stage and not optimizer.known_to_deepspeed:
+    if stage and not KINDS[optimizer.kind].known_to_deepspeed:
         config["zero_allow_untested_optimizer"] = True
         notes.append(f"zero_allow_untested_optimizer: true: {optimizer.kind} is unknown to DeepSpeed, but tested here")
     return ResolvedDeepSpeed(

@@ -6,7 +6,7 @@ trains differently from what it says. Checks that depend on device, ranks or run
 
 import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,20 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import find_named_file
 from z2all_ds.zero.ds_keys import FILLED_IN, KNOWN, NOT_HERE, REMOVED_IN_ZERO, REMOVED_TOP_LEVEL, RENAMED_IN_ZERO, Kind
 
-WORDS_FOR_KINDS = {
-    "bool": "true or false",
-    "int": "a whole number, 0 or more",
-    "positive": "a whole number, 1 or more",
-    "number": "a number, 0 or more",
-    "text": "a string",
-    "texts": "a list of strings",
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number, 0 or more", lambda value: _is_number(value) and value == int(value)),
+    "positive": ("a whole number, 1 or more", lambda value: _is_number(value) and value == int(value) and value > 0),
+    "number": ("a number, 0 or more", _is_number),
+    "text": ("a string", lambda value: isinstance(value, str)),
+    "texts": ("a list of strings", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value)),
 }
+"""The condition of each kind of value, in words and as a function."""
 
 
 def load_ds_json(name_or_path: str) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def check_section(section: dict[str, Any], known: dict[str, Any], file: str, abo
                 fix = "Use the number." if isinstance(kind[0], int) else "Use one of them."
                 raise ConfigError(what, f"must be {words}", fix)
             fix = "Remove the quotes." if isinstance(value, str) else "Fix the value."
-            raise ConfigError(what, f"must be {WORDS_FOR_KINDS[kind]}", fix)
+            raise ConfigError(what, f"must be {CHECKS[kind][0]}", fix)
 
 
 def _why_unknown(key: str, known: dict[str, Any], above: str) -> tuple[str, str]:
@@ -97,16 +103,7 @@ def _is_of(kind: Kind, value: Any, may_be_null: bool) -> bool:
         return may_be_null
     if isinstance(kind, tuple):
         return value in kind and not isinstance(value, bool)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-    checks: dict[str, Callable[[], bool]] = {
-        "bool": lambda: isinstance(value, bool),
-        "int": lambda: is_number and value == int(value),
-        "positive": lambda: is_number and value == int(value) and value > 0,
-        "number": lambda: is_number,
-        "text": lambda: isinstance(value, str),
-        "texts": lambda: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    }
-    return not isinstance(kind, dict) and checks[kind]()
+    return not isinstance(kind, dict) and CHECKS[kind][1](value)
 
 
 def zero_section(content: dict[str, Any]) -> dict[str, Any]:
@@ -120,93 +117,56 @@ def offload_device(content: dict[str, Any], what: str) -> str:
 
 def check_mixes(content: dict[str, Any], file: str) -> None:
     """Check combinations of settings that are each valid by themselves."""
-    zero, bf16, fp16 = zero_section(content), content.get("bf16", {}), content.get("fp16", {})
-    stage = zero.get("stage") or 0
-
-    def refuse(when: Any, what: str, rule: str, fix: str) -> None:
-        if when:
+    for is_wrong, what, rule, fix in _mixes(content):
+        if is_wrong:
             raise ConfigError(f"{what} in {file}", rule, fix)
 
-    refuse(bf16.get("enabled") and fp16.get("enabled"), "bf16 and fp16", "both are enabled", "Disable one of the two.")
+
+def _mixes(content: dict[str, Any]) -> Iterator[tuple[Any, str, str, str]]:
+    """Yield whether a rule is violated, the setting, the rule and the fix."""
+    zero, bf16, fp16 = zero_section(content), content.get("bf16", {}), content.get("fp16", {})
+    stage = zero.get("stage") or 0
+    both = bf16.get("enabled") and fp16.get("enabled")
+    yield both, "bf16 and fp16", "both are enabled", "Disable one of the two."
+
     optimizer, weights = offload_device(content, "offload_optimizer"), offload_device(content, "offload_param")
-    refuse(
-        optimizer != "none" and stage == 0,
-        "offload_optimizer at stage 0",
-        "DeepSpeed would ignore it",
-        "Use stage 1, 2 or 3.",
-    )
-    # At stages 1 and 2 DeepSpeed silently keeps the states in host memory; with bf16 and fp32 accumulation at stage 1
-    # it does not offload at all.
-    refuse(
-        optimizer == "nvme" and stage < 3,
-        f"offload_optimizer.device=nvme at stage {stage}",
-        "only stage 3 writes to a disk",
-        "Use stage 3, or device cpu.",
-    )
-    refuse(
-        weights != "none" and stage < 3,
-        f"offload_param at stage {stage}",
-        "only stage 3 offloads weights",
-        "Use stage 3, or remove it.",
-    )
+    what = "offload_optimizer at stage 0"
+    yield optimizer != "none" and stage == 0, what, "DeepSpeed would ignore it", "Use stage 1, 2 or 3."
     ratio = (zero.get("offload_optimizer") or {}).get("ratio", 1)
-    refuse(ratio > 1, f"offload_optimizer.ratio={ratio}", "must be from 0 to 1", "Fix the value.")
-    refuse(
-        ratio < 1 and stage < 3,
-        f"offload_optimizer.ratio={ratio} at stage {stage}",
-        "only stage 3 offloads a part",
-        "Use stage 3, or remove it.",
-    )
+    yield ratio > 1, f"offload_optimizer.ratio={ratio}", "must be from 0 to 1", "Fix the value."
     hpz = zero.get("zero_hpz_partition_size") or 1
-    refuse(
-        hpz > 1 and stage < 3,
-        f"zero_hpz_partition_size={hpz} at stage {stage}",
-        "weights are sharded only at stage 3",
-        "Use stage 3, or remove it.",
-    )
-    predivided = content.get("prescale_gradients") or content.get("gradient_predivide_factor", 1) != 1
-    refuse(
-        predivided and stage >= 2 and zero.get("reduce_scatter", True),
-        f"prescale_gradients or gradient_predivide_factor at stage {stage}",
-        "DeepSpeed cannot do this with reduce_scatter",
-        "Remove it, or set reduce_scatter false.",
-    )
-    refuse(
-        content.get("gradient_allreduce_op") == "sum",
-        "gradient_allreduce_op=sum",
-        "gradients would grow with the number of ranks",
-        "Remove it.",
-    )
+    for is_set, what, rule in (
+        # At stages 1 and 2 DeepSpeed silently keeps the states in host memory; with bf16 and fp32 accumulation at stage
+        # 1 it does not offload at all.
+        (optimizer == "nvme", "offload_optimizer.device=nvme", "only stage 3 writes to a disk"),
+        (weights != "none", "offload_param", "only stage 3 offloads weights"),
+        (ratio < 1, f"offload_optimizer.ratio={ratio}", "only stage 3 offloads a part"),
+        (hpz > 1, f"zero_hpz_partition_size={hpz}", "weights are sharded only at stage 3"),
+    ):
+        yield is_set and stage < 3, f"{what} at stage {stage}", rule, "Use stage 3, or remove it."
+
+    is_divided = content.get("prescale_gradients") or content.get("gradient_predivide_factor", 1) != 1
+    is_refused = is_divided and stage >= 2 and zero.get("reduce_scatter", True)
+    what = f"prescale_gradients or gradient_predivide_factor at stage {stage}"
+    fix = "Remove it, or set reduce_scatter false."
+    yield is_refused, what, "DeepSpeed cannot do this with reduce_scatter", fix
+    is_sum = content.get("gradient_allreduce_op") == "sum"
+    yield is_sum, "gradient_allreduce_op=sum", "gradients would grow with the number of ranks", "Remove it."
     bucket = zero.get("allgather_bucket_size", 0) or 0
-    refuse(bucket % 2, f"allgather_bucket_size={bucket}", "must be even at stages 1 and 2", "Add 1.")
-    masters = "bf16_master_weights_and_grads"
-    refuse(bf16.get(masters) and stage == 0, f"bf16.{masters} at stage 0", "needs ZeRO", "Use stage 1, 2 or 3.")
-    refuse(
-        bf16.get("bf16_optimizer_states") and not bf16.get(masters),
-        "bf16.bf16_optimizer_states",
-        f"requires {masters}",
-        f"Set {masters} true too.",
-    )
-    _check_dtypes(content, refuse)
+    yield bucket % 2, f"allgather_bucket_size={bucket}", "must be even at stages 1 and 2", "Add 1."
 
-
-def _check_dtypes(content: dict[str, Any], refuse: Callable[[Any, str, str, str], None]) -> None:
-    compute = next((d for d in ("bf16", "fp16") if content.get(d, {}).get("enabled")), "fp32")
-    other = {"bf16": "fp16", "fp16": "bf16"}.get(compute)
+    master = "bf16_master_weights_and_grads"
+    yield bf16.get(master) and stage == 0, f"bf16.{master} at stage 0", "needs ZeRO", "Use stage 1, 2 or 3."
+    is_alone = bf16.get("bf16_optimizer_states") and not bf16.get(master)
+    yield is_alone, "bf16.bf16_optimizer_states", f"requires {master}", f"Set {master} true too."
+    is_fp16_master = fp16.get("fp16_master_weights_and_grads") and optimizer == "none"
+    rule = "DeepSpeed supports it only for offloaded states"
+    yield is_fp16_master, "fp16.fp16_master_weights_and_grads", rule, "Remove it, or add offload_optimizer."
+    compute = next((dtype for dtype in ("bf16", "fp16") if content.get(dtype, {}).get("enabled")), "fp32")
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(compute, "")
     for key, dtype in {
         "data_types.grad_accum_dtype": content.get("data_types", {}).get("grad_accum_dtype"),
         "communication_data_type": content.get("communication_data_type"),
     }.items():
-        refuse(
-            dtype is not None and dtype == other,
-            f"{key}={dtype} with {compute}",
-            "gradients would lose range or precision",
-            f"Use fp32 or {compute}.",
-        )
-    refuse(
-        content.get("fp16", {}).get("fp16_master_weights_and_grads")
-        and offload_device(content, "offload_optimizer") == "none",
-        "fp16.fp16_master_weights_and_grads",
-        "DeepSpeed supports it only for offloaded states",
-        "Remove it, or add offload_optimizer.",
-    )
+        rule = "gradients would lose range or precision"
+        yield dtype == other, f"{key}={dtype} with {compute}", rule, f"Use fp32 or {compute}."

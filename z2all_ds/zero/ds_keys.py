@@ -15,6 +15,12 @@ section, its keys."""
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 DTYPES = ("fp32", "fp16", "bf16")
 
+
+def _keys(**keys_by_kind: str) -> dict[str, Any]:
+    """Returns a section from the names of its keys, by kind and separated by blanks."""
+    return {key: kind for kind, keys in keys_by_kind.items() for key in keys.split()}
+
+
 FILLED_IN = {
     "train_batch_size": "train.global_batch",
     "train_micro_batch_size_per_gpu": "train.micro_batch",
@@ -29,31 +35,27 @@ FILLED_IN = {
 }
 """DeepSpeed keys that the run config sets, and the name of its setting."""
 
-REMOVED_TOP_LEVEL = (
-    "amp",
-    "compression_training",
-    "curriculum_learning",
-    "eigenvalue",
-    "elasticity",
-    "graph_harvesting",
-    "nebula",
-    "progressive_layer_drop",
-    "quantize_training",
-    "sparse_attention",
-    "sparse_gradients",
+_REMOVED = (
+    "amp compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula progressive_layer_drop"
+    " quantize_training sparse_attention sparse_gradients"
 )
+REMOVED_TOP_LEVEL = _REMOVED.split()
 """Former keys that DeepSpeed now rejects."""
 
 REMOVED_IN_ZERO = ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param")
 
+_PARALLELISM = (
+    "tensor_parallel expert_parallel pipeline sequence_parallel_size seq_parallel_communication_data_type"
+    " use_data_before_expert_parallelism"
+)
+_CHECKPOINTS = (
+    "zero_optimization.elastic_checkpoint zero_optimization.load_from_fp32_weights"
+    " zero_optimization.pipeline_loading_checkpoint checkpoint.load_universal"
+)
 NOT_HERE = {
+    **dict.fromkeys(_PARALLELISM.split(), "this trainer supports only data parallelism and ZeRO"),
+    **dict.fromkeys(_CHECKPOINTS.split(), "this trainer has its own checkpoint format"),
     "torch_autocast": "ops are selected for one dtype, set by bf16 and fp16",
-    "tensor_parallel": "this trainer supports only data parallelism and ZeRO",
-    "expert_parallel": "this trainer supports only data parallelism and ZeRO",
-    "pipeline": "this trainer supports only data parallelism and ZeRO",
-    "sequence_parallel_size": "this trainer supports only data parallelism and ZeRO",
-    "seq_parallel_communication_data_type": "this trainer supports only data parallelism and ZeRO",
-    "use_data_before_expert_parallelism": "this trainer supports only data parallelism and ZeRO",
     "hybrid_engine": "it is for training that alternates with generation",
     "weight_quantization": "it is for inference",
     "autotuning": "batch sizes come from the run config",
@@ -63,13 +65,9 @@ NOT_HERE = {
     "zero_optimization.zenflow": "its checkpoints cannot be resumed bit for bit",
     "zero_optimization.offload_optimizer.super_offload": "its checkpoints are not tested",
     "zero_optimization.legacy_stage1": "DeepSpeed raises on it",
-    "zero_optimization.elastic_checkpoint": "this trainer has its own checkpoint format",
-    "zero_optimization.load_from_fp32_weights": "this trainer has its own checkpoint format",
-    "zero_optimization.pipeline_loading_checkpoint": "this trainer has its own checkpoint format",
     "zero_optimization.compute_grad_norm": "clipping and the metrics need the norm",
     "data_types.param_dtype": "bf16.enabled and fp16.enabled decide it",
     "checkpoint.writer": "DeepSpeed's writers lose data or write files that cannot be read",
-    "checkpoint.load_universal": "this trainer has its own checkpoint format",
 }
 """Keys that DeepSpeed supports and this trainer does not, with the reason."""
 
@@ -80,140 +78,80 @@ RENAMED_IN_ZERO = {
     "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
 }
 
-_OFFLOAD_PARAM = {
-    "device": OFFLOAD_DEVICES,
-    "nvme_path": "text",
-    "buffer_count": "int",
-    "buffer_size": "int",
-    "max_in_cpu": "int",
-    "pin_memory": "bool",
-}
-
-_OFFLOAD_OPTIMIZER = {
-    "device": OFFLOAD_DEVICES,
-    "nvme_path": "text",
-    "buffer_count": "int",
-    "pin_memory": "bool",
-    "pipeline_read": "bool",
-    "pipeline_write": "bool",
-    "fast_init": "bool",
-    "ratio": "number",
-    "cpuadam_cores_perc": "number",
-}
-
-_STAGE_3 = {
-    "prefetch_bucket_size": "int",
-    "param_persistence_threshold": "int",
-    "model_persistence_threshold": "int",
-    "max_live_parameters": "int",
-    "max_reuse_distance": "int",
-    "gather_16bit_weights_on_model_save": "bool",
-    "module_granularity_threshold": "int",
-    "use_all_reduce_for_fetch_params": "bool",
-    "allgather_sequential": "bool",
-}
+_STAGE_3 = _keys(
+    int="prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters"
+    " max_reuse_distance module_granularity_threshold",
+    bool="gather_16bit_weights_on_model_save use_all_reduce_for_fetch_params allgather_sequential",
+)
 """DeepSpeed accepts these with and without the prefix `stage3_`."""
 
 _ZERO: dict[str, Kind] = {
     "stage": (0, 1, 2, 3),
-    "contiguous_gradients": "bool",
-    "reduce_scatter": "bool",
-    "reduce_bucket_size": "positive",
-    "use_multi_rank_bucket_allreduce": "bool",
-    "allgather_partitions": "bool",
-    "allgather_bucket_size": "int",
-    "overlap_comm": "bool",
-    "offload_param": _OFFLOAD_PARAM,
-    "offload_optimizer": _OFFLOAD_OPTIMIZER,
-    "sub_group_size": "int",
+    "offload_param": {
+        "device": OFFLOAD_DEVICES,
+        **_keys(text="nvme_path", int="buffer_count buffer_size max_in_cpu", bool="pin_memory"),
+    },
+    "offload_optimizer": {
+        "device": OFFLOAD_DEVICES,
+        **_keys(text="nvme_path", int="buffer_count", bool="pin_memory pipeline_read pipeline_write fast_init"),
+        **_keys(number="ratio cpuadam_cores_perc"),
+    },
+    "leaf_module": _keys(texts="classes names name_suffixes"),
     **{f"stage3_{key}": kind for key, kind in _STAGE_3.items()},
     **_STAGE_3,
-    "ignore_unused_parameters": "bool",
-    "round_robin_gradients": "bool",
-    "parameter_alignment": "bool",
-    "zero_hpz_partition_size": "positive",
-    "zero_quantized_weights": "bool",
-    "zero_quantized_nontrainable_weights": "bool",
-    "zero_quantized_gradients": "bool",
-    "memory_efficient_linear": "bool",
-    "override_module_apply": "bool",
-    "log_trace_cache_warnings": "bool",
-    "enable_sanity_checks": "bool",
-    "save_muon_momentum_buffer_in_memory": "bool",
-    "leaf_module": {"classes": "texts", "names": "texts", "name_suffixes": "texts"},
+    **_keys(
+        int="allgather_bucket_size sub_group_size",
+        positive="reduce_bucket_size zero_hpz_partition_size",
+        bool="contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm"
+        " ignore_unused_parameters round_robin_gradients parameter_alignment zero_quantized_weights"
+        " zero_quantized_nontrainable_weights zero_quantized_gradients memory_efficient_linear override_module_apply"
+        " log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory",
+    ),
 }
+
+_MONITOR = _keys(bool="enabled", text="output_path job_name")
 
 KNOWN: dict[str, Kind] = {
     "zero_optimization": _ZERO,
-    "bf16": {
-        "enabled": "bool",
-        "immediate_grad_update": "bool",
-        "check_grad_overflow": "bool",
-        "bf16_master_weights_and_grads": "bool",
-        "bf16_optimizer_states": "bool",
-    },
-    "fp16": {
-        "enabled": "bool",
-        "auto_cast": "bool",
-        "loss_scale": "number",
-        "initial_scale_power": "int",
-        "loss_scale_window": "positive",
-        "hysteresis": "int",
-        "consecutive_hysteresis": "bool",
-        "min_loss_scale": "positive",
-        "fp16_master_weights_and_grads": "bool",
-    },
+    "bf16": _keys(
+        bool="enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
+    ),
+    "fp16": _keys(
+        bool="enabled auto_cast consecutive_hysteresis fp16_master_weights_and_grads",
+        int="initial_scale_power hysteresis",
+        positive="loss_scale_window min_loss_scale",
+        number="loss_scale",
+    ),
     "data_types": {"grad_accum_dtype": DTYPES, "buffer_dtype": DTYPES, "keep_in_fp32_modules": "texts"},
     "communication_data_type": DTYPES,
-    "prescale_gradients": "bool",
-    "gradient_predivide_factor": "number",
     "gradient_allreduce_op": ("mean", "sum"),
-    "disable_allgather": "bool",
-    "zero_allow_untested_optimizer": "bool",
-    "zero_force_ds_cpu_optimizer": "bool",
-    "steps_per_print": "positive",
-    "wall_clock_breakdown": "bool",
-    "memory_breakdown": "bool",
-    "dump_state": "bool",
-    "disable_python_gc": "bool",
-    "log_level": "text",
-    "comms_logger": {"enabled": "bool", "prof_all": "bool", "prof_ops": "texts", "verbose": "bool", "debug": "bool"},
-    "flops_profiler": {
-        "enabled": "bool",
-        "recompute_fwd_factor": "number",
-        "profile_step": "int",
-        "module_depth": "number",
-        "top_modules": "int",
-        "detailed": "bool",
-        "output_file": "text",
-    },
-    "tensorboard": {"enabled": "bool", "output_path": "text", "job_name": "text"},
-    "wandb": {"enabled": "bool", "group": "text", "team": "text", "project": "text"},
-    "csv_monitor": {"enabled": "bool", "output_path": "text", "job_name": "text"},
-    "comet": {
-        "enabled": "bool",
-        "samples_log_interval": "int",
-        "project": "text",
-        "workspace": "text",
-        "api_key": "text",
-        "experiment_name": "text",
-        "experiment_key": "text",
-        "online": "bool",
-        "mode": "text",
-    },
-    "aio": {
-        "block_size": "positive",
-        "queue_depth": "positive",
-        "intra_op_parallelism": "positive",
-        "single_submit": "bool",
-        "overlap_events": "bool",
-        "use_gds": "bool",
-    },
+    **_keys(
+        bool="prescale_gradients disable_allgather zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"
+        " wall_clock_breakdown memory_breakdown dump_state disable_python_gc",
+        positive="steps_per_print",
+        number="gradient_predivide_factor",
+        text="log_level",
+    ),
+    "comms_logger": _keys(bool="enabled prof_all verbose debug", texts="prof_ops"),
+    "flops_profiler": _keys(
+        bool="enabled detailed",
+        int="profile_step top_modules",
+        number="recompute_fwd_factor module_depth",
+        text="output_file",
+    ),
+    "tensorboard": _MONITOR,
+    "csv_monitor": _MONITOR,
+    "wandb": _keys(bool="enabled", text="group team project"),
+    "comet": _keys(
+        bool="enabled online",
+        int="samples_log_interval",
+        text="project workspace api_key experiment_name experiment_key mode",
+    ),
+    "aio": _keys(positive="block_size queue_depth intra_op_parallelism", bool="single_submit overlap_events use_gds"),
     "checkpoint": {
         "tag_validation": ("Ignore", "Warn", "Fail"),
-        "use_node_local_storage": "bool",
         "parallel_write": {"pipeline_stage": "bool"},
-        "checkpoint_serialization": "bool",
+        **_keys(bool="use_node_local_storage checkpoint_serialization"),
     },
-    "timers": {"throughput": {"enabled": "bool", "synchronized": "bool"}},
+    "timers": {"throughput": _keys(bool="enabled synchronized")},
 }

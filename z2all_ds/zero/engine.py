@@ -3,14 +3,12 @@
 import importlib
 import os
 import platform
-import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import deepspeed
-import numpy
 import torch
 from deepspeed.comm import comm
 from deepspeed.constants import default_pg_timeout
@@ -94,13 +92,6 @@ def _unname_shared_buffer(rank: int) -> None:
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     name = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}"
     (Path("/dev/shm") / name).unlink(missing_ok=True)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed all generators, so that initial weights are the same on every rank."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def build_model(

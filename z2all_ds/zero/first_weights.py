@@ -26,7 +26,7 @@ class FirstWeights(NamedTuple):
 
 def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
     """Check the folder completely, without torch; None if the run has no `init_from` or resumes from a checkpoint."""
-    if not run.train.init_from or not begins_anew(run, resume):
+    if not run.train.init_from or not is_new_run(run, resume):
         return None
     folder = LlamaFolder(run.train.init_from)
     folder.require_same_model(run.model)
@@ -36,12 +36,12 @@ def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
     return FirstWeights(folder, match_rows(tokens, run.model.vocab_size, folder.tokens, folder.vocab_size))
 
 
-def begins_anew(run: RunConfig, resume: str) -> bool:
+def is_new_run(run: RunConfig, resume: str) -> bool:
     """Return whether there is no checkpoint to resume from."""
     if resume != "auto":
         return resume == "never"
     folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    line = memory.line_of(folder)
+    line = memory.snapshot_folder(folder)
     return not (layout.newest_step(folder.checkpoints) or (line and line.snapshots()))
 
 
@@ -50,7 +50,7 @@ def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: 
     import torch
 
     from z2all_ds.model.llama_weights import LlamaWeights
-    from z2all_ds.zero.collective import from_rank_0
+    from z2all_ds.zero.process_group import from_rank_0
     from z2all_ds.zero.state.optimizer_shards import optimizer_shards_of, weights_changed
 
     found = from_rank_0(found)
@@ -58,12 +58,10 @@ def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: 
         return
     weights = LlamaWeights(found.folder, found.rows, seed)
     with weights_changed(engine), torch.no_grad():
-        for flat in optimizer_shards_of(engine):
-            with flat.resident(True):
-                values = flat.tensor.view(-1)
-                for piece in flat.pieces:
-                    whole = weights.parameter(piece.name).view(-1)
-                    part = whole[piece.start : piece.start + piece.length]
-                    values[piece.offset : piece.offset + piece.length].copy_(part)
-                flat.after_change()
+        for shard in optimizer_shards_of(engine):
+            with shard.resident(True):
+                for piece in shard.pieces:
+                    parameter = weights.parameter(piece.name).view(-1)
+                    piece.of(shard.tensor.view(-1)).copy_(parameter[piece.start : piece.start + piece.length])
+                shard.after_change()
     say(f"weights from {found.folder.path.name}; {found.rows.words()}")

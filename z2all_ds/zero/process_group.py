@@ -1,6 +1,7 @@
-"""Rendezvous of the ranks: the store of rank 0, which listens only on the address that was given to the others.
+"""The process group of the ranks: rendezvous, and collectives of small Python objects.
 
-It has no authentication, so anyone who can reach it can join. torch's own env:// opens it on all addresses.
+The store of rank 0 has no authentication, so anyone who can reach it can join. Here it listens only on the address that
+was given to the other ranks; torch's own env:// opens it on all addresses.
 """
 
 import errno
@@ -8,12 +9,15 @@ import ipaddress
 import os
 import socket
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from z2all_ds.base.errors import PortTaken
 from z2all_ds.base.world import World
+
+T = TypeVar("T")
 
 
 def join(world: World, device: torch.device, timeout: timedelta) -> None:
@@ -35,9 +39,9 @@ def join(world: World, device: torch.device, timeout: timedelta) -> None:
 def _store(world: World, address: str, port: int, timeout: timedelta) -> dist.TCPStore:
     try:
         listening = listen(address, port) if world.is_main else None
-        place = listening.getsockname()[1] if listening else port
+        free_port = listening.getsockname()[1] if listening else port
         descriptor = listening.detach() if listening else None
-        return dist.TCPStore(address, place, world.world_size, world.is_main, timeout, master_listen_fd=descriptor)
+        return dist.TCPStore(address, free_port, world.world_size, world.is_main, timeout, master_listen_fd=descriptor)
     except (OSError, dist.DistNetworkError) as error:
         if "EADDRINUSE" not in str(error) and getattr(error, "errno", None) != errno.EADDRINUSE:
             raise
@@ -57,3 +61,17 @@ def listen(address: str, port: int) -> socket.socket | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         raise
+
+
+def gathered(value: T) -> list[T]:
+    """Return the values of all ranks, on every rank."""
+    found: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found  # type: ignore[return-value]  # none is left out
+
+
+def from_rank_0(value: T) -> T:
+    """Return the value of rank 0, on every rank."""
+    found: list[T] = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]

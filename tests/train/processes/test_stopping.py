@@ -79,7 +79,7 @@ def test_a_signal_makes_it_save_and_stop(
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer, "checkpoint.snapshot_every=1")
     try:
-        wait_until(lambda: any(run_dir == run.folder.root for run_dir in memory.all_here().values()), "a snapshot")
+        wait_until(lambda: run.folder.root in memory.all_snapshot_folders().values(), "a snapshot")
         ranks = [pid for pid, line in marked(run.mark).items() if b"z2all_ds.train.pretrain" in line]
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP)  # so that they cannot answer the first
@@ -91,7 +91,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, sma
     finally:
         run.kill()
     assert "Traceback" not in run.terminal.read_text()
-    assert run.folder.root not in memory.all_here().values()
+    assert run.folder.root not in memory.all_snapshot_folders().values()
 
 
 def test_a_file_in_the_folder_does_it_under_any_launcher(

@@ -1,6 +1,6 @@
-"""Run in ranks of its own (alone, or by the deepspeed launcher): trains a tiny model with each optimizer.
+"""Run in its own ranks (one, or several by the deepspeed launcher): trains a tiny model with each optimizer.
 
-In the middle a checkpoint is saved; the run goes on, and a new engine goes on from the checkpoint. The file named on
+In the middle a checkpoint is saved; the run continues, and a new engine resumes from the checkpoint. The file named on
 the command line holds a JSON list of cases; what came out is written beside it, one file a rank. Starting DeepSpeed
 costs ten seconds, a case about one.
 """
@@ -21,6 +21,7 @@ from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.rng import seed_everything
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
@@ -42,13 +43,13 @@ MODEL = ModelSection(
 def engine_of(case: dict[str, Any], world: World) -> Any:
     overrides = [f"deepspeed={case['deepspeed']}", "train.global_batch=8", "train.micro_batch=2", *case["overrides"]]
     run = load_run_config(None, [*overrides, f"optimizer.kind={case['kind']}"])
-    ds.seed_everything(7)
+    seed_everything(7)
     model = Z2allForCausalLM(Z2allConfig.from_section(MODEL, pad_token_id=0))
     return ds.build_engine(model, run, resolve(run, world.world_size, "cpu"))
 
 
 def train(engine: Any, world: World, lr: float, steps: range) -> list[float]:
-    """The same tokens at every step, to be learnt by heart; the learning rate falls."""
+    """Trains on the same tokens in every step, with a falling learning rate."""
     losses = []
     for step in steps:
         ds.set_learning_rate(engine, lr * (1 - step / 20))
@@ -63,7 +64,7 @@ def train(engine: Any, world: World, lr: float, steps: range) -> list[float]:
 
 
 def fingerprints(engine: Any) -> list[list[str]]:
-    """(key, dtype, hash) of every tensor the optimizer steps or keeps."""
+    """Returns (key, dtype, hash) of every tensor that the optimizer updates or keeps."""
     base = getattr(engine.optimizer, "optimizer", engine.optimizer)
     found = [
         (key, value)

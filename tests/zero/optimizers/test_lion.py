@@ -43,13 +43,13 @@ def test_large_tensors_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_gradient_that_is_no_number_shows(bad: float) -> None:
-    """The sign of NaN is 0: without care such a weight would only stand still."""
+    """The sign of NaN is 0, so the weight would silently not change."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = Lion([weight], lr=LR)
     weight.grad = torch.tensor([1.0, bad, 0.0])
     optimizer.step()
     assert weight.isnan().tolist() == [False, True, False]
-    assert weight[2] == 1  # nothing pulls at it
+    assert weight[2] == 1  # zero gradient
 
 
 def test_weights_without_gradient_stay() -> None:

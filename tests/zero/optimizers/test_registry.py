@@ -1,5 +1,6 @@
-"""Which optimizer is chosen, what is refused and in which words; and that all of it is known before torch is loaded."""
+"""Choice of the optimizer and its refusals, all without loading torch."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -11,8 +12,7 @@ from tests.helpers.command import one_line, z2all
 from tests.test_import_rules import HEAVY, loaded_by
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.sections import OptimizerSection
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+from z2all_ds.base.errors import CheckpointError, ConfigError
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
 from z2all_ds.zero.optimizers import (
     KINDS,
@@ -21,7 +21,7 @@ from z2all_ds.zero.optimizers import (
     build_optimizer,
     choose_optimizer,
 )
-from z2all_ds.zero.optimizers.registry import library_missing
+from z2all_ds.zero.optimizers.registry import ADAMS, KIND_KEY, OptimizerKind, is_installed, require_same_states
 
 ON_CPU = OptimizerSituation("cpu", stage=2, offload=False)
 ON_GPU = OptimizerSituation("cuda", stage=2, offload=False)
@@ -119,11 +119,13 @@ def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: py
     (tmp_path / "halfthere" / "optim").mkdir(parents=True)
     (tmp_path / "halfthere" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert library_missing(ON_GPU, "halfthere") is None
-    assert library_missing(ON_GPU, "halfthere.optim") == "halfthere.optim not installed; pip install 'z2all_ds[gpu]'"
+    assert is_installed("halfthere") and not is_installed("halfthere.optim")
     (tmp_path / "halfthere" / "optim" / "__init__.py").touch()
-    assert library_missing(ON_GPU, "nowhere", "halfthere.optim") is None
-    assert library_missing(ON_GPU, "no", "not.here") == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
+    assert is_installed("halfthere.optim")
+    kind = OptimizerKind("mine", "", lambda situation, section: 0.0, libraries=("nowhere", "halfthere.optim"))
+    assert kind.why_not(ON_GPU) is None
+    kind = OptimizerKind("mine", "", lambda situation, section: 0.0, libraries=("no", "not.here", "bitsandbytes"))
+    assert kind.why_not(ON_CPU) == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
 
 
 def test_a_plan_for_another_machine_asks_for_no_library() -> None:
@@ -142,7 +144,7 @@ def test_deepspeed_is_told_of_optimizers_it_does_not_know(kind: str) -> None:
     assert resolved.config["zero_allow_untested_optimizer"] is True
     assert f"zero_allow_untested_optimizer: true: {kind} is unknown to DeepSpeed, but tested here" in resolved.notes
     assert resolved.optimizer.kind == kind
-    assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # ZeRO alone asks
+    assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # only ZeRO requires it
 
 
 def test_what_deepspeed_knows_changes_nothing() -> None:
@@ -157,7 +159,7 @@ def test_bf16_weights_are_read_from_the_json(tmp_path: Path) -> None:
     mine.write_text(json.dumps(content))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 6
     assert resolved_with(str(mine), "adamw_bf16", "cpu").optimizer.state_bytes_per_parameter == 4  # fp32 there
-    # Stage 1 with fp32 accumulation: DeepSpeed takes another optimizer, with an fp32 master.
+    # At stage 1 with fp32 accumulation, DeepSpeed uses an optimizer with fp32 master weights.
     mine.write_text(json.dumps({**content, "zero_optimization": {"stage": 1}}))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 4
 
@@ -178,6 +180,26 @@ def test_choosing_loads_no_torch() -> None:
         "for kind in KINDS.values(): kind.why_not(OptimizerSituation('cuda', 2, False))"
     )
     assert not loaded_by(code) & HEAVY
+
+
+# Resuming from the state of another kind
+
+
+def test_kinds_are_known() -> None:
+    assert set(KINDS) > ADAMS
+
+
+def test_only_adams_of_the_same_moments_are_exchanged() -> None:
+    for saved, here in itertools.product(KINDS, KINDS):
+        if saved == here or {saved, here} <= ADAMS:
+            require_same_states(saved, here)
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            require_same_states(saved, here)
+        assert str(caught.value) == (
+            f"the checkpoint's optimizer is {saved}: this run uses {here}, which has an incompatible optimizer state."
+            f" Set optimizer.kind={saved}, or export the checkpoint and start a new run."
+        )
 
 
 # Building

@@ -1,4 +1,4 @@
-"""Every optimizer that runs on a CPU trains under ZeRO and goes on from a checkpoint bit for bit."""
+"""Every optimizer that runs on a CPU trains under ZeRO and resumes from a checkpoint bit for bit."""
 
 import json
 import os
@@ -137,8 +137,8 @@ def test_stages_take_the_same_way(alone: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize(("name", "saved", "asked"), [("to-lion", "adamw", "lion"), ("to-adamw", "lion", "adamw")])
 def test_another_kinds_state_is_refused(name: str, saved: str, asked: str, alone: dict[str, dict[str, Any]]) -> None:
     assert alone[name]["error"] == (
-        f"CheckpointError: the checkpoint's optimizer is {saved}: this run has {asked}, whose state is another."
-        " Set optimizer.kind as it was, or export the checkpoint and begin a new run."
+        f"CheckpointError: the checkpoint's optimizer is {saved}: this run uses {asked}, which has an"
+        f" incompatible optimizer state. Set optimizer.kind={saved}, or export the checkpoint and start a new run."
     )
 
 

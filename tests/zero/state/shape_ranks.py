@@ -1,4 +1,4 @@
-"""Run in ranks of its own: engines of many shapes, saved and continued one after the other in one process group.
+"""Run in its own ranks: engines of many shapes, saved and continued one after the other in one process group.
 
 The file named on the command line holds a JSON list of tasks; rank 0 writes beside it what came out. A task trains a
 toy under `deepspeed`: from its initial weights, or from the checkpoint `start`. It saves at once what it has just read
@@ -20,6 +20,7 @@ from z2all_ds.base.config.sections import ModelSection
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint.layout import open_checkpoint, step_name
 from z2all_ds.checkpoint.retention import Retention
+from z2all_ds.checkpoint.rng import seed_everything
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
@@ -44,7 +45,7 @@ def engine_of(task: dict[str, Any], world: World) -> Any:
     # `auto` takes a JSON's fp16 for fp32 on a CPU, and no setting asks for it there: it is resolved as for a GPU.
     resolved = resolve(run, world.world_size, task.get("resolved_for", "cpu"))
     config = Z2allConfig.from_section(MODEL, pad_token_id=0)
-    ds.seed_everything(7)
+    seed_everything(7)
     model = ds.build_model(lambda: Z2allForCausalLM(config), run, resolved, torch.device("cpu"))
     return ds.build_engine(model, run, resolved)
 

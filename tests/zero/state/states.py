@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from tests.helpers.checkpoints import read_whole
 from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import StateReader
 
@@ -19,4 +20,4 @@ def assert_same_state(one: Path, other: Path) -> None:
         assert ours.index[fact] == theirs.index[fact], fact
     for name in ours.shapes:
         for key in (WEIGHT, *MOMENTS):
-            assert torch.equal(ours.read_whole(name, key), theirs.read_whole(name, key)), (name, key)
+            assert torch.equal(read_whole(ours, name, key), read_whole(theirs, name, key)), (name, key)

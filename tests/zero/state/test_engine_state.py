@@ -1,4 +1,4 @@
-"""States that belong to whole tensors: they come back where the same tensors are stepped, and nowhere else."""
+"""Opaque states: restored only into the same shape."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_they_come_back_at_their_own_shape_alone(in_memory: bool, tmp_path: Path
         assert index["is_opaque"]
         (saved / STATE_FOLDER / STATE_INDEX).write_text(json.dumps({**index, "ranks": 2}))
         with tiny_engine("cpu", *BY_ROWS) as (engine, _):
-            match = "the state of adafactor cannot be divided anew"
+            match = "the state of adafactor cannot be repartitioned"
             with pytest.raises(CheckpointError, match=match):
                 read_state(engine, saved)
     finally:

@@ -1,4 +1,4 @@
-"""`z2all checkpoint import` as a user runs it, and the run that goes on from what it made."""
+"""`z2all checkpoint import` in a real process, and the run that resumes from its result."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def theirs(unbroken: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / "with", folder / "without"
 
 
-def test_a_run_goes_on_bit_for_bit(
+def test_a_run_resumes_bit_for_bit(
     unbroken: Path, theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -48,7 +48,7 @@ def test_a_run_goes_on_bit_for_bit(
     made = run / "checkpoints" / "step_00000003"
     assert answer.stdout.splitlines() == [
         f"{made}: step 3 of global_step3 (ZeRO 1, fp32, 1 rank)",
-        "data: goes on at sample 24, as the source's client_state says",
+        "data: continues at sample 24, from the source's client_state",
         "random generators: seeded by train.seed=1234",
     ]
     more = ("deepspeed=zero1", "train.steps=6", "checkpoint.every_steps=3")
@@ -58,10 +58,10 @@ def test_a_run_goes_on_bit_for_bit(
     assert losses(run) == losses(unbroken)[3:]
 
 
-def test_the_position_is_counted_where_nobody_knows_it(
+def test_an_unknown_position_is_counted_from_the_step(
     theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Two stages: three steps are two of 8 samples and one of 16; the run goes on in its second, under zero3."""
+    """Two stages: three steps are two of 8 samples and one of 16; the run resumes in its second, under zero3."""
     run = tmp_path / "run"
     settings = run_arguments(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4")
     config = tmp_path / "any.yaml"
@@ -70,7 +70,7 @@ def test_the_position_is_counted_where_nobody_knows_it(
     assert answer.returncode == 0, answer.stderr
     first, data, _ = answer.stdout.splitlines()
     assert first.endswith("step 3 of mine (ZeRO 1, fp32, 1 rank)")
-    assert data == "data: counts on from sample 32, reading from the first document of every domain"
+    assert data == "data: samples numbered from 32, reading from the first document of every domain"
     state = open_checkpoint(run / "checkpoints" / "step_00000003").data_state
     assert state["stage"]["name"] == "second" and state["lanes"]["0"] == [[0, 0, 0]] * len(state["domains"])
     shown = json.loads(z2all("checkpoint", "show", "--json", run, cwd=tmp_path).stdout)[0]
@@ -78,10 +78,10 @@ def test_the_position_is_counted_where_nobody_knows_it(
     trained = train(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4", "deepspeed=zero3", ranks=1)
     assert trained.returncode == 0, trained.stderr
     assert len(losses(run)) == 1
-    # What the run wrote of itself is enough the next time; this step it has.
-    assert "step_00000003: is there already" not in trained.stderr
+    # The run folder now has a run.yaml, and this step.
+    assert "step_00000003: exists" not in trained.stderr
     line = one_line(z2all("checkpoint", "import", theirs[1], "--run", run, cwd=tmp_path), 4)
-    assert "step_00000003: is there already" in line
+    assert "step_00000003: exists" in line
 
 
 def test_refusals_are_one_line(unbroken: Path, theirs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_refusals_are_one_line(unbroken: Path, theirs: tuple[Path, Path], tmp_pa
     assert "Give --run RUN_FOLDER or --config run.yaml" in refused(2, theirs[0])
     assert "has no run.yaml" in refused(4, theirs[0], "--run", tmp_path)
     assert "no such folder" in refused(4, tmp_path / "nothing", *config)
-    assert "is no folder of DeepSpeed's save_checkpoint" in refused(4, unbroken, *config)
-    assert "the configured model has [1088, 32]" in refused(4, theirs[0], *config, "model.vocab_size=1088")
+    assert "was not written by DeepSpeed's save_checkpoint" in refused(4, unbroken, *config)
+    assert "in the configured model it is [1088, 32]" in refused(4, theirs[0], *config, "model.vocab_size=1088")
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,5 +1,5 @@
-"""What DeepSpeed's own save_checkpoint wrote, under any stage, offload, precision and number of ranks, becomes a
-checkpoint of ours with the same bits, and goes on under another shape."""
+"""A folder of DeepSpeed's own save_checkpoint, under any stage, offload, precision and number of ranks, is imported
+bit for bit and resumes under another shape."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,12 @@ from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.zero.op_builds import prebuild
 from z2all_ds.zero.state.deepspeed_folders import DeepSpeedFolder
-from z2all_ds.zero.state.importing import import_folder
+from z2all_ds.zero.state.import_deepspeed import import_folder
 
 pytestmark = pytest.mark.extended
 
 RANKS = [2, 3]
-"""One rank alone: test_deepspeed_folders.py."""
+"""For one rank see test_deepspeed_folders.py."""
 BF16 = {"overrides": ["train.precision=bf16"]}
 SAVED: dict[str, dict[str, Any]] = {
     **{name: {"deepspeed": name} for name in JSONS},
@@ -28,7 +28,7 @@ SAVED: dict[str, dict[str, Any]] = {
     "zero3_bf16": {"deepspeed": "zero3", **BF16},
 }
 CHANGED = {
-    # Parameters dealt to the ranks in turn, several flat tensors a group, gaps: other places in the same files.
+    # Round-robin parameters, several shards per group, gaps: other positions in the same files.
     "zero2_in_turn": ("zero2", {"round_robin_gradients": True}),
     "zero3_in_parts": ("zero3", {"sub_group_size": 1000}),
     "zero2_with_gaps_bf16": ("zero2", {"parameter_alignment": True}),
@@ -39,9 +39,9 @@ CASES = [
     for ranks in RANKS
     if ranks < 3 or (name in ("zero2", "zero3", *CHANGED) and not name.endswith("bf16"))
 ]  # fmt: skip
-GOES_ON_UNDER = dict(zip(JSONS, JSONS[3:] + JSONS[:3], strict=True))
-GOES_ON_UNDER |= {"zero2_in_turn": "zero0", "zero3_in_parts": "zero1"}
-"""In bf16 under their own shape, where every next loss is the same to the bit."""
+RESUMED_UNDER = dict(zip(JSONS, JSONS[3:] + JSONS[:3], strict=True))
+RESUMED_UNDER |= {"zero2_in_turn": "zero0", "zero3_in_parts": "zero1"}
+"""In bf16 under their own shape, where all later losses are bit-identical."""
 
 
 def label(name: str, ranks: int) -> str:
@@ -50,7 +50,7 @@ def label(name: str, ranks: int) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Saved by two and three ranks both ways, imported, and gone on with by two ranks."""
+    """Saved by two and three ranks in both formats, imported, and resumed by two ranks."""
     folder = tmp_path_factory.mktemp("imported")
     prebuild(["deepspeed_shm_comm", "cpu_adam"])
     settings = dict(SAVED)
@@ -73,7 +73,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         source = DeepSpeedFolder(folder / label(name, ranks) / "by_deepspeed")
         place, data_state = folder / "imported" / label(name, ranks), layout.Checkpoint(saved, SAVED_AFTER).data_state
         made = import_folder(source, place, StateReader(saved).shapes, data_state, seed=3)
-        under = settings[name] if name.endswith("bf16") else {"deepspeed": GOES_ON_UNDER[name]}
+        under = settings[name] if name.endswith("bf16") else {"deepspeed": RESUMED_UNDER[name]}
         continued.append({"name": f"after_{label(name, ranks)}", "start": str(made.relative_to(folder)), **under})
     return folder, found | launch(folder, 2, "continue", continued)
 

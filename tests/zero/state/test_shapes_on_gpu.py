@@ -1,4 +1,4 @@
-"""Checkpoints of a GPU's engines: the same bits after a change of JSON, and losses that go on."""
+"""Checkpoints of engines on a GPU: the same bits after a change of JSON, and continuous losses."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Snapshots of real engines: a checkpoint's files, the engine's bits, and never a moment without a whole one."""
+"""Snapshots of real engines: files of a checkpoint, bits of the engine, and always a complete one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.checkpoints import read_whole
 from tests.zero.engines import tiny_engine, train
 from tests.zero.state.states import assert_same_state
 from z2all_ds.base.world import World
@@ -15,7 +16,7 @@ from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.memory import SnapshotFolder
 from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.state_files import StateReader
-from z2all_ds.zero.state.engine_state import can_read
+from z2all_ds.zero.state.engine_state import has_needed_files
 from z2all_ds.zero.state.save import plan_save, restore, save_checkpoint
 from z2all_ds.zero.state.snapshots import Snapshots, why_not_in_memory
 
@@ -37,7 +38,7 @@ def snapshots(run_dir: Path) -> Iterator[tuple[Snapshots, SnapshotFolder]]:
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     reader = StateReader(path)
-    return {name: reader.read_whole(name).clone() for name in reader.shapes}
+    return {name: read_whole(reader, name).clone() for name in reader.shapes}
 
 
 @pytest.mark.parametrize("json", ["zero0", "zero1", "zero2_offload", "zero3"])
@@ -77,7 +78,7 @@ def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
             assert StateReader(folder.snapshots()[0].path).state_keys == {"exp_avg", "exp_avg_sq"}
 
 
-def test_one_that_breaks_off_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_one_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
@@ -117,20 +118,20 @@ def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monk
         assert why_not_in_memory(engine, World(), folder) is None
         monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
         reason = why_not_in_memory(engine, World(), folder)
-        assert reason and reason.startswith("2 snapshots take") and "50% of the memory available is 0.00 GB" in reason
+        assert reason and reason.startswith("2 snapshots need") and "50% of the available memory is 0.00 GB" in reason
         for step in (1, 2):
             take(taking, engine, step)
         assert why_not_in_memory(engine, World(), folder) is None
 
 
 def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
-    """As on a node of several, which has the files of its own ranks only."""
+    """Like on one of several nodes, which has only the files of its own ranks."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
-        assert can_read(engine, folder.slot(0))
+        assert has_needed_files(engine, folder.slot(0))
         (folder.slot(0) / "state" / "rank_00000.safetensors").unlink()
-        assert not can_read(engine, folder.slot(0))
+        assert not has_needed_files(engine, folder.slot(0))
 
 
 def test_others_on_the_machine_cannot_look_into_it(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
     require_at_least(2, steps=steps)  # the second half is measured
     import torch
 
+    from z2all_ds.checkpoint.rng import seed_everything
     from z2all_ds.train.meters.step_cost import peak_memory_bytes
     from z2all_ds.zero import engine as ds
     from z2all_ds.zero.ds_config import resolve
@@ -43,7 +44,7 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
     device = ds.pick_device(world)
     resolved = resolve(run, world.world_size, device.type)
     ds.start_process_group(world, device)
-    ds.seed_everything(run.train.seed)
+    seed_everything(run.train.seed)
     with_liger = use_liger(device.type)
     engine = build(run, resolved)
     size = (BATCHES, run.train.micro_batch, run.train.sequence_length)

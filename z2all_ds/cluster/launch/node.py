@@ -103,7 +103,7 @@ def run(orders: Orders) -> int:
             finally:
                 end_group(process)
                 if connection.asked_to_forget:
-                    memory.remove_all_of(RunFolder(Path(orders.run_dir)))
+                    memory.remove_snapshots(RunFolder(Path(orders.run_dir)))
     finally:
         hostfile.unlink(missing_ok=True)
 

@@ -9,9 +9,9 @@ They are also the same on every rank: replicas (ZeRO stage 0) must not diverge, 
 weights, shared noise does no harm.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -19,8 +19,6 @@ from torch import Tensor
 
 from z2all_ds.zero.optimizers.chunks import CHUNK, flat_gradient_pieces, flat_pieces
 from z2all_ds.zero.optimizers.rounding import join, round_stochastically, seed_from, split
-
-SMALL_STATES = ("exp_avg", "exp_avg_sq", "compensation")
 
 
 @cache
@@ -50,16 +48,11 @@ class AdamWBf16(torch.optim.Optimizer):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step_one(parameter, group)
-        return loss
 
     def _step_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.dtype in (torch.float32, torch.bfloat16)
@@ -86,7 +79,8 @@ class AdamWBf16(torch.optim.Optimizer):
             for index, piece in enumerate(pieces):
                 step.step(*piece, state["step"], group, seed_from(state["number"], state["step"], index))
             return
-        generator = self._generator(parameter.device, state["number"], state["step"])
+        generator = self._generators.setdefault(parameter.device, torch.Generator(parameter.device))
+        generator.manual_seed(seed_from(state["number"], state["step"]))
         for piece in pieces:
             self._step_chunk(*piece, state["step"], group, generator)
 
@@ -118,24 +112,3 @@ class AdamWBf16(torch.optim.Optimizer):
             compensation.copy_(cut_off)
         elif weight.dtype == torch.bfloat16:
             weight.copy_(round_stochastically(master, generator))
-
-    def _generator(self, device: torch.device, number: int, step: int) -> torch.Generator:
-        generator = self._generators.setdefault(device, torch.Generator(device))
-        return generator.manual_seed(seed_from(number, step))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states unchanged; torch's version would cast them to the weight's dtype."""
-        small = {
-            number: {key: value for key, value in state.items() if key in SMALL_STATES}
-            for number, state in state_dict["state"].items()
-        }
-        rest = {
-            number: {key: value for key, value in state.items() if key not in SMALL_STATES}
-            for number, state in state_dict["state"].items()
-        }
-        super().load_state_dict({**state_dict, "state": rest})
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for key, value in small.get(number, {}).items():
-                self.state[parameter][key] = value.to(parameter.device, copy=True)

@@ -1,6 +1,5 @@
 """Lion (arXiv 2302.06675): the update is the sign of an interpolated momentum, so the state is a single moment."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,27 +20,19 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            self._step_group(group)
-        return loss
-
-    def _step_group(self, group: dict[str, Any]) -> None:
-        rows: list[tuple[Tensor, ...]] = []
-        for weight in group["params"]:
-            if weight.grad is None:
-                continue
-            state = self.state[weight]
-            if not state:
-                state["momentum"] = torch.zeros_like(weight)
-            pieces = flat_pieces(weight), flat_gradient_pieces(weight.grad), flat_pieces(state["momentum"])
-            rows += zip(*pieces, strict=True)
-        for weights, gradients, momenta in batches(rows):
-            self._step_batch(weights, gradients, momenta, group)
+            rows: list[tuple[Tensor, ...]] = []
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                pieces = flat_pieces(weight), flat_gradient_pieces(weight.grad), flat_pieces(state["momentum"])
+                rows += zip(*pieces, strict=True)
+            for weights, gradients, momenta in batches(rows):
+                self._step_batch(weights, gradients, momenta, group)
 
     def _step_batch(
         self, weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]

@@ -10,14 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from z2all_ds.base.config.sections import OptimizerSection
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.checkpoint.optimizer_compat import KIND_KEY
+from z2all_ds.base.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+OFFLOADED_KIND: Final = "ds_cpu_adam"
+"""The only kind whose state can be in host memory, and only there."""
+ADAMS = frozenset({"adamw", "ds_fused_adam", "ds_cpu_adam", "apex_adam"})
+"""They keep the same two moments and step count, so each resumes from the state of another."""
+KIND_KEY = "z2all_kind"
+"""Key in every parameter group of an optimizer, with its kind as value."""
+EIGHT_BIT_BLOCK = 256
+"""Values that share an fp32 scale."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,37 @@ class OptimizerSituation:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """One optimizer. `builder` is the name of its function in builders.py."""
+    """One optimizer. The function of the same name in builders.py creates it."""
 
     name: str
     description: str
-    builder: str
-    why_not: Callable[[OptimizerSituation], str | None]
     state_bytes_per_parameter: Callable[[OptimizerSituation, OptimizerSection], float]
-    known_to_deepspeed: bool
+    known_to_deepspeed: bool = False
     """If False, ZeRO needs `zero_allow_untested_optimizer`."""
+    needs_gpu: bool = False
+    libraries: tuple[str, ...] = ()
+    """Modules of which one must be installed."""
+    install: str = "pip install 'z2all_ds[gpu]'"
+
+    def why_not(self, situation: OptimizerSituation) -> str | None:
+        """Return why the kind cannot run, None if it can."""
+        if self.needs_gpu and situation.device != "cuda":
+            return f"needs a GPU, the model is on {situation.device}"
+        if self.name == OFFLOADED_KIND:
+            if not situation.offload:
+                return "runs in host memory: needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"
+            if situation.bf16_states:
+                return "keeps its moments in fp32: remove bf16.bf16_optimizer_states from the DeepSpeed JSON"
+            return None
+        if situation.offload:
+            return f"the DeepSpeed JSON offloads the state, which only {OFFLOADED_KIND} supports"
+        if situation.bf16_master and not situation.bf16_states:
+            return "bf16 master weights without offload need bf16.bf16_optimizer_states=true in the DeepSpeed JSON"
+        # bitsandbytes supports only GPUs.
+        usable = [name for name in self.libraries if name != "bitsandbytes" or situation.device == "cuda"]
+        if usable and not situation.elsewhere and not any(map(is_installed, usable)):
+            return f"{' and '.join(usable)} not installed; {self.install}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -63,19 +93,13 @@ class OptimizerChoice:
     reason: str
     state_bytes_per_parameter: float
 
-    @property
-    def known_to_deepspeed(self) -> bool:
-        return KINDS[self.kind].known_to_deepspeed
-
 
 def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
     """Return the requested kind, or the choice of `auto`; raise if it cannot run here."""
     wanted, reason = section.kind, "requested"
     if wanted == "auto":
-        wanted = "ds_cpu_adam" if situation.offload else "adamw"
+        wanted = OFFLOADED_KIND if situation.offload else "adamw"
         reason = "its state is offloaded" if situation.offload else "first choice"
-    if wanted not in KINDS:
-        raise ConfigError(f"optimizer.kind={wanted}", "unknown optimizer", f"Known: auto, {', '.join(KINDS)}.")
     kind = KINDS[wanted]
     refusal = kind.why_not(situation)
     if refusal:
@@ -93,62 +117,27 @@ def build_optimizer(
     """Create the optimizer over the groups."""
     from z2all_ds.zero.optimizers import builders
 
-    builder = getattr(builders, KINDS[choice.kind].builder)
+    builder = getattr(builders, choice.kind)
     optimizer: torch.optim.Optimizer = builder([{**group, KIND_KEY: choice.kind} for group in groups], section)
     return optimizer
 
 
-def library_missing(situation: OptimizerSituation, *modules: str) -> str | None:
-    """Return one line if none of the modules is installed. They are not imported, since they load torch."""
-    if situation.elsewhere:
-        return None
-    for module in modules:
-        package, _, inside = module.partition(".")
-        found = find_spec(package)
-        folders = [Path(folder) for folder in (found and found.submodule_search_locations) or ()]
-        if found and (not inside or any((folder / inside / "__init__.py").is_file() for folder in folders)):
-            return None
-    return f"{' and '.join(modules)} not installed; pip install 'z2all_ds[gpu]'"
+def require_same_states(saved: str, here: str) -> None:
+    """Refuse to resume from the state of another kind."""
+    if saved != here and not {saved, here} <= ADAMS:
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {saved}",
+            f"this run uses {here}, which has an incompatible optimizer state",
+            f"Set optimizer.kind={saved}, or export the checkpoint and start a new run.",
+        )
 
 
-def no_offload(situation: OptimizerSituation) -> str | None:
-    if situation.offload:
-        return "the DeepSpeed JSON offloads the state, which only ds_cpu_adam supports"
-    if situation.bf16_master and not situation.bf16_states:
-        return "bf16 master weights that are not offloaded need bf16.bf16_optimizer_states=true in the DeepSpeed JSON"
-    return None
-
-
-def gpu_and_library(*modules: str) -> Callable[[OptimizerSituation], str | None]:
-    def why_not(situation: OptimizerSituation) -> str | None:
-        if situation.device != "cuda":
-            return f"needs a GPU, the model is on {situation.device}"
-        return no_offload(situation) or library_missing(situation, *modules)
-
-    return why_not
-
-
-def apex_why_not(situation: OptimizerSituation) -> str | None:
-    if situation.device != "cuda":
-        return f"needs a GPU, the model is on {situation.device}"
-    if library_missing(situation, "apex.optimizers"):
-        return "apex.optimizers not installed; build it from NVIDIA's repository (apex on PyPI is another package)"
-    return no_offload(situation)
-
-
-def eight_bit_why_not(situation: OptimizerSituation) -> str | None:
-    if refusal := no_offload(situation):
-        return refusal
-    # bitsandbytes supports only GPUs; torchao supports both.
-    return library_missing(situation, "torchao.optim", *(["bitsandbytes"] if situation.device == "cuda" else []))
-
-
-def offload_only(situation: OptimizerSituation) -> str | None:
-    if not situation.offload:
-        return "runs in host memory: needs offload_optimizer in the DeepSpeed JSON, as in zero2_offload"
-    if situation.bf16_states:
-        return "keeps its moments in fp32: remove bf16.bf16_optimizer_states from the DeepSpeed JSON"
-    return None
+def is_installed(module: str) -> bool:
+    """Return whether a module exists, without importing it, since it would load torch."""
+    package, _, inside = module.partition(".")
+    found = find_spec(package)
+    folders = [Path(folder) for folder in (found and found.submodule_search_locations) or ()]
+    return bool(found) and (not inside or any((folder / inside / "__init__.py").is_file() for folder in folders))
 
 
 def _bytes(moments: int) -> Callable[[OptimizerSituation, OptimizerSection], float]:
@@ -156,78 +145,56 @@ def _bytes(moments: int) -> Callable[[OptimizerSituation, OptimizerSection], flo
     return lambda situation, section: float(moments * situation.weight_bytes)
 
 
-def _bf16_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    return 6.0 if situation.bf16_master and section.rounding == "kahan" else 4.0
-
-
-def _adafactor_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """Return the size; 0 stands for rows + columns of each matrix, which is negligible."""
-    return float(situation.weight_bytes) if situation.stage else 0.0
-
-
-EIGHT_BIT_BLOCK = 256
-
-
-def _eight_bit_bytes(situation: OptimizerSituation, section: OptimizerSection) -> float:
-    """One byte per moment, and an fp32 scale per block of 256."""
-    return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
-
-
 KINDS: dict[str, OptimizerKind] = {
     kind.name: kind
     for kind in (
-        OptimizerKind("adamw", "torch's fused AdamW", "adamw", no_offload, _bytes(2), True),
+        OptimizerKind("adamw", "torch's fused AdamW", _bytes(2), known_to_deepspeed=True),
         OptimizerKind(
             "ds_fused_adam",
             "DeepSpeed's CUDA AdamW, compiled once (about 45 s)",
-            "ds_fused_adam",
-            gpu_and_library("deepspeed"),
             _bytes(2),
-            True,
+            known_to_deepspeed=True,
+            needs_gpu=True,
         ),
         OptimizerKind(
-            "ds_cpu_adam",
+            OFFLOADED_KIND,
             "DeepSpeed's AdamW on the CPU's vector units, for offloaded state; moments in fp32",
-            "ds_cpu_adam",
-            offload_only,
             lambda situation, section: 8.0,
-            True,
+            known_to_deepspeed=True,
         ),
-        OptimizerKind("apex_adam", "NVIDIA apex's fused AdamW", "apex_adam", apex_why_not, _bytes(2), True),
+        OptimizerKind(
+            "apex_adam",
+            "NVIDIA apex's fused AdamW",
+            _bytes(2),
+            known_to_deepspeed=True,
+            needs_gpu=True,
+            libraries=("apex.optimizers",),
+            install="build it from NVIDIA's repository (apex on PyPI is another package)",
+        ),
         OptimizerKind(
             "adamw_8bit",
             "AdamW with both moments in 8 bits, from torchao or else bitsandbytes; partitions of fewer than 4096 values"
             " (with torchao also those not a multiple of 256) stay in full precision, 8 bytes",
-            "adamw_8bit",
-            eight_bit_why_not,
-            _eight_bit_bytes,
-            False,
+            lambda situation, section: 2 * (1 + 4 / EIGHT_BIT_BLOCK),
+            libraries=("torchao.optim", "bitsandbytes"),
         ),
         OptimizerKind(
             "adamw_bf16",
             "AdamW with both moments in bf16, stochastically rounded; bf16 weights according to optimizer.rounding",
-            "adamw_bf16",
-            no_offload,
-            _bf16_bytes,
-            False,
+            lambda situation, section: 6.0 if situation.bf16_master and section.rounding == "kahan" else 4.0,
         ),
         OptimizerKind(
             "lion",
             "sign of the momentum: one moment; needs a learning rate 3-10 times smaller and a decay as much larger",
-            "lion",
-            no_offload,
             _bytes(1),
-            False,
         ),
         OptimizerKind(
             "adafactor",
             "torch's Adafactor; updates are lr times the scale of the weights, so use an lr near 0.01. ZeRO passes flat"
             " partitions, which cannot be factored: a full second moment, no first, and scales are those of the"
             " partition, so losses depend on the number of ranks. Only stage 0 keeps just rows and columns",
-            "adafactor",
-            no_offload,
-            _adafactor_bytes,
-            False,
+            # At stage 0 rows and columns of each matrix, which are negligible.
+            lambda situation, section: float(situation.weight_bytes) if situation.stage else 0.0,
         ),
     )
 }

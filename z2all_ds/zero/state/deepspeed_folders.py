@@ -1,14 +1,14 @@
-"""What DeepSpeed's own `engine.save_checkpoint(folder, tag)` has written, cut into pieces of named parameters.
+"""Reads folders written by DeepSpeed's own `engine.save_checkpoint(folder, tag)`, as pieces of named parameters.
 
-| saved under | weights and optimizer are in | a flat tensor is |
+| saved under | weights and optimizer are in | a shard is |
 |---|---|---|
 | ZeRO 0 | mp_rank_00_model_states.pt | a parameter |
-| ZeRO 1 and 2 | [bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt | rank R's share of a row of parameters |
-| ZeRO 3 | the same | rank R's shares of some parameters, in a row |
+| ZeRO 1 and 2 | [bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt | rank R's partition of concatenated parameters |
+| ZeRO 3 | the same | rank R's partitions of some parameters, concatenated |
 
-Which parameters lie in a row is told by `param_shapes` of the model's file. The files are pickles of DeepSpeed's own
-classes: four of them are let in by name, and of whatever else is in there nothing is run (`weights_only`). Tensors stay
-in the files until they are used.
+`param_shapes` in the model's file lists the concatenated parameters of each shard. The files are pickles of DeepSpeed's
+classes: four of them are allowed by name, and no other code in the files is run (`weights_only`). Tensors are
+memory-mapped.
 """
 
 import math
@@ -16,7 +16,6 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,47 +25,47 @@ from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.layout import WEIGHT
-from z2all_ds.checkpoint.optimizer_compat import ADAMS, KIND_KEY
+from z2all_ds.zero.optimizers.registry import ADAMS, KIND_KEY
 from z2all_ds.zero.state.optimizer_shards import ParameterPiece, pieces_between, share_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 FIRST_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Up to ZeRO 2, and of ZeRO 3, where each rank writes one."""
+"""Of ZeRO 0 to 2, and of ZeRO 3, under which each rank writes one."""
 
 
 @dataclass(frozen=True)
-class SavedFlat:
-    """One tensor that an optimizer stepped, with its states, all one-dimensional."""
+class SavedShard:
+    """One tensor that an optimizer updated, with its states, all one-dimensional."""
 
     pieces: list[ParameterPiece]
     tensors: dict[str, Tensor]
-    """WEIGHT, and the moments once a step was taken."""
+    """WEIGHT and, after the first step, the moments."""
     steps_taken: float | None
 
 
 @dataclass(frozen=True)
 class _States:
-    """A torch optimizer's state dict, looked at."""
+    """The state dict of a torch optimizer, by number of the shard."""
 
-    of_flats: dict[int, dict[str, Any]]
+    by_number: dict[int, dict[str, Any]]
     groups: list[dict[str, Any]]
 
     @property
-    def group_of_flats(self) -> list[dict[str, Any]]:
+    def group_by_number(self) -> list[dict[str, Any]]:
         return [group for group in self.groups for _ in group["params"]]
 
     def of(self, number: int) -> tuple[dict[str, Tensor], float | None]:
-        """Moments and count of the flat tensor of this number."""
-        state, group = self.of_flats.get(number, {}), self.group_of_flats[number]
-        taken = state.get(STEP, group.get(STEP)) if state else None  # apex counts once for the whole group
+        """Returns moments and step count of a shard."""
+        state, group = self.by_number.get(number, {}), self.group_by_number[number]
+        taken = state.get(STEP, group.get(STEP)) if state else None  # apex has one count per group
         moments = {key: state[key].view(-1) for key in MOMENTS if key in state}
         return moments, None if taken is None else float(taken)
 
 
 class DeepSpeedFolder:
-    """One tag of a folder that DeepSpeed has saved into."""
+    """The folder of one tag."""
 
     def __init__(self, path: Path) -> None:
         self.path = _folder_of_tag(path)
@@ -74,20 +73,23 @@ class DeepSpeedFolder:
         if first is None:
             raise CheckpointError(
                 f"{path}",
-                "is no folder of DeepSpeed's save_checkpoint (no file `latest`, no mp_rank_00_model_states.pt)",
-                "Give the folder it was called with, or that of a tag in it.",
+                "was not written by DeepSpeed's save_checkpoint (no file `latest`, no mp_rank_00_model_states.pt)",
+                "Give the folder passed to save_checkpoint, or the folder of a tag in it.",
             )
         self._model = self._load(first)
         if not all(key in self._model for key in ("module", "param_shapes", *COUNTERS)):
-            raise CheckpointError(f"{self.path / first}", "is no model file of DeepSpeed's", "Give another folder.")
+            raise CheckpointError(f"{self.path / first}", "is not a model file of DeepSpeed", "Give another folder.")
         if self._model.get("mp_world_size", 1) > 1:
             rule = f"was saved by {self._model['mp_world_size']} ranks of tensor or pipeline parallelism"
-            raise CheckpointError(f"{self.path}", rule, "Only data parallelism (ZeRO 0 to 3) is taken over.")
-        self._states_of_first_rank = self._checked_states(self._optimizer_of(0) if self.is_partitioned else None)
+            raise CheckpointError(f"{self.path}", rule, "Only data parallelism (ZeRO 0 to 3) can be imported.")
+        self.is_partitioned = self._model["param_shapes"] is not None
+        """Whether the ZeRO stage is above 0."""
+        self._first_optimizer = self._optimizer_of(0) if self.is_partitioned else self._model.get("optimizer") or {}
+        self._first_states = self._states(self._first_optimizer)
 
     @property
     def client_state(self) -> dict[str, Any]:
-        """Among DeepSpeed's own keys, what the saving program added."""
+        """The entries that the saving program added, together with DeepSpeed's own."""
         return self._model
 
     @property
@@ -95,22 +97,14 @@ class DeepSpeedFolder:
         return {name: int(self._model[name]) for name in COUNTERS}
 
     @property
-    def is_partitioned(self) -> bool:
-        """By a ZeRO stage above 0."""
-        return self._model["param_shapes"] is not None
-
-    @cached_property
     def zero_stage(self) -> int:
-        if not self.is_partitioned:
-            return 0
-        return int(self._optimizer_of(0).get("zero_stage", 1))  # BF16_Optimizer, of stage 1, does not say
+        # BF16_Optimizer, which is stage 1, does not store it.
+        return int(self._first_optimizer.get("zero_stage", 1)) if self.is_partitioned else 0
 
-    @cached_property
+    @property
     def ranks(self) -> int:
-        """That stepped parts of the model."""
-        if not self.is_partitioned:
-            return 1
-        count = self._optimizer_of(0)["partition_count"]
+        """Number of partitions."""
+        count = self._first_optimizer["partition_count"] if self.is_partitioned else 1
         return int(max(count) if isinstance(count, list | tuple) else count)
 
     @property
@@ -121,22 +115,22 @@ class DeepSpeedFolder:
 
     @property
     def dtype(self) -> str:
-        """In which the model computed."""
+        """Compute dtype of the model."""
         names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
         return names[next(iter(self._model["module"].values())).dtype]
 
     @property
     def optimizer_kind(self) -> str:
-        """One of the Adams: others are refused when the folder is opened."""
-        return str(self._states_of_first_rank.groups[0].get(KIND_KEY, "adamw"))
+        """One of `ADAMS`; others are refused when the folder is opened."""
+        return str(self._first_states.groups[0].get(KIND_KEY, "adamw"))
 
     @property
     def loss_scaler(self) -> Any:
-        return self._optimizer_of(0).get("loss_scaler") if self.is_partitioned else None
+        return self._first_optimizer.get("loss_scaler") if self.is_partitioned else None
 
     @property
     def shapes(self) -> dict[str, list[int]]:
-        """Of all parameters; a tied head is not among them."""
+        """Shapes of all parameters, without a tied head."""
         if self.is_partitioned:
             return {name: list(shape) for row in self._model["param_shapes"] for name, shape in row.items()}
         shared = set[int]()
@@ -147,42 +141,45 @@ class DeepSpeedFolder:
                 found[name] = list(tensor.shape)
         return found
 
-    def flats(self, rank: int) -> Iterator[SavedFlat]:
-        """All that a rank stepped."""
+    def shards(self, rank: int) -> Iterator[SavedShard]:
+        """Yields the shards of a rank."""
         if not self.is_partitioned:
             yield from self._whole_parameters()
             return
         optimizer = self._optimizer_of(rank)
-        states = self._checked_states(optimizer)
+        states = self._states(optimizer)
         masters = optimizer["fp32_flat_groups" if self.zero_stage == 3 else "single_partition_of_fp32_groups"]
         rows = [{name: math.prod(shape) for name, shape in row.items()} for row in self._model["param_shapes"]]
-        if not len(rows) == len(masters) == len(states.group_of_flats):
-            raise self._unknown(f"{len(masters)} flat tensors for {len(rows)} rows of parameters")
+        if not len(rows) == len(masters) == len(states.group_by_number):
+            raise self._unknown(f"{len(masters)} shards for {len(rows)} lists of parameters")
         for number, (master, row) in enumerate(zip(masters, rows, strict=True)):
-            pieces = self._shares(rank, row) if self.zero_stage == 3 else self._cut(rank, number, row, optimizer)
+            is_stage_3 = self.zero_stage == 3
+            pieces = self._shares(rank, row) if is_stage_3 else self._partition(rank, number, row, optimizer)
             moments, taken = states.of(number)
             tensors = {WEIGHT: master.detach().view(-1), **moments}
             needed = max((piece.offset + piece.length for piece in pieces), default=0)
             for key, tensor in tensors.items():
                 if tensor.numel() < needed:
-                    raise self._unknown(f"{tensor.numel()} values of {key} where {needed} are needed")
-            yield SavedFlat(pieces, tensors, taken)
+                    raise self._unknown(f"{tensor.numel()} values of {key} instead of {needed}")
+            yield SavedShard(pieces, tensors, taken)
 
-    # Where the parameters lie
+    # Positions of the parameters
 
-    def _cut(self, rank: int, number: int, row: dict[str, int], optimizer: dict[str, Any]) -> list[ParameterPiece]:
-        """ZeRO 1 and 2: parameters in a row, cut into equal partitions, one a rank."""
+    def _partition(
+        self, rank: int, number: int, row: dict[str, int], optimizer: dict[str, Any]
+    ) -> list[ParameterPiece]:
+        """ZeRO 1 and 2: concatenated parameters are divided into equal partitions, one per rank."""
         master = optimizer["single_partition_of_fp32_groups"][number]
-        # BF16_Optimizer saves the padding behind the last parameter too, ZeRO's optimizer all but that.
+        # BF16_Optimizer saves the padding after the last parameter too, ZeRO's optimizer does not.
         cut_off = optimizer["group_paddings"][number] if "zero_stage" in optimizer else 0
         begin = rank * (master.numel() + cut_off)
         gaps = (optimizer.get("param_alignment_paddings") or {number: [0] * len(row)})[number]
         starts = accumulate((numel + gap for numel, gap in zip(row.values(), gaps, strict=True)), initial=0)
-        placed = ((name, start, numel) for (name, numel), start in zip(row.items(), starts, strict=False))
-        return pieces_between(placed, begin, begin + master.numel())
+        located = ((name, start, numel) for (name, numel), start in zip(row.items(), starts, strict=False))
+        return pieces_between(located, begin, begin + master.numel())
 
     def _shares(self, rank: int, row: dict[str, int]) -> list[ParameterPiece]:
-        """ZeRO 3: each parameter is cut into equal shares; a rank's shares lie in a row."""
+        """ZeRO 3: each parameter is divided into equal shares; the shares of a rank are concatenated."""
         pieces, offset = [], 0
         for name, numel in row.items():
             share = -(-numel // self.ranks)
@@ -190,30 +187,30 @@ class DeepSpeedFolder:
             offset += share
         return pieces
 
-    def _whole_parameters(self) -> Iterator[SavedFlat]:
-        """ZeRO 0: the model's weights in fp32, in 16 bits those that the optimizer has by number; states by number."""
-        states, weights = self._states_of_first_rank, self._model["module"]
+    def _whole_parameters(self) -> Iterator[SavedShard]:
+        """ZeRO 0: in fp32 the weights of the model, in 16 bits the master weights of the optimizer, by number."""
+        states, weights = self._first_states, self._model["module"]
         names = self._names_by_number(states)
-        masters = [master for group in self._model["optimizer"].get("fp32_groups", ()) for master in group]
+        masters = [master for group in self._first_optimizer.get("fp32_groups", ()) for master in group]
         for number, (name, master) in enumerate(zip(names, masters or map(weights.get, names), strict=True)):
             moments, taken = states.of(number)
             weight = master.detach().reshape(-1)
-            yield SavedFlat([ParameterPiece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
+            yield SavedShard([ParameterPiece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
 
     def _names_by_number(self, states: _States) -> list[str]:
-        """torch numbers parameters group by group and forgets their names. All in one group, or matrices before the
-        rest: that is known, and the shapes of the moments must agree with it."""
+        """Returns the names of the parameters, which torch's state dict replaces by numbers. Supported: named
+        parameters, one group, or matrices before the rest; the shapes of the moments must agree."""
         if all("param_names" in group for group in states.groups):
             return [name for group in states.groups for name in group["param_names"]]
         shapes = self.shapes
         in_order = list(shapes)
         split = [name for name in in_order if len(shapes[name]) >= 2] + [n for n in in_order if len(shapes[n]) < 2]
         names = in_order if len(states.groups) == 1 else split
-        found = [list(state[key].shape) for _, state in sorted(states.of_flats.items()) for key in MOMENTS]
-        if len(states.group_of_flats) != len(names) or (
+        found = [list(state[key].shape) for _, state in sorted(states.by_number.items()) for key in MOMENTS]
+        if len(states.group_by_number) != len(names) or (
             found and found != [shapes[name] for name in names for _ in MOMENTS]
         ):
-            raise self._unknown("parameter groups of the optimizer whose parameters cannot be told apart")
+            raise self._unknown("parameter groups whose parameters cannot be identified")
         return names
 
     # Files
@@ -222,32 +219,32 @@ class DeepSpeedFolder:
         names = [f"{kind}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for kind in ("", "bf16_")]
         there = [name for name in names if (self.path / name).is_file()]
         if len(there) != 1:
-            rule = f"the file of rank {rank} is missing" if not there else f"two saves are mixed in it ({there[0]})"
-            raise CheckpointError(f"{self.path}", f"is not whole: {rule} ({names[0]})", "Give a whole one.")
+            rule = f"the file of rank {rank} is missing" if not there else "it has files of two saves"
+            raise CheckpointError(f"{self.path}", f"is incomplete: {rule} ({names[0]})", "Give a complete folder.")
         content = self._load(there[0]).get("optimizer_state_dict")
         if not isinstance(content, dict) or "partition_count" not in content:
-            raise CheckpointError(f"{self.path / there[0]}", "has no optimizer of ZeRO", "Give another folder.")
+            raise CheckpointError(f"{self.path / there[0]}", "has no ZeRO optimizer", "Give another folder.")
         return content
 
-    def _checked_states(self, of_rank: dict[str, Any] | None) -> _States:
-        """The states of the optimizer inside, which must be an Adam's."""
-        content = (self._model.get("optimizer") or {}) if of_rank is None else of_rank
+    def _states(self, optimizer: dict[str, Any]) -> _States:
+        """Returns the states of the wrapped optimizer, which must be an Adam."""
+        content = optimizer
         for key in ("base_optimizer_state", "optimizer_state_dict"):
             content = content.get(key, content)
         if not isinstance(content, dict) or "state" not in content or "param_groups" not in content:
-            raise self._unknown("no optimizer of ZeRO's, nor one of torch's")
-        if "fp32_groups_flat" in (self._model.get("optimizer") or {}):
-            raise self._unknown("an optimizer of 16 bits without ZeRO that steps flat groups (FusedAdam)")
+            raise self._unknown("no optimizer of ZeRO or torch")
+        if "fp32_groups_flat" in optimizer:
+            raise self._unknown("a 16-bit optimizer without ZeRO that updates flat groups (FusedAdam)")
         states = _States(content["state"], content["param_groups"])
         kind = states.groups[0].get(KIND_KEY)
-        others = {key for state in states.of_flats.values() for key in state} - {STEP, *MOMENTS}
-        is_adam = all("betas" in group and "max_coeff" not in group for group in states.groups)  # Lamb has the latter
+        others = {key for state in states.by_number.values() for key in state} - {STEP, *MOMENTS}
+        is_adam = all("betas" in group and "max_coeff" not in group for group in states.groups)  # of Lamb
         if others or not is_adam or (kind is not None and kind not in ADAMS):
-            what = f"kind {kind}" if kind else f"states {', '.join(sorted(others)) or 'of no Adam'}"
+            what = f"kind {kind}" if kind else f"states {', '.join(sorted(others)) or 'unlike Adam'}"
             raise CheckpointError(
                 f"{self.path}: an optimizer with {what}",
-                f"only Adam's two moments are taken over ({', '.join(sorted(ADAMS))})",
-                "Export its weights and begin a new run with train.init_from.",
+                f"only Adam's two moments can be imported ({', '.join(sorted(ADAMS))})",
+                "Export its weights and start a new run with train.init_from.",
             )
         return states
 
@@ -258,16 +255,16 @@ class DeepSpeedFolder:
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL (\S+)", str(error))
-            rule = f"holds objects of {found[1]}, which are not loaded" if found else "cannot be read as torch's file"
+            rule = f"has objects of {found[1]}, which are not loaded" if found else "is not a file of torch.save"
             raise CheckpointError(f"{path}", rule, "Save it again without them in client_state.") from None
         except (RuntimeError, EOFError, OSError, ValueError) as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(f"{path}", f"cannot be read ({first_line})", "Give a whole copy.") from None
+            raise CheckpointError(f"{path}", f"cannot be read ({first_line})", "Give a complete copy.") from None
         return content if isinstance(content, dict) else {}
 
     def _unknown(self, what: str) -> CheckpointError:
         offloaded = (self.path / "offloaded_tensors").is_dir()
-        fix = "Its state lies on a disk (nvme): save it without." if offloaded else "Was it saved by DeepSpeed 0.19?"
+        fix = "Save it without offload to nvme." if offloaded else "Save it with DeepSpeed 0.19."
         return CheckpointError(f"{self.path}", f"has {what}", fix)
 
 
@@ -279,12 +276,12 @@ def _folder_of_tag(path: Path) -> Path:
         return path
     tag = path / latest.read_text(encoding="utf-8").strip()
     if not tag.is_dir():
-        raise CheckpointError(f"{latest}", f"names {tag.name}, which is not there", "Give the folder of another tag.")
+        raise CheckpointError(f"{latest}", f"names {tag.name}, which does not exist", "Give the folder of another tag.")
     return tag
 
 
 def _classes_in_files() -> list[Any]:
-    """All that DeepSpeed's files need beyond tensors and plain values."""
+    """Returns the classes in DeepSpeed's files other than tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -1,7 +1,7 @@
-"""The saves of one run. Where memory suffices, a save is a snapshot, and a writer process per rank brings it to the
-disk; else all ranks write to the disk and training waits.
+"""Manages the saves of one run. If memory suffices, a save is a snapshot, which a writer process per rank writes to
+disk; otherwise all ranks write to disk while training waits.
 
-A slow or full disk costs a line, not the run: the state stays in memory, and the next save tries again.
+A slow or full disk does not end the run at once: the state stays in memory, and the next save tries again.
 """
 
 import time
@@ -21,49 +21,45 @@ from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.background import Answer, BackgroundWriter
 from z2all_ds.checkpoint.memory import SnapshotFolder
 from z2all_ds.checkpoint.retention import Retention
-from z2all_ds.zero.collective import from_rank_0, gathered
-from z2all_ds.zero.state.engine_state import can_read
-from z2all_ds.zero.state.save import could_not_be_written, new_job, plan_save, save_checkpoint
+from z2all_ds.zero.process_group import from_rank_0, gathered
+from z2all_ds.zero.state.engine_state import has_needed_files
+from z2all_ds.zero.state.save import new_job, not_saved, plan_save, save_checkpoint
 from z2all_ds.zero.state.snapshots import Snapshots, why_not_in_memory
 
-MOST_FAILURES_IN_A_ROW = 3
-LOOK_EVERY_SECONDS = 0.05
-SAY_EVERY_SECONDS = 10.0
+MAX_CONSECUTIVE_FAILURES = 3
+POLL_SECONDS = 0.05
+REPORT_EVERY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class OnDisk:
-    """A checkpoint that is there now."""
+class CompletedSave:
+    """A checkpoint that is on disk."""
 
     step: int
     seconds: float
-    """From the save to the seal."""
+    """From the start of the save until it was sealed."""
     data_state: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return layout.step_name(self.step)
 
 
 @dataclass
-class _InFlight:
-    """A snapshot on its way to the disk; the same on all ranks, but for the slot's number and the answer."""
+class _PendingWrite:
+    """A snapshot that is being written to disk; the same on all ranks except for slot and answer."""
 
     step: int
     slot: int
     started: float
     data_state: dict[str, Any]
+    is_waited_for: bool
+    """Training waits for it, and the waiting save reports failures."""
     answer: Answer | None = None
-    """Of this rank's writer."""
+    """The answer of this rank's writer."""
     is_late: bool = False
-    """It was waited for as long as is allowed."""
+    """A save has already waited for it for the full patience."""
     is_abandoned: bool = False
-    is_waited_for: bool = False
-    """The run stands still until it is there; then it says itself what went wrong."""
 
 
 class CheckpointManager:
-    """One rank's part; all methods but `news`, `let_arrive` and `close` are collective."""
+    """One rank's part. All methods except `completed_saves`, `wait_for_pending_write` and `close` are collective."""
 
     def __init__(
         self,
@@ -75,45 +71,46 @@ class CheckpointManager:
     ) -> None:
         self._folder, self._section, self._world, self._device, self._say = folder, section, world, device, say
         self._retention = Retention.of(section)
-        self._line = SnapshotFolder(memory.new_lineage())
+        self._snapshot_folder = SnapshotFolder(memory.new_lineage())
         self._snapshots: Snapshots | None = None
-        self._is_decided = section.background == "never"
+        self._is_prepared = section.background == "never"
         self._writer = BackgroundWriter()
-        self._in_flight: _InFlight | None = None
-        self._failures_in_a_row = 0
+        self._pending: _PendingWrite | None = None
+        self._consecutive_failures = 0
         self._last_problem: str | None = None
-        self._news: list[OnDisk] = []
+        self._completed: list[CompletedSave] = []
 
-    # Going on
+    # Start of a run
 
     def newest_in_memory(self, engine: Any) -> layout.Checkpoint | None:
-        """The newest snapshot that every rank can read where it is."""
-        line = from_rank_0(memory.line_of(self._folder))
-        here = {snapshot.step: snapshot for snapshot in line.snapshots()} if line else {}
+        """Returns the newest snapshot that every rank can read on its machine."""
+        folder = from_rank_0(memory.snapshot_folder(self._folder))
+        here = {snapshot.step: snapshot for snapshot in folder.snapshots()} if folder else {}
         for step in sorted(set.intersection(*gathered(set(here))), reverse=True):
-            if all(gathered(can_read(engine, here[step].path))):
+            if all(gathered(has_needed_files(engine, here[step].path))):
                 return here[step]
         return None
 
-    def begin_line(self, goes_on_from_memory: bool) -> None:
-        """When it is known where the run begins. Snapshots of other lines of steps are removed from this machine."""
-        before = memory.line_of(self._folder)
-        self._line = from_rank_0(before if before and goes_on_from_memory else self._line)
+    def begin_lineage(self, resumes_from_memory: bool) -> None:
+        """Keeps the lineage or starts a new one, and removes the run's other snapshots from this machine."""
+        before = memory.snapshot_folder(self._folder)
+        self._snapshot_folder = from_rank_0(before if before and resumes_from_memory else self._snapshot_folder)
         if self._world.is_main:
-            write_whole(self._folder.lineage, self._line.lineage)
+            write_whole(self._folder.lineage, self._snapshot_folder.lineage)
         if self._world.local_rank == 0:
-            memory.remove_all_of(self._folder, but=self._line)
+            memory.remove_snapshots(self._folder, but=self._snapshot_folder)
 
     # Saving
 
     def prepare(self, engine: Any) -> None:
-        """After a step was taken: what is to be saved is known from then on. Does nothing the next times."""
-        if self._is_decided:
+        """Reserves memory for snapshots after the first step, when the size of the state is known; later calls do
+        nothing."""
+        if self._is_prepared:
             return
-        self._is_decided = True
-        why_not = why_not_in_memory(engine, self._world, self._line)
+        self._is_prepared = True
+        why_not = why_not_in_memory(engine, self._world, self._snapshot_folder)
         if why_not is None:
-            self._snapshots = Snapshots(self._line, self._folder.root, self._world, self._device)
+            self._snapshots = Snapshots(self._snapshot_folder, self._folder.root, self._world, self._device)
             self._snapshots.prepare(engine)
         elif self._section.background == "always":
             raise CheckpointError("checkpoint.background=always", why_not, "Set auto: saves then wait for the disk.")
@@ -129,107 +126,109 @@ class CheckpointManager:
         to_disk: bool = True,
         wait: bool = False,
     ) -> bool:
-        """Returns when training may continue or, with `wait`, when the checkpoint is on the disk. False where nothing
-        was saved. `news` says what is on the disk."""
+        """Returns when training may continue or, with `wait`, when the checkpoint is on disk. Returns False if nothing
+        was saved."""
         started, checkpoints = time.monotonic(), self._folder.checkpoints
         if self._snapshots is None:
             if to_disk:
                 save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
-                self._news.append(OnDisk(step, time.monotonic() - started, data_state))
+                self._completed.append(CompletedSave(step, time.monotonic() - started, data_state))
             return to_disk
-        is_free = self._settle(None if wait else self._section.disk_patience_seconds if to_disk else 0.0)
+        is_free = self._wait_for_writers(None if wait else self._section.disk_patience_seconds if to_disk else 0.0)
         plan = plan_save(engine, step, trainer, data_state)
-        number = self._snapshots.take(plan, busy=self._in_flight.slot if self._in_flight else None)
+        slot = self._snapshots.take(plan, busy=self._pending.slot if self._pending else None)
         if to_disk and is_free:
-            self._in_flight = _InFlight(step, number, started, data_state, is_waited_for=wait)
+            self._pending = _PendingWrite(step, slot, started, data_state, is_waited_for=wait)
             job = new_job(checkpoints, step, self._retention)
-            self._writer.submit(job, self._line.slot(number), list(plan.to_disk()))
-        elif to_disk and self._in_flight:
-            late = layout.step_name(self._in_flight.step)
+            self._writer.submit(job, self._snapshot_folder.slot(slot), list(plan.to_disk()))
+        elif to_disk and self._pending:
+            late = layout.step_name(self._pending.step)
             self._say(f"{layout.step_name(step)} stays in memory: the disk is still busy with {late}")
         if wait:
-            self._settle(None)
+            self._wait_for_writers(None)
             if self._last_problem:
-                raise could_not_be_written(step, self._last_problem, checkpoints)
+                raise not_saved(step, self._last_problem, checkpoints)
         return True
 
     def finish(self) -> None:
-        """What is on its way is on the disk when this returns."""
-        self._settle(None)
+        """Waits until the pending write is complete."""
+        self._wait_for_writers(None)
 
-    def news(self) -> list[OnDisk]:
-        """What has come onto the disk since this was asked last; ranks but the first know only what they waited for."""
-        self._hear()
-        found, self._news = self._news, []
+    def completed_saves(self) -> list[CompletedSave]:
+        """Returns the saves completed since the last call; ranks other than 0 know only those that they waited for."""
+        self._poll_writer()
+        found, self._completed = self._completed, []
         return found
 
-    def let_arrive(self) -> None:
-        """Before a rank that failed ends, and with it all others and their writers: waits, as long as a save would,
-        for what is on its way to the disk. Every rank by itself."""
-        flight = self._in_flight
-        if flight is None:
+    def wait_for_pending_write(self) -> None:
+        """Waits for the pending write, at most as long as a save would. For a rank that failed: its end ends all other
+        ranks and their writers."""
+        pending = self._pending
+        if pending is None:
             return
-        manifest = self._folder.checkpoints / layout.step_name(flight.step) / layout.MANIFEST
+        manifest = self._folder.checkpoints / layout.step_name(pending.step) / layout.MANIFEST
         deadline = time.monotonic() + self._section.disk_patience_seconds
         while time.monotonic() < deadline and not manifest.exists():
-            self._hear()
-            if flight.answer and flight.answer.problem:
+            self._poll_writer()
+            if pending.answer and pending.answer.problem:
                 return
-            time.sleep(LOOK_EVERY_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def close(self, keeps_memory: bool) -> None:
-        """`keeps_memory`: the run may go on from its snapshots. Also after an error."""
+        """Ends the writer; removes the snapshots unless the run may resume from them. Also called after errors."""
         self._writer.close()
         if self._snapshots:
             self._snapshots.close()
         if not keeps_memory and self._world.local_rank == 0:
-            self._line.remove()
+            self._snapshot_folder.remove()
 
-    def _hear(self) -> None:
-        """A part that could not be written is said at once, by the rank whose it is."""
-        flight = self._in_flight
-        if flight is None or flight.answer or not (answer := self._writer.answer()):
+    def _poll_writer(self) -> None:
+        """Takes the answer of this rank's writer, and reports a failure at once."""
+        pending = self._pending
+        if pending is None or pending.answer or not (answer := self._writer.answer()):
             return
-        flight.answer = answer
-        if answer.problem and not flight.is_waited_for:
-            what = f"checkpoint of step {flight.step} could not be written ({answer.problem})"
-            self._say(f"{what}; it stays in memory, and the next one is tried")
+        pending.answer = answer
+        if answer.problem and not pending.is_waited_for:
+            what = f"checkpoint of step {pending.step} could not be written ({answer.problem})"
+            self._say(f"{what}; it stays in memory, and the next save tries again")
         elif self._world.is_main and not answer.problem:
-            self._news.append(OnDisk(flight.step, time.monotonic() - flight.started, flight.data_state))
+            self._completed.append(CompletedSave(pending.step, time.monotonic() - pending.started, pending.data_state))
 
-    def _settle(self, patience_seconds: float | None) -> bool:
-        """Waits, at most so long, until the last write has ended everywhere; True where it has."""
-        flight = self._in_flight
-        if flight is None:
+    def _wait_for_writers(self, patience_seconds: float | None) -> bool:
+        """Waits until the pending write has ended on all ranks, and returns whether it has; None: without a limit."""
+        pending = self._pending
+        if pending is None:
             return True
-        started = said = time.monotonic()
+        started = reported = time.monotonic()
         while True:
-            self._hear()
+            self._poll_writer()
             now = time.monotonic()
-            is_over = patience_seconds is not None and (flight.is_late or now - started >= patience_seconds)
-            answers = gathered(flight.answer)
+            is_over = patience_seconds is not None and (pending.is_late or now - started >= patience_seconds)
+            answers = gathered(pending.answer)
+            problems = [answer.problem for answer in answers if answer and answer.problem]
             if all(answers):
-                self._in_flight = None
-                self._count(flight.step, [answer.problem for answer in answers if answer and answer.problem])
+                self._pending = None
+                self._count_failures(pending.step, problems)
                 return True
-            if any(answer and answer.problem for answer in answers) and not flight.is_abandoned:
-                flight.is_abandoned = True
+            if problems and not pending.is_abandoned:
+                pending.is_abandoned = True
                 self._writer.abandon()
             if from_rank_0(is_over):
-                flight.is_late = flight.is_late or bool(patience_seconds)
+                pending.is_late = pending.is_late or bool(patience_seconds)
                 return False
-            if now - said > SAY_EVERY_SECONDS:
-                said = now
-                self._say(f"waiting for the disk: {layout.step_name(flight.step)} ... {human_seconds(now - started)}")
-            time.sleep(LOOK_EVERY_SECONDS)
+            if now - reported > REPORT_EVERY_SECONDS:
+                reported = now
+                waited = human_seconds(now - started)
+                self._say(f"waiting for the disk: {layout.step_name(pending.step)} ... {waited}")
+            time.sleep(POLL_SECONDS)
 
-    def _count(self, step: int, problems: list[str]) -> None:
+    def _count_failures(self, step: int, problems: list[str]) -> None:
         self._last_problem = problems[0] if problems else None
-        self._failures_in_a_row = self._failures_in_a_row + 1 if problems else 0
-        if self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
+        self._consecutive_failures = self._consecutive_failures + 1 if problems else 0
+        if self._consecutive_failures == MAX_CONSECUTIVE_FAILURES:
             raise NotSaved(
                 f"checkpoint of step {step}",
-                f"the last {MOST_FAILURES_IN_A_ROW} could not be written ({problems[0]})",
-                f"Make room in {self._folder.checkpoints} and start again: the run goes on from its memory, or from the"
-                " last checkpoint.",
+                f"the last {MAX_CONSECUTIVE_FAILURES} could not be written ({problems[0]})",
+                f"Free space in {self._folder.checkpoints} and run the same command: it resumes from memory, or from"
+                " the last checkpoint.",
             )

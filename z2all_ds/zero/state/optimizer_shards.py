@@ -1,17 +1,19 @@
-"""Where DeepSpeed keeps what the optimizer steps: under each ZeRO stage other flat tensors, each made of pieces of
-named parameters. Cut into pieces, the state of one shape (stage, offload, ranks) is that of every other.
+"""The tensors that the optimizer of an engine updates, and the pieces of named parameters that they consist of.
 
-| engine.optimizer | a flat tensor is | lies |
+They differ between ZeRO stages. Divided into pieces of parameters, the state of one shape (stage, offload, ranks) can
+be loaded into every other.
+
+| engine.optimizer | a shard is | location |
 |---|---|---|
-| torch's own (stage 0) | a parameter, the same on all ranks | where the model is |
-| ZeRO 1 and 2 | this rank's share of a group | there, or in the host's memory |
-| BF16_Optimizer (ZeRO 1 with fp32 sums) | the same, with other names | where the model is |
-| ZeRO 3 | this rank's shares of some parameters | there, in the host's memory, or in files |
+| torch's own (stage 0) | a parameter, the same on all ranks | device of the model |
+| ZeRO 1 and 2 | this rank's partition of a parameter group | device of the model, or host memory |
+| BF16_Optimizer (ZeRO 1 with fp32 accumulation) | the same, with other attribute names | device of the model |
+| ZeRO 3 | this rank's partitions of some parameters | device of the model, host memory, or files |
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,27 +23,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint.state_files import Entry
 
 
 @dataclass(frozen=True)
 class ParameterPiece:
-    """So many elements of a parameter (flattened), and where they lie in a flat tensor."""
+    """A range of a flattened parameter, and its position in a shard."""
 
     name: str
     start: int
     """In the parameter."""
     offset: int
-    """In the flat tensor."""
+    """In the shard."""
     length: int
 
+    def of(self, values: Tensor) -> Tensor:
+        """Returns this piece of a flat tensor of the shard."""
+        return values[self.offset : self.offset + self.length]
+
     def share(self, rank: int, ranks: int) -> "ParameterPiece":
-        """The part of a replica that one of its holders writes."""
+        """Returns the part of a replicated piece that one rank writes."""
         begin, end = self.length * rank // ranks, self.length * (rank + 1) // ranks
         return ParameterPiece(self.name, self.start + begin, self.offset + begin, end - begin)
 
 
 def pieces_between(row: Iterable[tuple[str, int, int]], begin: int, end: int) -> list[ParameterPiece]:
-    """Returns the pieces in one partition of a row of parameters, each a name, a start in the row and a length."""
+    """Returns the pieces in one partition of concatenated parameters, each given as name, start and length."""
     cut = [(name, start, max(start, begin), min(start + length, end)) for name, start, length in row]
     return [
         ParameterPiece(name, first - start, first - begin, last - first)
@@ -51,9 +58,18 @@ def pieces_between(row: Iterable[tuple[str, int, int]], begin: int, end: int) ->
 
 
 def share_of(name: str, numel: int, rank: int, share: int, offset: int) -> list[ParameterPiece]:
-    """Returns a rank's equal share of one parameter; the last ranks may have padding, or nothing else."""
+    """Returns a rank's equal share of one parameter; on the last ranks it may be partly or entirely padding."""
     length = min(share, numel - rank * share)
     return [ParameterPiece(name, rank * share, offset, length)] if length > 0 else []
+
+
+def entries_of(tensors: Mapping[str, Tensor], pieces: list[ParameterPiece]) -> list[Entry]:
+    """Returns the entries for the pieces of a shard's tensors, which are given by key."""
+    return [
+        Entry(key, piece.name, piece.start, piece.length, tensor.dtype)
+        for key, tensor in tensors.items()
+        for piece in pieces
+    ]
 
 
 def _in_memory(will_change: bool) -> AbstractContextManager[None]:
@@ -62,21 +78,21 @@ def _in_memory(will_change: bool) -> AbstractContextManager[None]:
 
 @dataclass
 class OptimizerShard:
-    """One tensor that an optimizer steps on this rank: master weights, and the key of their states."""
+    """One tensor that the optimizer updates on this rank: master weights, and the key of their states."""
 
     tensor: Tensor
     numel: int
-    """Of the tensor, which is empty while it lies in a file."""
+    """Size of the tensor, which is empty while offloaded to a file."""
     optimizer: torch.optim.Optimizer
     group: int
-    """Number of its parameter group."""
+    """Index of its parameter group."""
     pieces: list[ParameterPiece]
     is_replica: bool = False
-    """All ranks hold the same."""
+    """Whether all ranks hold the same tensor."""
     resident: Callable[[bool], AbstractContextManager[None]] = _in_memory
-    """Within it the tensor and its states are in memory; given True, what was changed there is kept."""
-    after_change: Callable[[], None] = field(default=lambda: None)
-    """To be called while it is resident."""
+    """Context in which the tensor and its states are in memory; with True, changes to them are kept."""
+    after_change: Callable[[], None] = lambda: None
+    """Called after a change, while resident."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -88,7 +104,7 @@ class OptimizerShard:
         found: dict[str, Any] = self.optimizer.param_groups[self.group]
         return found
 
-    def to_write(self) -> list[ParameterPiece]:
+    def pieces_to_write(self) -> list[ParameterPiece]:
         if not self.is_replica:
             return self.pieces
         shares = (piece.share(dist.get_rank(), dist.get_world_size()) for piece in self.pieces)
@@ -96,40 +112,35 @@ class OptimizerShard:
 
 
 def optimizer_shards_of(engine: Any) -> list[OptimizerShard]:
-    """All that this rank steps."""
+    """Returns all shards of this rank."""
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return _of_stage_3(optimizer, names)
+        return _shards_of_stage_3(optimizer, names)
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
-        flats, groups = optimizer.single_partition_of_fp32_groups, optimizer.round_robin_bit16_groups
-        return _of_partitions(optimizer, names, flats, groups, optimizer.round_robin_bit16_offsets)
+        tensors, groups = optimizer.single_partition_of_fp32_groups, optimizer.round_robin_bit16_groups
+        return _partitions(optimizer, names, tensors, groups, optimizer.round_robin_bit16_offsets)
     if hasattr(optimizer, "fp32_groups_flat_partition"):
         groups = optimizer.bf16_groups
-        return _of_partitions(optimizer, names, optimizer.fp32_groups_flat_partition, groups, map(_offsets, groups))
+        offsets = [list(accumulate((weight.numel() for weight in group[:-1]), initial=0)) for group in groups]
+        return _partitions(optimizer, names, optimizer.fp32_groups_flat_partition, groups, offsets)
     if isinstance(optimizer, torch.optim.Optimizer):
         return [
-            OptimizerShard(
-                weight,
-                weight.numel(),
-                optimizer,
-                number,
-                [ParameterPiece(names[id(weight)], 0, 0, weight.numel())],
-                True,
-            )
+            OptimizerShard(weight, size, optimizer, number, [ParameterPiece(names[id(weight)], 0, 0, size)], True)
             for number, group in enumerate(optimizer.param_groups)
             for weight in group["params"]
+            for size in [weight.numel()]
         ]
     kind = type(optimizer).__name__
-    raise CheckpointError(f"DeepSpeed's {kind}", "is not known to checkpoints", "Use another JSON or precision.")
+    raise CheckpointError(f"DeepSpeed's {kind}", "is not supported by checkpoints", "Use another JSON or precision.")
 
 
 @contextmanager
 def weights_changed(engine: Any) -> Iterator[None]:
-    """Around changes of master weights: afterwards the model computes with them. Collective."""
+    """Context for changes of master weights; at its end the model uses them. Collective."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        optimizer.checkpoint_event_prologue()  # weights that are kept whole on every rank are divided again
+        optimizer.checkpoint_event_prologue()  # partitions weights that are persistent on every rank
         yield
         optimizer.checkpoint_event_epilogue()
     else:
@@ -138,17 +149,10 @@ def weights_changed(engine: Any) -> Iterator[None]:
             optimizer.update_lp_params()
 
 
-def _offsets(group: list[Tensor]) -> list[int]:
-    """Of parameters that lie one after the other."""
-    return list(accumulate((weight.numel() for weight in group[:-1]), initial=0))
-
-
-def _of_partitions(
-    optimizer: Any, names: dict[int, str], flats: Any, groups: Any, offsets: Any
-) -> list[OptimizerShard]:
-    """The group's parameters lie in a row, which is cut into equal partitions, one a rank."""
+def _partitions(optimizer: Any, names: dict[int, str], tensors: Any, groups: Any, offsets: Any) -> list[OptimizerShard]:
+    """Stages 1 and 2: the concatenated parameters of a group are divided into equal partitions, one per rank."""
     found = []
-    for number, (tensor, group, starts) in enumerate(zip(flats, groups, offsets, strict=True)):
+    for number, (tensor, group, starts) in enumerate(zip(tensors, groups, offsets, strict=True)):
         begin = dist.get_rank(group=optimizer.real_dp_process_group[number]) * tensor.numel()
         row = [(names[id(weight)], start, weight.numel()) for weight, start in zip(group, starts, strict=True)]
         pieces = pieces_between(row, begin, begin + tensor.numel())
@@ -156,8 +160,8 @@ def _of_partitions(
     return found
 
 
-def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
-    """Each parameter is cut into equal partitions; of several parameters they lie in a row."""
+def _shards_of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
+    """Stage 3: each parameter is divided into equal partitions; those of several parameters are concatenated."""
     found = []
     for number, (tensor, weights) in enumerate(
         zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
@@ -167,28 +171,23 @@ def _of_stage_3(optimizer: Any, names: dict[int, str]) -> list[OptimizerShard]:
             _, offset, share = optimizer.grad_position[optimizer.get_param_id(weight)]
             rank = dist.get_rank(group=weight.ds_process_group)
             pieces += share_of(names[id(weight)], weight.ds_numel, rank, share, offset)
+        # With partial offload, the shards that stay on the device have an optimizer of their own.
+        is_on_device = optimizer.offload_optimizer and optimizer.subgroup_to_device[number] != "cpu"
         found.append(
             OptimizerShard(
                 tensor,
                 int(optimizer.fp16_partitioned_groups_flat_numel[number]),
-                _stepping(optimizer, number),
+                optimizer.backup_optimizer if is_on_device else optimizer.optimizer,
                 optimizer.sub_group_to_group_id[number],
                 pieces,
-                resident=_from_file(optimizer, number),
+                resident=_swapped_in(optimizer, number),
                 after_change=partial(optimizer._reassign_or_swap_out_partitioned_parameters, number),
             )
         )
     return found
 
 
-def _stepping(optimizer: Any, number: int) -> torch.optim.Optimizer:
-    """With an offload of some part only, the rest has an optimizer of its own."""
-    offloads = optimizer.offload_optimizer and optimizer.subgroup_to_device[number] != "cpu"
-    found: torch.optim.Optimizer = optimizer.backup_optimizer if offloads else optimizer.optimizer
-    return found
-
-
-def _from_file(optimizer: Any, number: int) -> Callable[[bool], AbstractContextManager[None]]:
+def _swapped_in(optimizer: Any, number: int) -> Callable[[bool], AbstractContextManager[None]]:
     if not optimizer._swappable_optimizer_subgroup(number):
         return _in_memory
 

@@ -1,5 +1,4 @@
-"""Saves an engine to the disk from all ranks, and restores it: bit for bit at its own shape, to the bit in every value
-at any other."""
+"""Saves an engine to disk from all ranks, and restores it: bit for bit, under the same or any other shape."""
 
 import json
 import uuid
@@ -18,23 +17,23 @@ from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
 from z2all_ds.checkpoint.state_files import write_tensors
 from z2all_ds.checkpoint.writer import Job, write_checkpoint
-from z2all_ds.zero.collective import from_rank_0, gathered
+from z2all_ds.zero.process_group import from_rank_0, gathered
 from z2all_ds.zero.state.engine_state import RankState, index_of, rank_state, read_state
 
 
 @dataclass(frozen=True)
 class SavePlan:
-    """All files of one save that this rank knows, before any is written."""
+    """The files of one save, by path in the checkpoint, before they are written."""
 
     step: int
     state: RankState
     own: dict[str, Content]
-    """This rank's other files, by their paths in the checkpoint."""
+    """This rank's files other than the state file."""
     common: dict[str, Content]
-    """Those that are the same on all ranks."""
+    """Files that are the same on all ranks."""
 
     def to_disk(self) -> dict[str, Content]:
-        """What this rank writes; rank 0 writes the common files."""
+        """Returns the files that this rank writes; rank 0 writes the common files."""
         state = {self.state.name: partial(write_tensors, self.state.entries, self.state.tensors())}
         return {**state, **self.own, **({} if self.state.rank else self.common)}
 
@@ -62,7 +61,7 @@ def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) 
 
 
 def new_job(checkpoints: Path, step: int, retention: Retention) -> Job:
-    """Returns this rank's job of one write. Collective."""
+    """Returns this rank's job for one write. Collective."""
     attempt = from_rank_0(uuid.uuid4().hex[:8])
     return Job(str(checkpoints), step, attempt, dist.get_rank(), dist.get_world_size(), asdict(retention))
 
@@ -75,28 +74,27 @@ def save_checkpoint(
     data_state: dict[str, Any],
     retention: Retention,
 ) -> Path:
-    """Writes from the engine's tensors; the checkpoint is on the disk when this returns. Collective.
+    """Writes a checkpoint from the engine's tensors and returns when it is on disk. Collective.
 
-    `trainer` and `data_state` are rank 0's; those of other ranks are ignored.
+    `trainer` and `data_state` are those of rank 0; those of other ranks are ignored.
     """
     files = plan_save(engine, step, trainer, data_state).to_disk()
-    # All ranks must know of a problem, or the others wait for ever.
+    # All ranks must learn of a problem, or the others would wait forever.
     problem = from_rank_0(write_checkpoint(new_job(checkpoints, step, retention), files, gathered))
     if problem:
-        raise could_not_be_written(step, problem, checkpoints)
+        raise not_saved(step, problem, checkpoints)
     return checkpoints / layout.step_name(step)
 
 
-def could_not_be_written(step: int, problem: str, checkpoints: Path) -> NotSaved:
-    """Returns the error of a save that failed."""
-    what = f"checkpoint of step {step}"
-    fix = f"Make room in {checkpoints} and start again: the run goes on from the newest one that is whole."
-    return NotSaved(what, f"could not be written ({problem})", fix)
+def not_saved(step: int, problem: str, checkpoints: Path) -> NotSaved:
+    """Returns the error for a failed save."""
+    fix = f"Free space in {checkpoints} and run the same command: it resumes from the newest complete checkpoint."
+    return NotSaved(f"checkpoint of step {step}", f"could not be written ({problem})", fix)
 
 
 def restore(engine: Any, checkpoint: layout.Checkpoint) -> None:
     """Loads weights, optimizer and random generators into an engine. Collective."""
     read_state(engine, checkpoint.path)
     own, saved = checkpoint.path / rng_name(f"{dist.get_rank():04d}"), sorted(checkpoint.path.glob(rng_name("*")))
-    # Where more ranks continue than saved, those without a file share the files of others.
+    # With more ranks than at the save, ranks without a file use the file of another rank.
     set_rng_state(torch.load(own if own.exists() else saved[dist.get_rank() % len(saved)], weights_only=True))
