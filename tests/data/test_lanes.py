@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream, write_corpus
 from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
-from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.lanes import Lane
+from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.packing import DocumentSpan, Sample
 
 
@@ -22,7 +21,7 @@ def plan_of(corpus: Path, **spec: object) -> DataPlan:
 
 
 def lane_of(plan: DataPlan, number: int) -> Lane:
-    return Lane(plan.sources, number, plan.fresh_lanes([number])[number])
+    return Lane(plan, number, plan.fresh_lanes([number])[number])
 
 
 def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[DocumentSpan]]]:
@@ -66,7 +65,7 @@ def test_every_token_once_an_epoch(
             at += size
             covered[piece.epoch, piece.document_index].append((piece.start, piece.end))
         assert at == sequence_length - sample.num_padding
-        if sample.goes_on:
+        if sample.continues:
             assert sample.tokens[-1] == document[pieces[-1].end]
     for (epoch, document_index), parts in covered.items():
         parts.sort()
@@ -126,7 +125,7 @@ def test_goes_on_from_any_cursor_also_over_a_change_of_length(
     unbroken = samples_of(plan, sum(stops))
     state, number = plan.fresh_lanes([0])[0], 0
     for stop in stops:
-        lane = Lane(plan.sources, 0, state)
+        lane = Lane(plan, 0, state)
         for _ in range(stop):
             sample, pieces = with_pieces(lane, number, plan)
             expected, expected_pieces = unbroken[number]
@@ -140,10 +139,10 @@ def test_goes_on_from_any_cursor_also_over_a_change_of_length(
 def test_a_cursor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     plan = plan_of(write_corpus(tmp_path, {"web": [5] * 40}, 100), num_lanes=1)
     stage = plan.schedule.stage_of(0)
-    with pytest.raises(DataError, match=r"place 5 in a block of domain 'web': that block has 5 documents"):
-        Lane(plan.sources, 0, [[0, 5, 0]]).next_sample(0, stage)
-    with pytest.raises(DataError, match=r"10000 tokens given of document \d+: that document has 6"):
-        Lane(plan.sources, 0, [[0, 0, 10_000]]).next_sample(0, stage)
+    with pytest.raises(DataError, match=r"position 5 in a block of domain 'web': the block has 5 documents"):
+        Lane(plan, 0, [[0, 5, 0]]).next_sample(0, stage)
+    with pytest.raises(DataError, match=r"10000 tokens used of document \d+: the document has 6"):
+        Lane(plan, 0, [[0, 0, 10_000]]).next_sample(0, stage)
 
 
 def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_micro_batch_changes_with_the_stage(corpus: Path) -> None:
 
 def test_a_stage_within_a_micro_batch_is_refused(corpus: Path) -> None:
     stream = open_stream(corpus, stages=(StageSpec(8, samples=12), StageSpec(24)))
-    with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of one"):
+    with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of it"):
         list(itertools.islice(loader, 5))
 
 
@@ -175,7 +175,7 @@ def test_a_worker_that_dies_is_named(corpus: Path) -> None:
         next(loader)
         (worker,) = children()
         os.kill(worker, signal.SIGKILL)
-        with pytest.raises(MachineError, match=r"a data worker: ended without a word.*data\.num_workers \(now 1\)"):
+        with pytest.raises(MachineError, match=r"a data worker: ended unexpectedly.*data\.num_workers \(now 1\)"):
             list(itertools.islice(loader, 100_000))
 
 

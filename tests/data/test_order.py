@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.data.order import BLOCK_BYTES, FEW, BlockPlace, DomainOrder, documents_per_block, permuted_index
+from z2all_ds.data.order import BLOCK_BYTES, BlockRange, DomainOrder, documents_per_block, permuted_index
 
 
 @settings(max_examples=60, deadline=None)
@@ -34,7 +34,7 @@ def test_golden_values() -> None:
 GOLDEN_SMALL = [4, 8, 6, 7, 1, 5, 0, 9, 2, 3]
 GOLDEN_NEXT_EPOCH = [6, 4, 8, 5, 0, 2, 1, 7, 3, 9]
 GOLDEN_LARGE = [462417796159, 114311759389, 847203139777, 102792615477]
-GOLDEN_BLOCK = BlockPlace(25, 895938304, 895938560)
+GOLDEN_BLOCK = BlockRange(25, 895938304, 895938560)
 GOLDEN_WITHIN = [53, 56, 233, 194, 237, 199, 241, 43]
 
 
@@ -62,10 +62,10 @@ def test_looks_shuffled() -> None:
 
 def test_a_block_is_shuffled_inside_and_otherwise_each_epoch() -> None:
     order = DomainOrder("web", 40_000, 20_000, 11)
-    first = order.within(BlockPlace(0, 0, 20_000))
+    first = order.within(BlockRange(0, 0, 20_000))
     assert sorted(first) == list(range(20_000))
     assert chi_square_of_steps(first, 64) < 115
-    for other in (BlockPlace(1, 0, 20_000), BlockPlace(0, 20_000, 40_000)):
+    for other in (BlockRange(1, 0, 20_000), BlockRange(0, 20_000, 40_000)):
         assert sum(a == b for a, b in zip(first, order.within(other), strict=True)) < 10
 
 
@@ -86,14 +86,6 @@ def test_lanes_read_every_document_once_an_epoch(
             block = order.block_at(number)
             seen.update((block.epoch, block.first + inside) for inside in order.within(block))
     assert seen == Counter({(epoch, document): 1 for epoch in range(epochs) for document in range(num_documents)})
-
-
-@given(count=st.integers(2, FEW), first=st.integers(0, 10**12), epoch=st.integers(0, 9))
-def test_few_and_many_are_ordered_alike(count: int, first: int, epoch: int) -> None:
-    """The two ways of computing it agree, seen on a block that is only looked at as a longer one."""
-    order, block = DomainOrder("web", 10**13, FEW, 5), BlockPlace(epoch, first, first + count)
-    longer = order.within(BlockPlace(epoch, first, first + FEW + 1))
-    assert order.within(block) == [number for number in longer if number < count]
 
 
 def test_blocks_are_of_a_good_size() -> None:

@@ -46,13 +46,13 @@ def test_batch_by_hand() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), goes_on=st.booleans(), data=st.data())
-def test_columns_agree_with_each_other(lengths: list[int], goes_on: bool, data: st.DataObject) -> None:
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), continues=st.booleans(), data=st.data())
+def test_columns_agree_with_each_other(lengths: list[int], continues: bool, data: st.DataObject) -> None:
     total = sum(lengths)
     samples = []
     for row in range(data.draw(st.integers(1, 4))):
         order = data.draw(st.permutations(lengths))
-        samples.append(Sample(np.arange(1000 * row, 1000 * row + total + 1, dtype=np.int32), order, row, goes_on))
+        samples.append(Sample(np.arange(1000 * row, 1000 * row + total + 1, dtype=np.int32), order, row, continues))
     batch = {name: column.numpy() for name, column in make_batch(samples).items()}
     for row, sample in enumerate(samples):
         starts = np.cumsum([0, *sample.piece_lengths[:-1]])
@@ -60,7 +60,7 @@ def test_columns_agree_with_each_other(lengths: list[int], goes_on: bool, data: 
         np.testing.assert_array_equal(np.flatnonzero(np.diff(batch["document_ids"][row], prepend=-1)), starts)
         assert batch["document_ids"][row].max() == len(lengths) - 1
         ends = np.cumsum(sample.piece_lengths) - 1
-        without = ends[:-1] if goes_on else ends
+        without = ends[:-1] if continues else ends
         np.testing.assert_array_equal(np.flatnonzero(batch["labels"][row] == NO_TARGET), without)
         targets = batch["labels"][row] != NO_TARGET
         np.testing.assert_array_equal(batch["labels"][row][targets], batch["input_ids"][row][targets] + 1)

@@ -27,7 +27,7 @@ def test_numbers_of_given_samples(skip: list[tuple[int, int]]) -> None:
     given_out = [k for k in range(200) if not any(first <= k < end for first, end in skip)]
     assert [k for k in range(200) if not made.is_skipped(k)] == given_out
     for count, sample in enumerate(given_out):
-        assert made.given_before(sample) == count
+        assert made.used_before(sample) == count
         assert made.sample_after(count) == sample
 
 

@@ -72,7 +72,7 @@ def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]
 
 def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
     """The samples of `count` micro-batches of one rank."""
-    batches = make_batches(in_turn(stream, max(num_workers, 1)), [micro_batch_size] * 2, pin_memory=False)
+    batches = make_batches(in_turn(stream, max(num_workers, 1)), [micro_batch_size] * 2)
     samples = []
     for _ in range(count):
         batch, consumed = next(batches)

@@ -26,7 +26,7 @@ def test_traced_tokens_are_those_of_the_sample(tmp_path: Path, packing: str) -> 
             trace = trace_sample(plan, k, known)
             ids = by_number[k]["input_ids"].tolist()
             assert trace.token_ids == ids[: len(trace.token_ids)]
-            assert plan.sources.domains[int(by_number[k]["domain_ids"][0])].name == trace.domain
+            assert plan.domains[int(by_number[k]["domain_ids"][0])].name == trace.domain
             assert trace.lane == k % 12
             assert trace.from_sample == max([0, *(s["position"] for s in known if s["position"] <= k)])
             assert len(trace.token_ids) == sum(piece.end - piece.start for piece in trace.pieces)
@@ -47,8 +47,8 @@ def test_places_are_those_of_the_documents(tmp_path: Path) -> None:
             at += piece.end - piece.start
             number = first_of_domain[trace.domain] + piece.document_index
             assert {token // 1000 for token in text} <= {number}
-            assert piece.place.record == piece.document_index % 7
-            assert piece.place.shard.startswith(f"{trace.domain}-")
+            assert piece.record == piece.document_index % 7
+            assert piece.shard.startswith(f"{trace.domain}-")
 
 
 def test_only_its_own_lane_and_domain_are_gone_through(tmp_path: Path) -> None:

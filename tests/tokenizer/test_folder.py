@@ -15,7 +15,7 @@ from tests.tokenizer.test_tokenization_z2all import WITH_CONTROL_TEXT
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer, train_tokenizer
-from z2all_ds.tokenizer.folder import check_place, read_recipe
+from z2all_ds.tokenizer.folder import check_writable, read_recipe
 
 CHAT = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "Hi"}]
 CHAT_TEXT = "<|im_start|>user\n你好<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -176,8 +176,8 @@ def test_recipes(tmp_path: Path, small_tokenizer: Path) -> None:
 def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"file is a file"):
-        check_place(tmp_path / "file" / "deep" / "t")
-    check_place(tmp_path / "new" / "deep" / "t")
+        check_writable(tmp_path / "file" / "deep" / "t")
+    check_writable(tmp_path / "new" / "deep" / "t")
     assert not (tmp_path / "new").exists()
     with pytest.raises(MachineError, match="not writable"):
-        check_place(Path("/proc/t"))
+        check_writable(Path("/proc/t"))

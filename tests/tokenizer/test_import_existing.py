@@ -79,11 +79,11 @@ def test_tokens_it_has_already_keep_their_number(tmp_path: Path, small_tokenizer
         (
             {"<|PAD|>": 3},
             None,
-            r"special <|PAD|>=3: ids 0 to 9 belong to the tokenizer's own tokens. Choose 10 or more.",
+            r"special <|PAD|>=3: ids 0 to 9 are used by the tokenizer. Choose 10 or more.",
         ),
-        ({}, 9, "special start 9: ids 0 to 9 belong"),
-        ({"<|PAD|>": 20, "<|x|>": 20}, None, "has that id, too"),
-        ({"t3": 12}, None, "special t3=12: the tokenizer has it already, as 3"),
+        ({}, 9, "special start 9: ids 0 to 9 are used"),
+        ({"<|PAD|>": 20, "<|x|>": 20}, None, "has the same id"),
+        ({"t3": 12}, None, "special t3=12: the tokenizer already has it as 3"),
     ],
 )
 def test_numbers_that_collide(given: dict[str, int], start: int | None, message: str) -> None:
@@ -161,7 +161,7 @@ def test_foreign_sentencepiece_models_give_their_own_ids(tmp_path: Path, kind: s
     data = other_model(model_type=kind, user_defined_symbols=["<x>"])
     (tmp_path / "tokenizer.model").write_bytes(data)
     report = import_tokenizer(tmp_path, tmp_path / "out")
-    assert "does not come back" in report.warnings[0]
+    assert "not reproduced exactly" in report.warnings[0]
     ours, original = load_tokenizer(tmp_path / "out"), sentencepiece.SentencePieceProcessor(model_proto=data)
     for text in ("the cat sat", "then  Ａ ran ", "今天 number 42", "a", "the<x>"):
         assert ours.encode(text) == original.encode(text), text

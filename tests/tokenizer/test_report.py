@@ -41,7 +41,7 @@ def test_the_table_shows_every_tokenizer(
 ) -> None:
     print_lines(describe(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000)))
     shown = capsys.readouterr().out
-    for word in ("zh: bytes per token", "tokens of 1234567890", "tokens that are CJK", "every text comes back"):
+    for word in ("zh: bytes per token", "tokens of 1234567890", "tokens that are CJK", "every text is reproduced"):
         assert word in shown
     with pytest.raises(ConfigError, match="no tokenizer"):
         report_tokenizers([], small_corpus)

@@ -81,7 +81,7 @@ def test_long_lines_are_cut_and_nothing_is_lost() -> None:
 def test_vocabularies_that_do_not_fit(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 257"):
         train_tokenizer(small_corpus, tmp_path / "t", 256, algorithm="spm")
-    with pytest.raises(DataError, match="different characters of the text alone need") as caught:
+    with pytest.raises(DataError, match="the bytes and characters of the text need") as caught:
         train_tokenizer(small_corpus, tmp_path / "t", 300, algorithm="spm")
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="only enough repeated text for"):

@@ -99,7 +99,7 @@ def test_allowed_special_in_words(tokenizer: Z2allTokenizer) -> None:
     assert tokenizer.encode("a<|endoftext|>b", {"<|PAD|>"}) == tokenizer.encode("a<|endoftext|>b")
     texts = ["", "a<|endoftext|>", "b", "<|endoftext|><|endoftext|>"]
     assert tokenizer.encode_batch(texts, "all") == [[], [*a, end], b, [end, end]]
-    with pytest.raises(DataError, match=r"^text 1 of the batch, character 1, '<\|endoftext\|>': the text spells"):
+    with pytest.raises(DataError, match=r"^text 1 of the batch, character 1, '<\|endoftext\|>': the text contains"):
         tokenizer.encode_batch(texts, "none_raise")
     with pytest.raises(DataError, match=r"control token '<\|other\|>'"):
         tokenizer.encode("a", {"<|other|>"})

@@ -71,7 +71,7 @@ class Workshop:
         for sample in range((step - 1) * SAMPLES_PER_STEP + rank, STEPS * SAMPLES_PER_STEP, 2):
             for piece in trace_sample(plan, sample).pieces:
                 if piece.start == 0:
-                    return sample // SAMPLES_PER_STEP + 1, piece.place
+                    return sample // SAMPLES_PER_STEP + 1, DocumentLocation(piece.shard, piece.record)
         raise AssertionError("no document begins there")
 
     def fail(

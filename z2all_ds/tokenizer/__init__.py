@@ -1,8 +1,8 @@
 """Learns a vocabulary from text and encodes with it: byte-level BPE, or SentencePiece with byte fallback.
 
-`train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package;
-`load_tokenizer` opens the same folder for training data: fast, without transformers, and deaf to control tokens spelled
-out in a document. `report_tokenizers` sets folders side by side.
+`train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package.
+`load_tokenizer` opens the same folder for training data: fast, without transformers, and with control tokens in a
+document encoded as plain text. `report_tokenizers` compares folders.
 """
 
 from z2all_ds.tokenizer.import_existing import ImportReport, import_tokenizer

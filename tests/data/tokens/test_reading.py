@@ -52,7 +52,7 @@ def test_the_same_documents_as_from_text(pair: Pair, tokens: Path, small_tokeniz
         for number in range(one.num_documents):
             np.testing.assert_array_equal(left.tokens(number), right.tokens(number))
             assert len(right.tokens(number)) == len(left.tokens(number))
-            assert one.place(number) == other.place(number)
+            assert one.location(number) == other.location(number)
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,7 +83,7 @@ def test_blocks_straddle_shards(
     flat = [document for shard in shards for document in shard]
     places = [(f"d-{number:05d}.jsonl", record) for number, shard in enumerate(shards) for record in range(len(shard))]
     assert (domain.num_documents, domain.num_bytes) == (len(flat), sum(range(100, 100 + len(shards))))
-    assert [domain.place(number) for number in range(len(flat))] == places
+    assert [domain.location(number) for number in range(len(flat))] == places
     first = data.draw(st.integers(0, len(flat) - 1))
     end = data.draw(st.integers(first + 1, len(flat)))
     block = domain.open_block(first, end)
@@ -122,7 +122,7 @@ def test_a_domain_travels_to_another_process(pair: Pair) -> None:
 def test_which_folders_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
     found = [is_token_corpus(folder) for folder in (tokens, str(tokens), small_corpus, tmp_path, tmp_path / "none")]
     assert found == [True, True, False, False, False]
-    with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written when all tokens are\."):
+    with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written after all tokens\."):
         open_token_corpus(tmp_path)
 
 
@@ -195,17 +195,17 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
     [
         (lambda folder: (folder / TOKENS).unlink(), 1, f"{TOKENS}, record 1: the tokens cannot be read (No such file"),
         (lambda folder: (folder / ENDS).unlink(), 1, f"{ENDS}, record 1: the ends cannot be read (No such file"),
-        (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes and the manifest says 20."),
-        (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes and the manifest says 20."),
-        (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends breaks off at 20 bytes."),
-        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 and not with 9, <|endoft"),
+        (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes, the manifest says 20."),
+        (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes, the manifest says 20."),
+        (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends is cut off at byte 20."),
+        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 instead of 9, <|endoft"),
         (put(TOKENS, 5, 10, "<u2"), 2, f"{TOKENS}, record 2: token 10 is not one of the 10 of the tokenizer."),
         (put(TOKENS, 5, 65535, "<u2"), 2, f"{TOKENS}, record 2: token 65535 is not one of the 10 of the tokenizer."),
-        (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
-        (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
+        (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
+        (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
         (put(ENDS, 2, 11, "<u8"), 2, f"{ENDS}, record 2: the document ends at token 11 of 10."),
         (put(ENDS, 2, 2**64 - 1, "<u8"), 2, f"{ENDS}, record 2: the document ends at token {2**64 - 1} of 10."),
-        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 and not with 9, <|endoft"),
+        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 instead of 9, <|endoft"),
         (put(ENDS, 3, 9, "<u8"), 3, f"{ENDS}, record 3: the document ends at token 9 of 10."),
     ],
 )  # fmt: skip
@@ -245,7 +245,7 @@ def test_a_file_that_shrinks_under_an_open_block_is_an_error_and_no_signal(
     assert block.tokens(1).tolist() == [9]
     os.truncate(broken / TOKENS, 10)
     assert block.tokens(0).tolist() == [1, 2, 9]
-    rule = r"record 2: the file ends 6 bytes before the document does\. Leave a corpus alone while a run reads it"
+    rule = r"record 2: the file was cut off at byte 10 while it was read\. Do not change a corpus while a run reads it"
     with pytest.raises(DataError, match=rule):
         block.tokens(2)
 

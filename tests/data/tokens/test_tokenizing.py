@@ -20,13 +20,13 @@ from tests.helpers.command import COMMAND, environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.machine import group_is_alive
+from z2all_ds.base.reports import plain
 from z2all_ds.corpus.building import only_build
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
-from z2all_ds.data.tokens.shard_tokenizer import BATCH_BYTES
-from z2all_ds.data.tokens.tokenizing import figures_of, summary_lines, tokenize_corpus
+from z2all_ds.data.tokens.tokenizing import BATCH_BYTES, describe, figures_of, tokenize_corpus
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 
@@ -139,11 +139,11 @@ def test_what_it_says(small_tokenizer: Path, tmp_path: Path) -> None:
         "text_bytes": 7,
         "bytes_per_token": 7 / (sum(tokens) + tokens[0]),
     }
-    figures = figures_of(manifest)
+    figures = plain(figures_of(manifest))
     assert figures["domains"]["x"] == of_x
     assert list(figures["domains"]) == ["x", "all"]
     assert figures["total"]["tokens"] == of_x["tokens"] + tokens[0] + 1
-    lines = summary_lines(manifest)
+    lines = list(describe(manifest))
     assert lines[0] == f"x: 4 documents, {of_x['tokens']} tokens, {of_x['bytes_per_token']:.2f} bytes per token"
     assert [line.split()[0] for line in lines] == ["x:", "all:", "all:"]
 
@@ -159,7 +159,7 @@ def test_a_second_run_finds_everything(
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
     assert tokenize_corpus(small_corpus, small_tokenizer, out, 1, replace=True) == first
-    assert capsys.readouterr().err == f"{out}: the tokens of all 7 shards are there\n"
+    assert capsys.readouterr().err == f"{out}: the tokens of all 7 shards exist\n"
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
@@ -234,7 +234,7 @@ def test_stopped_for_real_and_run_again(
     done = {path: path.stat().st_mtime_ns for path in out.glob("slow-*.tokens")}
     again = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert again.returncode == 0, again.stderr
-    assert f"goes on with {10 - len(finished)} of 10 shards" in again.stderr
+    assert f"continuing with {10 - len(finished)} of 10 shards" in again.stderr
     assert files_in(out) == unbroken
     kept = [path for path, changed in done.items() if path.stat().st_mtime_ns == changed]
     assert len(kept) >= len(finished)
@@ -265,7 +265,7 @@ def test_another_tokenizer_is_refused(
     out = tmp_path / "t"
     tokenize_corpus(small_corpus, small_tokenizer, out, 1)
     before = files_in(out)
-    with pytest.raises(ConfigError, match=r"holds tokens of another tokenizer.*--replace"):
+    with pytest.raises(ConfigError, match=r"contains tokens of another tokenizer.*--replace"):
         tokenize_corpus(small_corpus, other_tokenizer, out, 1)
     assert files_in(out) == before
     tokenize_corpus(small_corpus, other_tokenizer, out, 1, replace=True)
@@ -284,7 +284,7 @@ def test_another_corpus_is_refused_even_if_unfinished(small_tokenizer: Path, tmp
         tokenize_corpus(one, small_tokenizer, out, 1)
     before = files_in(out)
     assert "a-00001.jsonl.tokens" in before
-    with pytest.raises(ConfigError, match="holds tokens of another corpus"):
+    with pytest.raises(ConfigError, match="contains tokens of another corpus"):
         tokenize_corpus(two, small_tokenizer, out, 1)
     assert files_in(out) == before
     tokenize_corpus(two, small_tokenizer, out, 1, replace=True)

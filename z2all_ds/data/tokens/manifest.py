@@ -1,17 +1,17 @@
-"""The format of token shards: two plain files for every raw shard, and TOKENS.json, written last.
+"""The format of token shards: two plain files per raw shard, and TOKENS.json, written last.
 
-NAME.tokens   the tokens of all documents, one after the other, each document with its <|endoftext|> last; little-endian
-              integers of the width that TOKENS.json calls `dtype`
-NAME.ends     for every document the number of tokens up to its end, [documents] little-endian uint64, so that document
-              i is tokens[ends[i - 1] : ends[i]]
+NAME.tokens   the tokens of all documents in order, each document with its <|endoftext|> last; little-endian integers
+              of the width given by `dtype` in TOKENS.json
+NAME.ends     the number of tokens up to the end of each document, [documents] little-endian uint64: document i is
+              tokens[ends[i - 1] : ends[i]]
 
-Neither has a header: numpy.memmap opens both as they are. NAME is the path of the raw shard, its suffix included. The
-manifest says of what corpus and of what tokenizer they are; a raw shard without documents has no files.
+Neither has a header, so numpy.memmap can open both. NAME is the path of the raw shard with its suffix. The manifest
+identifies the corpus and the tokenizer; a raw shard without documents has no files.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,17 +33,17 @@ class TokenShard:
     """The tokens of one raw shard."""
 
     path: str
-    """Of the raw shard, as the manifest of the raw corpus has it."""
+    """Path of the raw shard, as in the manifest of the raw corpus."""
     domain: str
     documents: int
     bytes: int
-    """Of the raw shard."""
+    """Size of the raw shard."""
     text_bytes: int
-    """Of the texts alone, in UTF-8."""
+    """Size of the texts in UTF-8."""
     tokens: int
-    """Every document's <|endoftext|> included."""
+    """Includes the <|endoftext|> of every document."""
     tokens_file: str
-    """Relative to the folder of TOKENS.json, with forward slashes; so is the next."""
+    """Relative to the folder of TOKENS.json, with forward slashes, as is `ends_file`."""
     ends_file: str
     tokens_sha256: str
     ends_sha256: str
@@ -51,21 +51,13 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class DomainTotals:
-    """What the shards of a domain, or of all, add up to."""
+    """Sums over the shards of a domain, or of all domains."""
 
     documents: int
     tokens: int
     text_bytes: int
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Of the text: <|endoftext|> stands for none."""
-        return self.text_bytes / max(1, self.tokens - self.documents)
-
-    def __add__(self, other: "DomainTotals") -> "DomainTotals":
-        return DomainTotals(
-            self.documents + other.documents, self.tokens + other.tokens, self.text_bytes + other.text_bytes
-        )
+    bytes_per_token: float
+    """Without the <|endoftext|> tokens, which represent no text."""
 
 
 @dataclass(frozen=True)
@@ -77,39 +69,42 @@ class TokenManifest:
     eot_id: int
     tokenizer_fingerprint: str
     tokenizer_size: int
-    """Number of ids: every token is below it."""
+    """Number of ids; every token is smaller."""
     corpus_fingerprint: str
     domain_fingerprints: dict[str, str]
-    """Of the raw domains: a run may go from text to tokens and back."""
+    """Those of the raw domains, so that a run may change from text to tokens and back."""
     shards: tuple[TokenShard, ...]
 
     @property
     def totals(self) -> dict[str, DomainTotals]:
-        """By domain, in the order of first appearance."""
-        totals: dict[str, DomainTotals] = {}
-        for shard in self.shards:
-            one = DomainTotals(shard.documents, shard.tokens, shard.text_bytes)
-            totals[shard.domain] = totals.get(shard.domain, DomainTotals(0, 0, 0)) + one
-        return totals
+        """Totals by domain, in the order of first appearance."""
+        names = dict.fromkeys(shard.domain for shard in self.shards)
+        return {name: totals_of([shard for shard in self.shards if shard.domain == name]) for name in names}
+
+
+def totals_of(shards: Sequence[TokenShard]) -> DomainTotals:
+    documents, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+    text_bytes = sum(shard.text_bytes for shard in shards)
+    return DomainTotals(documents, tokens, text_bytes, text_bytes / max(1, tokens - documents))
 
 
 def dtype_for(tokenizer_size: int) -> str:
-    """The narrowest that holds every id."""
+    """Returns the narrowest type that can store every id."""
     return "uint16" if tokenizer_size <= 1 << 16 else "uint32"
 
 
 def files_of(raw_path: str) -> tuple[str, str]:
-    """Names of the two files of a raw shard. With its suffix: `a.jsonl` and `a.parquet` may lie side by side."""
+    """Returns the names of the two files of a raw shard; with its suffix, as a.jsonl and a.parquet may both exist."""
     return f"{raw_path}.tokens", f"{raw_path}.ends"
 
 
 def write_token_manifest(folder: Path, manifest: TokenManifest) -> None:
-    """Whole or not at all. Call it when every file has its final name."""
+    """Writes the manifest atomically, after all other files."""
     write_whole(folder / TOKEN_MANIFEST_NAME, json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n")
 
 
 def parse_token_manifest(data: bytes, where: str) -> TokenManifest:
-    """Whatever is wrong with it is a DataError that says so."""
+    """Parses and checks a manifest; raises a DataError for an invalid one."""
     again = "Write the tokens again with `z2all corpus tokenize`, or restore the file."
     try:
         values = json.loads(data)
@@ -123,17 +118,17 @@ def parse_token_manifest(data: bytes, where: str) -> TokenManifest:
         manifest = TokenManifest(**values, shards=shards)
         _check(manifest)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(where, f"not a manifest of tokens ({error!r})", again) from None
+        raise DataError(where, f"not a token manifest ({error!r})", again) from None
     return manifest
 
 
 def parse_token_shard(entry: Mapping[str, Any]) -> TokenShard:
-    """A shard's entry; TypeError or ValueError if it is none."""
+    """Parses and checks the entry of a shard; raises TypeError or ValueError for an invalid one."""
     shard = TokenShard(**entry)
     for path in (shard.path, shard.tokens_file, shard.ends_file):
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts:
-            raise ValueError(f"path {path!r} must lie inside the folder")
+            raise ValueError(f"path {path!r} must be inside the folder")
     if not isinstance(shard.domain, str) or not shard.domain:
         raise ValueError(f"domain {shard.domain!r} must be a name")
     for count in (shard.documents, shard.bytes, shard.text_bytes, shard.tokens):
@@ -151,12 +146,12 @@ def _check(manifest: TokenManifest) -> None:
     if manifest.dtype not in TOKEN_DTYPES:
         raise ValueError(f"dtype {manifest.dtype!r} must be one of {', '.join(TOKEN_DTYPES)}")
     if type(manifest.tokenizer_size) is not int or type(manifest.eot_id) is not int:
-        raise ValueError("tokenizer_size and eot_id must be whole numbers")
+        raise ValueError("tokenizer_size and eot_id must be integers")
     if not 0 <= manifest.eot_id < manifest.tokenizer_size <= 1 << (8 * TOKEN_DTYPES[manifest.dtype].itemsize):
         raise ValueError(f"eot_id {manifest.eot_id} of {manifest.tokenizer_size} ids as {manifest.dtype}")
     fingerprints = dict(manifest.domain_fingerprints)
     if not all(isinstance(value, str) for value in fingerprints.values()):
-        raise ValueError("domain_fingerprints must be texts")
+        raise ValueError("domain_fingerprints must be strings")
     if missing := {shard.domain for shard in manifest.shards} - set(fingerprints):
         raise ValueError(f"domain {min(missing)!r} has no fingerprint")
     for name in ("path", "tokens_file", "ends_file"):
