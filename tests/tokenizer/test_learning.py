@@ -19,11 +19,11 @@ def words(tmp_path: Path) -> Path:
 
 def test_what_comes_back(words: Path, capfd: pytest.CaptureFixture[str]) -> None:
     size = words.stat().st_size
-    bbpe = learn_in_own_process("bbpe", [f"en={words}"], {"en": size}, 262)
-    assert bbpe.files.keys() == {"tokenizer.json"}
-    assert bbpe.text_bytes == size
-    spm = learn_in_own_process("spm", [f"en={words}"], {"en": size}, 272)
-    assert spm.files.keys() == {"tokenizer.json", "sentencepiece.model"}
+    files, text_bytes = learn_in_own_process("bbpe", [f"en={words}"], {"en": size}, 262)
+    assert files.keys() == {"tokenizer.json"}
+    assert text_bytes == size
+    files, _ = learn_in_own_process("spm", [f"en={words}"], {"en": size}, 272)
+    assert files.keys() == {"tokenizer.json", "sentencepiece.model"}
     said = capfd.readouterr().err
     assert "reading text: 0 MB" in said and "merging" in said
     assert "Compute merges" not in said

@@ -22,12 +22,11 @@ from z2all_ds.base.reports import Shown, Table
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import parse_record
+from z2all_ds.tokenizer.sampling import text_batches
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer, worker_tokenizer
 
 BLOCK_BYTES = 1 << 18
 """Unit of reading if only a share is read."""
-CHARACTERS_PER_BATCH = 1_000_000
-"""Text per call of the tokenizer."""
 BIN_EDGES = tuple(sorted({0, *(round(2 ** (half / 2)) for half in range(61))}))
 """Left edges of the histogram bins in characters, two per doubling."""
 CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
@@ -82,10 +81,7 @@ class _Counts:
 
 
 def corpus_stats(
-    corpus_dir: str | Path,
-    tokenizer_dir: str | Path | None = None,
-    workers: int | None = 1,
-    sample_share: float = 1.0,
+    corpus_dir: str | Path, tokenizer_dir: str | Path | None = None, workers: int | None = 1, sample_share: float = 1.0
 ) -> CorpusStats:
     """Reads the corpus, or about a share of it (at least one block per shard), in `workers` processes."""
     corpus_dir = Path(corpus_dir)
@@ -176,22 +172,18 @@ def _drawable(name: str, with_chinese: bool) -> str:
 def _count_shard(corpus_dir: Path, tokenizer: tuple[str, str] | None, share: float, shard: ShardInfo) -> _Counts:
     """Counts a shard, in a worker process; `tokenizer` is its folder and fingerprint."""
     counts = _Counts()
-    encode = None if tokenizer is None else worker_tokenizer(*tokenizer).encode_batch
-    batch: list[str] = []
-    batch_size = 0
-    for start, line in _chosen_lines(corpus_dir, shard, share):
-        content = parse_record(line, f"{shard.path}, byte {start}").content
-        counts.bytes += len(line)
-        counts.content_bytes += len(content.encode("utf-8", "surrogatepass"))
-        counts.lengths[len(content)] += 1
-        if encode is not None:
-            batch.append(content)
-            batch_size += len(content)
-            if batch_size >= CHARACTERS_PER_BATCH:
-                counts.tokens += sum(map(len, encode(batch)))
-                batch, batch_size = [], 0
-    if encode is not None:
-        counts.tokens += sum(map(len, encode(batch)))
+
+    def contents() -> Iterator[str]:
+        for start, line in _chosen_lines(corpus_dir, shard, share):
+            content = parse_record(line, f"{shard.path}, byte {start}").content
+            counts.bytes += len(line)
+            counts.content_bytes += len(content.encode("utf-8", "surrogatepass"))
+            counts.lengths[len(content)] += 1
+            yield content
+
+    for texts in text_batches(contents()):
+        if tokenizer is not None:
+            counts.tokens += sum(map(len, worker_tokenizer(*tokenizer).encode_batch(texts)))
     return counts
 
 

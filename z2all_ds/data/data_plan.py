@@ -116,11 +116,7 @@ class DataPlan:
             "packing": self.spec.packing,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "domains": {domain.name: [domain.num_documents, domain.fingerprint[:16]] for domain in self.domains},
-            "stage": {
-                "name": stage.name,
-                "sequence_length": stage.sequence_length,
-                "shares": dict(stage.shares),
-            },
+            "stage": {"name": stage.name, "sequence_length": stage.sequence_length, "shares": dict(stage.shares)},
             "skip": [[first, end] for first, end in self.schedule.skip],
             "lanes": {str(lane): [list(cursor) for cursor in state] for lane, state in lanes.items()},
         }

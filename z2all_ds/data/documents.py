@@ -34,13 +34,6 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
 
 
-class DocumentLocation(NamedTuple):
-    """The shard of a document, as named in the manifest, and its record number in it, from 0."""
-
-    shard: str
-    record: int
-
-
 class DocumentSpan(NamedTuple):
     """Tokens `start` to `end` - 1 of a document, which are part of a sample."""
 
@@ -87,7 +80,9 @@ class Domain(Protocol):
         """Returns the documents `first` to `end` - 1."""
         ...
 
-    def location(self, document_index: int) -> DocumentLocation: ...
+    def location(self, document_index: int) -> tuple[str, int]:
+        """Returns the shard of a document, as named in the manifest, and its record number in it, from 0."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -109,8 +104,8 @@ class RawDomain:
     def open_block(self, first: int, end: int) -> "RawBlock":
         return RawBlock(self._reader.open_block(first, end), self._tokenizer)
 
-    def location(self, document_index: int) -> DocumentLocation:
-        return DocumentLocation(*self._reader.place(document_index))
+    def location(self, document_index: int) -> tuple[str, int]:
+        return self._reader.place(document_index)
 
 
 class RawBlock:

@@ -9,7 +9,6 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 THREAD_NAME = "z2all-data-prefetch"
@@ -28,17 +27,14 @@ class Prefetcher(Generic[Item]):
     """Iterates over `items`, up to `depth` ahead of the consumer."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        # Two simple queues, one of items and one of permits to make another, instead of one bounded queue: SimpleQueue
-        # is written in C, and an operation that does not wait takes 0.3 µs instead of 3.
         self._made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._permits.put(True)
+        self._permits, stop = threading.Semaphore(depth), threading.Event()
         self._end: _End | None = None
         # The thread must not refer to `self`, or an unused Prefetcher would never be collected.
-        arguments = (items, self._made, self._permits)
+        arguments = (items, self._made, self._permits, stop)
         self._thread = threading.Thread(target=_fill, args=arguments, name=THREAD_NAME, daemon=True)
-        weakref.finalize(self, _end_thread, self._thread, self._permits)  # also runs when the interpreter exits
+        # Also runs when the interpreter exits.
+        self._stop_thread = weakref.finalize(self, _end_thread, self._thread, self._permits, stop)
         self._thread.start()
 
     def __iter__(self) -> "Prefetcher[Item]":
@@ -48,7 +44,7 @@ class Prefetcher(Generic[Item]):
         if self._end is None:
             item = self._made.get()
             if not isinstance(item, _End):
-                self._permits.put(True)
+                self._permits.release()
                 return item
             self._end = item
             self._thread.join()
@@ -58,24 +54,24 @@ class Prefetcher(Generic[Item]):
 
     def close(self) -> None:
         """Ends the thread and waits for it; drops the items made ahead."""
-        _end_thread(self._thread, self._permits)
+        self._stop_thread()
         self._end = self._end or _End(None)
 
 
-def _end_thread(thread: threading.Thread, permits: "queue.SimpleQueue[bool]") -> None:
+def _end_thread(thread: threading.Thread, permits: threading.Semaphore, stop: threading.Event) -> None:
     """Ends the thread and waits: one inside a tokenizer while the interpreter shuts down can crash the process."""
-    while not permits.empty():  # so that the next one is the order to stop
-        with suppress(queue.Empty):
-            permits.get_nowait()
-    permits.put(False)
+    stop.set()
+    permits.release()
     if thread is not threading.current_thread():  # the garbage collector may run this in any thread
         thread.join()
 
 
-def _fill(items: Iterator[Any], made: "queue.SimpleQueue[Any]", permits: "queue.SimpleQueue[bool]") -> None:
+def _fill(
+    items: Iterator[Any], made: "queue.SimpleQueue[Any]", permits: threading.Semaphore, stop: threading.Event
+) -> None:
     end = _End(None)
     try:
-        while permits.get():
+        while permits.acquire() and not stop.is_set():
             made.put(next(items))
     except StopIteration:
         pass

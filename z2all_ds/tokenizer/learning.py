@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from z2all_ds.base import errors
 from z2all_ds.base.child_process import JsonProcess, module_command, package_environment
@@ -20,17 +20,13 @@ MERGE_STAGE = "Compute merges"
 """Its name in the progress lines of `tokenizers`."""
 
 
-class Learned(NamedTuple):
-    """The files of a tokenizer by name, and the bytes of text that were read."""
-
-    files: dict[str, bytes]
-    text_bytes: int
-
-
 def learn_in_own_process(
     algorithm: str, inputs: Sequence[str], shares: Mapping[str, int], text_vocab_size: int
-) -> Learned:
-    """Learns from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain."""
+) -> tuple[dict[str, bytes], int]:
+    """Learns from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain.
+
+    Returns the files of the tokenizer by name, and the bytes of text that were read.
+    """
     with tempfile.TemporaryDirectory(prefix="z2all-tokenizer-") as scratch:
         job = {
             "algorithm": algorithm,
@@ -44,7 +40,7 @@ def learn_in_own_process(
         with closing(JsonProcess(command, package_environment(), error_mark="")) as process:
             process.send(job)
             text_bytes = _show_progress(_reports(process), sum(shares.values()), algorithm, text_vocab_size)
-        return Learned({path.name: path.read_bytes() for path in Path(scratch).iterdir()}, text_bytes)
+        return {path.name: path.read_bytes() for path in Path(scratch).iterdir()}, text_bytes
 
 
 def _show_progress(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, text_vocab_size: int) -> int:

@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +23,7 @@ from z2all_ds.corpus.schema import parse_record
 from z2all_ds.tokenizer.text_files import TextPiece, file_pieces, file_sha256
 
 PROGRESS_FROM_BYTES = 200_000_000
-DOCUMENTS_PER_BLOCK = 256
+BLOCK_BYTES = 1 << 20
 Inputs = str | Path | Sequence[str | Path]
 
 
@@ -137,12 +137,29 @@ def _corpus_sources(location: str) -> Sources:
 
 def _text_pieces(reader: DomainReader) -> Iterator[TextPiece]:
     """Yields the documents of adopted files of any format."""
-    for first in range(0, reader.num_documents, DOCUMENTS_PER_BLOCK):
-        end = min(first + DOCUMENTS_PER_BLOCK, reader.num_documents)
-        block = reader.open_block(first, end)
-        for number in range(end - first):
-            text = block.text(number)
-            yield len(text.encode()), lambda text=text: text  # type: ignore[misc]
+    for text in all_texts(reader):
+        yield len(text.encode()), lambda text=text: text  # type: ignore[misc]
+
+
+def all_texts(reader: DomainReader) -> Iterator[str]:
+    """Yields the texts of a domain in order, read in blocks of about BLOCK_BYTES."""
+    block_size = max(1, BLOCK_BYTES * reader.num_documents // max(1, reader.num_bytes))
+    for first in range(0, reader.num_documents, block_size):
+        end = min(first + block_size, reader.num_documents)
+        yield from map(reader.open_block(first, end).text, range(end - first))
+
+
+def text_batches(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
+    """Groups texts into lists of about this many characters, for one call of the tokenizer."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[TextPiece]:

@@ -81,16 +81,16 @@ def train_tokenizer(
 
     shares = share_budget({name: domain.bytes for name, domain in sources.domains.items()}, max_bytes, weights)
     _report_short_domains(shares, max_bytes, weights)
-    learned = learn_in_own_process(algorithm, input_list(inputs), shares, text_vocab_size)
-    backend = Tokenizer.from_str(learned.files.pop(TOKENIZER_FILE).decode())
+    files, trained_bytes = learn_in_own_process(algorithm, input_list(inputs), shares, text_vocab_size)
+    backend = Tokenizer.from_str(files.pop(TOKENIZER_FILE).decode())
     add_control_tokens(backend, text_vocab_size)
     results = {
-        "trained_bytes": learned.text_bytes,
+        "trained_bytes": trained_bytes,
         "bytes_per_token": {
             name: _bytes_per_token(backend, sources.domains[name]) for name, share in shares.items() if share
         },
     }
-    write_folder(backend, out_dir, {**recipe, **results}, learned.files, safe_by_default)
+    write_folder(backend, out_dir, {**recipe, **results}, files, safe_by_default)
     return _report(out_dir, recipe)
 
 

@@ -26,7 +26,7 @@ from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_m
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
-from z2all_ds.data.tokens.tokenizing import BATCH_BYTES, describe, figures_of, tokenize_corpus
+from z2all_ds.data.tokens.tokenizing import describe, figures_of, tokenize_corpus
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 
@@ -48,7 +48,7 @@ def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Empty documents and odd ones, a shard of empty ones alone, one of several batches, and one without documents."""
     words = random.Random(3).choices(["alpha", "beta", "гамма", "分词", "= {}\n", "  "], k=300_000)
     long = [" ".join(words[at : at + 700]) for at in range(0, len(words), 700)]
-    assert sum(len(text.encode()) for text in long) > 1.5 * BATCH_BYTES
+    assert sum(len(text.encode()) for text in long) > 1_500_000
     shards = {"odd": [ODD_TEXTS, ["", ""], []], "long": [[*long, ""]], "none": [[]]}
     return write_text_corpus(tmp_path_factory.mktemp("odd") / "语料", shards)
 
@@ -296,7 +296,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(small_corpus: Path, small_tok
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     whole = files_in(tmp_path / "t")
     (tmp_path / "t" / "TOKENS.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"TOKENS\.json: not readable as JSON.*--replace"):
+    with pytest.raises(ConfigError, match=r"TOKENS\.json: not a valid token manifest \(Invalid JSON.*--replace"):
         tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1, replace=True)
     assert files_in(tmp_path / "t") == whole

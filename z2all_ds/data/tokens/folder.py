@@ -21,7 +21,6 @@ from z2all_ds.data.tokens.manifest import (
     TokenShard,
     files_of,
     parse_token_manifest,
-    parse_token_shard,
     write_token_manifest,
 )
 
@@ -91,7 +90,7 @@ class TokenFolder:
         found = {}
         for number, path in enumerate(self._job.shards):
             try:
-                shard = parse_token_shard(json.loads(self._record_path(number).read_bytes()))
+                shard = TokenShard(**json.loads(self._record_path(number).read_bytes()))
             except (OSError, ValueError, TypeError):
                 continue
             if shard.path == path and self._is_complete(shard):

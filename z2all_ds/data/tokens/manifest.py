@@ -10,13 +10,14 @@ identifies the corpus and the tokenizer; a raw shard without documents has no fi
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.errors import DataError
@@ -25,28 +26,44 @@ TOKEN_MANIFEST_NAME = "TOKENS.json"
 FORMAT_VERSION = 1
 ENDS_DTYPE = np.dtype("<u8")
 TOKEN_DTYPES: dict[str, "np.dtype[Any]"] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_HEX_64 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
+def _inside_folder(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise ValueError(f"path {path!r} must be inside the folder")
+    return path
+
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+RelativePath = Annotated[str, AfterValidator(_inside_folder)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_NO_OTHER_FIELDS = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_NO_OTHER_FIELDS)
 class TokenShard:
     """The tokens of one raw shard."""
 
-    path: str
+    path: RelativePath
     """Path of the raw shard, as in the manifest of the raw corpus."""
-    domain: str
-    documents: int
-    bytes: int
+    domain: Annotated[str, Field(min_length=1)]
+    documents: Count
+    bytes: Count
     """Size of the raw shard."""
-    text_bytes: int
+    text_bytes: Count
     """Size of the texts in UTF-8."""
-    tokens: int
+    tokens: Count
     """Includes the <|endoftext|> of every document."""
-    tokens_file: str
+    tokens_file: RelativePath
     """Relative to the folder of TOKENS.json, with forward slashes, as is `ends_file`."""
-    ends_file: str
-    tokens_sha256: str
-    ends_sha256: str
+    ends_file: RelativePath
+    tokens_sha256: Sha256
+    ends_sha256: Sha256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.documents <= self.tokens:
+            raise ValueError(f"{self.documents} documents cannot have {self.tokens} tokens")
 
 
 @dataclass(frozen=True)
@@ -60,20 +77,29 @@ class DomainTotals:
     """Without the <|endoftext|> tokens, which represent no text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_NO_OTHER_FIELDS)
 class TokenManifest:
     """All token shards of a corpus, in the order of the raw ones."""
 
-    format_version: int
-    dtype: str
-    eot_id: int
+    format_version: Literal[1]
+    dtype: Literal["uint16", "uint32"]
+    eot_id: Count
     tokenizer_fingerprint: str
-    tokenizer_size: int
+    tokenizer_size: Count
     """Number of ids; every token is smaller."""
     corpus_fingerprint: str
     domain_fingerprints: dict[str, str]
     """Those of the raw domains, so that a run may change from text to tokens and back."""
     shards: tuple[TokenShard, ...]
+
+    def __post_init__(self) -> None:
+        if not self.eot_id < self.tokenizer_size <= 1 << (8 * TOKEN_DTYPES[self.dtype].itemsize):
+            raise ValueError(f"eot_id {self.eot_id} of {self.tokenizer_size} ids as {self.dtype}")
+        if missing := {shard.domain for shard in self.shards} - set(self.domain_fingerprints):
+            raise ValueError(f"domain {min(missing)!r} has no fingerprint")
+        for name in ("path", "tokens_file", "ends_file"):
+            if len({getattr(shard, name) for shard in self.shards}) != len(self.shards):
+                raise ValueError("a shard is listed twice")
 
     @property
     def totals(self) -> dict[str, DomainTotals]:
@@ -88,7 +114,7 @@ def totals_of(shards: Sequence[TokenShard]) -> DomainTotals:
     return DomainTotals(documents, tokens, text_bytes, text_bytes / max(1, tokens - documents))
 
 
-def dtype_for(tokenizer_size: int) -> str:
+def dtype_for(tokenizer_size: int) -> Literal["uint16", "uint32"]:
     """Returns the narrowest type that can store every id."""
     return "uint16" if tokenizer_size <= 1 << 16 else "uint32"
 
@@ -105,55 +131,10 @@ def write_token_manifest(folder: Path, manifest: TokenManifest) -> None:
 
 def parse_token_manifest(data: bytes, where: str) -> TokenManifest:
     """Parses and checks a manifest; raises a DataError for an invalid one."""
-    again = "Write the tokens again with `z2all corpus tokenize`, or restore the file."
     try:
-        values = json.loads(data)
-    except ValueError as error:
-        raise DataError(where, f"not readable as JSON ({error})", again) from None
-    version = values.get("format_version") if isinstance(values, dict) else None
-    if version != FORMAT_VERSION:
-        raise DataError(f"{where}, format_version {version!r}", f"this package reads version {FORMAT_VERSION}", again)
-    try:
-        shards = tuple(parse_token_shard(entry) for entry in values.pop("shards"))
-        manifest = TokenManifest(**values, shards=shards)
-        _check(manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(where, f"not a token manifest ({error!r})", again) from None
-    return manifest
-
-
-def parse_token_shard(entry: Mapping[str, Any]) -> TokenShard:
-    """Parses and checks the entry of a shard; raises TypeError or ValueError for an invalid one."""
-    shard = TokenShard(**entry)
-    for path in (shard.path, shard.tokens_file, shard.ends_file):
-        parts = PurePosixPath(path).parts
-        if not parts or parts[0] == "/" or ".." in parts:
-            raise ValueError(f"path {path!r} must be inside the folder")
-    if not isinstance(shard.domain, str) or not shard.domain:
-        raise ValueError(f"domain {shard.domain!r} must be a name")
-    for count in (shard.documents, shard.bytes, shard.text_bytes, shard.tokens):
-        if type(count) is not int or count < 0:
-            raise ValueError(f"{shard.path}: {count!r} is not a count")
-    if not 0 < shard.documents <= shard.tokens:
-        raise ValueError(f"{shard.path}: {shard.documents} documents cannot have {shard.tokens} tokens")
-    for digest in (shard.tokens_sha256, shard.ends_sha256):
-        if not _HEX_64.fullmatch(digest):
-            raise ValueError(f"{shard.path}: {digest!r} is not a SHA-256")
-    return shard
-
-
-def _check(manifest: TokenManifest) -> None:
-    if manifest.dtype not in TOKEN_DTYPES:
-        raise ValueError(f"dtype {manifest.dtype!r} must be one of {', '.join(TOKEN_DTYPES)}")
-    if type(manifest.tokenizer_size) is not int or type(manifest.eot_id) is not int:
-        raise ValueError("tokenizer_size and eot_id must be integers")
-    if not 0 <= manifest.eot_id < manifest.tokenizer_size <= 1 << (8 * TOKEN_DTYPES[manifest.dtype].itemsize):
-        raise ValueError(f"eot_id {manifest.eot_id} of {manifest.tokenizer_size} ids as {manifest.dtype}")
-    fingerprints = dict(manifest.domain_fingerprints)
-    if not all(isinstance(value, str) for value in fingerprints.values()):
-        raise ValueError("domain_fingerprints must be strings")
-    if missing := {shard.domain for shard in manifest.shards} - set(fingerprints):
-        raise ValueError(f"domain {min(missing)!r} has no fingerprint")
-    for name in ("path", "tokens_file", "ends_file"):
-        if len({getattr(shard, name) for shard in manifest.shards}) != len(manifest.shards):
-            raise ValueError("a shard is listed twice")
+        return TypeAdapter(TokenManifest).validate_json(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = "".join(f", {name}" for name in problem["loc"])
+        fix = "Write the tokens again with `z2all corpus tokenize`, or restore the file."
+        raise DataError(f"{where}{field}", f"not a valid token manifest ({problem['msg']})", fix) from None

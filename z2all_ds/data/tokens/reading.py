@@ -15,7 +15,7 @@ import numpy as np
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, open_folder, reason
-from z2all_ds.data.documents import DocumentLocation, Documents, TokenArray, TokenRun
+from z2all_ds.data.documents import Documents, TokenArray, TokenRun
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -93,9 +93,9 @@ class TokenDomain:
             first = end_here
         return blocks[0] if len(blocks) == 1 else JoinedTokenBlock(blocks)
 
-    def location(self, document_index: int) -> DocumentLocation:
+    def location(self, document_index: int) -> tuple[str, int]:
         number = self._shard_of(document_index)
-        return DocumentLocation(self._shards[number].path, document_index - self._first_document[number])
+        return self._shards[number].path, document_index - self._first_document[number]
 
     def _shard_of(self, document_index: int) -> int:
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)

@@ -34,10 +34,8 @@ from z2all_ds.data.tokens.manifest import (
     files_of,
     totals_of,
 )
+from z2all_ds.tokenizer.sampling import all_texts, text_batches
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer, worker_tokenizer
-
-BATCH_BYTES = 1 << 20
-"""Text per call of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,8 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
         HashedFile(unfinished.with_suffix(".tokens")) as tokens_out,
         HashedFile(unfinished.with_suffix(".ends")) as ends_out,
     ):
-        for texts, size in _batches(work, shard):
+        reader = DomainReader(shard.domain, open_folder(work.corpus), [shard], work.text_field)
+        for texts in text_batches(all_texts(reader)):
             try:
                 encoded = tokenizer.encode_batch(texts)
             except DataError as error:
@@ -162,8 +161,8 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
             ends = np.cumsum([len(document) for document in documents], dtype=np.uint64) + np.uint64(num_tokens)
             tokens_out.write(tokens.astype(dtype).data)
             ends_out.write(ends.astype(ENDS_DTYPE).data)
-            text_bytes, num_tokens = text_bytes + size, num_tokens + len(tokens)
-            num_documents += len(texts)
+            text_bytes += sum(len(text.encode()) for text in texts)
+            num_tokens, num_documents = num_tokens + len(tokens), num_documents + len(texts)
             progress_file.advance(len(texts) * shard.bytes // shard.documents)
         make_folder((work.out_dir / tokens_file).parent)
         tokens_out.finish(work.out_dir / tokens_file)
@@ -172,25 +171,6 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
         shard.path, shard.domain, shard.documents, shard.bytes, text_bytes, num_tokens,
         tokens_file, ends_file, tokens_out.sha256, ends_out.sha256,
     )  # fmt: skip
-
-
-def _batches(work: ShardWork, shard: ShardInfo) -> Iterator[tuple[list[str], int]]:
-    """Yields the texts of a shard in order, with their bytes in UTF-8, about BATCH_BYTES at a time."""
-    reader = DomainReader(shard.domain, open_folder(work.corpus), [shard], work.text_field)
-    documents_per_block = max(1, BATCH_BYTES * shard.documents // max(1, shard.bytes))
-    texts: list[str] = []
-    size = 0
-    for first in range(0, shard.documents, documents_per_block):
-        end = min(first + documents_per_block, shard.documents)
-        block = reader.open_block(first, end)
-        for number in range(end - first):
-            texts.append(block.text(number))
-            size += len(texts[-1].encode("utf-8", "surrogatepass"))  # the tokenizer reports lone surrogates
-            if size >= BATCH_BYTES:
-                yield texts, size
-                texts, size = [], 0
-    if texts:
-        yield texts, size
 
 
 def figures_of(manifest: TokenManifest) -> dict[str, Any]:
