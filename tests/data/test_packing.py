@@ -1,4 +1,4 @@
-"""What stands in a sample, worked out by hand and then for random documents; and bins that waste little."""
+"""The columns of a batch for a fixed example and for random documents; and bins with little padding."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ def int32(*tokens: int) -> np.ndarray:
 
 
 def test_batch_by_hand() -> None:
-    """The rest of one document, a whole one, an empty one, and the beginning of one that goes on; then one that ends
-    with its sample; then one with padding."""
+    """The rest of one document, a whole one, an empty one, and the beginning of one that continues; then one that
+    ends with its sample; then one with padding."""
     batch = make_batch(
         [
             Sample(int32(14, EOT, 21, 22, EOT, EOT, 31, 32, 33), [2, 3, 1, 2], 2, True),
@@ -73,7 +73,7 @@ def test_bins_hold_every_piece_once_and_fit(lengths: list[int]) -> None:
     assert sorted(piece for content in bins for piece in content) == list(range(len(lengths)))
     filled = [sum(lengths[piece] for piece in content) for content in bins]
     assert all(amount <= 64 for amount in filled)
-    # No two bins could have been one: what best-fit promises at the least.
+    # Best-fit guarantees that no two bins could be one.
     emptiest = sorted(filled)[:2]
     assert len(emptiest) < 2 or sum(emptiest) > 64
     assert bins == sorted(sorted(content) for content in bins)

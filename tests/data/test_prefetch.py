@@ -1,4 +1,4 @@
-"""The thread works ahead within bounds, passes errors on, and goes."""
+"""The thread works ahead within its limit, passes errors on, and ends."""
 
 import gc
 import itertools

@@ -178,7 +178,7 @@ def corpus_stats(
     from z2all_ds.data import corpus_stats as impl
 
     found = impl.corpus_stats(corpus, tokenizer, workers, sample)
-    print_report(found, as_json, impl.describe, impl.content_of)
+    print_report(found, as_json, impl.describe)
     if plot is not None:
         print(impl.draw_lengths(found, plot))
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,6 +61,7 @@ class CorpusStats:
     domains: dict[str, DomainStats]
     total: DomainStats
     sample_share: float
+    bin_edges: tuple[int, ...] = BIN_EDGES
 
 
 @dataclass
@@ -100,11 +100,6 @@ def corpus_stats(
         for domain, (documents, size) in manifest.domains.items()
     }
     return CorpusStats(domains, _total(list(domains.values()), list(counts.values())), sample_share)
-
-
-def content_of(stats: CorpusStats) -> dict[str, Any]:
-    """Returns the figures and the bin edges of the histograms, for JSON."""
-    return {**asdict(stats), "bin_edges": BIN_EDGES}
 
 
 def describe(stats: CorpusStats) -> Shown:

@@ -27,10 +27,9 @@ TokenArray = npt.NDArray[np.integer[Any]]
 class Tokenizer(Protocol):
     """The part of a tokenizer that this subpackage uses."""
 
-    @property
-    def eot_id(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
+    eot_id: int
+    fingerprint: str
+
     def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
 
 
@@ -62,19 +61,12 @@ class Block(Protocol):
 class Domain(Protocol):
     """All documents of a domain, numbered across its shards in the order of the manifest."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_documents(self) -> int: ...
-    @property
-    def num_bytes(self) -> int:
-        """Size of the raw shards, also for token shards: shares by size must be the same for both."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the documents and their order."""
-        ...
+    name: str
+    num_documents: int
+    num_bytes: int
+    """Size of the raw shards, also for token shards: shares by size must be the same for both."""
+    fingerprint: str
+    """Hash of the documents and their order."""
 
     def open_block(self, first: int, end: int) -> Block:
         """Returns the documents `first` to `end` - 1."""

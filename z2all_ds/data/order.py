@@ -14,9 +14,9 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 NUM_ROUNDS = 8
 """Each round changes one half. In theory four are enough for large counts; eight leave no pattern in small counts
@@ -66,8 +66,8 @@ class DomainOrder:
         if count == 1:
             return [0]
         key = keys(f"{self.seed}|{block.epoch}|{self.domain}|{block.first}", 1)[0]
-        mixed = _mix_array(np.arange(count, dtype=np.uint64) * np.uint64(_STRIDE) + np.uint64(key))
-        order: list[int] = np.argsort(mixed, kind="stable").tolist()
+        hashes = _mix(np.arange(count, dtype=np.uint64) * np.uint64(_STRIDE), key)
+        order: list[int] = np.argsort(hashes, kind="stable").tolist()
         return order
 
 
@@ -107,16 +107,9 @@ def keys(text: str, count: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(count))
 
 
-def _mix(value: int, key: int) -> int:
-    """Applies the finalizer of SplitMix64: every input bit flips half of the output bits."""
+def _mix(value: Any, key: int) -> Any:
+    """Hashes an int or a uint64 array with the finalizer of SplitMix64."""
     mixed = (value + key) & _MASK_64
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return mixed ^ (mixed >> 31)
-
-
-def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Applies the same finalizer to an array; uint64 arithmetic wraps around as the mask does."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

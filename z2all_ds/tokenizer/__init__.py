@@ -5,16 +5,14 @@
 document encoded as plain text. `report_tokenizers` compares folders.
 """
 
-from z2all_ds.tokenizer.import_existing import ImportReport, import_tokenizer
-from z2all_ds.tokenizer.report import TokenizerFigures, report_tokenizers
+from z2all_ds.tokenizer.import_existing import import_tokenizer
+from z2all_ds.tokenizer.report import report_tokenizers
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS, padded_vocabulary
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 from z2all_ds.tokenizer.train import TokenizerReport, train_tokenizer
 
 __all__ = [
     "SPECIAL_TOKENS",
-    "ImportReport",
-    "TokenizerFigures",
     "TokenizerReport",
     "Z2allTokenizer",
     "import_tokenizer",

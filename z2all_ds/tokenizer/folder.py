@@ -15,21 +15,25 @@ from tokenizers import AddedToken, Tokenizer
 
 from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, temporary_name
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES, SPECIAL_TOKENS
+from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES
 
 RECIPE_FILE = "training.json"
 
 
-def add_control_tokens(backend: Tokenizer, text_vocab_size: int) -> None:
-    """Adds the control tokens after the text vocabulary."""
-    backend.add_special_tokens([control_token(name) for name in SPECIAL_TOKENS])
-    ids = [backend.token_to_id(name) for name in SPECIAL_TOKENS]
-    # Control tokens in the text were split at their signs while learning, so none is in the vocabulary.
-    assert ids == list(range(text_vocab_size, text_vocab_size + len(SPECIAL_TOKENS)))
+def add_control_tokens(backend: Tokenizer, ids: Mapping[str, int]) -> None:
+    """Adds control tokens in the order of their ids, with reserved tokens in gaps: `tokenizers` numbers by count."""
+    names = {number: name for name, number in ids.items()}
+    first = backend.get_vocab_size(with_added_tokens=True)
+    existing = [names[number] for number in sorted(names) if number < first]
+    new = [names.get(number, reserved_name(number)) for number in range(first, max(names) + 1)]
+    for some in (existing, new):
+        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in some])
+    for name, number in ids.items():
+        assert backend.token_to_id(name) == number, f"{name} is {backend.token_to_id(name)}, not {number}"
 
 
-def control_token(name: str) -> AddedToken:
-    return AddedToken(name, special=True, normalized=False)
+def reserved_name(number: int) -> str:
+    return f"<|reserved_{number}|>"
 
 
 def write_folder(

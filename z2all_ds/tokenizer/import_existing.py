@@ -16,11 +16,23 @@ from tokenizers import Tokenizer, processors
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.tokenizer.folder import check_writable, control_token, is_filled, read_recipe, write_folder
+from z2all_ds.tokenizer.folder import (
+    add_control_tokens,
+    check_writable,
+    is_filled,
+    read_recipe,
+    reserved_name,
+    write_folder,
+)
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
 from z2all_ds.tokenizer.spm_model import parse_spm_model, spm_to_backend
-from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE, Z2allTokenizer, load_tokenizer
+from z2all_ds.tokenizer.tokenization_z2all import (
+    TOKENIZER_FILE,
+    Z2allTokenizer,
+    load_tokenizer,
+    parse_tokenizer_json,
+)
 
 PROBES = (
     "The Quick Brown Fox, 3.14 and 2024-12-31!",
@@ -78,7 +90,7 @@ def import_tokenizer(
     backend = _fill_gaps(backend, path)
     text_vocab_size = backend.get_vocab_size(with_added_tokens=True)
     ids = place_special_tokens(backend.get_vocab(with_added_tokens=True), special_ids or {}, special_start)
-    _add(backend, ids, text_vocab_size)
+    add_control_tokens(backend, ids)
     warnings += _losses(backend)
     _refuse_if(strict, path, warnings)
     for warning in warnings:
@@ -152,10 +164,7 @@ def open_existing(path: Path, data: bytes) -> Tokenizer:
     where = f"tokenizer {path}"
     if path.suffix == ".model":
         return spm_to_backend(parse_spm_model(data, where), where)
-    try:
-        return Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(where, f"not readable ({error})", _FORMATS) from None
+    return parse_tokenizer_json(data, where, _FORMATS)
 
 
 def _remove_additions(backend: Tokenizer) -> list[str]:
@@ -181,20 +190,6 @@ def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
         raise DataError(f"tokenizer {path}", f"id {gaps[0]} is missing", "Give a tokenizer without gaps.")
     rules["model"]["vocab"] |= {reserved_name(number): number for number in gaps}
     return Tokenizer.from_str(json.dumps(rules, ensure_ascii=False))
-
-
-def reserved_name(number: int) -> str:
-    return f"<|reserved_{number}|>"
-
-
-def _add(backend: Tokenizer, ids: Mapping[str, int], first: int) -> None:
-    """Adds the control tokens in the order of their ids, with gaps filled: `tokenizers` numbers them consecutively."""
-    names = {number: name for name, number in ids.items()}
-    backend.add_special_tokens([control_token(names[number]) for number in sorted(names) if number < first])
-    new = range(first, max(first, max(names) + 1))
-    backend.add_special_tokens([control_token(names.get(number, reserved_name(number))) for number in new])
-    for name, number in ids.items():
-        assert backend.token_to_id(name) == number, f"{name} is {backend.token_to_id(name)}, not {number}"
 
 
 def _losses(backend: Tokenizer) -> list[str]:

@@ -117,8 +117,6 @@ def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
 
 def _corpus_sources(location: str) -> Sources:
     folder, is_local = Path(location), "://" not in location
-    if is_local and folder.is_dir() and not any(folder.iterdir()):
-        raise DataError(f"folder {folder}", "it is empty", "Give a corpus folder, files, or NAME=FILE.")
     manifest = load_manifest(location)
     readers = open_domains(location, manifest) if manifest.shards else {}
     by_line = manifest.holds_records and is_local  # needs no index

@@ -69,37 +69,34 @@ class SpmModel:
 def parse_spm_model(data: bytes, where: str) -> SpmModel:
     """Parses the bytes of a .model file; `where` names it in errors."""
     pieces: list[SpmPiece] = []
-    trainer: dict[int, int | bytes] = {}
-    rules: dict[int, int | bytes] = {}
+    trainer: dict[int, Any] = {}
+    rules: dict[int, Any] = {}
     try:
         for field, value in _fields(data):
-            if field == 1 and isinstance(value, bytes):
-                one = dict(_fields(value))
-                text, score, kind = one.get(1, b""), one.get(2, b"\0\0\0\0"), one.get(3, 1)
-                assert isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)
-                pieces.append(SpmPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind)))
-            elif field == 2 and isinstance(value, bytes):
+            if field == 1:
+                piece = dict(_fields(value))
+                score = struct.unpack("<f", piece.get(2, b"\0\0\0\0"))[0]
+                pieces.append(SpmPiece(piece.get(1, b"").decode("utf-8"), score, PieceKind(piece.get(3, 1))))
+            elif field == 2:
                 trainer = dict(_fields(value))
-            elif field == 3 and isinstance(value, bytes):
+            elif field == 3:
                 rules = dict(_fields(value))
-        charsmap, kind = rules.get(2, b""), trainer.get(3, 1)
-        assert isinstance(charsmap, bytes) and isinstance(kind, int)
         if not pieces:
             raise ValueError("it has no pieces")
         return SpmModel(
             pieces=tuple(pieces),
-            kind=MODEL_KINDS[kind],
-            charsmap=charsmap,
+            kind=MODEL_KINDS[trainer.get(3, 1)],
+            charsmap=rules.get(2, b""),
             add_dummy_prefix=bool(rules.get(3, 1)),
             remove_extra_whitespaces=bool(rules.get(4, 1)),
             space_after_word=bool(trainer.get(24, 0)),
         )
-    except (ValueError, IndexError, KeyError, AssertionError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         rule = f"not a SentencePiece model ({error or type(error).__name__})"
         raise DataError(where, rule, "Give a file that SentencePiece wrote, or a tokenizer.json.") from None
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yields (number, value) of each field of a message: integers as int, all others as bytes."""
     position = 0
     while position < len(data):

@@ -155,11 +155,14 @@ def load_tokenizer(folder: str | Path) -> Z2allTokenizer:
         what = "the folder is incomplete" if path.parent.is_dir() else "no such folder"
         raise DataError(f"tokenizer {path}", f"{what}; a tokenizer folder has {TOKENIZER_FILE}", fix)
     data = path.read_bytes()
+    return Z2allTokenizer(parse_tokenizer_json(data, f"tokenizer {path}", fix), hashlib.sha256(data).hexdigest())
+
+
+def parse_tokenizer_json(data: bytes, where: str, fix: str) -> Tokenizer:
     try:
-        backend = Tokenizer.from_str(data.decode("utf-8"))
+        return Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(f"tokenizer {path}", f"not readable ({error})", fix) from None
-    return Z2allTokenizer(backend, hashlib.sha256(data).hexdigest())
+        raise DataError(where, f"not readable ({error})", fix) from None
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.folder import add_control_tokens, check_writable, is_filled, read_recipe, write_folder
 from z2all_ds.tokenizer.learning import learn_in_own_process
 from z2all_ds.tokenizer.sampling import Inputs, SampledDomain, check_weights, input_list, open_sources, share_budget
+from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE, load_tokenizer
 
 RECIPE = 2
@@ -83,7 +84,7 @@ def train_tokenizer(
     _report_short_domains(shares, max_bytes, weights)
     files, trained_bytes = learn_in_own_process(algorithm, input_list(inputs), shares, text_vocab_size)
     backend = Tokenizer.from_str(files.pop(TOKENIZER_FILE).decode())
-    add_control_tokens(backend, text_vocab_size)
+    add_control_tokens(backend, {name: text_vocab_size + number for number, name in enumerate(SPECIAL_TOKENS)})
     results = {
         "trained_bytes": trained_bytes,
         "bytes_per_token": {

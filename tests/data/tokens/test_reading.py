@@ -1,4 +1,4 @@
-"""Token shards are read as the raw text is: same documents, same places. What is broken is said with its record."""
+"""Token shards give the same documents as the raw text; damage is reported with its record."""
 
 import hashlib
 import os
@@ -113,7 +113,7 @@ def test_tokens_cannot_be_written_to(pair: Pair) -> None:
         document[0] = 1
 
 
-def test_a_domain_travels_to_another_process(pair: Pair) -> None:
+def test_a_domain_can_be_pickled(pair: Pair) -> None:
     domain = pair[1]["code"]
     copy = pickle.loads(pickle.dumps(domain))
     np.testing.assert_array_equal(copy.open_block(9, 10).tokens(0), domain.open_block(9, 10).tokens(0))
@@ -140,7 +140,7 @@ def in_memory(tokens: Path, tmp_path: Path) -> str:
     return url
 
 
-def test_object_stores_give_the_same(pair: Pair, in_memory: str) -> None:
+def test_object_stores_give_the_same_documents(pair: Pair, in_memory: str) -> None:
     assert is_token_corpus(in_memory)
     for name, domain in open_token_corpus(in_memory).domains.items():
         block, expected = (one.open_block(3, domain.num_documents) for one in (domain, pair[1][name]))
@@ -156,7 +156,7 @@ def test_a_block_of_an_object_store_is_fetched_when_it_is_opened(pair: Pair, in_
     np.testing.assert_array_equal(block.tokens(3), pair[1]["en"].open_block(5, 6).tokens(0))
 
 
-def test_a_broken_object_is_said(in_memory: str) -> None:
+def test_a_truncated_object_is_reported(in_memory: str) -> None:
     import fsspec
 
     system, name = fsspec.filesystem("memory"), f"{in_memory.removeprefix('memory://')}/zh-00000.jsonl.tokens"
@@ -165,7 +165,7 @@ def test_a_broken_object_is_said(in_memory: str) -> None:
         open_token_corpus(in_memory).domains["zh"].open_block(4, 5)
 
 
-# What can be broken
+# Damaged files
 
 
 SHARDS = [[[1, 2, 9], [9], [3, 4, 5, 9], [6, 9]], [[7, 9], [8, 8, 9]]]
@@ -210,7 +210,7 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("whole", [True, False])
-def test_damage_is_said_with_its_record(
+def test_damage_is_reported_with_its_record(
     broken: Path,
     damage: Callable[[Path], None],
     record: int,
@@ -226,10 +226,10 @@ def test_damage_is_said_with_its_record(
         domain.open_block(record, record + 1).tokens(0)
     assert str(caught.value).startswith(f"{broken}/{message}")
     assert "z2all corpus tokenize" in str(caught.value)
-    assert domain.open_block(4, 6).tokens(1).tolist() == [8, 8, 9]  # the other shard is well
+    assert domain.open_block(4, 6).tokens(1).tolist() == [8, 8, 9]  # the other shard is intact
 
 
-def test_a_record_within_a_block_is_named(broken: Path) -> None:
+def test_a_damaged_record_within_a_block_is_reported(broken: Path) -> None:
     put("d-00001.jsonl.tokens", 4, 1, "<u2")(broken)
     block = open_token_corpus(broken).domains["d"].open_block(2, 6)
     assert [block.tokens(number).tolist() for number in range(3)] == [[3, 4, 5, 9], [6, 9], [7, 9]]
@@ -237,10 +237,8 @@ def test_a_record_within_a_block_is_named(broken: Path) -> None:
         block.tokens(3)
 
 
-def test_a_file_that_shrinks_under_an_open_block_is_an_error_and_no_signal(
-    broken: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)  # or the block is read when it is opened
+def test_a_file_that_shrinks_while_a_block_is_open_is_an_error(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)  # otherwise the block is read when it is opened
     block = open_token_corpus(broken).domains["d"].open_block(0, 4)
     assert block.tokens(1).tolist() == [9]
     os.truncate(broken / TOKENS, 10)

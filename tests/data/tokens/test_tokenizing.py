@@ -1,4 +1,4 @@
-"""A corpus becomes token shards: exactly what the tokenizer gives, whatever stops the work in between."""
+"""A corpus becomes token shards: exactly the tokens of the tokenizer, also after interruptions."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 
 def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> None:
-    """Document for document what the tokenizer says of it alone."""
+    """Compares each document with its text, tokenized separately."""
     tokenizer, domains = load_tokenizer(tokenizer_dir), open_token_corpus(tokens).domains
     readers = open_domains(corpus, load_manifest(corpus))
     assert list(domains) == list(readers)
@@ -45,7 +45,7 @@ def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> N
 
 @pytest.fixture(scope="module")
 def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty documents and odd ones, a shard of empty ones alone, one of several batches, and one without documents."""
+    """Empty documents and odd ones, a shard of only empty ones, one of several batches, and one without documents."""
     words = random.Random(3).choices(["alpha", "beta", "гамма", "分词", "= {}\n", "  "], k=300_000)
     long = [" ".join(words[at : at + 700]) for at in range(0, len(words), 700)]
     assert sum(len(text.encode()) for text in long) > 1_500_000
@@ -55,7 +55,7 @@ def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide_tokenizer(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small tokenizer with half of its text tokens at ids above what 16 bits hold."""
+    """The small tokenizer with half of its text tokens at ids that need more than 16 bits."""
     folder = tmp_path_factory.mktemp("wide") / "tokenizer"
     shutil.copytree(small_tokenizer, folder)
     values = json.loads((folder / "tokenizer.json").read_bytes())
@@ -73,7 +73,7 @@ def other_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-# What is written
+# Output
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -128,7 +128,7 @@ def test_shards_in_folders_and_of_another_text_field(small_tokenizer: Path, tmp_
     assert_equals_the_text(tmp_path / "c", small_tokenizer, tmp_path / "t")
 
 
-def test_what_it_says(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_figures_and_summary(small_tokenizer: Path, tmp_path: Path) -> None:
     texts = ["ab", "汉", ""]
     write_text_corpus(tmp_path / "c", {"x": [texts, ["ab"]], "all": [["ab"]]})
     tokens = [len(ids) for ids in load_tokenizer(small_tokenizer).encode_batch(texts)]
@@ -148,7 +148,7 @@ def test_what_it_says(small_tokenizer: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["x:", "all:", "all:"]
 
 
-# Runs that stop, and runs that come again
+# Interrupted and repeated runs
 
 
 def test_a_second_run_finds_everything(
@@ -165,7 +165,7 @@ def test_a_second_run_finds_everything(
 
 @pytest.mark.parametrize("suffix", [".tokens", ".ends"])
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 8)])
-def test_what_is_missing_is_written_again(
+def test_missing_files_are_written_again(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, suffix: str, damage: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "t"
@@ -180,7 +180,7 @@ def test_what_is_missing_is_written_again(
 
 @pytest.fixture(scope="module")
 def slow_corpus(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten shards: time enough to stop in the midst of them."""
+    """Ten shards, enough time to stop in between."""
     readers = open_domains(small_corpus, load_manifest(small_corpus))
     texts = [reader.read(number) for reader in readers.values() for number in range(reader.num_documents)]
     draw = random.Random(1)
@@ -199,7 +199,7 @@ def unbroken(slow_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.
     "number",
     [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.extended) for number in (signal.SIGINT, signal.SIGTERM))],
 )
-def test_stopped_for_real_and_run_again(
+def test_killed_and_run_again(
     slow_corpus: Path, small_tokenizer: Path, unbroken: dict[str, bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "t"
@@ -240,7 +240,7 @@ def test_stopped_for_real_and_run_again(
     assert len(kept) >= len(finished)
 
 
-def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_broken_record_stops_and_finished_shards_are_kept(small_tokenizer: Path, tmp_path: Path) -> None:
     corpus = write_text_corpus(tmp_path / "c", {"a": [["one", "two"], ["three", "four", "five"]]})
     shard = corpus / "a-00001.jsonl"
     good = shard.read_bytes()
@@ -256,7 +256,7 @@ def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_
     assert (tmp_path / "t" / "a-00000.jsonl.tokens").stat().st_mtime_ns == first
 
 
-# What is refused
+# Errors
 
 
 def test_another_tokenizer_is_refused(
@@ -302,7 +302,9 @@ def test_a_manifest_that_cannot_be_read_is_refused(small_corpus: Path, small_tok
     assert files_in(tmp_path / "t") == whole
 
 
-def test_two_at_once_are_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_second_tokenization_at_the_same_time_is_refused(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     with only_build(tmp_path / "t"), pytest.raises(ConfigError, match="another build is at work"):
         tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
@@ -316,7 +318,7 @@ def test_the_folder_of_a_corpus_is_refused(small_corpus: Path, small_tokenizer: 
     assert files_in(tmp_path / "c") == before
 
 
-def test_what_cannot_be_tokenized_leaves_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_errors_leave_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     empty = write_text_corpus(tmp_path / "empty", {"a": [[]]})
     for corpus, tokenizer, message in (
         (empty, small_tokenizer, "it has no documents"),
@@ -330,7 +332,7 @@ def test_what_cannot_be_tokenized_leaves_no_folder(small_corpus: Path, small_tok
     assert not (tmp_path / "t").exists()
 
 
-def test_a_disk_without_room_is_said_before(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_first(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     raw = load_manifest(small_corpus)
     shutil.copytree(small_corpus, tmp_path / "c")
     write_manifest(tmp_path / "c", replace(raw, shards=(replace(raw.shards[0], bytes=10**18), *raw.shards[1:])))
