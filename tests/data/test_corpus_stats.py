@@ -149,5 +149,5 @@ def test_errors(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="tokenizer"):
         corpus_stats(corpus, tmp_path / "none")
     (corpus / "en-00000.jsonl").unlink()
-    with pytest.raises(DataError, match=r"en-00000\.jsonl: no such file, but it is in the manifest"):
+    with pytest.raises(DataError, match=r"en-00000\.jsonl: no such file, but the manifest lists it"):
         corpus_stats(corpus)

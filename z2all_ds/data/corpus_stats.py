@@ -188,7 +188,7 @@ def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[
         stream = open(corpus_dir / shard.path, "rb")  # noqa: SIM115 - closed by the block below
     except FileNotFoundError:
         fix = "Restore it, or build the corpus again."
-        raise DataError(f"{corpus_dir / shard.path}", "no such file, but it is in the manifest", fix) from None
+        raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
     with stream:
         for first, stop in _blocks(shard, share):
             # Start at the byte before: if it ends a line, the first document begins with the block.

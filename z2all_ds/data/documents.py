@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.reading.readers import DomainReader, TextBlock
-from z2all_ds.data.order import DomainOrder
+from z2all_ds.data.order import BlockRange, DomainOrder
 
 CHARACTERS_PER_TOKEN = 2
 """Lower estimate, to choose how many short texts to tokenize in one call: each call has a fixed cost, and no more text
@@ -139,6 +139,9 @@ class LaneDocuments:
         self, domain: Domain, order: DomainOrder, lane: int, num_lanes: int, block: int, position: int
     ) -> None:
         self._domain, self._order, self._lane, self._num_lanes = domain, order, lane, num_lanes
+        self._opened: Block | None = None
+        self._range: BlockRange
+        self._shuffled: list[int]
         self._enter_block(block)
         self.position = position
         if not 0 <= position < len(self._shuffled):
@@ -177,7 +180,6 @@ class LaneDocuments:
         return self._opened
 
     def _enter_block(self, block: int) -> None:
-        self.block, self.position = block, 0
-        self._opened: Block | None = None
+        self.block, self.position, self._opened = block, 0, None
         self._range = self._order.block_at(self._lane + block * self._num_lanes)
         self._shuffled = self._order.within(self._range)

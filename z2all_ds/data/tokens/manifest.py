@@ -23,7 +23,7 @@ from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.errors import DataError
 
 TOKEN_MANIFEST_NAME = "TOKENS.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 ENDS_DTYPE = np.dtype("<u8")
 TOKEN_DTYPES: dict[str, "np.dtype[Any]"] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
