@@ -13,7 +13,8 @@ from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream,
 from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
 from z2all_ds.data.data_plan import DataPlan, Lane
-from z2all_ds.data.packing import DocumentSpan, Sample
+from z2all_ds.data.documents import DocumentSpan
+from z2all_ds.data.packing import Sample
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:

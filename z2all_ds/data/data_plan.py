@@ -15,18 +15,9 @@ from pathlib import Path
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
-from z2all_ds.data.documents import Documents, Domain, LaneDocuments, RawDomain, Tokenizer
+from z2all_ds.data.documents import Documents, DocumentSpan, Domain, LaneDocuments, RawDomain, Tokenizer
 from z2all_ds.data.order import DomainOrder, documents_per_block
-from z2all_ds.data.packing import (
-    PACKING_MODES,
-    BestFitPacker,
-    Cursor,
-    CutPacker,
-    DocumentSpan,
-    LaneState,
-    Sample,
-    fresh_cursor,
-)
+from z2all_ds.data.packing import PACKING_MODES, BestFitPacker, Cursor, CutPacker, LaneState, Sample, fresh_cursor
 from z2all_ds.data.stages import Schedule, SkipRange, Stage, StageSpec
 from z2all_ds.data.state import STATE_VERSION, StreamState, divisors, resumed_lanes
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus

@@ -53,11 +53,8 @@ class BatchLoader:
         if pin_memory and not torch.cuda.is_available():
             say("data: pin_memory is on, but there is no CUDA device; batches are not pinned")
             pin_memory = False
-        self.stream = stream
-        self.num_workers = num_workers
-        self._micro_batch_sizes = sizes
-        self._pin_memory = pin_memory
-        self._prefetch_batches = prefetch_batches
+        self.stream, self.num_workers = stream, num_workers
+        self._micro_batch_sizes, self._pin_memory, self._prefetch_batches = sizes, pin_memory, prefetch_batches
         self._prefetcher: Prefetcher[tuple[Batch, list[Produced]]] | None = None
 
     def __iter__(self) -> "BatchLoader":

@@ -18,7 +18,7 @@ from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data.data_plan import DataPlan, Lane
-from z2all_ds.data.packing import DocumentSpan, LaneState
+from z2all_ds.data.documents import DocumentSpan
 from z2all_ds.data.run_spec import open_tokenizer, stream_spec
 from z2all_ds.data.state import StreamState
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
@@ -93,7 +93,6 @@ def trace_sample(
 def _nearest_lane(plan: DataPlan, sample: int, states: Sequence[StreamState]) -> tuple[int, DataPlan, Lane]:
     """Returns position, plan and lane of the last state that is not after the sample."""
     number = sample % plan.spec.num_lanes
-    lanes: dict[int, LaneState]
     position, lanes = 0, plan.fresh_lanes([number])
     before = [state for state in states if state["position"] <= sample]
     if before:

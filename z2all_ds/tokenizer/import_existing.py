@@ -27,12 +27,7 @@ from z2all_ds.tokenizer.folder import (
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
 from z2all_ds.tokenizer.spm_model import parse_spm_model, spm_to_backend
-from z2all_ds.tokenizer.tokenization_z2all import (
-    TOKENIZER_FILE,
-    Z2allTokenizer,
-    load_tokenizer,
-    parse_tokenizer_json,
-)
+from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE, Z2allTokenizer, load_tokenizer, parse_tokenizer_json
 
 PROBES = (
     "The Quick Brown Fox, 3.14 and 2024-12-31!",

@@ -48,7 +48,7 @@ class TextReader:
                 yield text
         report(read=bytes_on_disk)
         if not has_text:
-            raise DataError(self._sources.label, "no text found", "Give text, or a larger max_bytes.")
+            raise DataError("training text", "no text found in the inputs", "Give text, or a larger max_bytes.")
         report(stage="read")
 
 

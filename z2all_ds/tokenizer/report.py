@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
 from z2all_ds.tokenizer.sampling import Inputs, open_sources
@@ -61,13 +60,8 @@ def report_tokenizers(
     folders: Sequence[str | Path], corpus: Inputs, sample_bytes: int = SAMPLE_BYTES_PER_DOMAIN
 ) -> list[TokenizerFigures]:
     """Measures each folder (or tokenizer.json, or .model) on the same sample of a corpus folder or files."""
-    if not folders:
-        raise ConfigError("no tokenizer", "a report needs at least one", "Give its folder.")
-    if sample_bytes < 1:
-        fix = f"Leave it at {SAMPLE_BYTES_PER_DOMAIN}."
-        raise ConfigError(f"sample of {sample_bytes} bytes", "must be positive", fix)
-    sources = open_sources(corpus)
-    texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in sources.domains.items()}
+    domains = open_sources(corpus).domains
+    texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in domains.items()}
     return [measure(str(folder), texts) for folder in folders]
 
 

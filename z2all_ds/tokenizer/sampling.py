@@ -50,11 +50,10 @@ class SampledDomain:
 
 @dataclass(frozen=True)
 class Sources:
-    """Domains of text, and a hash of all of it. `label` is for messages."""
+    """Domains of text, and a hash of all of it."""
 
     domains: dict[str, SampledDomain]
     fingerprint: str
-    label: str
 
 
 def input_list(inputs: Inputs) -> list[str]:
@@ -130,7 +129,7 @@ def _corpus_sources(location: str) -> Sources:
     }
     if not domains:
         raise DataError(f"corpus {location}", "it has no document", "Build it with at least one source.")
-    return Sources(domains, manifest.fingerprint, f"corpus {location}")
+    return Sources(domains, manifest.fingerprint)
 
 
 def _text_pieces(reader: DomainReader) -> Iterator[TextPiece]:
@@ -196,7 +195,7 @@ def _file_sources(given: list[str], with_fingerprint: bool) -> Sources:
         for name, some in sorted(paths.items())
     }
     total = sum(domain.bytes for domain in domains.values())
-    return Sources(domains, _files_fingerprint(paths, total) if with_fingerprint else "", "the files")
+    return Sources(domains, _files_fingerprint(paths, total) if with_fingerprint else "")
 
 
 def _files_fingerprint(paths: dict[str, list[Path]], total: int) -> str:
