@@ -11,9 +11,9 @@ import torch
 
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.bench.peers.measuring import half, resume, serve, speed
+from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.loader import BatchLoader
 from z2all_ds.data.packing import Batch
-from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.data.state import StreamState
 from z2all_ds.data.stream import PackedStream
