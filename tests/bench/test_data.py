@@ -18,7 +18,7 @@ from z2all_ds.bench.data.runner import Measured, Runner
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.shared import last_words
 from z2all_ds.corpus.manifest import load_manifest
-from z2all_ds.data.spec import open_documents
+from z2all_ds.data.data_plan import open_documents
 from z2all_ds.data.tokens.reading import load_token_manifest
 from z2all_ds.tokenizer import load_tokenizer
 

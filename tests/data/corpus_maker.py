@@ -1,4 +1,4 @@
-"""Tiny corpora whose tokens tell their document, so that tests can compare exactly and in order."""
+"""Tiny corpora whose tokens identify their document, so that tests can compare exactly and in order."""
 
 import hashlib
 import json
@@ -30,12 +30,12 @@ class SpanTokenizer:
 
 
 def document_tokens(number: int, length: int) -> list[int]:
-    """What a whole document looks like in a lane."""
+    """Returns the tokens of a whole document."""
     return [*SpanTokenizer()._encode(f"{number} {length}"), SpanTokenizer.eot_id]
 
 
 def write_corpus(folder: Path, lengths_by_domain: dict[str, list[int]], documents_per_shard: int = 7) -> Path:
-    """A corpus of documents with the given numbers of tokens, numbered through all domains in sorted order."""
+    """Writes documents with these numbers of tokens, numbered across all domains in sorted order."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[ShardInfo] = []
     number = 0

@@ -1,4 +1,4 @@
-"""Run as two gloo ranks: each reads with two worker processes; rank 0 writes down what all of them consumed."""
+"""Run as two gloo ranks: each reads with two worker processes; rank 0 saves the samples that all of them consumed."""
 
 import json
 import sys

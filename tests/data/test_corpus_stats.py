@@ -13,7 +13,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, load_manifest, write_manifest
 from z2all_ds.data import corpus_stats as stats_module
-from z2all_ds.data.corpus_stats import BIN_EDGES, content_of, corpus_stats, describe, draw_lengths, human_count
+from z2all_ds.data.corpus_stats import BIN_EDGES, corpus_stats, describe, draw_lengths, human_count
 
 TEXTS = {"en": ["word " * n for n in range(100)], "中文": ["字" * n for n in range(1, 41)]}
 
@@ -44,7 +44,7 @@ def test_exact_figures(corpus: Path) -> None:
     assert sum(stats.total.histogram) == 140
 
 
-def test_several_processes_count_the_same(corpus: Path) -> None:
+def test_worker_processes_give_the_same_result(corpus: Path) -> None:
     assert corpus_stats(corpus, workers=2) == corpus_stats(corpus)
 
 
@@ -76,8 +76,8 @@ def test_a_share_reads_less_and_estimates_well(tmp_path: Path, monkeypatch: pyte
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 4000))
-def test_blocks_together_are_the_shard(lengths: list[int], block_bytes: int) -> None:
-    """Every document begins in exactly one block, wherever the borders fall."""
+def test_blocks_cover_the_shard(lengths: list[int], block_bytes: int) -> None:
+    """Every document begins in exactly one block, whatever the block size."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         corpus = write_corpus(Path(name), {"a": ["x" * length for length in lengths]}, documents_per_shard=50)
         shard = load_manifest(corpus).shards[0]
@@ -112,19 +112,19 @@ def test_table(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [(0, "0"), (999, "999"), (1000, "1.0K"), (999_949, "999.9K"), (999_950, "1.0M"), (31_520_000, "31.5M"),
      (2.5e12, "2.5T"), (7e15, "7000.0T")],
 )  # fmt: skip
-def test_counts_for_people(count: float, text: str) -> None:
+def test_human_count(count: float, text: str) -> None:
     assert human_count(count) == text
 
 
 def test_json(corpus: Path) -> None:
-    values = json.loads(to_json(content_of(corpus_stats(corpus))))
+    values = json.loads(to_json(corpus_stats(corpus)))
     assert values["domains"]["中文"]["documents"] == 40
     assert len(values["bin_edges"]) == len(values["total"]["histogram"])
     assert values["sample_share"] == 1.0
 
 
 @pytest.mark.filterwarnings("error")  # matplotlib warns of characters it cannot draw
-def test_picture(tmp_path: Path) -> None:
+def test_plot(tmp_path: Path) -> None:
     odd = {"中文": ["字" * 9], "_$x$": ["", "a" * 10**6], "en": ["word"]}
     stats = corpus_stats(write_corpus(tmp_path / "c", odd))
     for name in ("a.png", "new/b.svg"):
@@ -142,7 +142,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
     draw_lengths(stats, tmp_path / "empty.png")
 
 
-def test_what_cannot_be_counted(corpus: Path, tmp_path: Path) -> None:
+def test_errors(corpus: Path, tmp_path: Path) -> None:
     for share in (0.0, 1.5, -1.0):
         with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
             corpus_stats(corpus, sample_share=share)

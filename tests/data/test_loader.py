@@ -1,4 +1,4 @@
-"""Batches: their shape, the thread behind them, and a state that knows only what was consumed."""
+"""The shape of batches, the prefetching thread, and a state that describes consumed batches only."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def children() -> list[int]:
-    """Processes of this one that do work; a resource tracker and a warm process, once started, stay until the end."""
+    """Returns our worker processes; a resource tracker and a warm process stay until the end."""
     found = psutil.Process().children(recursive=True)
     lasting = ("resource_tracker", "tests.helpers.warm_process")
     return [
@@ -46,7 +46,7 @@ def test_batches_are_the_samples_in_order(corpus: Path) -> None:
 
 
 def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
-    """The thread is known to be ahead, and the state equals that of a stream that never worked ahead."""
+    """While batches are prepared ahead, the state equals that of a stream without prefetching."""
     plain = open_stream(corpus)
     samples = iter(plain)
     with BatchLoader(open_stream(corpus), micro_batch_size=5, prefetch_batches=3) as loader:
@@ -60,7 +60,7 @@ def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
             assert loader.state_dict()["position"] == plain.state_dict()["position"] > 0
 
 
-def test_state_given_out_does_not_move(corpus: Path) -> None:
+def test_returned_state_does_not_change(corpus: Path) -> None:
     with BatchLoader(open_stream(corpus), micro_batch_size=12) as loader:
         next(loader)
         state = loader.state_dict()
@@ -93,7 +93,7 @@ def test_broken_shard_is_raised_in_the_consumer(corpus: Path) -> None:
     assert not prefetch_threads()
 
 
-def test_pinning_without_a_gpu_says_so(
+def test_pinning_without_a_gpu_prints_a_message(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -137,11 +137,11 @@ def test_micro_batch_changes_with_the_stage(corpus: Path) -> None:
 
 def test_a_stage_within_a_micro_batch_is_refused(corpus: Path) -> None:
     stream = open_stream(corpus, stages=(StageSpec(8, samples=12), StageSpec(24)))
-    with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of one"):
+    with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of it"):
         list(itertools.islice(loader, 5))
 
 
-def test_workers_give_the_same_batches_and_go(corpus: Path) -> None:
+def test_workers_give_the_same_batches_and_end(corpus: Path) -> None:
     """Three processes for twelve lanes; stopped, resumed with five, which do not divide the lanes."""
     samples = iter(open_stream(corpus, sequence_length=5000))  # longer than a message: one sample each
     state = None
@@ -160,7 +160,7 @@ def test_workers_give_the_same_batches_and_go(corpus: Path) -> None:
 
 
 @pytest.mark.extended
-def test_error_of_a_worker_comes_as_its_one_line(corpus: Path) -> None:
+def test_error_of_a_worker_is_one_line(corpus: Path) -> None:
     (corpus / "web-00010.jsonl").unlink()
     with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=2) as loader:
         with pytest.raises(DataError, match=r"web-00010\.jsonl, record") as caught:
@@ -170,18 +170,18 @@ def test_error_of_a_worker_comes_as_its_one_line(corpus: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_worker_that_dies_is_named(corpus: Path) -> None:
+def test_a_killed_worker_is_reported(corpus: Path) -> None:
     with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=1, prefetch_batches=1) as loader:
         next(loader)
         (worker,) = children()
         os.kill(worker, signal.SIGKILL)
-        with pytest.raises(MachineError, match=r"a data worker: ended without a word.*data\.num_workers \(now 1\)"):
+        with pytest.raises(MachineError, match=r"a data worker: ended unexpectedly.*data\.num_workers \(now 1\)"):
             list(itertools.islice(loader, 100_000))
 
 
 @pytest.mark.extended
 def test_two_ranks_with_two_workers_each(corpus: Path, tmp_path: Path) -> None:
-    """Real gloo ranks, real DataLoader workers, a stop, and a resume as one rank without any: one unbroken sequence."""
+    """Real gloo ranks, real DataLoader workers, a stop, and a resume as one rank without workers give one sequence."""
     script = Path(loader_ranks.__file__)
     port = str(free_port())
     ranks = [

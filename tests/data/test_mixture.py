@@ -1,4 +1,4 @@
-"""Shares are kept by tokens, from the first batches on and in every lane; weights that cannot be meant are refused."""
+"""Shares of tokens hold from the first batches on and in every lane; invalid weights are refused."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_default_shares_are_sizes() -> None:
     assert resolve_shares(None, 1.0, SIZES) == {"books": 0.1, "code": 0.1, "web": 0.8}
 
 
-def test_temperature_lifts_small_domains() -> None:
+def test_temperature_raises_small_domains() -> None:
     assert resolve_shares(None, 3.0, SIZES) == {"books": 0.25, "code": 0.25, "web": 0.5}
     assert resolve_shares(None, float("inf"), SIZES) == {"books": 0.333333334, "code": 0.333333333, "web": 0.333333333}
 
@@ -67,7 +67,7 @@ mixtures = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(mixture=mixtures)
 def test_a_million_tokens_are_within_half_a_percent(mixture: Mixture) -> None:
-    """488 samples of 2048 tokens, of any mixture, from the first of a stage on; and never far off after."""
+    """488 samples of 2048 tokens, of any mixture, from the start of a stage; and close to the shares after that."""
     numbers = [mixture.domain_of(mixture.first_sample + k) for k in range(20_000)]
     for count in (488, 489, 1000, 5000, 20_000):
         counts = np.bincount(numbers[:count], minlength=len(mixture.shares))
@@ -76,8 +76,8 @@ def test_a_million_tokens_are_within_half_a_percent(mixture: Mixture) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(mixture=mixtures, data=st.data())
-def test_every_lane_meets_every_domain_by_its_share(mixture: Mixture, data: st.DataObject) -> None:
-    """Or the documents dealt to a lane that hardly meets their domain would not be read."""
+def test_shares_hold_in_every_lane(mixture: Mixture, data: st.DataObject) -> None:
+    """Otherwise the documents of a lane that rarely gets their domain would not be read."""
     lane = data.draw(st.integers(0, mixture.num_lanes - 1))
     first = mixture.first_sample + lane
     numbers = [mixture.domain_of(first + turn * mixture.num_lanes) for turn in range(400)]
@@ -96,7 +96,7 @@ def test_a_domain_without_a_share_is_never_drawn(place: int) -> None:
 
 
 def test_golden_mixture() -> None:
-    """As in test_order: a change here changes runs there are."""
+    """A change here changes the data of existing runs."""
     mixture = Mixture((0.2, 0.3, 0.5), 64, 7, 1000)
     assert "".join(str(mixture.domain_of(k)) for k in range(1000, 1040)) == GOLDEN
 
@@ -105,7 +105,7 @@ GOLDEN = "0212122021210212102021220212102121220212"
 
 
 def test_shares_of_a_million_tokens_in_a_stream(tmp_path: Path) -> None:
-    """Documents of very different length, more asked of the small domains: within 0.5 % of the tokens."""
+    """Documents of very different length, higher weights for small domains: within 0.5 % of the tokens."""
     corpus = write_corpus(tmp_path, {"books": [900] * 20, "code": [150, 40] * 30, "web": [30, 60, 10] * 40}, 100)
     stream = open_stream(corpus, sequence_length=2048, num_lanes=4, weights={"books": 5, "code": 3, "web": 2})
     samples = iter(stream)

@@ -1,4 +1,4 @@
-"""The permutations are bijections, the same everywhere, and look shuffled; lanes read all documents, each once."""
+"""The permutations are bijections, the same everywhere, and look shuffled; lanes read every document once."""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.data.order import BLOCK_BYTES, FEW, BlockPlace, DomainOrder, documents_per_block, permuted_index
+from z2all_ds.data.order import BLOCK_BYTES, BlockRange, DomainOrder, documents_per_block, permuted_index
 
 
 @settings(max_examples=60, deadline=None)
@@ -23,7 +23,7 @@ def test_in_range_for_large_counts(count: int, data: st.DataObject) -> None:
 
 
 def test_golden_values() -> None:
-    """A change here changes the data order of every run there is: raise the version of the state with it."""
+    """A change here changes the data order of existing runs: increase STATE_VERSION with it."""
     assert [permuted_index(p, 10, 0, 0, "web") for p in range(10)] == GOLDEN_SMALL
     assert [permuted_index(p, 10, 0, 1, "web") for p in range(10)] == GOLDEN_NEXT_EPOCH
     assert [permuted_index(p, 10**12, 1234, 7, "维基") for p in range(4)] == GOLDEN_LARGE
@@ -35,21 +35,21 @@ def test_golden_values() -> None:
 GOLDEN_SMALL = [4, 8, 6, 7, 1, 5, 0, 9, 2, 3]
 GOLDEN_NEXT_EPOCH = [6, 4, 8, 5, 0, 2, 1, 7, 3, 9]
 GOLDEN_LARGE = [462417796159, 114311759389, 847203139777, 102792615477]
-GOLDEN_BLOCK = BlockPlace(25, 895938304, 895938560)
+GOLDEN_BLOCK = BlockRange(25, 895938304, 895938560)
 GOLDEN_WITHIN = [53, 56, 233, 194, 237, 199, 241, 43]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"domain": "code"}])
-def test_every_part_of_the_key_counts(change: dict) -> None:
+def test_every_part_of_the_key_changes_the_order(change: dict) -> None:
     key: dict[str, Any] = {"seed": 0, "epoch": 0, "domain": "web"}
     before = [permuted_index(p, 1000, **key) for p in range(1000)]
     after = [permuted_index(p, 1000, **(key | change)) for p in range(1000)]
-    # Two unrelated permutations agree in one place on average (Poisson): ten would be one in ten million.
+    # Two unrelated permutations agree in one position on average (Poisson): ten would be one in ten million.
     assert sum(a == b for a, b in zip(before, after, strict=True)) < 10
 
 
 def chi_square_of_steps(row: list[int], cells: int) -> float:
-    """How unevenly the differences between neighbours spread over the whole range."""
+    """Returns the chi-square statistic of the differences between adjacent values."""
     count = len(row)
     steps = Counter((b - a) % count * cells // count for a, b in zip(row, row[1:] + row[:1], strict=True))
     expected = count / cells
@@ -61,12 +61,12 @@ def test_looks_shuffled() -> None:
     assert chi_square_of_steps(row, 64) < 115  # p = 0.0001 at 63 degrees
 
 
-def test_a_block_is_shuffled_inside_and_otherwise_each_epoch() -> None:
+def test_a_block_is_shuffled_differently_each_epoch() -> None:
     order = DomainOrder("web", 40_000, 20_000, 11)
-    first = order.within(BlockPlace(0, 0, 20_000))
+    first = order.within(BlockRange(0, 0, 20_000))
     assert sorted(first) == list(range(20_000))
     assert chi_square_of_steps(first, 64) < 115
-    for other in (BlockPlace(1, 0, 20_000), BlockPlace(0, 20_000, 40_000)):
+    for other in (BlockRange(1, 0, 20_000), BlockRange(0, 20_000, 40_000)):
         assert sum(a == b for a, b in zip(first, order.within(other), strict=True)) < 10
 
 
@@ -77,7 +77,7 @@ def test_a_block_is_shuffled_inside_and_otherwise_each_epoch() -> None:
     num_lanes=st.integers(1, 20),
     epochs=st.integers(1, 3),
 )
-def test_lanes_read_every_document_once_an_epoch(
+def test_lanes_read_every_document_once_per_epoch(
     num_documents: int, documents_per_block: int, num_lanes: int, epochs: int
 ) -> None:
     order = DomainOrder("web", num_documents, documents_per_block, 9)
@@ -89,26 +89,18 @@ def test_lanes_read_every_document_once_an_epoch(
     assert seen == Counter({(epoch, document): 1 for epoch in range(epochs) for document in range(num_documents)})
 
 
-@given(count=st.integers(2, FEW), first=st.integers(0, 10**12), epoch=st.integers(0, 9))
-def test_few_and_many_are_ordered_alike(count: int, first: int, epoch: int) -> None:
-    """The two ways of computing it agree, seen on a block that is only looked at as a longer one."""
-    order, block = DomainOrder("web", 10**13, FEW, 5), BlockPlace(epoch, first, first + count)
-    longer = order.within(BlockPlace(epoch, first, first + FEW + 1))
-    assert order.within(block) == [number for number in longer if number < count]
-
-
-def test_blocks_are_of_a_good_size() -> None:
-    """About a megabyte where there is plenty; small enough that every lane gets many where there is not."""
+def test_block_sizes() -> None:
+    """About a megabyte in a large domain; in a small one, small enough that every lane gets several."""
     plenty = documents_per_block(10**9, 4 * 10**12, 256)
     assert plenty == BLOCK_BYTES // 4000
     assert documents_per_block(10_000, 10_000 * 100, 64) == 10_000 // (8 * 64)
     assert documents_per_block(500, 10**6, 256) == 1
     assert documents_per_block(10**9, 10**9 * 2**30, 4) == 1  # each document larger than a block
-    assert documents_per_block(10**9, 0, 4) == 10**9 // 32  # texts without a byte
+    assert documents_per_block(10**9, 0, 4) == 10**9 // 32  # empty texts
 
 
 def test_a_billion_documents_cost_no_memory() -> None:
-    """Any place of any epoch is computed by itself."""
+    """Any position of any epoch is computed directly."""
     order = DomainOrder("web", 10**9 + 7, 250, 1)
     for number in (0, order.num_blocks - 1, order.num_blocks * 10**6 + 12345):
         block = order.block_at(number)

@@ -1,4 +1,4 @@
-"""What stands in a sample, worked out by hand and then for random documents; and bins that waste little."""
+"""The columns of a batch for a fixed example and for random documents; and bins with little padding."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ def int32(*tokens: int) -> np.ndarray:
 
 
 def test_batch_by_hand() -> None:
-    """The rest of one document, a whole one, an empty one, and the beginning of one that goes on; then one that ends
-    with its sample; then one with padding."""
+    """The rest of one document, a whole one, an empty one, and the beginning of one that continues; then one that
+    ends with its sample; then one with padding."""
     batch = make_batch(
         [
             Sample(int32(14, EOT, 21, 22, EOT, EOT, 31, 32, 33), [2, 3, 1, 2], 2, True),
@@ -46,13 +46,13 @@ def test_batch_by_hand() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), goes_on=st.booleans(), data=st.data())
-def test_columns_agree_with_each_other(lengths: list[int], goes_on: bool, data: st.DataObject) -> None:
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), continues=st.booleans(), data=st.data())
+def test_columns_agree_with_each_other(lengths: list[int], continues: bool, data: st.DataObject) -> None:
     total = sum(lengths)
     samples = []
     for row in range(data.draw(st.integers(1, 4))):
         order = data.draw(st.permutations(lengths))
-        samples.append(Sample(np.arange(1000 * row, 1000 * row + total + 1, dtype=np.int32), order, row, goes_on))
+        samples.append(Sample(np.arange(1000 * row, 1000 * row + total + 1, dtype=np.int32), order, row, continues))
     batch = {name: column.numpy() for name, column in make_batch(samples).items()}
     for row, sample in enumerate(samples):
         starts = np.cumsum([0, *sample.piece_lengths[:-1]])
@@ -60,7 +60,7 @@ def test_columns_agree_with_each_other(lengths: list[int], goes_on: bool, data: 
         np.testing.assert_array_equal(np.flatnonzero(np.diff(batch["document_ids"][row], prepend=-1)), starts)
         assert batch["document_ids"][row].max() == len(lengths) - 1
         ends = np.cumsum(sample.piece_lengths) - 1
-        without = ends[:-1] if goes_on else ends
+        without = ends[:-1] if continues else ends
         np.testing.assert_array_equal(np.flatnonzero(batch["labels"][row] == NO_TARGET), without)
         targets = batch["labels"][row] != NO_TARGET
         np.testing.assert_array_equal(batch["labels"][row][targets], batch["input_ids"][row][targets] + 1)
@@ -73,7 +73,7 @@ def test_bins_hold_every_piece_once_and_fit(lengths: list[int]) -> None:
     assert sorted(piece for content in bins for piece in content) == list(range(len(lengths)))
     filled = [sum(lengths[piece] for piece in content) for content in bins]
     assert all(amount <= 64 for amount in filled)
-    # No two bins could have been one: what best-fit promises at the least.
+    # Best-fit guarantees that no two bins could be one.
     emptiest = sorted(filled)[:2]
     assert len(emptiest) < 2 or sum(emptiest) > 64
     assert bins == sorted(sorted(content) for content in bins)

@@ -1,4 +1,4 @@
-"""The thread works ahead within bounds, passes errors on, and goes."""
+"""The thread works ahead within its limit, passes errors on, and ends."""
 
 import gc
 import itertools
@@ -72,10 +72,10 @@ def test_close_twice_and_next_after_close() -> None:
 
 
 def test_exit_without_close_is_quiet() -> None:
-    """And the room's files without torch stay without it."""
+    """And modules that need no torch do not load it."""
     code = """
 import itertools, sys
-import z2all_ds.data, z2all_ds.data.lanes
+import z2all_ds.data, z2all_ds.data.data_plan
 from z2all_ds.data.prefetch import Prefetcher
 prefetcher = Prefetcher(itertools.count(), depth=1)
 assert next(prefetcher) == 0

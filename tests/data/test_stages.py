@@ -1,4 +1,4 @@
-"""Stages and skips: what is in force at which sample, and what is refused."""
+"""The stage of each sample, skipped samples, and invalid settings."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,19 +21,19 @@ ranges = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(skip=ranges)
-def test_numbers_of_given_samples(skip: list[tuple[int, int]]) -> None:
-    """Against the plain way: write all numbers down and strike out."""
+def test_numbers_of_used_samples(skip: list[tuple[int, int]]) -> None:
+    """Compared with a list of all numbers."""
     made = schedule(skip=skip)
     given_out = [k for k in range(200) if not any(first <= k < end for first, end in skip)]
     assert [k for k in range(200) if not made.is_skipped(k)] == given_out
     for count, sample in enumerate(given_out):
-        assert made.given_before(sample) == count
+        assert made.used_before(sample) == count
         assert made.sample_after(count) == sample
 
 
 @settings(max_examples=60, deadline=None)
 @given(skip=ranges, lengths=st.lists(st.integers(1, 30), max_size=3))
-def test_a_stage_gives_as_many_samples_as_it_says(skip: list[tuple[int, int]], lengths: list[int]) -> None:
+def test_length_of_stages(skip: list[tuple[int, int]], lengths: list[int]) -> None:
     specs = [StageSpec(8 + n, samples=samples, name=f"s{n}") for n, samples in enumerate(lengths)]
     made = schedule(*specs, StageSpec(99, name="last"), skip=skip)
     names = [made.stage_of(k).name for k in range(300) if not made.is_skipped(k)]
@@ -72,7 +72,7 @@ def test_refused(stages: list[StageSpec], skip: list[tuple[int, int]], words: li
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_borders_must_come_for_all_ranks_at_once() -> None:
+def test_borders_must_be_multiples_of_the_world_size() -> None:
     schedule(skip=[(8, 16)]).check_world_size(4)
     with pytest.raises(ConfigError, match=r"skip=\[6, 16\): .* the 4 ranks\. Skip \[4, 16\)"):
         schedule(skip=[(6, 16)]).check_world_size(4)

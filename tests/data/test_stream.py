@@ -1,4 +1,4 @@
-"""The order of samples: every world size, every number of workers, and every way of stopping and going on."""
+"""The order of samples: every world size, every number of workers, and stops at any sample."""
 
 import hashlib
 import json
@@ -38,9 +38,9 @@ def unbroken(corpus: Path) -> list[dict[str, np.ndarray]]:
 
 
 def test_batch_rules_hold_in_the_stream(unbroken: list[dict[str, np.ndarray]]) -> None:
-    """Labels look over the end of a sample, never over the end of a document; domains belong to their tokens."""
+    """Labels cross the end of a sample, never the end of a document; domain ids match the tokens."""
     for lane in range(NUM_LANES):
-        for domain in range(3):  # the samples of one lane and domain are one row of documents
+        for domain in range(3):  # the samples of one lane and domain are one sequence of documents
             samples = [one for one in unbroken[lane::NUM_LANES] if one["domain_ids"][0] == domain]
             row = np.concatenate([sample["input_ids"] for sample in samples] or [np.zeros(1)])
             labels = np.concatenate([sample["labels"] for sample in samples] or [np.zeros(1)])
@@ -64,7 +64,7 @@ def test_world_sizes_give_the_same_sequence(
 
 
 def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]:
-    """What the rank's workers make, dealt together as the loader does: each a stream of its own, as in a process."""
+    """Interleaves the samples of the rank's workers as the loader does."""
     parts = [stream.produce(worker, num_workers) for worker in range(num_workers)]
     while True:
         for part in parts:
@@ -73,7 +73,7 @@ def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]
 
 def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
     """The samples of `count` micro-batches of one rank."""
-    batches = make_batches(in_turn(stream, max(num_workers, 1)), [micro_batch_size] * 2, pin_memory=False)
+    batches = make_batches(in_turn(stream, max(num_workers, 1)), [micro_batch_size] * 2)
     samples = []
     for _ in range(count):
         batch, consumed = next(batches)
@@ -85,7 +85,7 @@ def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_stops_anywhere_and_goes_on_at_any_shape(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_stop_anywhere_and_resume_at_any_shape(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Random corpora, stages, skips and packing; several resumes, each with its own world size, workers, micro-batch.
 
     The concatenated global sequence equals that of one rank without workers that never stopped, token for token.
@@ -95,7 +95,7 @@ def test_stops_anywhere_and_goes_on_at_any_shape(tmp_path_factory: pytest.TempPa
     corpus = write_corpus(tmp_path_factory.mktemp("c"), by_domain, data.draw(st.integers(1, 30), label="shard"))
     world_sizes = data.draw(st.lists(st.integers(1, 16), min_size=2, max_size=4), label="world sizes")
     global_batch = math.lcm(*world_sizes)
-    while global_batch > 120:  # the largest common shape that is still quick
+    while global_batch > 120:  # keeps the test fast
         world_sizes.remove(max(world_sizes))
         global_batch = math.lcm(*world_sizes)
     steps = [data.draw(st.integers(0, max(1, 60 // global_batch)), label="steps") for _ in world_sizes]
@@ -141,8 +141,8 @@ def test_skipped_samples_are_the_only_ones_missing(corpus: Path, unbroken: list[
         assert_same(as_arrays(next(samples)), unbroken[k])
 
 
-def test_a_skip_told_on_resume_counts_from_there(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
-    """What lies behind cannot be taken back; what the state knows stays skipped without being told again."""
+def test_a_skip_set_on_resume_applies_from_there(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
+    """Consumed samples stay consumed; ranges in the state stay skipped without being set again."""
     stream = open_stream(corpus)
     samples = iter(stream)
     for _ in range(24):
@@ -159,7 +159,7 @@ def test_a_skip_told_on_resume_counts_from_there(corpus: Path, unbroken: list[di
         assert_same(as_arrays(next(samples)), unbroken[k])
 
 
-def test_iterating_again_goes_on(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
+def test_a_new_iteration_continues(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
     stream = open_stream(corpus)
     for k in range(30):
         assert_same(as_arrays(next(iter(stream))), unbroken[k])
@@ -191,18 +191,18 @@ def test_shapes_refused(corpus: Path, shape: dict, words: list[str]) -> None:
 
 
 def test_torch_workers_refused(corpus: Path) -> None:
-    """They would each give the whole stream again, without a word."""
+    """Each of them would give the whole stream."""
     loader = torch.utils.data.DataLoader(open_stream(corpus), num_workers=1, batch_size=None)
     with pytest.raises(RuntimeError, match=r"(?s)ConfigError.*BatchLoader"):  # torch rewraps what a worker raises
         next(iter(loader))
 
 
-def test_domains_are_named(corpus: Path) -> None:
+def test_domain_names(corpus: Path) -> None:
     assert open_stream(corpus, weights={"web": 3, "books": 1}).domain_names == ["books", "web"]
 
 
 def test_golden_sequence(unbroken: list[dict[str, np.ndarray]]) -> None:
-    """Order, mixture and packing in one number: if it changes, runs begun before can no longer be continued exactly."""
+    """Order, mixture and packing in one number: if it changes, existing runs can no longer be continued exactly."""
     digest = hashlib.sha256()
     for sample in unbroken:
         for name in COLUMNS:

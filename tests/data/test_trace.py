@@ -1,4 +1,4 @@
-"""A sample's documents are found from the beginning and from any state before it."""
+"""The documents of a sample are found from the start and from any state before it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_traced_tokens_are_those_of_the_sample(tmp_path: Path, packing: str) -> 
             trace = trace_sample(plan, k, known)
             ids = by_number[k]["input_ids"].tolist()
             assert trace.token_ids == ids[: len(trace.token_ids)]
-            assert plan.sources.domains[int(by_number[k]["domain_ids"][0])].name == trace.domain
+            assert plan.domains[int(by_number[k]["domain_ids"][0])].name == trace.domain
             assert trace.lane == k % 12
             assert trace.from_sample == max([0, *(s["position"] for s in known if s["position"] <= k)])
             assert len(trace.token_ids) == sum(piece.end - piece.start for piece in trace.pieces)
@@ -35,8 +35,8 @@ def test_traced_tokens_are_those_of_the_sample(tmp_path: Path, packing: str) -> 
     assert trace_sample(plan, 110).stage == "1"
 
 
-def test_places_are_those_of_the_documents(tmp_path: Path) -> None:
-    """Tokens tell their document, and shards hold seven each."""
+def test_locations_of_documents(tmp_path: Path) -> None:
+    """Tokens identify their document, and shards have seven each."""
     plan = open_stream(small_corpus(tmp_path)).plan
     first_of_domain = {"books": 0, "code": 5, "web": 45}
     for k in range(60):
@@ -47,15 +47,15 @@ def test_places_are_those_of_the_documents(tmp_path: Path) -> None:
             at += piece.end - piece.start
             number = first_of_domain[trace.domain] + piece.document_index
             assert {token // 1000 for token in text} <= {number}
-            assert piece.place.record == piece.document_index % 7
-            assert piece.place.shard.startswith(f"{trace.domain}-")
+            assert piece.record == piece.document_index % 7
+            assert piece.shard.startswith(f"{trace.domain}-")
 
 
-def test_only_its_own_lane_and_domain_are_gone_through(tmp_path: Path) -> None:
+def test_progress_of_a_trace(tmp_path: Path) -> None:
     plan = open_stream(small_corpus(tmp_path)).plan
-    told: list[int] = []
-    trace_sample(plan, 120, (), told.append)
-    assert sum(told) == 120
+    passed: list[int] = []
+    trace_sample(plan, 120, (), passed.append)
+    assert sum(passed) == 120
 
 
 def test_negative_numbers_are_refused(tmp_path: Path) -> None:

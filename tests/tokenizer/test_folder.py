@@ -1,4 +1,4 @@
-"""What plain transformers makes of the folder: without this package, without remote code."""
+"""The folder in plain transformers, without this package and without remote code."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.tokenizer.test_tokenization_z2all import WITH_CONTROL_TEXT
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.corpus import load_manifest, parse_record
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer, train_tokenizer
-from z2all_ds.tokenizer.folder import check_place, read_recipe
+from z2all_ds.tokenizer.folder import check_writable, read_recipe
 
 CHAT = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "Hi"}]
 CHAT_TEXT = "<|im_start|>user\n你好<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -50,7 +50,7 @@ def test_our_ids_on_real_text(plain: Any, tokenizer: Z2allTokenizer, small_corpu
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=WITH_CONTROL_TEXT)
-def test_every_string_comes_back(plain: Any, tokenizer: Z2allTokenizer, text: str) -> None:
+def test_every_string_is_reproduced(plain: Any, tokenizer: Z2allTokenizer, text: str) -> None:
     assert plain.decode(plain.encode(text)) == text
     ids = plain.encode(text, split_special_tokens=True)
     assert plain.decode(ids) == text
@@ -86,7 +86,9 @@ def test_in_a_process_without_this_package(
     assert chat == "<|im_start|>user\nx<|im_end|>\n"
 
 
-def test_saved_again_it_is_the_same(plain: Any, tokenizer: Z2allTokenizer, small_corpus: Path, tmp_path: Path) -> None:
+def test_save_pretrained_keeps_the_ids(
+    plain: Any, tokenizer: Z2allTokenizer, small_corpus: Path, tmp_path: Path
+) -> None:
     plain.save_pretrained(str(tmp_path))
     again = open_plain(tmp_path)
     texts = [*real_texts(small_corpus), "a<|endoftext|>b"]
@@ -104,15 +106,15 @@ def test_padding(plain: Any, tokenizer: Z2allTokenizer) -> None:
     assert padded["attention_mask"][0][0] == 1 and padded["attention_mask"][0][-1] == 0
 
 
-def test_control_text_is_read_unless_told(plain: Any, folder: Path, tokenizer: Z2allTokenizer) -> None:
-    """Exactly what holds in plain transformers; docs/tokenizer.md says the same."""
+def test_control_tokens_in_text(plain: Any, folder: Path, tokenizer: Z2allTokenizer) -> None:
+    """The table in docs/tokenizer.md."""
     text = "a<|endoftext|>b"
     as_text = tokenizer.encode(text)
     as_control = [*tokenizer.encode("a"), tokenizer.eot_id, *tokenizer.encode("b")]
     assert plain.encode(text) == as_control == tokenizer.encode(text, "all")
     assert plain.encode(text, split_special_tokens=True) == as_text
     assert plain([text, text], split_special_tokens=True)["input_ids"] == [as_text, as_text]
-    assert plain.encode(text) == as_control  # a call leaves no trace
+    assert plain.encode(text) == as_control  # the setting of a call does not persist
     safe = open_plain(folder, split_special_tokens=True)
     assert safe.encode(text) == as_text
     assert safe.encode(text, split_special_tokens=False) == as_control
@@ -126,7 +128,7 @@ def test_safe_by_default(small_corpus: Path, tmp_path: Path) -> None:
     assert safe.encode(text) == ours.encode(text)
     safe.save_pretrained(str(tmp_path / "again"))
     assert open_plain(tmp_path / "again").encode(text) == ours.encode(text)
-    # The price: a template's own tokens are text, too, unless the call opens the door.
+    # The template's own tokens become text too, unless the call says otherwise.
     chat = safe.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
     assert chat == ours.encode(CHAT_TEXT)
     opened = safe.apply_chat_template(
@@ -156,8 +158,10 @@ def test_a_chat_message_cannot_forge_a_control_token(plain: Any, token: str) -> 
             plain.apply_chat_template([message], tokenize=False)
 
 
-def test_beside_a_llama_model_it_stays_the_same(plain: Any, folder: Path, small_corpus: Path, tmp_path: Path) -> None:
-    """An exported model folder has a config.json of type llama; it must not bring in Llama's way of splitting."""
+def test_next_to_a_llama_config_the_ids_are_the_same(
+    plain: Any, folder: Path, small_corpus: Path, tmp_path: Path
+) -> None:
+    """An exported model folder has a config.json of type llama; it must not change the splitting."""
     model = shutil.copytree(folder, tmp_path / "model")
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     texts = real_texts(small_corpus)
@@ -173,11 +177,11 @@ def test_recipes(tmp_path: Path, small_tokenizer: Path) -> None:
         read_recipe(tmp_path, {})
 
 
-def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"file is a file"):
-        check_place(tmp_path / "file" / "deep" / "t")
-    check_place(tmp_path / "new" / "deep" / "t")
+        check_writable(tmp_path / "file" / "deep" / "t")
+    check_writable(tmp_path / "new" / "deep" / "t")
     assert not (tmp_path / "new").exists()
     with pytest.raises(MachineError, match="not writable"):
-        check_place(Path("/proc/t"))
+        check_writable(Path("/proc/t"))

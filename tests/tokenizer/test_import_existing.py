@@ -17,7 +17,7 @@ TEXT = "Hello, wörld! 今天 def f(x):\n    return x  # <|endoftext|>"
 
 
 def byte_level(path: Path, **parts: Any) -> Path:
-    """A foreign tokenizer.json with one control token of its own."""
+    """Writes a tokenizer.json with one control token of its own."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -31,7 +31,7 @@ def byte_level(path: Path, **parts: Any) -> Path:
     return path
 
 
-def test_specials_come_behind_the_vocabulary(tmp_path: Path) -> None:
+def test_control_tokens_follow_the_vocabulary(tmp_path: Path) -> None:
     theirs = Tokenizer.from_file(str(byte_level(tmp_path / "tokenizer.json")))
     report = import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out")
     size = theirs.get_vocab_size()
@@ -67,7 +67,7 @@ def test_a_gap_is_filled_with_reserved_tokens(tmp_path: Path, small_spm: Path) -
     assert open_plain(tmp_path / "again").encode(f"a{TEXT}") == plain.encode(f"a{TEXT}")
 
 
-def test_tokens_it_has_already_keep_their_number(tmp_path: Path, small_tokenizer: Path) -> None:
+def test_existing_control_tokens_keep_their_ids(tmp_path: Path, small_tokenizer: Path) -> None:
     report = import_tokenizer(small_tokenizer, tmp_path / "out", special_ids={"<|tool|>": 1020})
     assert report.special_ids == {name: 1000 + place for place, name in enumerate(SPECIAL_TOKENS)}
     assert report.size == 1021
@@ -79,20 +79,20 @@ def test_tokens_it_has_already_keep_their_number(tmp_path: Path, small_tokenizer
         (
             {"<|PAD|>": 3},
             None,
-            r"special <|PAD|>=3: ids 0 to 9 belong to the tokenizer's own tokens. Choose 10 or more.",
+            r"special <|PAD|>=3: ids 0 to 9 are used by the tokenizer. Choose 10 or more.",
         ),
-        ({}, 9, "special start 9: ids 0 to 9 belong"),
-        ({"<|PAD|>": 20, "<|x|>": 20}, None, "has that id, too"),
-        ({"t3": 12}, None, "special t3=12: the tokenizer has it already, as 3"),
+        ({}, 9, "special start 9: ids 0 to 9 are used"),
+        ({"<|PAD|>": 20, "<|x|>": 20}, None, "has the same id"),
+        ({"t3": 12}, None, "special t3=12: the tokenizer already has it as 3"),
     ],
 )
-def test_numbers_that_collide(given: dict[str, int], start: int | None, message: str) -> None:
+def test_ids_that_collide(given: dict[str, int], start: int | None, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         place_special_tokens({f"t{n}": n for n in range(10)}, given, start)
     assert message in str(caught.value)
 
 
-def test_numbers_from_a_command_line() -> None:
+def test_ids_from_a_command_line() -> None:
     assert parse_special_ids(["<|PAD|>=64006", "a=b=3"]) == {"<|PAD|>": 64006, "a=b": 3}
     for given in (["<|PAD|>"], ["=3"], ["x=-1"], ["x=1.5"], ["x=1", "x=2"]):
         with pytest.raises(ConfigError, match="special"):
@@ -105,7 +105,7 @@ def test_numbers() -> None:
     assert sorted(placed.values()) == [0, *range(2, 13)]
 
 
-def test_holes_in_the_vocabulary(tmp_path: Path) -> None:
+def test_gaps_in_the_vocabulary(tmp_path: Path) -> None:
     path = byte_level(tmp_path / "tokenizer.json")
     rules = json.loads(path.read_text("utf-8"))
     rules["added_tokens"] = []
@@ -125,7 +125,7 @@ def test_holes_in_the_vocabulary(tmp_path: Path) -> None:
         ({"post_processor": None}, r"it put <\|theirs\|> around every text"),
     ],
 )
-def test_losses_are_said_or_refused(
+def test_losses_are_warnings_or_errors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], parts: dict[str, Any], message: str
 ) -> None:
     size = Tokenizer.from_file(str(byte_level(tmp_path / "x.json"))).token_to_id("<|theirs|>")
@@ -144,7 +144,7 @@ def test_losses_are_said_or_refused(
     assert open_plain(tmp_path / "out").encode("a b") == load_tokenizer(tmp_path / "out").encode("a b")
 
 
-def test_truncation_is_taken_off(tmp_path: Path) -> None:
+def test_truncation_is_turned_off(tmp_path: Path) -> None:
     path = byte_level(tmp_path / "tokenizer.json")
     backend = Tokenizer.from_file(str(path))
     backend.enable_truncation(5)
@@ -156,12 +156,12 @@ def test_truncation_is_taken_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_foreign_sentencepiece_models_give_their_own_ids(tmp_path: Path, kind: str) -> None:
-    """With its defaults: a blank in front, NFKC, unknown characters without bytes, and its own <s> and </s>."""
+def test_imported_sentencepiece_models_keep_their_ids(tmp_path: Path, kind: str) -> None:
+    """With its defaults: a space in front, NFKC, unknown characters without bytes, and its own <s> and </s>."""
     data = other_model(model_type=kind, user_defined_symbols=["<x>"])
     (tmp_path / "tokenizer.model").write_bytes(data)
     report = import_tokenizer(tmp_path, tmp_path / "out")
-    assert "does not come back" in report.warnings[0]
+    assert "not reproduced exactly" in report.warnings[0]
     ours, original = load_tokenizer(tmp_path / "out"), sentencepiece.SentencePieceProcessor(model_proto=data)
     for text in ("the cat sat", "then  Ａ ran ", "今天 number 42", "a", "the<x>"):
         assert ours.encode(text) == original.encode(text), text
@@ -172,7 +172,7 @@ def test_foreign_sentencepiece_models_give_their_own_ids(tmp_path: Path, kind: s
         ours.encode_bytes(b"a")
 
 
-def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
+def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "folder").mkdir()
     (tmp_path / "b.model").write_bytes(b"hello")

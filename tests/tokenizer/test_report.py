@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from tests.tokenizer.test_import_existing import byte_level
-from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.tokenizer import load_tokenizer, report_tokenizers
 from z2all_ds.tokenizer.report import KINDS, describe, kind_of
@@ -41,10 +40,8 @@ def test_the_table_shows_every_tokenizer(
 ) -> None:
     print_lines(describe(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000)))
     shown = capsys.readouterr().out
-    for word in ("zh: bytes per token", "tokens of 1234567890", "tokens that are CJK", "every text comes back"):
+    for word in ("zh: bytes per token", "tokens of 1234567890", "tokens that are CJK", "every text is reproduced"):
         assert word in shown
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        report_tokenizers([], small_corpus)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_sample_is_spread_over_all_shards(small_corpus: Path) -> None:
 
 
 def test_adopted_files_are_sampled_by_their_text(tmp_path: Path) -> None:
-    """Parquet and lines with a field of their own, as documents of any form."""
+    """Parquet and JSON lines with another text field."""
     texts = [f"text {number} " * 20 for number in range(600)]
     table = pa.table({"body": texts, "url": [""] * 600})
     pq.write_table(table, tmp_path / "web.parquet", row_group_size=100)
@@ -121,14 +121,14 @@ def test_files_are_domains(tmp_path: Path) -> None:
     assert open_sources([f"en={moved}", *given[1:]]).fingerprint != sources.fingerprint
 
 
-def test_inputs_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_inputs(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder").mkdir()
     mistakes: list[tuple[list[str | Path], type[Exception], str]] = [
         ([], ConfigError, "no input"),
         ([tmp_path / "empty.txt"], DataError, "it is empty"),
         ([f"zh={tmp_path / 'none'}"], DataError, "no such file"),
-        ([tmp_path / "folder"], DataError, "it is empty"),
+        ([tmp_path / "folder"], DataError, "no such file"),
         ([tmp_path / "none"], DataError, "no such file"),
         ([tmp_path / "folder", tmp_path / "empty.txt"], DataError, "it is a folder"),
     ]

@@ -2,7 +2,7 @@ from z2all_ds.tokenizer.special_tokens import ROLES, SPECIAL_TOKENS, padded_voca
 
 
 def test_the_list_is_frozen() -> None:
-    """Trained models know these by number; only appending is safe."""
+    """Trained models depend on these ids; only appending is safe."""
     text_vocab_size = 64000
     numbers = {token: text_vocab_size + place for place, token in enumerate(SPECIAL_TOKENS)}
     assert numbers == {

@@ -1,4 +1,4 @@
-"""SentencePiece training and its conversion, against SentencePiece itself."""
+"""SentencePiece training and its conversion, compared with SentencePiece."""
 
 import builtins
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def texts_of(corpus: Path) -> Iterator[str]:
         yield from (text for _, text in domain.sample(domain.bytes))
 
 
-def test_the_ids_are_sentencepieces_own_on_real_text(small_corpus: Path, ours: Z2allTokenizer, original: Any) -> None:
+def test_same_ids_as_sentencepiece_on_real_text(small_corpus: Path, ours: Z2allTokenizer, original: Any) -> None:
     texts = [text for text in texts_of(small_corpus) if "\u2581" not in text]
     assert len(texts) > 100
     assert ours.encode_batch(texts) == original.encode(texts)
@@ -44,13 +44,13 @@ def test_the_ids_are_sentencepieces_own_on_real_text(small_corpus: Path, ours: Z
         st.text(st.characters(codec="utf-8", exclude_characters="\u2581")), st.text("aein =-.\n\t中的", max_size=60)
     )
 )
-def test_the_ids_are_sentencepieces_own_on_odd_text(ours: Z2allTokenizer, original: Any, text: str) -> None:
+def test_same_ids_as_sentencepiece_on_odd_text(ours: Z2allTokenizer, original: Any, text: str) -> None:
     assert ours.encode(text) == original.encode(text)
 
 
-def test_its_mark_for_a_blank_is_not_a_blank(ours: Z2allTokenizer, original: Any) -> None:
+def test_the_space_mark_is_not_a_space(ours: Z2allTokenizer, original: Any) -> None:
     text = "a\u2581b c"
-    assert original.decode(original.encode(text)) == "a b c"  # what SentencePiece cannot tell apart
+    assert original.decode(original.encode(text)) == "a b c"  # SentencePiece cannot distinguish them
     assert ours.decode(ours.encode(text)) == text
 
 
@@ -81,7 +81,7 @@ def test_long_lines_are_cut_and_nothing_is_lost() -> None:
 def test_vocabularies_that_do_not_fit(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 257"):
         train_tokenizer(small_corpus, tmp_path / "t", 256, algorithm="spm")
-    with pytest.raises(DataError, match="different characters of the text alone need") as caught:
+    with pytest.raises(DataError, match="the bytes and characters of the text need") as caught:
         train_tokenizer(small_corpus, tmp_path / "t", 300, algorithm="spm")
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="only enough repeated text for"):

@@ -40,7 +40,7 @@ def test_we_read_what_protobuf_reads(small_spm: Path, options: dict[str, object]
         assert model.charsmap == rules.precompiled_charsmap
         assert model.add_dummy_prefix == rules.add_dummy_prefix
         assert model.remove_extra_whitespaces == rules.remove_extra_whitespaces
-        assert model.blank_after_word == truth.trainer_spec.treat_whitespace_as_suffix
+        assert model.space_after_word == truth.trainer_spec.treat_whitespace_as_suffix
     assert PieceKind.USER_DEFINED in {piece.kind for piece in model.pieces}
 
 

@@ -28,7 +28,7 @@ def test_blocks_join_to_the_file(tmp_path_factory: pytest.TempPathFactory, lines
     assert [size for size, _ in pieces] == [len(text.encode()) for _, text in pieces]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
     assert read(tmp_path / "a.txt") == [(6, "abc")]
 
@@ -54,7 +54,7 @@ def test_not_utf8(tmp_path: Path) -> None:
         (b'{"text": "\\ud800"}', "half a surrogate pair"),
     ],
 )
-def test_broken_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+def test_broken_lines_are_reported(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(DataError, match=r"a\.jsonl:2") as caught:
         read(tmp_path / "a.jsonl")

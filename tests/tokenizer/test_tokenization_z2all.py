@@ -32,7 +32,9 @@ def test_numbers(tokenizer: Z2allTokenizer, folder: Path, text_vocab: int) -> No
 
 @KEEP
 @given(text=WITH_CONTROL_TEXT)
-def test_any_text_comes_back_and_forges_no_control_token(tokenizer: Z2allTokenizer, text_vocab: int, text: str) -> None:
+def test_any_text_is_reproduced_and_gives_no_control_token(
+    tokenizer: Z2allTokenizer, text_vocab: int, text: str
+) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert all(0 <= number < text_vocab for number in ids)
@@ -42,7 +44,7 @@ def test_any_text_comes_back_and_forges_no_control_token(tokenizer: Z2allTokeniz
 
 @KEEP
 @given(data=st.one_of(st.binary(), st.lists(st.one_of(st.binary(max_size=3), UNICODE.map(str.encode))).map(b"".join)))
-def test_any_bytes_come_back(tokenizer: Z2allTokenizer, text_vocab: int, data: bytes) -> None:
+def test_any_bytes_are_reproduced(tokenizer: Z2allTokenizer, text_vocab: int, data: bytes) -> None:
     ids = tokenizer.encode_bytes(data)
     assert tokenizer.decode_bytes(ids) == data
     assert all(0 <= number < text_vocab for number in ids)
@@ -74,7 +76,9 @@ def test_injection(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> No
     parts=st.lists(st.one_of(UNICODE, st.sampled_from(SPECIAL_TOKENS))),
     allowed=st.sets(st.sampled_from(SPECIAL_TOKENS)),
 )
-def test_doors_open_one_by_one(tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]) -> None:
+def test_allowed_special_tokens(
+    tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]
+) -> None:
     text = "".join(parts)
     ids = tokenizer.encode(text, allowed_special=allowed)
     assert tokenizer.decode(ids) == text
@@ -93,13 +97,13 @@ def test_doors_open_one_by_one(tokenizer: Z2allTokenizer, text_vocab: int, parts
         assert tokenizer.encode(text, allowed_special="none_raise") == ids == every
 
 
-def test_allowed_special_in_words(tokenizer: Z2allTokenizer) -> None:
+def test_allowed_special_errors(tokenizer: Z2allTokenizer) -> None:
     a, b, end = tokenizer.encode("a"), tokenizer.encode("b"), tokenizer.eot_id
     assert tokenizer.encode("a<|endoftext|>b", {"<|endoftext|>"}) == [*a, end, *b]
     assert tokenizer.encode("a<|endoftext|>b", {"<|PAD|>"}) == tokenizer.encode("a<|endoftext|>b")
     texts = ["", "a<|endoftext|>", "b", "<|endoftext|><|endoftext|>"]
     assert tokenizer.encode_batch(texts, "all") == [[], [*a, end], b, [end, end]]
-    with pytest.raises(DataError, match=r"^text 1 of the batch, character 1, '<\|endoftext\|>': the text spells"):
+    with pytest.raises(DataError, match=r"^text 1 of the batch, character 1, '<\|endoftext\|>': the text contains"):
         tokenizer.encode_batch(texts, "none_raise")
     with pytest.raises(DataError, match=r"control token '<\|other\|>'"):
         tokenizer.encode("a", {"<|other|>"})
@@ -114,12 +118,12 @@ def test_batch_equals_one_by_one(tokenizer: Z2allTokenizer) -> None:
     assert tokenizer.encode_batch([]) == []
 
 
-def test_half_a_character_is_refused(tokenizer: Z2allTokenizer) -> None:
+def test_a_lone_surrogate_is_refused(tokenizer: Z2allTokenizer) -> None:
     with pytest.raises(DataError, match="text 1 of the batch: not valid Unicode"):
         tokenizer.encode_batch(["fine", "a\ud800b"])
 
 
-def test_folders_that_are_no_tokenizer(tmp_path: Path, small_tokenizer: Path) -> None:
+def test_folders_that_are_not_tokenizers(tmp_path: Path, small_tokenizer: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load_tokenizer(tmp_path / "none")
     with pytest.raises(DataError, match="incomplete"):

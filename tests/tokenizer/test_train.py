@@ -21,7 +21,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
-    report = train_small_tokenizer(small_corpus, small_tokenizer)  # returned at once: it is there
+    report = train_small_tokenizer(small_corpus, small_tokenizer)  # returned at once, as it exists
     assert (report.text_vocab_size, report.size) == (SMALL_TEXT_VOCAB, SMALL_TEXT_VOCAB + 12)
     assert report.folder == small_tokenizer
     manifest = load_manifest(small_corpus)
@@ -33,7 +33,7 @@ def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
     assert report.trained_bytes == sum(len(text.encode()) for some in texts.values() for text in some)
     assert report.fingerprint == tokenizer.fingerprint
     assert list(report.bytes_per_token) == ["code", "en", "zh"]
-    for domain in ("en", "zh"):  # smaller than the sample, so measured whole
+    for domain in ("en", "zh"):  # smaller than the sample, so all of it is measured
         tokens = sum(map(len, tokenizer.encode_batch(texts[domain])))
         size = sum(len(text.encode()) for text in texts[domain])
         assert report.bytes_per_token[domain] == round(size / tokens, 4)
@@ -41,7 +41,7 @@ def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
 
 
 def test_same_corpus_same_files(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
-    """In a fresh process, as hash seeds differ from one to the next, and with the other kind of parallelism."""
+    """In a fresh process, with another hash seed and the other setting of parallelism."""
     parallel = "true" if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else "false"
     code = (
         "import sys; from pathlib import Path; from tests.helpers.corpora import train_small_tokenizer; "
@@ -72,7 +72,7 @@ def test_the_smallest_vocabulary_is_the_bytes(small_corpus: Path, tmp_path: Path
     assert len(tokenizer.encode("字")) == 3
 
 
-def test_other_folders_are_left_alone(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_other_folders_are_not_changed(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     shutil.copytree(small_tokenizer, tmp_path / "t")
     with pytest.raises(ConfigError, match="something else"):
         train_tokenizer(small_corpus, tmp_path / "t", SMALL_TEXT_VOCAB + 1)
@@ -84,7 +84,7 @@ def test_other_folders_are_left_alone(small_corpus: Path, small_tokenizer: Path,
     assert files(tmp_path / "mine") == {"notes": b"keep"}
 
 
-def test_a_death_while_writing_leaves_nothing(
+def test_an_interrupt_while_writing_leaves_nothing(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.tmp").mkdir()
@@ -116,25 +116,25 @@ def test_files_with_weights(tmp_path: Path) -> None:
         train_tokenizer(inputs, tmp_path / "b", 268, 60_000)
     with pytest.raises(ConfigError, match="Did you mean 'chinese'"):
         train_tokenizer(inputs, tmp_path / "c", 268, weights={"chines": 1.0})
-    with pytest.raises(ConfigError, match="algorithm 'wordpiece': there are bbpe, spm"):
+    with pytest.raises(ConfigError, match="algorithm 'wordpiece': must be one of bbpe, spm"):
         train_tokenizer(inputs, tmp_path / "c", 268, algorithm="wordpiece")
     assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
-def test_text_that_cannot_be_used(tmp_path: Path, algorithm: str) -> None:
+def test_invalid_text(tmp_path: Path, algorithm: str) -> None:
     (tmp_path / "bad.txt").write_bytes(b"fine\n" * 100_000 + b"\xff\n")
     with pytest.raises(DataError, match=r"bad\.txt: not UTF-8"):
         train_tokenizer(tmp_path / "bad.txt", tmp_path / "t", 300, algorithm=algorithm)
     (tmp_path / "blank.jsonl").write_text('{"text": ""}\n{"text": "  "}\n')
-    with pytest.raises(DataError, match="there is no text in it"):
+    with pytest.raises(DataError, match="no text found"):
         train_tokenizer(tmp_path / "blank.jsonl", tmp_path / "t", 300, algorithm=algorithm)
     assert not list(tmp_path.glob("t*"))
 
 
 @pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
 def test_ctrl_c_leaves_nothing(tmp_path: Path, algorithm: str) -> None:
-    """While the library merges, where Python itself would not hear the signal for a long time."""
+    """While the library merges, where Python would not handle the signal for a long time."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 12))) for _ in range(100_000)]
     (tmp_path / "words.txt").write_text("\n".join(" ".join(words[at : at + 10]) for at in range(0, 100_000, 10)))

@@ -95,7 +95,7 @@ def test_a_new_start_beside_later_checkpoints_is_refused(after_bad_luck: Path) -
 def test_a_changed_corpus_stops_the_resume_until_it_is_allowed(after_bad_luck: Path) -> None:
     run = after_bad_luck / "moved"
     line = next(line for line in log_of(run).splitlines() if line.startswith("DataError"))
-    assert "domain 'zh' was changed (149 documents, now 105)" in line and "data.allow_change=true" in line
+    assert "domain 'zh' has changed (149 documents, now 105)" in line and "data.allow_change=true" in line
     assert [record["step"] for record in metrics(run)] == [1, 2, 3, 4]
 
 

@@ -16,8 +16,8 @@ from z2all_ds.base.errors import DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data import PackedStream
 from z2all_ds.data.run_spec import stream_spec
-from z2all_ds.data.step_traces import drop_states_after, keep_state, trace_run
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
+from z2all_ds.data.trace import drop_states_after, keep_state, trace_run
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.tokenizer import load_tokenizer
 

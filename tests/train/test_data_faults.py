@@ -20,9 +20,8 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import find_latest
 from z2all_ds.data import PackedStream
 from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.documents import DocumentLocation
 from z2all_ds.data.run_spec import stream_spec
-from z2all_ds.data.trace import trace_sample
+from z2all_ds.data.trace import TracedPiece, trace_sample
 from z2all_ds.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.extended
@@ -65,13 +64,13 @@ class Workshop:
     def arguments(self, run: str, *overrides: str) -> list[str]:
         return run_arguments(self.folder / run, self.corpus, self.tokenizer, *SETTINGS, *overrides)
 
-    def first_document(self, rank: int, step: int) -> tuple[int, DocumentLocation]:
+    def first_document(self, rank: int, step: int) -> tuple[int, TracedPiece]:
         """The first that a rank of two begins in this step or a later one, and in which."""
         plan = DataPlan.open(stream_spec(load_run_config(None, self.arguments("any"))), load_tokenizer(self.tokenizer))
         for sample in range((step - 1) * SAMPLES_PER_STEP + rank, STEPS * SAMPLES_PER_STEP, 2):
             for piece in trace_sample(plan, sample).pieces:
                 if piece.start == 0:
-                    return sample // SAMPLES_PER_STEP + 1, piece.place
+                    return sample // SAMPLES_PER_STEP + 1, piece
         raise AssertionError("no document begins there")
 
     def fail(

@@ -91,6 +91,6 @@ def test_a_killed_worker_ends_the_run_in_one_line(tmp_path: Path, small_corpus: 
         assert run.process.wait(timeout=120) == MachineError.exit_code
         assert marked(run.mark) == {}
         *_, line, judged = run.terminal.read_text().splitlines()
-        assert line.startswith("MachineError: a data worker: ended without a word")
+        assert line.startswith("MachineError: a data worker: ended unexpectedly")
         assert "data.num_workers" in line
         assert judged.startswith("RanksFailed: ")

@@ -21,7 +21,7 @@ from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.reports import Shown
 from z2all_ds.bench.shared import built_in_text, require_at_least, require_known, run_process, scratch_folder, why_ended
-from z2all_ds.tokenizer.bbpe import SEEN_AT_LEAST, learn_bbpe
+from z2all_ds.tokenizer.bbpe import MIN_FREQUENCY, learn_bbpe
 from z2all_ds.tokenizer.sampling import check_weights, open_sources, share_budget
 from z2all_ds.tokenizer.spm import learn_spm
 
@@ -38,7 +38,7 @@ def learn_hf_default(texts: Iterator[str], text_vocab_size: int) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=text_vocab_size,
-        min_frequency=SEEN_AT_LEAST,
+        min_frequency=MIN_FREQUENCY,
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )

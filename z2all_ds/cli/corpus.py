@@ -171,7 +171,7 @@ def corpus_stats(
     from z2all_ds.data import corpus_stats as impl
 
     found = impl.corpus_stats(corpus, tokenizer, workers, sample)
-    print_report(found, as_json, impl.describe, impl.content_of)
+    print_report(found, as_json, impl.describe)
     if plot is not None:
         print(impl.draw_lengths(found, plot))
 
@@ -224,7 +224,7 @@ def corpus_tokenize(
     from z2all_ds.data.tokens import tokenizing as impl
 
     manifest = impl.tokenize_corpus(corpus, tokenizer, out, workers, replace)
-    print_report(manifest, as_json, impl.summary_lines, impl.figures_of)
+    print_report(manifest, as_json, impl.describe, impl.figures_of)
 
 
 @corpus_app.command("adopt")
@@ -257,9 +257,9 @@ def corpus_trace(
 ) -> None:
     """Show which documents, shards and domain a sample of a run came from."""
     from z2all_ds.base.errors import ConfigError
-    from z2all_ds.data import step_traces as impl
+    from z2all_ds.data import trace as impl
 
     if not sample and step is None:
         raise ConfigError("corpus trace", "needs a sample or a step", "Give --sample K or --step S.")
     traced = impl.trace_run(run, sample or [], step)
-    print_report(traced, as_json, lambda found: impl.lines_of(found, impl.tokenizer_of(run)), impl.content_of)
+    print_report(traced, as_json, lambda found: impl.describe(found, impl.tokenizer_of(run)))

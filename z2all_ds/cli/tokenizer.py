@@ -14,7 +14,7 @@ InputsArgument = Annotated[list[str], typer.Argument(help="Corpus folder, or fil
 OutOption = Annotated[Path, typer.Option(help="Output tokenizer folder.")]
 SafeOption = Annotated[
     bool,
-    typer.Option("--safe-by-default", help="Make plain transformers also read spelled-out control tokens as text."),
+    typer.Option("--safe-by-default", help="Make plain transformers also encode control tokens in text as plain text."),
 ]
 
 

@@ -1,19 +1,16 @@
-"""What a corpus holds, by domain: documents, bytes, characters, tokens, and how long the documents are.
+"""Documents, bytes, characters, tokens and document lengths of a corpus, by domain.
 
-Lengths are kept as counts of each length, so that medians are exact and memory does not grow with the corpus. With a
-share below 1 only some blocks of every shard are read; a document counts if it begins in one, so long and short ones
-are met alike, and the totals are scaled by bytes.
+Lengths are stored as a count per length, so medians are exact and memory does not grow with the corpus. With a share
+below 1, only some blocks of every shard are read; a document counts if it begins in one of them, so long and short ones
+are equally likely, and the totals are scaled by bytes.
 """
 
 import hashlib
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,13 +21,13 @@ from z2all_ds.base.reports import Shown, Table
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import parse_record
+from z2all_ds.tokenizer.sampling import text_batches
+from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer, worker_tokenizer
 
 BLOCK_BYTES = 1 << 18
-"""What is read in one piece when only a share is wanted."""
-CHARACTERS_PER_BATCH = 1_000_000
-"""Of texts given to the tokenizer at once."""
+"""Unit of reading if only a share is read."""
 BIN_EDGES = tuple(sorted({0, *(round(2 ** (half / 2)) for half in range(61))}))
-"""Characters: each bin holds its left edge and ends before the next. Two bins for every doubling."""
+"""Left edges of the histogram bins in characters, two per doubling."""
 CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
              "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Arial Unicode MS")  # fmt: skip
 TOTAL = "all"
@@ -38,13 +35,13 @@ TOTAL = "all"
 
 @dataclass(frozen=True)
 class DomainStats:
-    """Figures of one domain. Lengths are in characters of the content."""
+    """Figures of one domain. Lengths are in characters."""
 
     documents: int
     bytes: int
-    """Of JSON, as the manifest has it."""
+    """Size of the JSON, from the manifest."""
     content_bytes: int
-    """Of the contents in UTF-8; like all figures from here on an estimate if only a share was read."""
+    """Size of the texts in UTF-8; like all following figures an estimate if only a share was read."""
     characters: int
     tokens: int | None
     """Without control tokens; None without a tokenizer."""
@@ -54,7 +51,7 @@ class DomainStats:
     p95_length: int
     max_length: int
     histogram: tuple[int, ...]
-    """Documents that were read, by BIN_EDGES."""
+    """Number of documents read per bin of BIN_EDGES."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,12 @@ class CorpusStats:
     domains: dict[str, DomainStats]
     total: DomainStats
     sample_share: float
+    bin_edges: tuple[int, ...] = BIN_EDGES
 
 
 @dataclass
 class _Counts:
-    """What was read of a shard, or of several."""
+    """Figures of the part of some shards that was read."""
 
     bytes: int = 0
     content_bytes: int = 0
@@ -83,37 +81,25 @@ class _Counts:
 
 
 def corpus_stats(
-    corpus_dir: str | Path,
-    tokenizer_dir: str | Path | None = None,
-    workers: int | None = 1,
-    sample_share: float = 1.0,
+    corpus_dir: str | Path, tokenizer_dir: str | Path | None = None, workers: int | None = 1, sample_share: float = 1.0
 ) -> CorpusStats:
-    """Reads the corpus, or about a share of it (at least one block of every shard), in so many processes."""
+    """Reads the corpus, or about a share of it (at least one block per shard), in `workers` processes."""
     corpus_dir = Path(corpus_dir)
     if not 0 < sample_share <= 1:
         raise ConfigError(f"sample_share {sample_share:g}", "must be above 0 and at most 1", "E.g. 0.01.")
-    if tokenizer_dir is not None:
-        from z2all_ds.tokenizer import load_tokenizer
-
-        load_tokenizer(tokenizer_dir)  # a wrong folder is said here, once
+    tokenizer = None if tokenizer_dir is None else (str(tokenizer_dir), load_tokenizer(tokenizer_dir).fingerprint)
     manifest = load_records_manifest(corpus_dir)
     counts: dict[str, _Counts] = {domain: _Counts() for domain in manifest.domains}
     with progress("stats", sum(shard.bytes for shard in manifest.shards), "bytes") as advance:
-        work = partial(_count_shard, corpus_dir, tokenizer_dir, sample_share)
+        work = partial(_count_shard, corpus_dir, tokenizer, sample_share)
         for number, found in Executor(workers).run(work, manifest.shards):
             counts[manifest.shards[number].domain].add(found)
             advance(manifest.shards[number].bytes)
-    with_tokens = tokenizer_dir is not None
     domains = {
-        domain: _domain_stats(counts[domain], documents, size, with_tokens)
+        domain: _domain_stats(counts[domain], documents, size, tokenizer is not None)
         for domain, (documents, size) in manifest.domains.items()
     }
     return CorpusStats(domains, _total(list(domains.values()), list(counts.values())), sample_share)
-
-
-def content_of(stats: CorpusStats) -> dict[str, Any]:
-    """Returns the figures and the edges of their histograms, for JSON."""
-    return {**asdict(stats), "bin_edges": BIN_EDGES}
 
 
 def describe(stats: CorpusStats) -> Shown:
@@ -141,12 +127,12 @@ def human_count(count: float) -> str:
 
 
 def draw_lengths(stats: CorpusStats, out: Path) -> Path:
-    """How long the documents of each domain are, as PNG or SVG. Returns the file's path."""
+    """Plots the document lengths of each domain to a PNG or SVG file; returns its path."""
     if out.suffix not in (".png", ".svg"):
-        raise ConfigError(f"picture {out}", "must end in .png or .svg", "Give such a name.")
+        raise ConfigError(f"plot {out}", "must end in .png or .svg", "Choose such a name.")
     from matplotlib import font_manager, rc_context
 
-    # Not pyplot, which would look for a screen and keep the figure until somebody closes it.
+    # Not pyplot, which would look for a display and keep the figure in memory.
     from matplotlib.figure import Figure
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -158,7 +144,7 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
         for domain, one in stats.domains.items():
             shares = 100 * np.array(one.histogram[1:]) / max(1, one.documents_read)
             axes.stairs(shares, edges, linewidth=1.5, label=_drawable(domain, bool(chinese)))
-        seen = [place for one in stats.domains.values() for place, count in enumerate(one.histogram[1:]) if count]
+        seen = [number for one in stats.domains.values() for number, count in enumerate(one.histogram[1:]) if count]
         axes.set(xscale="log", xlabel="characters of the content", ylabel="% of documents")
         if seen:
             axes.set_xlim(edges[max(0, min(seen) - 1)], edges[min(len(edges) - 1, max(seen) + 2)])
@@ -172,44 +158,32 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
 
 
 def _drawable(name: str, with_chinese: bool) -> str:
-    """A name as it is: matplotlib reads formulas between dollars, hides names with _ first, and lacks most scripts."""
+    """Escapes a name for matplotlib, which parses $...$, hides names that start with _, and lacks most scripts."""
     name = name if with_chinese else name.encode("ascii", "backslashreplace").decode()
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name
 
 
-def _count_shard(corpus_dir: Path, tokenizer_dir: str | Path | None, share: float, shard: ShardInfo) -> _Counts:
+def _count_shard(corpus_dir: Path, tokenizer: tuple[str, str] | None, share: float, shard: ShardInfo) -> _Counts:
+    """Counts a shard, in a worker process; `tokenizer` is its folder and fingerprint."""
     counts = _Counts()
-    encode = None if tokenizer_dir is None else _encoder(tokenizer_dir)
-    batch: list[str] = []
-    waiting = 0
-    for start, line in _chosen_lines(corpus_dir, shard, share):
-        content = parse_record(line, f"{shard.path}, byte {start}").content
-        counts.bytes += len(line)
-        counts.content_bytes += len(content) if content.isascii() else len(content.encode("utf-8", "surrogatepass"))
-        counts.lengths[len(content)] += 1
-        if encode is not None:
-            batch.append(content)
-            waiting += len(content)
-            if waiting >= CHARACTERS_PER_BATCH:
-                counts.tokens += sum(map(len, encode(batch)))
-                batch, waiting = [], 0
-    if encode is not None and batch:
-        counts.tokens += sum(map(len, encode(batch)))
+
+    def contents() -> Iterator[str]:
+        for start, line in _chosen_lines(corpus_dir, shard, share):
+            content = parse_record(line, f"{shard.path}, byte {start}").content
+            counts.bytes += len(line)
+            counts.content_bytes += len(content.encode("utf-8", "surrogatepass"))
+            counts.lengths[len(content)] += 1
+            yield content
+
+    for texts in text_batches(contents()):
+        if tokenizer is not None:
+            counts.tokens += sum(map(len, worker_tokenizer(*tokenizer).encode_batch(texts)))
     return counts
 
 
-def _encoder(tokenizer_dir: str | Path) -> Any:
-    from z2all_ds.tokenizer import load_tokenizer
-
-    if multiprocessing.parent_process() is not None:
-        # One of several workers: each would start a thread for every core.
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return load_tokenizer(tokenizer_dir).encode_batch
-
-
 def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[tuple[int, bytes]]:
-    """(first byte, line) of the documents that begin in the chosen blocks of a shard."""
+    """Yields (first byte, line) of the documents that begin in the chosen blocks of a shard."""
     try:
         stream = open(corpus_dir / shard.path, "rb")  # noqa: SIM115 - closed by the block below
     except FileNotFoundError:
@@ -217,7 +191,7 @@ def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[
         raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
     with stream:
         for first, stop in _blocks(shard, share):
-            # From the byte before: if that ends a line, the first document begins with the block.
+            # Start at the byte before: if it ends a line, the first document begins with the block.
             stream.seek(max(0, first - 1))
             start = first - 1 + len(stream.readline()) if first else 0
             while start < stop:
@@ -229,7 +203,7 @@ def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[
 
 
 def _blocks(shard: ShardInfo, share: float) -> list[tuple[int, int]]:
-    """(first byte, one past the last) of blocks at even distances, beginning somewhere else in each shard."""
+    """Returns (first byte, end) of evenly spaced blocks, with a different start in each shard."""
     if share == 1:
         return [(0, shard.bytes)]
     count = max(1, -(-shard.bytes // BLOCK_BYTES))
@@ -261,22 +235,22 @@ def _domain_stats(counts: _Counts, documents: int, size: int, with_tokens: bool)
 
 
 def _quantile(lengths: np.ndarray, numbers: np.ndarray, share: float) -> int:
-    """The least length that at least that share of the documents does not exceed."""
+    """Returns the smallest length that at least this share of the documents does not exceed."""
     if not len(lengths):
         return 0
-    upto = np.cumsum(numbers)
-    return int(lengths[np.searchsorted(upto, share * upto[-1])])
+    cumulative = np.cumsum(numbers)
+    return int(lengths[np.searchsorted(cumulative, share * cumulative[-1])])
 
 
 def _total(domains: list[DomainStats], counts: list[_Counts]) -> DomainStats:
-    """Of all domains. Lengths are weighted by what was read, which is about the same share everywhere."""
-    together = _Counts()
+    """Returns the figures of all domains; of each, about the same share was read."""
+    merged = _Counts()
     for one in counts:
-        together.add(one)
+        merged.add(one)
     with_tokens = any(one.tokens is not None for one in domains)
     size, documents = sum(one.bytes for one in domains), sum(one.documents for one in domains)
-    total = asdict(_domain_stats(together, documents, size, with_tokens))
-    # Sums of the rows above, so that the table adds up.
+    total = asdict(_domain_stats(merged, documents, size, with_tokens))
+    # The sums of the domains, so that the table adds up.
     for name in ("content_bytes", "characters", *(["tokens"] if with_tokens else [])):
         total[name] = sum(getattr(one, name) for one in domains)
     return DomainStats(**total)

@@ -1,7 +1,7 @@
-"""What lanes read: a domain as one row of documents, opened in blocks of neighbours, each document as tokens.
+"""Documents as tokens: the interfaces of domains and blocks, raw text that is tokenized when read, the order per lane.
 
-Two kinds of corpus give this: raw shards, whose text is tokenized as it is read (`RawDomain`), and token shards
-(`tokens/`). Lanes cannot tell them apart, so neither can a batch.
+A corpus is either raw shards, tokenized as they are read (`RawDomain`), or token shards (`tokens/`). Both give the same
+documents, so the batches are the same too.
 """
 
 from collections.abc import Mapping
@@ -12,80 +12,74 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.reading.readers import DomainReader, TextBlock
+from z2all_ds.data.order import BlockRange, DomainOrder
 
 CHARACTERS_PER_TOKEN = 2
-"""At the least, for guessing how many short texts to tokenize together: a call of the tokenizer has a price of its own,
-and no more should be read ahead than a sample takes."""
+"""Lower estimate, to choose how many short texts to tokenize in one call: each call has a fixed cost, and no more text
+should be read ahead than a sample needs."""
 
 TokenArray = npt.NDArray[np.integer[Any]]
-"""Tokens of one document, of any width of integer, <|endoftext|> last. Not to be written to."""
+"""Tokens of one document with <|endoftext|> last; any integer width, read-only."""
 
 
 class Tokenizer(Protocol):
-    """What this subpackage needs of a tokenizer."""
+    """The part of a tokenizer that this subpackage uses."""
 
-    @property
-    def eot_id(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
+    eot_id: int
+    fingerprint: str
+
     def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
 
 
-class DocumentLocation(NamedTuple):
-    """Where a document lies."""
+class DocumentSpan(NamedTuple):
+    """Tokens `start` to `end` - 1 of a document, which are part of a sample."""
 
-    shard: str
-    """As the manifest names it."""
-    record: int
-    """Number within the shard, from 0."""
+    epoch: int
+    document_index: int
+    start: int
+    end: int
 
 
-class Run(NamedTuple):
-    """Some documents end to end."""
+class TokenRun(NamedTuple):
+    """The tokens of consecutive documents, and the end of each document in them."""
 
     tokens: TokenArray
     ends: list[int]
-    """Where each document ends in it."""
 
 
 class Block(Protocol):
-    """Some neighbouring documents of a domain, numbered from 0. Opening one may read ahead what all of them need."""
+    """Adjacent documents of a domain, numbered from 0. Opening one may read all of them."""
 
     def tokens(self, number: int) -> TokenArray: ...
-    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
-        """The first of these documents, in this order: at least one, and about as many as make so many tokens, or
-        those that come at little cost."""
+    def run(self, numbers: list[int], wanted_tokens: int) -> TokenRun:
+        """Returns the first of these documents, at least one, and about as many as have `wanted_tokens` tokens."""
         ...
 
 
 class Domain(Protocol):
-    """All documents of a domain, numbered through its shards in the order of the manifest."""
+    """All documents of a domain, numbered across its shards in the order of the manifest."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_documents(self) -> int: ...
-    @property
-    def num_bytes(self) -> int:
-        """Of the raw shards, also where their tokens are read: shares by size must not depend on it."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the documents and their order."""
-        ...
+    name: str
+    num_documents: int
+    num_bytes: int
+    """Size of the raw shards, also for token shards: shares by size must be the same for both."""
+    fingerprint: str
+    """Hash of the documents and their order."""
 
     def open_block(self, first: int, end: int) -> Block:
-        """The documents `first` to `end` - 1."""
+        """Returns the documents `first` to `end` - 1."""
         ...
 
-    def place(self, document_index: int) -> DocumentLocation: ...
+    def location(self, document_index: int) -> tuple[str, int]:
+        """Returns the shard of a document, as named in the manifest, and its record number in it, from 0."""
+        ...
 
 
 @dataclass(frozen=True)
 class Documents:
-    """An opened corpus: its domains that have documents, by sorted name."""
+    """An open corpus: its domains that have documents, by sorted name."""
 
     domains: Mapping[str, Domain]
     tokenizer_fingerprint: str
@@ -102,21 +96,20 @@ class RawDomain:
     def open_block(self, first: int, end: int) -> "RawBlock":
         return RawBlock(self._reader.open_block(first, end), self._tokenizer)
 
-    def place(self, document_index: int) -> DocumentLocation:
-        return DocumentLocation(*self._reader.place(document_index))
+    def location(self, document_index: int) -> tuple[str, int]:
+        return self._reader.place(document_index)
 
 
 class RawBlock:
-    """Documents of a raw domain. The text stays where it is until it is asked for."""
+    """Documents of a raw domain, tokenized on request."""
 
     def __init__(self, texts: TextBlock, tokenizer: Tokenizer) -> None:
         self._texts, self._tokenizer = texts, tokenizer
 
     def tokens(self, number: int) -> TokenArray:
-        # One document at a time: a lane holds what it is in the middle of, and no more.
         return as_document(self._tokenizer.encode_batch([self._texts.text(number)])[0], self._tokenizer.eot_id)
 
-    def run(self, numbers: list[int], wanted_tokens: int) -> Run:
+    def run(self, numbers: list[int], wanted_tokens: int) -> TokenRun:
         texts, size = [], 0
         for number in numbers:
             texts.append(self._texts.text(number))
@@ -125,12 +118,68 @@ class RawBlock:
                 break
         documents = [as_document(ids, self._tokenizer.eot_id) for ids in self._tokenizer.encode_batch(texts)]
         ends = list(accumulate(len(document) for document in documents))
-        return Run(documents[0] if len(documents) == 1 else np.concatenate(documents), ends)
+        return TokenRun(documents[0] if len(documents) == 1 else np.concatenate(documents), ends)
 
 
 def as_document(token_ids: list[int], eot_id: int) -> TokenArray:
-    """A tokenized text and its <|endoftext|>. An empty text is that one token: it was read, and it is counted."""
+    """Returns the tokens of a text followed by <|endoftext|>; an empty text is that one token."""
     document = np.empty(len(token_ids) + 1, dtype=np.int32)
     document[:-1] = token_ids
     document[-1] = eot_id
     return document
+
+
+class LaneDocuments:
+    """A cursor over the documents of one domain in the order in which one lane reads them.
+
+    `block` counts the blocks of the lane, `position` the documents within the block.
+    """
+
+    def __init__(
+        self, domain: Domain, order: DomainOrder, lane: int, num_lanes: int, block: int, position: int
+    ) -> None:
+        self._domain, self._order, self._lane, self._num_lanes = domain, order, lane, num_lanes
+        self._opened: Block | None = None
+        self._range: BlockRange
+        self._shuffled: list[int]
+        self._enter_block(block)
+        self.position = position
+        if not 0 <= position < len(self._shuffled):
+            raise DataError(
+                f"data state: position {position} in a block of domain {domain.name!r}",
+                f"the block has {len(self._shuffled)} documents",
+                "The state belongs to another corpus: restore the corpus it was saved with.",
+            )
+
+    @property
+    def document_index(self) -> int:
+        return self._range.first + self._shuffled[self.position]
+
+    def tokens(self) -> TokenArray:
+        """Returns the tokens of the current document."""
+        return self._open_block().tokens(self._shuffled[self.position])
+
+    def run(self, wanted_tokens: int) -> TokenRun:
+        """Returns the current document and possibly some that follow it in the same block."""
+        return self._open_block().run(self._shuffled[self.position :], wanted_tokens)
+
+    def advance(self, documents: int = 1) -> None:
+        """Moves on by `documents`, at most to the start of the next block."""
+        self.position += documents
+        if self.position == len(self._shuffled):
+            self._enter_block(self.block + 1)
+
+    def span(self, ahead: int, start: int, end: int) -> DocumentSpan:
+        """Returns a span of the document that is `ahead` positions after the current one in the block."""
+        document_index = self._range.first + self._shuffled[self.position + ahead]
+        return DocumentSpan(self._range.epoch, document_index, start, end)
+
+    def _open_block(self) -> Block:
+        if self._opened is None:
+            self._opened = self._domain.open_block(self._range.first, self._range.end)
+        return self._opened
+
+    def _enter_block(self, block: int) -> None:
+        self.block, self.position, self._opened = block, 0, None
+        self._range = self._order.block_at(self._lane + block * self._num_lanes)
+        self._shuffled = self._order.within(self._range)

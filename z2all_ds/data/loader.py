@@ -1,8 +1,8 @@
-"""Micro-batches of a stream, made ahead: by a thread, and by worker processes where tokenizing needs several cores.
+"""Micro-batches of a stream, prepared by a background thread, and by worker processes if tokenizing needs more cores.
 
-Workers are those of torch's DataLoader, started fresh (not forked: a rank has threads and a GPU) and each with its part
-of the rank's lanes. They send compact samples through pipes rather than shared memory, which containers have little of.
-The thread deals the workers' samples together in turn, makes the columns of each batch, and pins them.
+The workers are those of torch's DataLoader, spawned (not forked: a rank has threads and a GPU), each with a part of the
+rank's lanes. They send compact samples through pipes rather than shared memory, which is scarce in containers. The
+thread interleaves the workers' samples, makes the columns of each batch, and pins them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ from z2all_ds.data.state import StreamState
 from z2all_ds.data.stream import PackedStream, Produced
 
 TOKENS_PER_MESSAGE = 8192
-MOST_SAMPLES_PER_MESSAGE = 32
-"""A worker sends so much at a time: for short samples, the cost of a message would be that of making them."""
+MAX_SAMPLES_PER_MESSAGE = 32
+"""Limits of one message of a worker. With one short sample per message, sending would cost as much as making it."""
 
 
 class BatchLoader:
-    """Endless micro-batches of a stream, made ahead from the first one asked for.
+    """Endless micro-batches of a stream, prepared ahead after the first request.
 
-    The state is the stream's: it moves when a batch is handed out. Load a state here rather than into the stream, so
-    that batches made ahead of the old one are dropped. Use as a context manager, or `close()` it.
+    The state is that of the stream: it changes when a batch is returned. Load a state here rather than into the stream,
+    so that batches prepared from the old state are dropped. Use as a context manager, or call `close()`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BatchLoader:
         pin_memory: bool = False,
         prefetch_batches: int = 4,
     ) -> None:
-        """Several micro-batch sizes are those of the stages: fewer samples at a time where they are longer."""
+        """`micro_batch_size`: one for all stages, or one per stage."""
         stages = stream.plan.schedule.stages
         sizes = [micro_batch_size] * len(stages) if isinstance(micro_batch_size, int) else list(micro_batch_size)
         assert len(sizes) == len(stages), (sizes, len(stages))
@@ -51,13 +51,10 @@ class BatchLoader:
             if value < least:
                 raise ConfigError(f"{name}={value}", f"it must be at least {least}", f"Set {name} to {least} or more.")
         if pin_memory and not torch.cuda.is_available():
-            say("data: pin_memory is on, but there is no CUDA device; batches stay in plain memory")
+            say("data: pin_memory is on, but there is no CUDA device; batches are not pinned")
             pin_memory = False
-        self.stream = stream
-        self.num_workers = num_workers
-        self._micro_batch_sizes = sizes
-        self._pin_memory = pin_memory
-        self._prefetch_batches = prefetch_batches
+        self.stream, self.num_workers = stream, num_workers
+        self._micro_batch_sizes, self._pin_memory, self._prefetch_batches = sizes, pin_memory, prefetch_batches
         self._prefetcher: Prefetcher[tuple[Batch, list[Produced]]] | None = None
 
     def __iter__(self) -> "BatchLoader":
@@ -66,15 +63,16 @@ class BatchLoader:
     def __next__(self) -> Batch:
         if self._prefetcher is None:
             samples = self.stream.produce() if self.num_workers == 0 else _from_workers(self.stream, self.num_workers)
-            batches = make_batches(samples, self._micro_batch_sizes, self._pin_memory)
-            self._prefetcher = Prefetcher(batches, self._prefetch_batches, _DeviceSetter(self._pin_memory))
+            device = torch.cuda.current_device() if self._pin_memory else None
+            batches = make_batches(samples, self._micro_batch_sizes, device)
+            self._prefetcher = Prefetcher(batches, self._prefetch_batches)
         batch, consumed = next(self._prefetcher)
         for produced in consumed:
             self.stream.mark_consumed(produced)
         return batch
 
     def state_dict(self) -> StreamState:
-        """The state after the last batch handed out, however far the workers are ahead."""
+        """Returns the state after the last batch returned, however many are prepared ahead."""
         return self.stream.state_dict()
 
     def load_state_dict(self, state: StreamState, allow_data_change: bool = False) -> None:
@@ -82,7 +80,7 @@ class BatchLoader:
         self.stream.load_state_dict(state, allow_data_change)
 
     def close(self) -> None:
-        """Ends thread and workers. The next batch asked for starts others, from the last consumed batch on."""
+        """Ends thread and workers. The next request starts new ones, after the last consumed batch."""
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
@@ -95,9 +93,14 @@ class BatchLoader:
 
 
 def make_batches(
-    samples: Iterator[Produced | None], micro_batch_sizes: Sequence[int], pin_memory: bool
+    samples: Iterator[Produced | None], micro_batch_sizes: Sequence[int], pinning_device: int | None = None
 ) -> Iterator[tuple[Batch, list[Produced]]]:
-    """Batches, each with what moves the state by it. A plain function: the thread must not hold the loader."""
+    """Yields batches, pinned if a device is given, with what `mark_consumed` needs after each.
+
+    Not a method of the loader: the prefetching thread must not hold a reference to it.
+    """
+    if pinning_device is not None:
+        torch.cuda.set_device(pinning_device)  # a new thread uses GPU 0, and pinning would create a context there
     consumed: list[Produced] = []
     taken: list[Sample] = []
     for produced in samples:
@@ -105,18 +108,18 @@ def make_batches(
             continue
         if produced.sample is not None:
             if taken and produced.stage != consumed[-1].stage:
-                rule = f"stage {produced.stage} begins after {len(taken)} samples of one"
-                raise ConfigError("micro-batch", rule, "Let stages last for whole steps.")
+                rule = f"stage {produced.stage} begins after {len(taken)} samples of it"
+                raise ConfigError("micro-batch", rule, "Make stages a whole number of steps long.")
             taken.append(produced.sample)
-            produced = produced._replace(sample=None)  # the cursor is all that is needed any more
+            produced = produced._replace(sample=None)  # only the cursor is still needed
         consumed.append(produced)
         if len(taken) == micro_batch_sizes[produced.stage]:
-            yield make_batch(taken, pin_memory), consumed
+            yield make_batch(taken, pinning_device is not None), consumed
             consumed, taken = [], []
 
 
 class _WorkerPart(IterableDataset[Any]):
-    """What one worker process makes: messages of several turns each; the last one may end with an error."""
+    """The messages of one worker process, each with several turns; the last one may end with an error."""
 
     def __init__(self, stream: PackedStream, turns_per_message: int) -> None:
         self._stream, self._turns = stream, turns_per_message
@@ -129,8 +132,8 @@ class _WorkerPart(IterableDataset[Any]):
         while True:
             try:
                 message.append(next(samples))
-            except Z2allError as error:  # torch would rewrap it, and the line for the user be lost in a traceback
-                # What stands after an error is not looked at; it only makes the message as long as the others.
+            except Z2allError as error:  # raised here, torch would wrap it in a traceback
+                # All messages have the same length; the loader stops at the first error.
                 yield [*message, *[error] * (self._turns - len(message))]
                 return
             if len(message) == self._turns:
@@ -139,23 +142,23 @@ class _WorkerPart(IterableDataset[Any]):
 
 
 def _from_workers(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]:
-    """The rank's samples in order, made by worker processes."""
+    """Yields the rank's samples in order, made by worker processes."""
     shortest = min(stage.sequence_length for stage in stream.plan.schedule.stages)
-    part = _WorkerPart(stream, max(1, min(TOKENS_PER_MESSAGE // shortest, MOST_SAMPLES_PER_MESSAGE)))
+    part = _WorkerPart(stream, max(1, min(TOKENS_PER_MESSAGE // shortest, MAX_SAMPLES_PER_MESSAGE)))
     loader: DataLoader[Any] = DataLoader(
         part,
         batch_size=None,
         num_workers=num_workers,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         multiprocessing_context="spawn",
         prefetch_factor=2,
-        generator=torch.Generator(),  # torch's own would move on by one draw, and with it what a checkpoint keeps
+        generator=torch.Generator(),  # the default would draw from torch's global generator, which checkpoints save
     )
     with one_thread_each():
         messages = iter(loader)
     try:
         while True:
-            # one message of each worker in turn: DataLoader keeps that order
+            # DataLoader returns one message of each worker in turn.
             for turn in zip(*[next(messages) for _ in range(num_workers)], strict=True):
                 for produced in turn:
                     if isinstance(produced, Z2allError):
@@ -164,23 +167,12 @@ def _from_workers(stream: PackedStream, num_workers: int) -> Iterator[Produced |
     except RuntimeError as error:
         if "exited unexpectedly" not in str(error):
             raise
-        rule = "ended without a word, most often for want of memory"
+        rule = "ended unexpectedly, most likely out of memory"
         raise MachineError("a data worker", rule, f"Lower data.num_workers (now {num_workers}).") from None
     finally:
         del messages  # ends the workers
 
 
-def _as_it_is(message: Any) -> Any:
-    """torch would turn arrays into tensors in shared memory."""
+def _unchanged(message: Any) -> Any:
+    """Replaces torch's conversion of arrays to tensors in shared memory."""
     return message
-
-
-class _DeviceSetter:
-    """Puts the thread on the rank's GPU: a new thread stands on GPU 0, and pinning would open a context there."""
-
-    def __init__(self, pin_memory: bool) -> None:
-        self.device = torch.cuda.current_device() if pin_memory else None
-
-    def __call__(self) -> None:
-        if self.device is not None:
-            torch.cuda.set_device(self.device)

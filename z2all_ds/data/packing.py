@@ -1,28 +1,25 @@
-"""From tokens of documents to samples by one of two packers, and from samples to the columns of a batch.
+"""Packs documents into samples with one of two packers, and samples into the columns of a batch.
 
-A document is its tokens and one <|endoftext|>. A sample is `sequence_length` tokens of one domain: whole documents and
-at most two that are cut, the first and the last. `labels[t]` is already the target of `input_ids[t]`: the next token
-of the same document, also when that token is the first of the next sample. The <|endoftext|> is learnt as the end of
-its document, and itself has no target: the loss never crosses a border.
+A document is its tokens and one <|endoftext|>. A sample is `sequence_length` tokens of one domain. `labels[t]` is
+already the target of `input_ids[t]`: the next token of the same document, also if that token is the first of the next
+sample. The <|endoftext|> is a target, and has no target itself: the loss never crosses the end of a document.
 
-"cut" lays the documents end to end and cuts every `sequence_length` tokens: no token is padded, dropped or repeated.
-"best_fit" takes documents in groups and packs the documents of a group whole, the longest first; only those longer than
-a sample are cut, and the room that is left is padding.
+"cut" concatenates the documents and cuts every `sequence_length` tokens: no token is padded, dropped or repeated.
+"best_fit" takes documents in groups and packs the documents of a group whole, the longest first; only documents longer
+than a sample are cut, and the remaining space is padding.
 
-Samples stay compact (four bytes a token) until they are in the process that trains; only there they are spread out to
-the five columns of a batch, at ten times the size.
+Samples stay compact (four bytes per token) until they are in the training process, where they are expanded to the five
+columns of a batch, ten times the size.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.data.documents import Run, TokenArray
-from z2all_ds.data.lane_documents import DocumentSpan, LaneDocuments
+from z2all_ds.data.documents import DocumentSpan, LaneDocuments, TokenArray, TokenRun
 
 if TYPE_CHECKING:
     import torch
@@ -30,16 +27,18 @@ if TYPE_CHECKING:
 
 PACKING_MODES = ("cut", "best_fit")
 SAMPLES_PER_GROUP = 64
-"""Of "best_fit". On real text in samples of 2048 tokens 2.7 % are padding with groups of 32, 1.7 % with 64, 1.2 % with
-128; a resume reads the group again, and a lane holds one of each domain."""
+"""Group size of "best_fit". On real text in samples of 2048 tokens the padding is 2.7 % with groups of 32, 1.7 % with
+64, 1.2 % with 128; a resume reads the group again, and a lane holds one group per domain."""
 
 Cursor = list[int]
-"""Position of a lane in a domain. Its first two numbers are the block of the lane (0, 1, 2, ...) and the place in it;
-then, for "cut", the tokens already given of that document; for "best_fit", (sequence length, samples given) of the
-group that begins there, with one more pair for each change of length within it."""
+"""Position of a lane in a domain: the block of the lane (0, 1, 2, ...), the position in the block, and then for "cut"
+the tokens already used of that document, for "best_fit" (sequence length, samples used) of the group that begins there,
+with one more pair for each change of length within the group."""
+LaneState = list[Cursor]
+"""The cursors of a lane, in the order of the stream's domains."""
 
 NO_TARGET = -100
-"""Label of a position without a target; what torch's cross-entropy ignores."""
+"""Label of a position without a target; torch's cross-entropy ignores it."""
 
 COLUMNS = ("input_ids", "labels", "position_ids", "document_ids", "domain_ids")
 
@@ -48,35 +47,35 @@ Batch = dict[str, "torch.Tensor"]
 
 
 class Sample(NamedTuple):
-    """The tokens of one sample and where its documents end."""
+    """The tokens of one sample and the lengths of its documents."""
 
     tokens: npt.NDArray[np.int32]
-    """[sequence_length + 1]; the last is the one that follows, if the last piece goes on."""
+    """[sequence_length + 1]; the last one is the token after the sample, if its last document continues."""
     piece_lengths: list[int]
-    """Of the pieces of documents in the sample, summing to its length; the last may be padding."""
+    """Tokens of each document in the sample, then of the padding if there is any; the sum is sequence_length."""
     domain_index: int
-    goes_on: bool
-    """The last piece ends in the middle of its document."""
+    continues: bool
+    """The last document continues in another sample."""
     num_padding: int = 0
-    """Tokens at the end that stand for nothing: the last piece is padding."""
+    """Padding tokens at the end."""
 
 
 def make_batch(samples: Sequence[Sample], pin_memory: bool = False) -> Batch:
-    """The columns of a batch; pinned ones are written in place, without a copy in between.
+    """Returns the columns of a batch; pinned ones are written in place, without a copy.
 
-    Positions start at 0 with each piece, so also with the rest of a document that began in the sample before:
-    attention cannot see that sample, and the model should not be told of a context it does not have.
+    Positions start at 0 in each piece, also in the rest of a document that began in the sample before: attention cannot
+    see that sample, so the model must not assume its context.
     """
     import torch
 
     length = len(samples[0].tokens) - 1
     shape = (len(COLUMNS), len(samples), length)
-    # One piece of memory for all columns, and plain memory by numpy: both save calls that cost as much as the writing.
+    # One allocation for all columns, and plain memory from numpy: more torch calls would cost as much as the writing.
     if pin_memory:
         block = torch.empty(shape, dtype=torch.int64, pin_memory=True)
     else:
         block = torch.from_numpy(np.empty(shape, dtype=np.int64))
-    upwards = _counting_up(length)
+    counting = np.arange(length)
     input_ids, all_labels, all_positions, all_documents, domain_ids = block.numpy()
     for row, sample in enumerate(samples):
         input_ids[row] = sample.tokens[:-1]
@@ -86,20 +85,15 @@ def make_batch(samples: Sequence[Sample], pin_memory: bool = False) -> Batch:
         begin = 0
         for number, size in enumerate(sample.piece_lengths):
             end = begin + size
-            positions[begin:end] = upwards[:size]
+            positions[begin:end] = counting[:size]
             documents[begin:end] = number
             labels[end - 1] = NO_TARGET
             begin = end
-        if sample.goes_on:
+        if sample.continues:
             labels[-1] = sample.tokens[-1]
         if sample.num_padding:
             labels[length - sample.num_padding :] = NO_TARGET
     return dict(zip(COLUMNS, block.unbind(), strict=True))
-
-
-@lru_cache(maxsize=8)
-def _counting_up(length: int) -> npt.NDArray[np.int64]:
-    return np.arange(length)
 
 
 def fresh_cursor(packing: str) -> Cursor:
@@ -107,174 +101,174 @@ def fresh_cursor(packing: str) -> Cursor:
 
 
 class CutPacker:
-    """Makes samples of the documents of one lane: end to end, cut every `sequence_length` tokens."""
+    """Concatenates the documents of one lane and domain, and cuts every `sequence_length` tokens."""
 
-    def __init__(self, row: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
-        self._row, self._domain_index, self._given = row, domain_index, cursor[2]
-        self._run: Run | None = None
-        self._at = 0  # tokens given of the run
-        self._document = 0  # number of the present document in the run; the row stands at the run's first
+    def __init__(self, documents: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
+        self._documents, self._domain_index = documents, domain_index
+        self._used_of_first = cursor[2]  # tokens used of the document at which the next run begins
+        self._run: TokenRun | None = None
+        self._used = 0  # tokens used of the run
+        self._number = 0  # of the current document in the run; `_documents` is at the first one of the run
 
-    def next_sample(self, sequence_length: int, pieces: list[DocumentSpan] | None = None) -> Sample:
-        """Returns the next sample; adds the spans it is made of to `pieces`."""
+    def next_sample(self, sequence_length: int, spans: list[DocumentSpan] | None = None) -> Sample:
+        """Returns the next sample; adds its document spans to `spans`."""
         tokens = np.empty(sequence_length + 1, dtype=np.int32)
         lengths: list[int] = []
-        filled, goes_on = 0, False
+        filled, continues = 0, False
         while filled < sequence_length:
             run = self._run or self._open_run(sequence_length)
-            begin = self._at
+            begin = self._used
             stop = min(len(run.tokens), begin + sequence_length - filled)
             tokens[filled : filled + stop - begin] = run.tokens[begin:stop]
             filled += stop - begin
-            goes_on = self._take(run, stop, lengths, pieces)
-            if goes_on:
+            continues = self._take(run, stop, lengths, spans)
+            if continues:
                 tokens[-1] = run.tokens[stop]
             if stop == len(run.tokens):
-                self._row.advance(len(run.ends))
+                self._documents.advance(len(run.ends))
                 self._run = None
-        if not goes_on:
-            tokens[-1] = 0  # nothing follows; its place holds no target
-        return Sample(tokens, lengths, self._domain_index, goes_on)
+        if not continues:
+            tokens[-1] = 0  # unused
+        return Sample(tokens, lengths, self._domain_index, continues)
 
     def cursor(self) -> Cursor:
+        documents = self._documents
         if self._run is None:
-            return [self._row.block, self._row.place, self._given]
-        begin = self._run.ends[self._document - 1] if self._document else 0
-        return [self._row.block, self._row.place + self._document, self._at - begin]
+            return [documents.block, documents.position, self._used_of_first]
+        begin = self._run.ends[self._number - 1] if self._number else 0
+        return [documents.block, documents.position + self._number, self._used - begin]
 
-    def _take(self, run: Run, stop: int, lengths: list[int], pieces: list[DocumentSpan] | None) -> bool:
-        """Adds the pieces up to `stop`; returns whether the last of them ends in the middle of its document."""
-        begin, number, ends = self._at, self._document, run.ends
+    def _take(self, run: TokenRun, stop: int, lengths: list[int], spans: list[DocumentSpan] | None) -> bool:
+        """Adds the pieces up to `stop`; returns whether the last one ends within its document."""
+        begin, number, ends = self._used, self._number, run.ends
         while begin < stop:
             end = min(ends[number], stop)
             lengths.append(end - begin)
-            if pieces is not None:
+            if spans is not None:
                 first = ends[number - 1] if number else 0
-                pieces.append(self._row.piece(number, begin - first, end - first))
+                spans.append(self._documents.span(number, begin - first, end - first))
             if end == ends[number]:
                 number += 1
             begin = end
-        self._at, self._document = stop, number
+        self._used, self._number = stop, number
         return number < len(ends) and stop > (ends[number - 1] if number else 0)
 
-    def _open_run(self, wanted_tokens: int) -> Run:
-        run = self._run = self._row.run(wanted_tokens)
-        self._at, self._document, given, self._given = self._given, 0, self._given, 0
-        if given >= run.ends[0]:
-            self._run, self._given = None, given
+    def _open_run(self, wanted_tokens: int) -> TokenRun:
+        run, used = self._documents.run(wanted_tokens), self._used_of_first
+        if used >= run.ends[0]:
             raise DataError(
-                f"data state: {given} tokens given of document {self._row.document_index}",
-                f"that document has {run.ends[0]}",
-                "The text or the tokenizer changed under an old fingerprint: restore them.",
+                f"data state: {used} tokens used of document {self._documents.document_index}",
+                f"the document has {run.ends[0]}",
+                "The text or the tokenizer changed but kept its fingerprint: restore it.",
             )
+        self._run, self._used, self._number, self._used_of_first = run, used, 0, 0
         return run
 
 
 class BestFitPacker:
-    """Makes samples of the documents of one lane: in groups, whole where a document fits into a sample."""
+    """Packs the documents of one lane and domain in groups; documents that fit into a sample are not cut."""
 
-    def __init__(self, row: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
-        self._row, self._domain_index = row, domain_index
-        self._begin, self._history = cursor[:2], list(zip(cursor[2::2], cursor[3::2], strict=True))
+    def __init__(self, documents: LaneDocuments, domain_index: int, cursor: Cursor) -> None:
+        self._documents, self._domain_index = documents, domain_index
+        self._group_start, self._history = cursor[:2], list(zip(cursor[2::2], cursor[3::2], strict=True))
         self._loose: list[tuple[DocumentSpan, TokenArray]] = []
         """Pieces of the group that are in no bin."""
         self._bins: list[list[tuple[DocumentSpan, TokenArray]]] | None = None
 
-    def next_sample(self, sequence_length: int, pieces: list[DocumentSpan] | None = None) -> Sample:
-        """Returns the next sample; adds the spans it is made of to `pieces`."""
-        self._replay()
+    def next_sample(self, sequence_length: int, spans: list[DocumentSpan] | None = None) -> Sample:
+        """Returns the next sample; adds its document spans to `spans`."""
+        if self._bins is None:
+            self._replay()
         if self._history and self._history[-1][0] != sequence_length:  # a stage with another length has begun
-            self._take_apart()
-            self._bins = None
+            self._empty_bins()
         if not self._bins:
             if not self._loose:
-                self._begin, self._history = [self._row.block, self._row.place], []
+                self._group_start, self._history = [self._documents.block, self._documents.position], []
             self._history.append((sequence_length, 0))
             self._bins = self._make_bins(sequence_length)
         content = self._bins.pop(0)
-        length, given = self._history[-1]
-        self._history[-1] = (length, given + 1)
-        if pieces is not None:
-            pieces.extend(piece for piece, _ in content)
+        length, used = self._history[-1]
+        self._history[-1] = (length, used + 1)
+        if spans is not None:
+            spans.extend(span for span, _ in content)
         return self._as_sample(content, sequence_length)
 
     def cursor(self) -> Cursor:
-        if self._bins is not None and not self._bins:  # the group is used up: the next begins where the row stands
-            return [self._row.block, self._row.place]
-        return [*self._begin, *(number for pair in self._history for number in pair)]
+        if self._bins is not None and not self._bins:  # the group is used up: the next one begins here
+            return [self._documents.block, self._documents.position]
+        return [*self._group_start, *(number for pair in self._history for number in pair)]
 
     def _replay(self) -> None:
-        """After a resume, packs the present group again and leaves out the samples that were given."""
-        if self._bins is not None:
-            return
-        for number, (length, given) in enumerate(self._history):
+        """After a resume: packs the current group again and drops the samples that were used."""
+        for number, (length, used) in enumerate(self._history):
             if number:
-                self._take_apart()
-            self._bins = self._make_bins(length)[given:]
+                self._empty_bins()
+            self._bins = self._make_bins(length)[used:]
         self._bins = self._bins or []
 
-    def _take_apart(self) -> None:
+    def _empty_bins(self) -> None:
         self._loose = [entry for content in self._bins or [] for entry in content]
+        self._bins = []
 
     def _make_bins(self, sequence_length: int) -> list[list[tuple[DocumentSpan, TokenArray]]]:
-        """Adds documents to the loose pieces up to a full group, cuts what is too long, and packs it."""
-        entries, total = self._loose, sum(piece.end - piece.start for piece, _ in self._loose)
+        """Adds documents to the loose pieces up to a full group, cuts those that are too long, and packs all."""
+        entries, total = self._loose, sum(span.end - span.start for span, _ in self._loose)
         self._loose = []
         while total < SAMPLES_PER_GROUP * sequence_length:
-            tokens = self._row.tokens()
-            entries.append((DocumentSpan(self._row.epoch, self._row.document_index, 0, len(tokens)), tokens))
+            tokens = self._documents.tokens()
+            entries.append((self._documents.span(0, 0, len(tokens)), tokens))
             total += len(tokens)
-            self._row.advance()
+            self._documents.advance()
         cut = [
-            (piece._replace(start=start, end=min(start + sequence_length, piece.end)), tokens)
-            for piece, tokens in entries
-            for start in range(piece.start, piece.end, sequence_length)
+            (span._replace(start=start, end=min(start + sequence_length, span.end)), tokens)
+            for span, tokens in entries
+            for start in range(span.start, span.end, sequence_length)
         ]
-        bins = best_fit([piece.end - piece.start for piece, _ in cut], sequence_length)
+        bins = best_fit([span.end - span.start for span, _ in cut], sequence_length)
         return [[cut[number] for number in content] for content in bins]
 
     def _as_sample(self, content: list[tuple[DocumentSpan, TokenArray]], sequence_length: int) -> Sample:
         tokens = np.zeros(sequence_length + 1, dtype=np.int32)
-        at, lengths = 0, []
-        for piece, document in content:
-            lengths.append(piece.end - piece.start)
-            tokens[at : at + lengths[-1]] = document[piece.start : piece.end]
-            at += lengths[-1]
+        filled, lengths = 0, []
+        for span, document in content:
+            lengths.append(span.end - span.start)
+            tokens[filled : filled + lengths[-1]] = document[span.start : span.end]
+            filled += lengths[-1]
         last, document = content[-1]
-        goes_on = last.end < len(document) and at == sequence_length
-        padding = sequence_length - at
-        if goes_on:
+        padding = sequence_length - filled
+        continues = last.end < len(document) and not padding
+        if continues:
             tokens[-1] = document[last.end]
         if padding:
-            tokens[at:-1] = document[-1]  # <|endoftext|>, which ends every document
+            tokens[filled:-1] = document[-1]  # <|endoftext|>
             lengths.append(padding)
-        return Sample(tokens, lengths, self._domain_index, goes_on, padding)
+        return Sample(tokens, lengths, self._domain_index, continues, padding)
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Puts pieces of the given lengths (none above `capacity`) into bins: the longest first, each where it leaves the
-    least room. Returns the numbers of the pieces of each bin, bins and pieces in the order in which pieces were given:
-    in the order of packing, long documents would come first and all lanes would begin with them.
+    """Packs pieces of the given lengths (none above `capacity`) into bins by best-fit decreasing.
 
-    An integer holds one bit for each amount of room, so that two integer operations find the bin with the least
-    sufficient room.
+    Returns the piece numbers of each bin, with bins and pieces in the order of the input: in packing order, the long
+    documents would come first and all lanes would begin with them.
+
+    One integer has a bit for each amount of free space, so two integer operations find the fullest bin that fits.
     """
     bins: list[list[int]] = []
-    by_room: dict[int, list[int]] = {}
-    rooms = 0  # bit r is set when some bin has room r
+    bins_by_space: dict[int, list[int]] = {}
+    spaces = 0  # bit s is set if some bin has s tokens free
     for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
         need = lengths[piece]
-        enough = rooms >> need
+        enough = spaces >> need
         if enough:
-            room = need + (enough & -enough).bit_length() - 1
-            chosen = by_room[room].pop()
-            if not by_room[room]:
-                rooms ^= 1 << room
+            space = need + (enough & -enough).bit_length() - 1
+            chosen = bins_by_space[space].pop()
+            if not bins_by_space[space]:
+                spaces ^= 1 << space
         else:
-            room, chosen = capacity, len(bins)
+            space, chosen = capacity, len(bins)
             bins.append([])
         bins[chosen].append(piece)
-        left = room - need
-        by_room.setdefault(left, []).append(chosen)
-        rooms |= 1 << left
+        left = space - need
+        bins_by_space.setdefault(left, []).append(chosen)
+        spaces |= 1 << left
     return sorted(sorted(pieces) for pieces in bins)

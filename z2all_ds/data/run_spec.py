@@ -1,17 +1,17 @@
-"""What a run config says of the data, in the terms of this subpackage. Loads no torch."""
+"""The data settings of a run config as a stream spec and an opened tokenizer. Loads no torch."""
 
 from pathlib import Path
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.data.spec import StreamSpec
+from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
 
 def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
-    """The run's tokenizer, which must fit the model."""
+    """Opens the run's tokenizer and checks that it fits the model."""
     if not run.data.tokenizer:
         raise ConfigError("data.tokenizer", "is not set", "Give its folder: data.tokenizer=PATH.")
     tokenizer = load_tokenizer(Path(run.data.tokenizer).expanduser())
@@ -25,12 +25,12 @@ def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
 
 
 def corpus_location(corpus: str) -> str | Path:
-    """A URL as it is, or a folder."""
+    """Returns a URL unchanged, anything else as a path."""
     return corpus if "://" in corpus else Path(corpus).expanduser()
 
 
 def stream_spec(run: RunConfig) -> StreamSpec:
-    """What the run config says of the data, as the stream takes it."""
+    """Returns the spec of the run's data stream."""
     if not run.data.corpus:
         raise ConfigError("data.corpus", "is not set", "Give its folder: data.corpus=PATH.")
     stages = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from z2all_ds.base.errors import ExportError
 from z2all_ds.base.process_memory import available_bytes
-from z2all_ds.data.spec import open_documents
+from z2all_ds.data.data_plan import open_documents
 from z2all_ds.export.layerwise_logits import layerwise_logits
 
 if TYPE_CHECKING:

@@ -1,20 +1,18 @@
 """Learns a vocabulary from text and encodes with it: byte-level BPE, or SentencePiece with byte fallback.
 
-`train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package;
-`load_tokenizer` opens the same folder for training data: fast, without transformers, and deaf to control tokens spelled
-out in a document. `report_tokenizers` sets folders side by side.
+`train_tokenizer` and `import_tokenizer` write a Hugging Face folder that AutoTokenizer loads without this package.
+`load_tokenizer` opens the same folder for training data: fast, without transformers, and with control tokens in a
+document encoded as plain text. `report_tokenizers` compares folders.
 """
 
-from z2all_ds.tokenizer.import_existing import ImportReport, import_tokenizer
-from z2all_ds.tokenizer.report import TokenizerFigures, report_tokenizers
+from z2all_ds.tokenizer.import_existing import import_tokenizer
+from z2all_ds.tokenizer.report import report_tokenizers
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS, padded_vocabulary
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 from z2all_ds.tokenizer.train import TokenizerReport, train_tokenizer
 
 __all__ = [
     "SPECIAL_TOKENS",
-    "ImportReport",
-    "TokenizerFigures",
     "TokenizerReport",
     "Z2allTokenizer",
     "import_tokenizer",

@@ -1,7 +1,6 @@
-"""Writes a tokenizer as a Hugging Face folder, whole or not at all, and knows again what it wrote.
+"""Writes a tokenizer as a Hugging Face folder, atomically, and recognizes folders that it wrote.
 
-AutoTokenizer opens the folder without this package and without remote code. `training.json` beside it says what the
-folder was made from.
+AutoTokenizer opens the folder without this package and without remote code. `training.json` in it records the inputs.
 """
 
 import json
@@ -16,32 +15,36 @@ from tokenizers import AddedToken, Tokenizer
 
 from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, temporary_name
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES, SPECIAL_TOKENS
+from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES
 
 RECIPE_FILE = "training.json"
 
 
-def add_control_tokens(backend: Tokenizer, text_vocab_size: int) -> None:
-    """Right after the text vocabulary."""
-    backend.add_special_tokens([control_token(name) for name in SPECIAL_TOKENS])
-    numbers = [backend.token_to_id(name) for name in SPECIAL_TOKENS]
-    # Spelled-out control tokens were cut at their signs while learning, so none of them can be in the vocabulary yet.
-    assert numbers == list(range(text_vocab_size, text_vocab_size + len(SPECIAL_TOKENS)))
+def add_control_tokens(backend: Tokenizer, ids: Mapping[str, int]) -> None:
+    """Adds control tokens in the order of their ids, with reserved tokens in gaps: `tokenizers` numbers by count."""
+    names = {number: name for name, number in ids.items()}
+    first = backend.get_vocab_size(with_added_tokens=True)
+    existing = [names[number] for number in sorted(names) if number < first]
+    new = [names.get(number, reserved_name(number)) for number in range(first, max(names) + 1)]
+    for some in (existing, new):
+        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in some])
+    for name, number in ids.items():
+        assert backend.token_to_id(name) == number, f"{name} is {backend.token_to_id(name)}, not {number}"
 
 
-def control_token(name: str) -> AddedToken:
-    return AddedToken(name, special=True, normalized=False)
+def reserved_name(number: int) -> str:
+    return f"<|reserved_{number}|>"
 
 
 def write_folder(
     backend: Tokenizer,
     out_dir: Path,
     recipe: Mapping[str, Any],
-    extra_files: Mapping[str, bytes] | None = None,
-    safe_by_default: bool = False,
+    extra_files: Mapping[str, bytes],
+    safe_by_default: bool,
 ) -> None:
-    """Everything into a temporary folder beside the final one, forced to disk, then one rename."""
-    from transformers import PreTrainedTokenizerFast  # seconds to import, and needed here alone
+    """Writes all files to a temporary folder, forces them to disk, and renames the folder."""
+    from transformers import PreTrainedTokenizerFast  # takes seconds to import
 
     with explain_disk_errors(out_dir.parent):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +55,8 @@ def write_folder(
                 tokenizer_object=backend,
                 **ROLES,
                 clean_up_tokenization_spaces=False,
-                # Causal training wants text at the front, where positions start at 0 and labels line up; generating
-                # for a batch wants "left", which the caller sets for that.
+                # For training: positions start at 0 and labels line up. Batched generation needs "left", which the
+                # caller sets.
                 padding_side="right",
                 chat_template=CHAT_TEMPLATE,
                 split_special_tokens=safe_by_default,
@@ -62,55 +65,47 @@ def write_folder(
             config = json.loads(config_path.read_text("utf-8"))
             # transformers 5 writes a class name that 4 does not know; both know this one
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
-            # Left out where it is the default, and a folder should say what it does.
-            config |= {"padding_side": "right", "split_special_tokens": safe_by_default}
+            config |= {"padding_side": "right", "split_special_tokens": safe_by_default}  # written also if default
             config_path.write_text(_json(config), "utf-8")
             (temporary / RECIPE_FILE).write_text(_json(recipe), "utf-8")
-            for name, data in (extra_files or {}).items():
+            for name, data in extra_files.items():
                 (temporary / name).write_bytes(data)
-            for path in sorted(temporary.iterdir()):
+            for path in [*sorted(temporary.iterdir()), temporary]:
                 force_to_disk(path)
-            force_to_disk(temporary)
-            os.replace(temporary, out_dir)  # an empty folder gives way, a filled one does not
+            os.replace(temporary, out_dir)  # replaces an empty folder, but not a filled one
             force_to_disk(out_dir.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
-def check_place(out_dir: Path) -> None:
-    """Refuses a place that cannot be written, before an hour of work instead of after it."""
+def check_writable(out_dir: Path) -> None:
+    """Refuses a folder that cannot be written, before the work instead of after it."""
     ancestor = next(path for path in out_dir.absolute().parents if path.exists())
     if not ancestor.is_dir():
         raise ConfigError(f"folder {out_dir}", f"{ancestor} is a file", "Choose another folder.")
-    if not os.access(ancestor, os.W_OK) or not _accepts_files(ancestor):
-        raise MachineError(f"folder {ancestor}", "not writable", "Choose another folder or change its owner.")
-
-
-def _accepts_files(folder: Path) -> bool:
-    """Root is told that it may write anywhere; /proc and read-only mounts disagree."""
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
+        with tempfile.TemporaryFile(dir=ancestor):
+            pass
     except OSError:
-        return False
+        raise MachineError(f"folder {ancestor}", "not writable", "Choose another folder or change its owner.") from None
 
 
 def is_filled(out_dir: Path) -> bool:
-    """Something is there already; a plain file counts."""
+    """Returns whether the path is a file or a folder that is not empty."""
     return out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir()))
 
 
 def read_recipe(out_dir: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What training.json says, of a folder that was made with the wanted settings; any other is refused."""
+    """Returns the content of training.json; refuses a folder that was not made with the `wanted` settings."""
     try:
         values: dict[str, Any] = json.loads((out_dir / RECIPE_FILE).read_text("utf-8"))
         same = all(values[name] == value for name, value in wanted.items())
     except (OSError, ValueError, KeyError, TypeError):
         same = False
     if not same:
-        rule = "it holds something else than the tokenizer of this text with these settings"
-        raise ConfigError(f"folder {out_dir}", rule, "Choose another folder, or remove that one first.")
+        rule = "contains something else than the tokenizer of this text with these settings"
+        raise ConfigError(f"folder {out_dir}", rule, "Choose another folder, or remove this one first.")
     return values
 
 

@@ -1,13 +1,12 @@
-"""Has a vocabulary learned in a process of its own, shows how far it is, and stops it at once on Ctrl-C.
+"""Learns a vocabulary in a separate process, shows its progress, and stops it at once on Ctrl-C.
 
-Trainers stay in their own code for minutes, where Python cannot deliver Ctrl-C, and use gigabytes that Python does not
-give back. A process can be ended at any time, and its memory goes with it.
+Trainers run native code for minutes, where Python cannot handle Ctrl-C, and use gigabytes that Python does not return.
+A process can be ended at any time, and its memory is freed.
 """
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,16 @@ from z2all_ds.base.errors import MachineError, Z2allError
 from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
 
 MERGE_STAGE = "Compute merges"
-"""What `tokenizers` calls it in its progress lines."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Files of the tokenizer by name, and how much text it took."""
-
-    files: dict[str, bytes]
-    text_bytes: int
+"""Its name in the progress lines of `tokenizers`."""
 
 
 def learn_in_own_process(
     algorithm: str, inputs: Sequence[str], shares: Mapping[str, int], text_vocab_size: int
-) -> Learned:
-    """`inputs` as for open_sources, `shares` the bytes on disk to read of each domain."""
+) -> tuple[dict[str, bytes], int]:
+    """Learns from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain.
+
+    Returns the files of the tokenizer by name, and the bytes of text that were read.
+    """
     with tempfile.TemporaryDirectory(prefix="z2all-tokenizer-") as scratch:
         job = {
             "algorithm": algorithm,
@@ -45,13 +39,12 @@ def learn_in_own_process(
         # `tokenizers` writes its progress to stderr, as plain JSON objects.
         with closing(JsonProcess(command, package_environment(), error_mark="")) as process:
             process.send(job)
-            text_bytes = _watch(_reports(process), sum(shares.values()), algorithm, text_vocab_size)
-        files = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
-    return Learned(files, text_bytes)
+            text_bytes = _show_progress(_reports(process), sum(shares.values()), algorithm, text_vocab_size)
+        return {path.name: path.read_bytes() for path in Path(scratch).iterdir()}, text_bytes
 
 
-def _watch(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, text_vocab_size: int) -> int:
-    """Bars for the reports of one process; returns the bytes of text."""
+def _show_progress(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, text_vocab_size: int) -> int:
+    """Shows the reports of a process as progress bars; returns the bytes of text."""
     report: dict[str, Any] = {}
     with progress("reading text", total_bytes / 1e6, "MB") as advance:
         shown = 0
@@ -60,7 +53,7 @@ def _watch(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, 
                 break
             advance((report["read"] - shown) / 1e6)
             shown = report["read"]
-    # SentencePiece does not say how far it is.
+    # SentencePiece does not report progress.
     with heartbeat("counting" if algorithm == "bbpe" else f"merging to {text_vocab_size:,} tokens"):
         for report in reports:
             if report.get("stage") == MERGE_STAGE or "done" in report:
@@ -76,7 +69,7 @@ def _watch(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, 
 
 
 def _reports(process: JsonProcess) -> Iterator[dict[str, Any]]:
-    """Yields its reports up to the one that says done; raises the error that it reports, and one if it dies."""
+    """Yields the reports up to `done`; raises the error that the process reports, or one if it dies."""
     while (report := process.receive()) is not None:
         if "error" in report:
             name, what, rule, fix = report["error"]
@@ -86,7 +79,6 @@ def _reports(process: JsonProcess) -> Iterator[dict[str, Any]]:
         if "done" in report:
             return
     code = process.wait()
-    # The kernel's way of saying that memory is short is to kill.
     last_lines = " ".join([*process.error_lines][-3:])
-    why = "it was killed, most likely for lack of memory" if code == -9 else f"exit code {code}: {last_lines}"
+    why = "it was killed, most likely out of memory" if code == -9 else f"exit code {code}: {last_lines}"
     raise MachineError("the process that learns the vocabulary", why, "Try a smaller max_bytes.")

@@ -17,17 +17,17 @@ from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.sampling import Sources, open_sources
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
 
-TELL_EVERY_SECONDS = 0.2
+REPORT_EVERY_SECONDS = 0.2
 
 
-class Reading:
-    """Hands texts to a trainer, counts them and tells how far it is."""
+class TextReader:
+    """Passes the sampled texts to a trainer, counts them and reports progress."""
 
     def __init__(self, sources: Sources, shares: Mapping[str, int]) -> None:
         self._sources, self._shares = sources, shares
-        self.bytes_of_text = 0
+        self.text_bytes = 0
         self.failure: BaseException | None = None
-        """Trainers may swallow what goes wrong while reading, so it is kept."""
+        """Kept, because trainers may ignore errors of the iterator."""
 
     def texts(self) -> Iterator[str]:
         try:
@@ -36,42 +36,39 @@ class Reading:
             self.failure = error
 
     def _texts(self) -> Iterator[str]:
-        bytes_on_disk, told, some = 0, 0.0, False
+        bytes_on_disk, reported, has_text = 0, 0.0, False
         for name, share in self._shares.items():
             for size, text in self._sources.domains[name].sample(share) if share else ():
                 bytes_on_disk += size
-                self.bytes_of_text += len(text.encode())
-                some = some or bool(text.strip())
-                if time.monotonic() - told > TELL_EVERY_SECONDS:
-                    told = time.monotonic()
-                    tell(read=bytes_on_disk)
+                self.text_bytes += len(text.encode())
+                has_text = has_text or bool(text.strip())
+                if time.monotonic() - reported > REPORT_EVERY_SECONDS:
+                    reported = time.monotonic()
+                    report(read=bytes_on_disk)
                 yield text
-        tell(read=bytes_on_disk)
-        if not some:
-            raise DataError(self._sources.label, "there is no text in it", "Give text, or a larger max_bytes.")
-        tell(stage="read")
+        report(read=bytes_on_disk)
+        if not has_text:
+            raise DataError("training text", "no text found in the inputs", "Give text, or a larger max_bytes.")
+        report(stage="read")
 
 
-def learn(
-    algorithm: str, sources: Sources, shares: Mapping[str, int], text_vocab_size: int
-) -> tuple[dict[str, bytes], int]:
-    """Files by name (the first is the tokenizer), and the bytes of text that were read."""
-    reading = Reading(sources, shares)
+def learn(algorithm: str, reader: TextReader, text_vocab_size: int) -> dict[str, bytes]:
+    """Returns the files of the tokenizer by name."""
     files: dict[str, bytes] = {}
     try:
         if algorithm == "bbpe":
-            backend = bbpe.learn_bbpe(reading.texts(), text_vocab_size, tell_progress=True)
+            backend = bbpe.learn_bbpe(reader.texts(), text_vocab_size, show_progress=True)
         else:
-            backend, files[spm.MODEL_FILE] = spm.learn_spm(reading.texts(), text_vocab_size)
+            backend, files[spm.MODEL_FILE] = spm.learn_spm(reader.texts(), text_vocab_size)
     except Exception:
-        if reading.failure is None:
+        if reader.failure is None:
             raise
-    if reading.failure is not None:
-        raise reading.failure
-    return {TOKENIZER_FILE: backend.to_str().encode(), **files}, reading.bytes_of_text
+    if reader.failure is not None:
+        raise reader.failure
+    return {TOKENIZER_FILE: backend.to_str().encode(), **files}
 
 
-def tell(**values: Any) -> None:
+def report(**values: Any) -> None:
     write_message(sys.stdout, values)
 
 
@@ -79,13 +76,12 @@ def main() -> None:
     follow_owner()
     job = next(read_messages(sys.stdin))
     try:
-        sources = open_sources(job["inputs"], with_fingerprint=False)
-        files, text_bytes = learn(job["algorithm"], sources, job["shares"], job["text_vocab_size"])
-        for name, data in files.items():
+        reader = TextReader(open_sources(job["inputs"], with_fingerprint=False), job["shares"])
+        for name, data in learn(job["algorithm"], reader, job["text_vocab_size"]).items():
             (Path(job["out"]) / name).write_bytes(data)
-        tell(done=text_bytes)
+        report(done=reader.text_bytes)
     except Z2allError as error:
-        tell(error=[type(error).__name__, error.what, error.rule, error.fix])
+        report(error=[type(error).__name__, error.what, error.rule, error.fix])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How well tokenizers pack text, side by side: per domain, numbers, indentation, Chinese, and what the tokens are."""
+"""Compares tokenizers: compression per domain, numbers, indentation, Chinese, round trips, and kinds of tokens."""
 
 import re
 from collections import Counter
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
-from z2all_ds.tokenizer.raw_bytes import ByteTable
-from z2all_ds.tokenizer.sampling import open_sources
+from z2all_ds.tokenizer.sampling import Inputs, open_sources
+from z2all_ds.tokenizer.tokenization_z2all import byte_table
 
 SAMPLE_BYTES_PER_DOMAIN = 2_000_000
 NUMBERS = ("7", "42", "2024", "1234567890", "3.14159265", "2024-12-31", "12:30:59", "1,000,000")
@@ -30,52 +29,44 @@ KINDS = ("CJK", "Latin", "digits", "whitespace", "signs", "other letters", "part
 
 @dataclass(frozen=True)
 class DomainFigures:
-    """How one domain is packed."""
+    """Compression of one domain."""
 
     bytes_per_token: float
     chars_per_token: float
     comes_back: bool
-    """Every document of the sample decodes to itself."""
+    """Every sampled document is reproduced exactly."""
 
 
 @dataclass(frozen=True)
 class TokenizerFigures:
-    """One tokenizer; counts are tokens."""
+    """Figures of one tokenizer; counts are tokens."""
 
     folder: str
     size: int
     domains: dict[str, DomainFigures]
     chinese_chars_per_token: float | None
-    """Over the runs of Han characters in all domains; None where there are none."""
+    """For the runs of Han characters in all domains; None if there are none."""
     numbers: dict[str, int]
     indentation: dict[str, int]
-    """Between two letters, which are not counted."""
+    """Tokens between two letters."""
     comes_back: bool
-    """All documents, and a list of texts that tokenizers are known to change."""
+    """All documents and all PROBES are reproduced exactly."""
     does_not_come_back: str
-    """The first of these that does not; empty if all do."""
+    """The beginning of the first text that is not; empty if all are."""
     composition: dict[str, int]
 
 
 def report_tokenizers(
-    folders: Sequence[str | Path],
-    corpus: str | Path | Sequence[str | Path],
-    sample_bytes: int = SAMPLE_BYTES_PER_DOMAIN,
+    folders: Sequence[str | Path], corpus: Inputs, sample_bytes: int = SAMPLE_BYTES_PER_DOMAIN
 ) -> list[TokenizerFigures]:
     """Measures each folder (or tokenizer.json, or .model) on the same sample of a corpus folder or files."""
-    if not folders:
-        raise ConfigError("no tokenizer", "a report needs at least one", "Give its folder.")
-    if sample_bytes < 1:
-        raise ConfigError(
-            f"sample of {sample_bytes} bytes", "must be positive", f"Leave it at {SAMPLE_BYTES_PER_DOMAIN}."
-        )
-    sources = open_sources(corpus)
-    texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in sources.domains.items()}
+    domains = open_sources(corpus).domains
+    texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in domains.items()}
     return [measure(str(folder), texts) for folder in folders]
 
 
 def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
-    """Figures of one tokenizer over texts by domain."""
+    """Returns the figures of one tokenizer; `texts` are by domain."""
     path = find_file(Path(folder))
     backend = open_existing(path, path.read_bytes())
     backend.encode_special_tokens = True
@@ -112,8 +103,8 @@ def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
 
 
 def composition(backend: Tokenizer) -> dict[str, int]:
-    """How many tokens are of each kind."""
-    table = ByteTable.of(backend)
+    """Returns the number of tokens of each kind."""
+    table = byte_table(backend)
     special = {n for n, token in backend.get_added_tokens_decoder().items() if token.special}
     counts = Counter[str]()
     for token, number in backend.get_vocab(with_added_tokens=True).items():
@@ -125,7 +116,7 @@ def composition(backend: Tokenizer) -> dict[str, int]:
 
 
 def kind_of(data: bytes) -> str:
-    """What a token mainly is."""
+    """Returns the kind of a token."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -154,7 +145,7 @@ def describe(figures: Sequence[TokenizerFigures]) -> Shown:
     for text in INDENTATIONS:
         rows.append([f"tokens of a line end and {text}", *(str(one.indentation[text]) for one in figures)])
     back = ("yes" if one.comes_back else f"no: {one.does_not_come_back!r}" for one in figures)
-    rows += [["every text comes back", *back], []]
+    rows += [["every text is reproduced", *back], []]
     rows += [[f"tokens that are {kind}", *(f"{one.composition[kind]:,}" for one in figures)] for kind in KINDS]
     yield Table(("", *(one.folder for one in figures)), rows)
 

@@ -1,7 +1,7 @@
-"""The control tokens. They follow right after the text vocabulary, in this order, whatever its size.
+"""The control tokens, which follow the text vocabulary in this order.
 
-With 64000 text tokens <|beginoftext|> is 64000 and <|PAD|> is 64006. Appending is safe; any other change of this list
-breaks every model trained with it.
+With 64000 text tokens, <|beginoftext|> is 64000 and <|PAD|> is 64006. New tokens may be appended; any other change of
+this list breaks every model trained with it.
 """
 
 BEGIN_OF_TEXT = "<|beginoftext|>"
@@ -27,10 +27,10 @@ SPECIAL_TOKENS: tuple[str, ...] = (
 )
 
 ROLES = {"bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PAD, "unk_token": UNKNOWN}
-"""What transformers calls some of them."""
+"""Their names in transformers."""
 
-# A message that spells a control token would become one, as plain transformers tokenizes the finished chat in one
-# piece and cannot tell the template's tokens from the user's; so the template refuses such a message.
+# transformers tokenizes a rendered chat as one string and cannot tell the template's control tokens from those in a
+# message, so the template refuses a message that contains one.
 _REFUSAL = (
     "{% for token in ["
     + ", ".join(f"'{token}'" for token in SPECIAL_TOKENS)
@@ -47,11 +47,11 @@ CHAT_TEMPLATE = (
 )
 
 SPARE_ROWS = 256
-"""Rows of the embedding kept free for control tokens that are invented later (tools, images, languages)."""
+"""Embedding rows reserved for future control tokens (tools, images, languages)."""
 ROW_MULTIPLE = 64
-"""Matrix products are fastest when both sides are a multiple of 64."""
+"""Matrix products are fastest with multiples of 64."""
 
 
 def padded_vocabulary(size: int) -> int:
-    """Rows for a model of `size` ids: at least 256 to spare, up to a multiple of 64. 64012 -> 64320."""
+    """Returns the embedding rows for `size` ids: at least 256 spare rows, and a multiple of 64. 64012 -> 64320."""
     return -(-(size + SPARE_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE

@@ -1,8 +1,8 @@
 """Learns a SentencePiece BPE vocabulary with byte fallback, and converts it.
 
-Settings: text is left as it is (no normalization, no blank put in front, none removed), digits stand alone, runs of
-blanks may be tokens, and there are no control tokens of SentencePiece's own. Line ends cut sentences, so a line end is
-the byte token <0x0A>.
+Settings: text is not changed (no normalization, no spaces added or removed), each digit is a token, runs of spaces may
+be tokens, and there are no control tokens of SentencePiece. Line ends separate sentences, so a line end is the byte
+token <0x0A>.
 """
 
 import io
@@ -12,26 +12,26 @@ from collections.abc import Iterator
 from tokenizers import Tokenizer
 
 from z2all_ds.base.errors import DataError, MachineError
-from z2all_ds.tokenizer.spm_convert import spm_to_backend
-from z2all_ds.tokenizer.spm_model import parse_spm_model
+from z2all_ds.tokenizer.bbpe import too_little_text
+from z2all_ds.tokenizer.spm_model import parse_spm_model, spm_to_backend
 
 MODEL_FILE = "sentencepiece.model"
 SMALLEST_VOCABULARY = 257
-"""Each byte, and <unk>."""
+"""One token per byte, and <unk>."""
 CHARACTER_COVERAGE = 0.9999
-"""Of all characters in the text; the rare rest is written in bytes. SentencePiece's own 0.9995 counts over the whole
-mix and would leave 1 Chinese character in 250 to bytes where an eighth of the characters are Chinese."""
+"""Share of the characters that get tokens; the rare others become bytes. With SentencePiece's default of 0.9995, 1 of
+250 Chinese characters would become bytes if an eighth of the text is Chinese."""
 LONGEST_SENTENCE = 1000
-"""Characters. Minified code and base64 have lines of megabytes, and SentencePiece drops lines beyond its limit."""
+"""In characters. Minified code and base64 have lines of megabytes, and SentencePiece drops lines above its limit."""
 
 
 def sentences(texts: Iterator[str]) -> Iterator[str]:
-    """Lines; a long one is cut, after a blank where there is one near the limit."""
+    """Yields lines; splits a long one, before a space if there is one near the limit."""
     for text in texts:
         for line in text.split("\n"):
             while len(line) > LONGEST_SENTENCE:
-                blank = line.rfind(" ", LONGEST_SENTENCE // 2, LONGEST_SENTENCE)
-                cut = blank if blank > 0 else LONGEST_SENTENCE
+                space = line.rfind(" ", LONGEST_SENTENCE // 2, LONGEST_SENTENCE)
+                cut = space if space > 0 else LONGEST_SENTENCE
                 yield line[:cut]
                 line = line[cut:]
             if line:
@@ -39,11 +39,11 @@ def sentences(texts: Iterator[str]) -> Iterator[str]:
 
 
 def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, bytes]:
-    """The backend, without control tokens yet, and the .model file."""
+    """Returns the backend without control tokens, and the content of the .model file."""
     try:
         import sentencepiece
     except ImportError:
-        fix = "pip install 'z2all_ds[tokenizer]', or use --algorithm bbpe, which needs nothing more."
+        fix = "pip install 'z2all_ds[tokenizer]', or use --algorithm bbpe."
         raise MachineError("algorithm spm", "the library sentencepiece is not installed", fix) from None
     written = io.BytesIO()
     try:
@@ -75,13 +75,11 @@ def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, by
 
 
 def _explained(message: str, text_vocab_size: int) -> DataError:
-    """SentencePiece names its source lines; the two things that go wrong are these."""
+    """Returns an error for the two usual failures of SentencePiece, whose messages name its source lines."""
     what = f"text_vocab_size {text_vocab_size}"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        rule = f"bytes and different characters of the text alone need {found.group(1)}"
+        rule = f"the bytes and characters of the text need {found.group(1)}"
         return DataError(what, rule, f"Give {found.group(1)} or more, or use bbpe.")
     if found := re.search(r"value <= (\d+)", message):
-        rule = f"the corpus has only enough repeated text for {found.group(1)}"
-        fix = f"Give a larger corpus (or a larger max_bytes), or set text_vocab_size to at most {found.group(1)}."
-        return DataError(what, rule, fix)
+        return too_little_text(text_vocab_size, found.group(1))
     return DataError(what, f"SentencePiece cannot reach it ({message})", "Give more text or another size.")

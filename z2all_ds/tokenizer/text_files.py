@@ -1,6 +1,6 @@
-"""Plain files as training text: .jsonl with a `text` or `content` field, anything else as UTF-8 in blocks of lines.
+"""Reads plain files as training text: .jsonl with a `text` or `content` field, others as UTF-8 in blocks of lines.
 
-Both are streamed. A piece is parsed only when it is wanted, so skipping most of a large file costs only the reading.
+Both are streamed. A piece is parsed on request, so skipped pieces cost only the reading.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.schema import has_lone_surrogate
 
 TextPiece = tuple[int, Callable[[], str]]
-"""Bytes of a piece of text where it lies, and how to read it."""
+"""Bytes of a piece of text on disk, and a function that returns the text."""
 
 BLOCK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20
-"""A line beyond this is cut between two characters; some files are one line."""
+"""A longer line is split between two characters; some files are one line."""
 TEXT_FIELDS = ("text", "content")
 
 
 def file_pieces(path: Path) -> Iterator[TextPiece]:
-    """The pieces of one file, in its order."""
+    """Yields the pieces of a file in order."""
     try:
         yield from (_json_lines(path) if path.suffix == ".jsonl" else _text_blocks(path))
     except OSError as error:
@@ -29,7 +29,7 @@ def file_pieces(path: Path) -> Iterator[TextPiece]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of the whole file, read in blocks."""
+    """Returns the SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):
@@ -56,12 +56,12 @@ def _text_of(line: bytes, where: str) -> str:
     if not isinstance(text, str):
         raise DataError(where, f"each line is an object with a string under {' or '.join(TEXT_FIELDS)}", fix)
     if has_lone_surrogate(text):
-        raise DataError(f"{where} holds half a surrogate pair", "text must be valid Unicode", fix)
+        raise DataError(f"{where} contains half a surrogate pair", "text must be valid Unicode", fix)
     return text
 
 
 def _text_blocks(path: Path) -> Iterator[TextPiece]:
-    place, rest = 0, b""
+    position, rest = 0, b""
     with open(path, "rb") as stream:
         while block := stream.read(BLOCK_BYTES):
             rest += block
@@ -69,27 +69,27 @@ def _text_blocks(path: Path) -> Iterator[TextPiece]:
             if not cut and len(rest) >= LONGEST_LINE_BYTES:
                 cut = _last_character(rest)
             if cut:
-                yield cut, _decoder(rest[:cut], path, place)
-                place, rest = place + cut, rest[cut:]
+                yield cut, _decoder(rest[:cut], path, position)
+                position, rest = position + cut, rest[cut:]
     if rest:
-        yield len(rest), _decoder(rest, path, place)
+        yield len(rest), _decoder(rest, path, position)
 
 
 def _last_character(data: bytes) -> int:
-    """Where the last, perhaps unfinished, character begins."""
+    """Returns the start of the last, possibly incomplete, character."""
     for back in range(1, 5):
         if data[-back] & 0xC0 != 0x80:
             return len(data) - back
-    return len(data)  # not UTF-8; decoding will say so
+    return len(data)  # not UTF-8; decoding reports it
 
 
-def _decoder(data: bytes, path: Path, place: int) -> Callable[[], str]:
+def _decoder(data: bytes, path: Path, position: int) -> Callable[[], str]:
     def decode() -> str:
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            rule = f"not UTF-8 ({error.reason} at byte {place + error.start})"
+            rule = f"not UTF-8 ({error.reason} at byte {position + error.start})"
             raise DataError(f"file {path}", rule, "Convert it first, e.g. with iconv -t UTF-8.") from None
-        return text.removeprefix("\ufeff") if place == 0 else text
+        return text.removeprefix("\ufeff") if position == 0 else text
 
     return decode

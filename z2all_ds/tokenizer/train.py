@@ -1,9 +1,9 @@
 """Trains a tokenizer on a sample of text and writes it as a Hugging Face folder.
 
-The same text and settings give the same files, byte for byte; a folder that holds them already is returned at once.
+The same text and settings give the same files, byte for byte; a folder that already has them is returned at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,40 +13,41 @@ from tokenizers import Tokenizer
 from z2all_ds.base.console import human_bytes, say
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.tokenizer import bbpe, spm
-from z2all_ds.tokenizer.folder import add_control_tokens, check_place, is_filled, read_recipe, write_folder
+from z2all_ds.tokenizer.folder import add_control_tokens, check_writable, is_filled, read_recipe, write_folder
 from z2all_ds.tokenizer.learning import learn_in_own_process
-from z2all_ds.tokenizer.sampling import Sources, check_weights, open_sources, share_budget
+from z2all_ds.tokenizer.sampling import Inputs, SampledDomain, check_weights, input_list, open_sources, share_budget
+from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE, load_tokenizer
 
 RECIPE = 2
-"""Raise it when the same text would give another vocabulary."""
+"""Increase it when the same text would give another vocabulary."""
 ALGORITHMS = {"bbpe": bbpe.SMALLEST_VOCABULARY, "spm": spm.SMALLEST_VOCABULARY}
-"""And the smallest vocabulary of each."""
+"""Algorithms with their smallest vocabulary."""
 MAX_BYTES = {"bbpe": 1_000_000_000, "spm": 500_000_000}
-"""1 GB (30 % zh, 40 % en, 30 % code) to 64,000 tokens took 4.4 GB with bbpe and 7.9 GB with spm."""
+"""1 GB (30 % zh, 40 % en, 30 % code) and 64,000 tokens took 4.4 GB with bbpe and 7.9 GB with spm."""
 REPORT_BYTES_PER_DOMAIN = 200_000
 SHORT_BELOW = 0.9
-"""A domain that has less than this part of its due share is worth a line."""
+"""A domain with less than this part of its share is reported."""
 
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """What was learned, and how well it packs each domain."""
+    """Size and compression of a trained tokenizer."""
 
     folder: Path
     text_vocab_size: int
     size: int
-    """Number of ids with the control tokens."""
+    """Number of ids, including control tokens."""
     trained_bytes: int
     """Bytes of text that were read."""
     bytes_per_token: dict[str, float]
-    """By domain, on a sample of the text that it was trained on."""
+    """By domain, on a sample of the training text."""
     fingerprint: str
     algorithm: str = "bbpe"
 
 
 def train_tokenizer(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: Inputs,
     out_dir: str | Path,
     text_vocab_size: int,
     max_bytes: int | None = None,
@@ -55,11 +56,11 @@ def train_tokenizer(
     weights: Mapping[str, float] | None = None,
     safe_by_default: bool = False,
 ) -> TokenizerReport:
-    """Trains on up to `max_bytes` (MAX_BYTES without) of a corpus folder or of files (`PATH` or `NAME=PATH`).
+    """Trains on up to `max_bytes` (default: MAX_BYTES) of a corpus folder or of files (`PATH` or `NAME=PATH`).
 
-    `weights` gives each domain its part of the sample (equal without). `safe_by_default` makes plain transformers, too,
-    encode spelled-out control tokens as text; its chat template then needs `split_special_tokens=False` in the call.
-    A folder that holds the result of the same call already is returned at once; any other is left alone.
+    `weights` are the shares of the domains (default: equal). `safe_by_default` makes plain transformers encode control
+    tokens in text as plain text too; its chat template then needs `split_special_tokens=False` in the call. If the
+    folder has the result of the same call, it is returned at once; a folder with other content is refused.
     """
     out_dir = Path(out_dir)
     max_bytes = _check_settings(algorithm, text_vocab_size, max_bytes)
@@ -77,27 +78,32 @@ def train_tokenizer(
     }
     if is_filled(out_dir):
         return _report(out_dir, recipe)
-    check_place(out_dir)
+    check_writable(out_dir)
 
     shares = share_budget({name: domain.bytes for name, domain in sources.domains.items()}, max_bytes, weights)
-    _say_what_is_short(shares, max_bytes, weights)
-    learned = learn_in_own_process(algorithm, _as_strings(inputs), shares, text_vocab_size)
-    backend = Tokenizer.from_str(learned.files.pop(TOKENIZER_FILE).decode())
-    add_control_tokens(backend, text_vocab_size)
-    packed = {name: _bytes_per_token(backend, sources, name) for name, share in shares.items() if share}
-    results = {"trained_bytes": learned.text_bytes, "bytes_per_token": packed}
-    write_folder(backend, out_dir, {**recipe, **results}, learned.files, safe_by_default)
+    _report_short_domains(shares, max_bytes, weights)
+    files, trained_bytes = learn_in_own_process(algorithm, input_list(inputs), shares, text_vocab_size)
+    backend = Tokenizer.from_str(files.pop(TOKENIZER_FILE).decode())
+    add_control_tokens(backend, {name: text_vocab_size + number for number, name in enumerate(SPECIAL_TOKENS)})
+    results = {
+        "trained_bytes": trained_bytes,
+        "bytes_per_token": {
+            name: _bytes_per_token(backend, sources.domains[name]) for name, share in shares.items() if share
+        },
+    }
+    write_folder(backend, out_dir, {**recipe, **results}, files, safe_by_default)
     return _report(out_dir, recipe)
 
 
 def _check_settings(algorithm: str, text_vocab_size: int, max_bytes: int | None) -> int:
-    """The bytes to read, if all of it can be meant."""
+    """Checks the settings; returns the bytes to read."""
     if algorithm not in ALGORITHMS:
-        raise ConfigError(f"algorithm {algorithm!r}", f"there are {', '.join(ALGORITHMS)}", "Use bbpe if in doubt.")
-    if text_vocab_size < ALGORITHMS[algorithm]:
-        rule = f"must be at least {ALGORITHMS[algorithm]}, one token for each byte" + (
-            " and <unk>" * (algorithm == "spm")
+        raise ConfigError(
+            f"algorithm {algorithm!r}", f"must be one of {', '.join(ALGORITHMS)}", "Use bbpe if in doubt."
         )
+    if text_vocab_size < ALGORITHMS[algorithm]:
+        units = "one token per byte" + (" and <unk>" if algorithm == "spm" else "")
+        rule = f"must be at least {ALGORITHMS[algorithm]}, {units}"
         raise ConfigError(f"text_vocab_size {text_vocab_size}", rule, "Try 4096 for a toy, 32000 to 64000 for a model.")
     max_bytes = MAX_BYTES[algorithm] if max_bytes is None else max_bytes
     if max_bytes < 1:
@@ -105,30 +111,24 @@ def _check_settings(algorithm: str, text_vocab_size: int, max_bytes: int | None)
     return max_bytes
 
 
-def _as_strings(inputs: str | Path | Sequence[str | Path]) -> list[str]:
-    return [str(inputs)] if isinstance(inputs, str | Path) else [str(one) for one in inputs]
-
-
-def _say_what_is_short(shares: Mapping[str, int], max_bytes: int, weights: Mapping[str, float] | None) -> None:
-    """Weights that the text cannot fill; what is missing was shared among the others."""
-    total = sum(weights.values()) if weights else 0
-    if weights and any(
-        share < SHORT_BELOW * max_bytes * weights.get(name, 0) / total for name, share in shares.items()
-    ):
+def _report_short_domains(shares: Mapping[str, int], max_bytes: int, weights: Mapping[str, float] | None) -> None:
+    """Reports the actual mix if some domain has too little text for its weight."""
+    weights = weights or {}
+    total = sum(weights.values())
+    if any(share < SHORT_BELOW * max_bytes * weights.get(name, 0) / (total or 1) for name, share in shares.items()):
         mix = ", ".join(f"{name} {share / sum(shares.values()):.0%}" for name, share in shares.items())
-        say(f"tokenizer: too little text for {human_bytes(max_bytes)} in the given weights; the mix is {mix}")
+        say(f"tokenizer: too little text for {human_bytes(max_bytes)} with these weights; the mix is {mix}")
 
 
-def _bytes_per_token(backend: Tokenizer, sources: Sources, domain: str) -> float:
-    texts = [text for _, text in sources.domains[domain].sample(REPORT_BYTES_PER_DOMAIN)]
+def _bytes_per_token(backend: Tokenizer, domain: SampledDomain) -> float:
+    texts = [text for _, text in domain.sample(REPORT_BYTES_PER_DOMAIN)]
     tokens = sum(len(found.ids) for found in backend.encode_batch_fast(texts, add_special_tokens=False))
     return round(sum(len(text.encode()) for text in texts) / max(1, tokens), 4)
 
 
 def _report(out_dir: Path, recipe: Mapping[str, Any]) -> TokenizerReport:
-    """Of a folder that this recipe made."""
-    values = read_recipe(out_dir, recipe)
-    tokenizer = load_tokenizer(out_dir)
+    """Returns the report of a folder that was made with this recipe."""
+    values, tokenizer = read_recipe(out_dir, recipe), load_tokenizer(out_dir)
     return TokenizerReport(
         folder=out_dir,
         text_vocab_size=recipe["text_vocab_size"],

@@ -5,9 +5,9 @@ from typing import NamedTuple
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.data.data_plan import open_documents
 from z2all_ds.data.documents import Documents
 from z2all_ds.data.run_spec import corpus_location, open_tokenizer, stream_spec
-from z2all_ds.data.spec import open_documents
 from z2all_ds.data.stages import Schedule
 from z2all_ds.data.state import divisors
 from z2all_ds.evaluate.probe_rows import Asked, ask

@@ -13,7 +13,7 @@ from z2all_ds.base.config.stages import RunStage
 from z2all_ds.base.fault_records import FAULT_VARIABLE
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
-from z2all_ds.data.step_traces import drop_states_after, keep_state
+from z2all_ds.data.trace import drop_states_after, keep_state
 from z2all_ds.track.goodput import goodput_so_far
 from z2all_ds.track.live import LivePanel
 from z2all_ds.track.sinks.feed import SinkFeed

@@ -1,4 +1,4 @@
-"""Token shards are read as the raw text is: same documents, same places. What is broken is said with its record."""
+"""Token shards give the same documents as the raw text; damage is reported with its record."""
 
 import hashlib
 import os
@@ -52,7 +52,7 @@ def test_the_same_documents_as_from_text(pair: Pair, tokens: Path, small_tokeniz
         for number in range(one.num_documents):
             np.testing.assert_array_equal(left.tokens(number), right.tokens(number))
             assert len(right.tokens(number)) == len(left.tokens(number))
-            assert one.place(number) == other.place(number)
+            assert one.location(number) == other.location(number)
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,7 +83,7 @@ def test_blocks_straddle_shards(
     flat = [document for shard in shards for document in shard]
     places = [(f"d-{number:05d}.jsonl", record) for number, shard in enumerate(shards) for record in range(len(shard))]
     assert (domain.num_documents, domain.num_bytes) == (len(flat), sum(range(100, 100 + len(shards))))
-    assert [domain.place(number) for number in range(len(flat))] == places
+    assert [domain.location(number) for number in range(len(flat))] == places
     first = data.draw(st.integers(0, len(flat) - 1))
     end = data.draw(st.integers(first + 1, len(flat)))
     block = domain.open_block(first, end)
@@ -113,7 +113,7 @@ def test_tokens_cannot_be_written_to(pair: Pair) -> None:
         document[0] = 1
 
 
-def test_a_domain_travels_to_another_process(pair: Pair) -> None:
+def test_a_domain_can_be_pickled(pair: Pair) -> None:
     domain = pair[1]["code"]
     copy = pickle.loads(pickle.dumps(domain))
     np.testing.assert_array_equal(copy.open_block(9, 10).tokens(0), domain.open_block(9, 10).tokens(0))
@@ -122,7 +122,7 @@ def test_a_domain_travels_to_another_process(pair: Pair) -> None:
 def test_which_folders_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
     found = [is_token_corpus(folder) for folder in (tokens, str(tokens), small_corpus, tmp_path, tmp_path / "none")]
     assert found == [True, True, False, False, False]
-    with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written when all tokens are\."):
+    with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written after all tokens\."):
         open_token_corpus(tmp_path)
 
 
@@ -140,7 +140,7 @@ def in_memory(tokens: Path, tmp_path: Path) -> str:
     return url
 
 
-def test_object_stores_give_the_same(pair: Pair, in_memory: str) -> None:
+def test_object_stores_give_the_same_documents(pair: Pair, in_memory: str) -> None:
     assert is_token_corpus(in_memory)
     for name, domain in open_token_corpus(in_memory).domains.items():
         block, expected = (one.open_block(3, domain.num_documents) for one in (domain, pair[1][name]))
@@ -156,7 +156,7 @@ def test_a_block_of_an_object_store_is_fetched_when_it_is_opened(pair: Pair, in_
     np.testing.assert_array_equal(block.tokens(3), pair[1]["en"].open_block(5, 6).tokens(0))
 
 
-def test_a_broken_object_is_said(in_memory: str) -> None:
+def test_a_truncated_object_is_reported(in_memory: str) -> None:
     import fsspec
 
     system, name = fsspec.filesystem("memory"), f"{in_memory.removeprefix('memory://')}/zh-00000.jsonl.tokens"
@@ -165,7 +165,7 @@ def test_a_broken_object_is_said(in_memory: str) -> None:
         open_token_corpus(in_memory).domains["zh"].open_block(4, 5)
 
 
-# What can be broken
+# Damaged files
 
 
 SHARDS = [[[1, 2, 9], [9], [3, 4, 5, 9], [6, 9]], [[7, 9], [8, 8, 9]]]
@@ -195,22 +195,22 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
     [
         (lambda folder: (folder / TOKENS).unlink(), 1, f"{TOKENS}, record 1: the tokens cannot be read (No such file"),
         (lambda folder: (folder / ENDS).unlink(), 1, f"{ENDS}, record 1: the ends cannot be read (No such file"),
-        (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes and the manifest says 20."),
-        (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes and the manifest says 20."),
-        (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends breaks off at 20 bytes."),
-        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 and not with 9, <|endoft"),
+        (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes, the manifest says 20."),
+        (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes, the manifest says 20."),
+        (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends is cut off at byte 20."),
+        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 instead of 9, <|endoft"),
         (put(TOKENS, 5, 10, "<u2"), 2, f"{TOKENS}, record 2: token 10 is not one of the 10 of the tokenizer."),
         (put(TOKENS, 5, 65535, "<u2"), 2, f"{TOKENS}, record 2: token 65535 is not one of the 10 of the tokenizer."),
-        (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
-        (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents do not rise."),
+        (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
+        (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
         (put(ENDS, 2, 11, "<u8"), 2, f"{ENDS}, record 2: the document ends at token 11 of 10."),
         (put(ENDS, 2, 2**64 - 1, "<u8"), 2, f"{ENDS}, record 2: the document ends at token {2**64 - 1} of 10."),
-        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 and not with 9, <|endoft"),
+        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 instead of 9, <|endoft"),
         (put(ENDS, 3, 9, "<u8"), 3, f"{ENDS}, record 3: the document ends at token 9 of 10."),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("whole", [True, False])
-def test_damage_is_said_with_its_record(
+def test_damage_is_reported_with_its_record(
     broken: Path,
     damage: Callable[[Path], None],
     record: int,
@@ -226,10 +226,10 @@ def test_damage_is_said_with_its_record(
         domain.open_block(record, record + 1).tokens(0)
     assert str(caught.value).startswith(f"{broken}/{message}")
     assert "z2all corpus tokenize" in str(caught.value)
-    assert domain.open_block(4, 6).tokens(1).tolist() == [8, 8, 9]  # the other shard is well
+    assert domain.open_block(4, 6).tokens(1).tolist() == [8, 8, 9]  # the other shard is intact
 
 
-def test_a_record_within_a_block_is_named(broken: Path) -> None:
+def test_a_damaged_record_within_a_block_is_reported(broken: Path) -> None:
     put("d-00001.jsonl.tokens", 4, 1, "<u2")(broken)
     block = open_token_corpus(broken).domains["d"].open_block(2, 6)
     assert [block.tokens(number).tolist() for number in range(3)] == [[3, 4, 5, 9], [6, 9], [7, 9]]
@@ -237,15 +237,13 @@ def test_a_record_within_a_block_is_named(broken: Path) -> None:
         block.tokens(3)
 
 
-def test_a_file_that_shrinks_under_an_open_block_is_an_error_and_no_signal(
-    broken: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)  # or the block is read when it is opened
+def test_a_file_that_shrinks_while_a_block_is_open_is_an_error(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)  # otherwise the block is read when it is opened
     block = open_token_corpus(broken).domains["d"].open_block(0, 4)
     assert block.tokens(1).tolist() == [9]
     os.truncate(broken / TOKENS, 10)
     assert block.tokens(0).tolist() == [1, 2, 9]
-    rule = r"record 2: the file ends 6 bytes before the document does\. Leave a corpus alone while a run reads it"
+    rule = r"record 2: the file was cut off at byte 10 while it was read\. Do not change a corpus while a run reads it"
     with pytest.raises(DataError, match=rule):
         block.tokens(2)
 

@@ -1,4 +1,4 @@
-"""A corpus becomes token shards: exactly what the tokenizer gives, whatever stops the work in between."""
+"""A corpus becomes token shards: exactly the tokens of the tokenizer, also after interruptions."""
 
 import json
 import multiprocessing
@@ -20,18 +20,18 @@ from tests.helpers.command import COMMAND, environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.machine import group_is_alive
+from z2all_ds.base.reports import plain
 from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
-from z2all_ds.data.tokens.shard_tokenizer import BATCH_BYTES
-from z2all_ds.data.tokens.tokenizing import figures_of, summary_lines, tokenize_corpus
+from z2all_ds.data.tokens.tokenizing import describe, figures_of, tokenize_corpus
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 
 def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> None:
-    """Document for document what the tokenizer says of it alone."""
+    """Compares each document with its text, tokenized separately."""
     tokenizer, domains = load_tokenizer(tokenizer_dir), open_token_corpus(tokens).domains
     readers = open_domains(corpus, load_manifest(corpus))
     assert list(domains) == list(readers)
@@ -45,17 +45,17 @@ def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> N
 
 @pytest.fixture(scope="module")
 def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty documents and odd ones, a shard of empty ones alone, one of several batches, and one without documents."""
+    """Empty documents and odd ones, a shard of only empty ones, one of several batches, and one without documents."""
     words = random.Random(3).choices(["alpha", "beta", "гамма", "分词", "= {}\n", "  "], k=300_000)
     long = [" ".join(words[at : at + 700]) for at in range(0, len(words), 700)]
-    assert sum(len(text.encode()) for text in long) > 1.5 * BATCH_BYTES
+    assert sum(len(text.encode()) for text in long) > 1_500_000
     shards: dict[str, list[Sequence[str]]] = {"odd": [ODD_TEXTS, ["", ""], []], "long": [[*long, ""]], "none": [[]]}
     return write_text_corpus(tmp_path_factory.mktemp("odd") / "语料", shards)
 
 
 @pytest.fixture(scope="module")
 def wide_tokenizer(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small tokenizer with half of its text tokens at ids above what 16 bits hold."""
+    """The small tokenizer with half of its text tokens at ids that need more than 16 bits."""
     folder = tmp_path_factory.mktemp("wide") / "tokenizer"
     shutil.copytree(small_tokenizer, folder)
     values = json.loads((folder / "tokenizer.json").read_bytes())
@@ -73,7 +73,7 @@ def other_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-# What is written
+# Output
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -128,7 +128,7 @@ def test_shards_in_folders_and_of_another_text_field(small_tokenizer: Path, tmp_
     assert_equals_the_text(tmp_path / "c", small_tokenizer, tmp_path / "t")
 
 
-def test_what_it_says(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_figures_and_summary(small_tokenizer: Path, tmp_path: Path) -> None:
     texts = ["ab", "汉", ""]
     write_text_corpus(tmp_path / "c", {"x": [texts, ["ab"]], "all": [["ab"]]})
     tokens = [len(ids) for ids in load_tokenizer(small_tokenizer).encode_batch(texts)]
@@ -139,16 +139,16 @@ def test_what_it_says(small_tokenizer: Path, tmp_path: Path) -> None:
         "text_bytes": 7,
         "bytes_per_token": 7 / (sum(tokens) + tokens[0]),
     }
-    figures = figures_of(manifest)
+    figures = plain(figures_of(manifest))
     assert figures["domains"]["x"] == of_x
     assert list(figures["domains"]) == ["x", "all"]
     assert figures["total"]["tokens"] == of_x["tokens"] + tokens[0] + 1
-    lines = summary_lines(manifest)
+    lines = list(describe(manifest))
     assert lines[0] == f"x: 4 documents, {of_x['tokens']} tokens, {of_x['bytes_per_token']:.2f} bytes per token"
     assert [line.split()[0] for line in lines] == ["x:", "all:", "all:"]
 
 
-# Runs that stop, and runs that come again
+# Interrupted and repeated runs
 
 
 def test_a_second_run_finds_everything(
@@ -159,13 +159,13 @@ def test_a_second_run_finds_everything(
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
     assert tokenize_corpus(small_corpus, small_tokenizer, out, 1, replace=True) == first
-    assert capsys.readouterr().err == f"{out}: the tokens of all 7 shards are there\n"
+    assert capsys.readouterr().err == f"{out}: the tokens of all 7 shards exist\n"
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("suffix", [".tokens", ".ends"])
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 8)])
-def test_what_is_missing_is_written_again(
+def test_missing_files_are_written_again(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, suffix: str, damage: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "t"
@@ -180,7 +180,7 @@ def test_what_is_missing_is_written_again(
 
 @pytest.fixture(scope="module")
 def slow_corpus(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten shards: time enough to stop in the midst of them."""
+    """Ten shards, enough time to stop in between."""
     readers = open_domains(small_corpus, load_manifest(small_corpus))
     texts = [reader.read(number) for reader in readers.values() for number in range(reader.num_documents)]
     draw = random.Random(1)
@@ -199,7 +199,7 @@ def unbroken(slow_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.
     "number",
     [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.extended) for number in (signal.SIGINT, signal.SIGTERM))],
 )
-def test_stopped_for_real_and_run_again(
+def test_killed_and_run_again(
     slow_corpus: Path, small_tokenizer: Path, unbroken: dict[str, bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "t"
@@ -234,13 +234,13 @@ def test_stopped_for_real_and_run_again(
     done = {path: path.stat().st_mtime_ns for path in out.glob("slow-*.tokens")}
     again = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert again.returncode == 0, again.stderr
-    assert f"goes on with {10 - len(finished)} of 10 shards" in again.stderr
+    assert f"continuing with {10 - len(finished)} of 10 shards" in again.stderr
     assert files_in(out) == unbroken
     kept = [path for path, changed in done.items() if path.stat().st_mtime_ns == changed]
     assert len(kept) >= len(finished)
 
 
-def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_broken_record_stops_and_finished_shards_are_kept(small_tokenizer: Path, tmp_path: Path) -> None:
     corpus = write_text_corpus(tmp_path / "c", {"a": [["one", "two"], ["three", "four", "five"]]})
     shard = corpus / "a-00001.jsonl"
     good = shard.read_bytes()
@@ -256,7 +256,7 @@ def test_a_broken_record_stops_it_and_the_rest_stays(small_tokenizer: Path, tmp_
     assert (tmp_path / "t" / "a-00000.jsonl.tokens").stat().st_mtime_ns == first
 
 
-# What is refused
+# Errors
 
 
 def test_another_tokenizer_is_refused(
@@ -265,7 +265,7 @@ def test_another_tokenizer_is_refused(
     out = tmp_path / "t"
     tokenize_corpus(small_corpus, small_tokenizer, out, 1)
     before = files_in(out)
-    with pytest.raises(ConfigError, match=r"holds tokens of another tokenizer.*--replace"):
+    with pytest.raises(ConfigError, match=r"contains tokens of another tokenizer.*--replace"):
         tokenize_corpus(small_corpus, other_tokenizer, out, 1)
     assert files_in(out) == before
     tokenize_corpus(small_corpus, other_tokenizer, out, 1, replace=True)
@@ -284,7 +284,7 @@ def test_another_corpus_is_refused_even_if_unfinished(small_tokenizer: Path, tmp
         tokenize_corpus(one, small_tokenizer, out, 1)
     before = files_in(out)
     assert "a-00001.jsonl.tokens" in before
-    with pytest.raises(ConfigError, match="holds tokens of another corpus"):
+    with pytest.raises(ConfigError, match="contains tokens of another corpus"):
         tokenize_corpus(two, small_tokenizer, out, 1)
     assert files_in(out) == before
     tokenize_corpus(two, small_tokenizer, out, 1, replace=True)
@@ -296,13 +296,15 @@ def test_a_manifest_that_cannot_be_read_is_refused(small_corpus: Path, small_tok
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     whole = files_in(tmp_path / "t")
     (tmp_path / "t" / "TOKENS.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"TOKENS\.json: not readable as JSON.*--replace"):
+    with pytest.raises(ConfigError, match=r"TOKENS\.json: not a valid token manifest \(Invalid JSON.*--replace"):
         tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1, replace=True)
     assert files_in(tmp_path / "t") == whole
 
 
-def test_two_at_once_are_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_second_tokenization_at_the_same_time_is_refused(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     with build_lock(tmp_path / "t"), pytest.raises(ConfigError, match="another build is in progress"):
         tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
@@ -316,7 +318,7 @@ def test_the_folder_of_a_corpus_is_refused(small_corpus: Path, small_tokenizer: 
     assert files_in(tmp_path / "c") == before
 
 
-def test_what_cannot_be_tokenized_leaves_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_errors_leave_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     empty = write_text_corpus(tmp_path / "empty", {"a": [[]]})
     for corpus, tokenizer, message in (
         (empty, small_tokenizer, "it has no documents"),
@@ -330,7 +332,7 @@ def test_what_cannot_be_tokenized_leaves_no_folder(small_corpus: Path, small_tok
     assert not (tmp_path / "t").exists()
 
 
-def test_a_disk_without_room_is_said_before(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_first(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     raw = load_manifest(small_corpus)
     shutil.copytree(small_corpus, tmp_path / "c")
     write_manifest(tmp_path / "c", replace(raw, shards=(replace(raw.shards[0], bytes=10**18), *raw.shards[1:])))

@@ -11,9 +11,9 @@ import torch
 
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.bench.peers.measuring import half, resume, serve, speed
+from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.loader import BatchLoader
 from z2all_ds.data.packing import Batch
-from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.data.state import StreamState
 from z2all_ds.data.stream import PackedStream
@@ -98,5 +98,5 @@ def _state_at(stream: PackedStream, part: float, num_tokens: int) -> StreamState
     """As if every lane had read so much of its blocks: nobody can wait for 50 GB to be read."""
     plan, lanes = stream.plan, stream.plan.spec.num_lanes
     rounds = int(part * num_tokens / (plan.spec.stages[0].sequence_length * lanes))
-    blocks = [int(part * order.num_blocks / lanes) for order in plan.sources.orders]
+    blocks = [int(part * order.num_blocks / lanes) for order in plan.orders]
     return plan.state_at(rounds * lanes, {lane: [[block, 0, 0] for block in blocks] for lane in range(lanes)})

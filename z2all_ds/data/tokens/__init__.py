@@ -1,5 +1,4 @@
-"""Token shards: made once from a corpus, read in its place with the same samples.
+"""Token shards: made once from a corpus and read instead of it, with the same samples.
 
-`manifest` has the format, `reading` opens it; `tokenizing` drives the making, with `shard_tokenizer` for the work on
-one shard and `folder` for what is finished and what is not.
+`manifest` defines the format and `reading` opens it. `tokenizing` writes it; `folder` keeps track of finished shards.
 """

@@ -1,7 +1,7 @@
-"""The folder of a tokenized corpus while it is made: it goes on where it was stopped, and never mixes two of them.
+"""The output folder of a tokenization: continues after a stop, and never mixes the tokens of two jobs.
 
-Unfinished work lies in `.building/tokens`: JOB.json says of what corpus and tokenizer it is, and every finished shard
-leaves a record there. TOKENS.json is written last; then the folder of unfinished work goes.
+Unfinished work is in `.building/tokens`: JOB.json identifies corpus and tokenizer, and each finished shard has a
+record. TOKENS.json is written last; then the unfinished work is removed.
 """
 
 import json
@@ -23,16 +23,13 @@ from z2all_ds.data.tokens.manifest import (
     parse_token_manifest,
     write_token_manifest,
 )
-from z2all_ds.data.tokens.shard_tokenizer import read_record, write_record
 
-WORK_NAME = "tokens"
-JOB_NAME = "JOB.json"
 LOCK_NAME = "lock"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the tokens in a folder depend on, and the raw shards whose tokens may lie there."""
+    """The identity of the tokens in a folder, and the raw shards they come from."""
 
     tokenizer_fingerprint: str
     corpus_fingerprint: str
@@ -40,67 +37,78 @@ class Job:
 
 
 class TokenFolder:
-    """The folder of the tokens: what is published in it, what is unfinished, and how one becomes the other."""
+    """A folder of tokens with its published and unfinished parts."""
 
     def __init__(self, out: Path, job: Job, dtype: str) -> None:
         self._out, self._job, self._dtype = out, job, dtype
-        self.work = out / BUILDING_NAME / WORK_NAME
+        self.work = out / BUILDING_NAME / "tokens"
+        self._job_file = self.work / "JOB.json"
 
     def __enter__(self) -> "TokenFolder":
         self.work.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        self._remove_leftovers()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Records stay for the next run; where there are none, nothing stays."""
-        self._sweep()
+        """Keeps records for the next run; removes the work folder if there are none."""
+        self._remove_leftovers()
         if not any(self.work.iterdir()):
             self.work.rmdir()
             building = self.work.parent
             if [path.name for path in building.iterdir()] == [LOCK_NAME]:
                 shutil.rmtree(building)
 
-    def _sweep(self) -> None:
-        """What workers had in hand when they were killed."""
+    def _remove_leftovers(self) -> None:
+        """Removes the files of workers that were killed."""
         for leftover in [*self.work.glob(f"*{TEMPORARY_SUFFIX}"), *self.work.glob("*.progress")]:
             leftover.unlink(missing_ok=True)
 
     def open(self, replace: bool) -> TokenManifest | None:
-        """The manifest, if everything is there. Else the folder is ready for this job: all in it is its own."""
+        """Returns the manifest if everything exists. Otherwise prepares the folder for this job."""
         published = self._published(replace)
-        there = self._unfinished_job() if published is None else _job_of(published)
-        if published is not None and there == self._job and all(map(self._is_whole, published.shards)):
-            self._forget_work()
+        existing = self._unfinished_job() if published is None else _job_of(published)
+        if published is not None and existing == self._job and all(map(self._is_complete, published.shards)):
+            self._remove_work()
             return published
-        if there is not None and there != self._job and not replace:
-            other = "tokenizer" if there.tokenizer_fingerprint != self._job.tokenizer_fingerprint else "corpus"
-            fix = "Choose another folder, or give --replace to do away with them."
-            raise ConfigError(f"folder {self._out}", f"holds tokens of another {other}", fix)
+        if existing is not None and existing != self._job and not replace:
+            other = "tokenizer" if existing.tokenizer_fingerprint != self._job.tokenizer_fingerprint else "corpus"
+            fix = "Choose another folder, or give --replace to overwrite them."
+            raise ConfigError(f"folder {self._out}", f"contains tokens of another {other}", fix)
         if published is not None:
-            self._take_back(published)
-        if there is None:
-            self._forget_work()  # records that say of nothing whose they are
-        elif there != self._job:
-            self._remove_files(there)
+            self._unpublish(published)
+        if existing is None:
+            self._remove_work()  # records of an unknown job
+        elif existing != self._job:
+            for raw_path in existing.shards:
+                for name in files_of(raw_path):
+                    (self._out / name).unlink(missing_ok=True)
+            self._remove_work()
         return None
 
     def finished(self) -> dict[int, TokenShard]:
-        """Shard number -> its record, of those whose files are there whole."""
-        records = {number: read_record(self.work, number) for number in range(len(self._job.shards))}
-        return {
-            number: record
-            for number, record in records.items()
-            if record is not None and record.path == self._job.shards[number] and self._is_whole(record)
-        }
+        """Returns the records of the shards whose files are complete, by shard number."""
+        found = {}
+        for number, path in enumerate(self._job.shards):
+            try:
+                shard = TokenShard(**json.loads(self._record_path(number).read_bytes()))
+            except (OSError, ValueError, TypeError):
+                continue
+            if shard.path == path and self._is_complete(shard):
+                found[number] = shard
+        return found
 
     def begin(self, bytes_needed: int) -> None:
-        """Says whose the unfinished work is."""
+        """Checks the disk and marks the unfinished work as belonging to this job."""
         require_free_disk(self._out, bytes_needed, "the tokens of this corpus")
         self._write_job(self._job)
 
+    def record(self, number: int, shard: TokenShard) -> None:
+        """Marks a shard as finished; both files must have their final names."""
+        write_whole(self._record_path(number), json.dumps(asdict(shard), ensure_ascii=False))
+
     def publish(self, manifest: TokenManifest) -> None:
         write_token_manifest(self._out, manifest)
-        self._forget_work()
+        self._remove_work()
 
     def _published(self, replace: bool) -> TokenManifest | None:
         path = self._out / TOKEN_MANIFEST_NAME
@@ -116,50 +124,39 @@ class TokenFolder:
 
     def _unfinished_job(self) -> Job | None:
         try:
-            values = json.loads((self.work / JOB_NAME).read_bytes())
+            values = json.loads(self._job_file.read_bytes())
             return Job(values["tokenizer_fingerprint"], values["corpus_fingerprint"], tuple(values["shards"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _take_back(self, published: TokenManifest) -> None:
-        """Makes a published folder an unfinished one; stopped anywhere in between, it is either."""
+    def _unpublish(self, published: TokenManifest) -> None:
+        """Turns a published folder into an unfinished one; the manifest goes last."""
         self._write_job(_job_of(published))
         for number, shard in enumerate(published.shards):
-            write_record(self.work, number, shard)
+            self.record(number, shard)
         (self._out / TOKEN_MANIFEST_NAME).unlink()
         force_to_disk(self._out)
 
-    def _remove_files(self, job: Job) -> None:
-        """JOB.json last: as long as it is there, it is known whose the rest is."""
-        for raw_path in job.shards:
-            for name in files_of(raw_path):
-                (self._out / name).unlink(missing_ok=True)
-        self._forget_work()
-
-    def _forget_work(self) -> None:
-        job, others = self.work / JOB_NAME, [path for path in self.work.iterdir() if path.name != JOB_NAME]
-        for path in others:
+    def _remove_work(self) -> None:
+        """Removes all unfinished work; JOB.json last, as it says what the rest belongs to."""
+        for path in sorted(self.work.iterdir(), key=lambda path: path == self._job_file):
             path.unlink()
-        job.unlink(missing_ok=True)
 
     def _write_job(self, job: Job) -> None:
-        write_whole(self.work / JOB_NAME, json.dumps(asdict(job), ensure_ascii=False))
+        write_whole(self._job_file, json.dumps(asdict(job), ensure_ascii=False))
 
-    def _is_whole(self, shard: TokenShard) -> bool:
+    def _record_path(self, number: int) -> Path:
+        return self.work / f"{number:05d}.json"
+
+    def _is_complete(self, shard: TokenShard) -> bool:
         sizes = {
             shard.tokens_file: shard.tokens * TOKEN_DTYPES[self._dtype].itemsize,
             shard.ends_file: shard.documents * ENDS_DTYPE.itemsize,
         }
-        return all(_size_of(self._out / name) == size for name, size in sizes.items())
+        paths = {self._out / name: size for name, size in sizes.items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 def _job_of(manifest: TokenManifest) -> Job:
     shards = tuple(shard.path for shard in manifest.shards)
     return Job(manifest.tokenizer_fingerprint, manifest.corpus_fingerprint, shards)
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

@@ -1,33 +1,55 @@
-"""A corpus of text -> a folder of token shards (`token_manifest` has their format), shard by shard in worker processes.
+"""Tokenizes a corpus into a folder of token shards, shard by shard in worker processes.
 
-What is finished is kept when a run is stopped, and the next one goes on from there (`token_folder`).
+A run that was stopped continues with the shards that are not finished (`folder`).
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder
+import numpy as np
+
+from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.machine import usable_cores
+from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.building.folder import build_lock
-from z2all_ds.corpus.executors import Executor, read_progress, task_progress
+from z2all_ds.corpus.executors import Executor, progress_file, read_progress, task_progress
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
+from z2all_ds.corpus.reading.readers import DomainReader
+from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.folder import Job, TokenFolder
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     FORMAT_VERSION,
     TOKEN_DTYPES,
-    DomainTotals,
     TokenManifest,
     TokenShard,
     dtype_for,
+    files_of,
+    totals_of,
 )
-from z2all_ds.data.tokens.shard_tokenizer import ShardJob, tokenize_shard
-from z2all_ds.tokenizer import load_tokenizer
+from z2all_ds.tokenizer.sampling import all_texts, text_batches
+from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer, worker_tokenizer
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """Settings of the work on all shards."""
+
+    corpus: str
+    text_field: str
+    tokenizer_dir: str
+    tokenizer_fingerprint: str
+    out_dir: Path
+    work_dir: Path
+    """For unfinished files, on the same disk as `out_dir`."""
+    threads: int
+    """For the tokenizer of each worker process."""
 
 
 def tokenize_corpus(
@@ -37,7 +59,7 @@ def tokenize_corpus(
     workers: int | None = None,
     replace: bool = False,
 ) -> TokenManifest:
-    """Writes what is missing of the tokens of a corpus; what is there of other data is only removed if `replace`."""
+    """Writes the missing tokens of a corpus; `replace` removes tokens of other data from the folder."""
     executor, out = Executor(workers), Path(out_dir)
     tokenizer, raw = load_tokenizer(tokenizer_dir), load_manifest(corpus)
     shards = [shard for shard in raw.shards if shard.documents > 0]
@@ -50,24 +72,24 @@ def tokenize_corpus(
     with explain_disk_errors(out), build_lock(make_folder(out)), TokenFolder(out, job, dtype) as folder:
         published = folder.open(replace)
         if published is not None:
-            say(f"{out}: the tokens of all {len(shards)} shards are there")
+            say(f"{out}: the tokens of all {len(shards)} shards exist")
             return published
-        found = folder.finished()
-        missing = [(number, shard) for number, shard in enumerate(shards) if number not in found]
-        if found and missing:
-            say(f"{out}: goes on with {len(missing)} of {len(shards)} shards")
+        done = folder.finished()
+        missing = [(number, shard) for number, shard in enumerate(shards) if number not in done]
+        if done and missing:
+            say(f"{out}: continuing with {len(missing)} of {len(shards)} shards")
         folder.begin(sum(_bytes_needed(shard, dtype) for _, shard in missing))
         processes = min(workers or usable_cores(), max(1, len(missing)))
-        common = ShardJob(
+        work = ShardWork(
             str(corpus),
             raw.text_field,
             str(tokenizer_dir),
             tokenizer.fingerprint,
-            str(out),
-            str(folder.work),
+            out,
+            folder.work,
             threads=max(1, usable_cores() // processes),
         )
-        found |= _tokenize(executor, common, missing)
+        _tokenize(executor, work, missing, folder, done)
         manifest = TokenManifest(
             FORMAT_VERSION,
             dtype,
@@ -76,53 +98,87 @@ def tokenize_corpus(
             tokenizer.size,
             raw.fingerprint,
             raw.domain_fingerprints,
-            tuple(found[number] for number in range(len(shards))),
+            tuple(done[number] for number in range(len(shards))),
         )
         folder.publish(manifest)
     return manifest
 
 
 def _bytes_needed(shard: ShardInfo, dtype: str) -> int:
-    """About a token for every four bytes, and the end of each document."""
+    """Estimates one token per four bytes."""
     return shard.bytes // 4 * TOKEN_DTYPES[dtype].itemsize + shard.documents * ENDS_DTYPE.itemsize
 
 
-def _tokenize(executor: Executor, job: ShardJob, shards: Sequence[tuple[int, ShardInfo]]) -> dict[int, TokenShard]:
-    """Shard number -> what was written of it."""
-    done: dict[int, TokenShard] = {}
-    work = Path(job.work_dir)
-
+def _tokenize(
+    executor: Executor,
+    work: ShardWork,
+    shards: Sequence[tuple[int, ShardInfo]],
+    folder: TokenFolder,
+    done: dict[int, TokenShard],
+) -> None:
+    """Tokenizes numbered shards and adds each to `done`."""
     with progress("tokenize", sum(shard.bytes for _, shard in shards), "bytes") as advance:
+        tokens = 0
 
         def advance_with_tokens(amount: float, note: str = "") -> None:
-            tokens = sum(shard.tokens for shard in list(done.values())) + read_progress(work)[1]
-            advance(amount, f"{tokens:,} tokens")
+            advance(amount, f"{tokens + read_progress(folder.work)[1]:,} tokens")
 
-        with task_progress(work, advance_with_tokens) as count_finished, executor.opened() as run:
-            for place, written in run(partial(tokenize_shard, job), shards):
-                done[shards[place][0]] = written
+        with task_progress(folder.work, advance_with_tokens) as count_finished, executor.opened() as run:
+            for index, written in run(partial(tokenize_shard, work), shards):
+                number = shards[index][0]
+                folder.record(number, written)
+                done[number] = written
+                tokens += written.tokens
                 count_finished(written.bytes, written.documents)
-    return done
+
+
+def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenShard:
+    """Writes the two files of a shard, in a worker process; `numbered` is its number and its entry in the manifest."""
+    number, shard = numbered
+    tokenizer = worker_tokenizer(work.tokenizer_dir, work.tokenizer_fingerprint, work.threads)
+    dtype = TOKEN_DTYPES[dtype_for(tokenizer.size)]
+    text_bytes = num_tokens = num_documents = 0
+    tokens_file, ends_file = files_of(shard.path)
+    # With the process id: a worker of a run that was killed may live a moment longer than the run.
+    unfinished = work.work_dir / f"{number:05d}-{os.getpid()}"
+    with (
+        explain_disk_errors(work.out_dir),
+        progress_file(work.work_dir / f"{number:05d}.progress", lambda: num_tokens) as advance,
+        HashedFile(unfinished.with_suffix(".tokens")) as tokens_out,
+        HashedFile(unfinished.with_suffix(".ends")) as ends_out,
+    ):
+        reader = DomainReader(shard.domain, open_folder(work.corpus), [shard], work.text_field)
+        for texts in text_batches(all_texts(reader)):
+            try:
+                encoded = tokenizer.encode_batch(texts)
+            except DataError as error:
+                where = f"{shard.path}, records {num_documents} to {num_documents + len(texts) - 1}, {error.what}"
+                raise DataError(where, error.rule, error.fix) from None
+            documents = [as_document(ids, tokenizer.eot_id) for ids in encoded]
+            tokens = np.concatenate(documents)
+            assert int(tokens.min()) >= 0 and int(tokens.max()) < tokenizer.size
+            ends = np.cumsum([len(document) for document in documents], dtype=np.uint64) + np.uint64(num_tokens)
+            tokens_out.write(tokens.astype(dtype).data)
+            ends_out.write(ends.astype(ENDS_DTYPE).data)
+            text_bytes += sum(len(text.encode()) for text in texts)
+            num_tokens, num_documents = num_tokens + len(tokens), num_documents + len(texts)
+            advance(len(texts) * shard.bytes // shard.documents)
+        make_folder((work.out_dir / tokens_file).parent)
+        tokens_out.finish(work.out_dir / tokens_file)
+        ends_out.finish(work.out_dir / ends_file)
+    return TokenShard(
+        shard.path, shard.domain, shard.documents, shard.bytes, text_bytes, num_tokens,
+        tokens_file, ends_file, tokens_out.sha256, ends_out.sha256,
+    )  # fmt: skip
 
 
 def figures_of(manifest: TokenManifest) -> dict[str, Any]:
-    """What a folder of tokens holds, by domain and in all, as plain values."""
-    domains = manifest.totals
-    total = sum(domains.values(), DomainTotals(0, 0, 0))
-    return {"domains": {name: _plain(one) for name, one in domains.items()}, "total": _plain(total)}
+    """Returns documents, tokens and bytes per domain and in total, for JSON."""
+    return {"domains": manifest.totals, "total": totals_of(manifest.shards)}
 
 
-def summary_lines(manifest: TokenManifest) -> list[str]:
-    """A line for each domain, and one for all of them where there are several."""
-    domains = manifest.totals
-    rows = list(domains.items())
-    if len(rows) > 1:
-        rows.append(("all", sum(domains.values(), DomainTotals(0, 0, 0))))
-    return [
-        f"{name}: {one.documents:,} documents, {one.tokens:,} tokens, {one.bytes_per_token:.2f} bytes per token"
-        for name, one in rows
-    ]
-
-
-def _plain(totals: DomainTotals) -> dict[str, float]:
-    return {**asdict(totals), "bytes_per_token": totals.bytes_per_token}
+def describe(manifest: TokenManifest) -> Iterator[str]:
+    """Yields a line per domain, and one for all if there are several."""
+    rows = list(manifest.totals.items())
+    for name, one in [*rows, *([("all", totals_of(manifest.shards))] if len(rows) > 1 else [])]:
+        yield f"{name}: {one.documents:,} documents, {one.tokens:,} tokens, {one.bytes_per_token:.2f} bytes per token"

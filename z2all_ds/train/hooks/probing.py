@@ -95,7 +95,7 @@ def pack(
             start += lengths[number]
         empty = sequence_length - start
         pieces = [lengths[number] for number in numbers] + ([empty] if empty else [])
-        samples.append(Sample(tokens, pieces, 0, goes_on=False, num_padding=empty))
+        samples.append(Sample(tokens, pieces, 0, continues=False, num_padding=empty))
     return samples, [places[number] for number in range(len(rows))]
 
 

@@ -83,8 +83,8 @@ class SpikeHandling(Hook):
                 continue
             trace = trace_sample(plan, sample, [state])
             for piece in trace.pieces:
-                place = {"shard": str(piece.place.shard), "record": piece.place.record}
-                found.append({"sample": sample, "domain": trace.domain, **place})
+                location = {"shard": piece.shard, "record": piece.record}
+                found.append({"sample": sample, "domain": trace.domain, **location})
             traced += 1
             if traced == SAMPLES_TRACED:
                 break

@@ -9,8 +9,8 @@ import torch
 from z2all_ds.base.config import RunConfig
 from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.data import BatchLoader, PackedStream
+from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.run_spec import corpus_location
-from z2all_ds.data.spec import StreamSpec
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.train.context import TrainContext

@@ -1,7 +1,7 @@
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from z2all_ds.tokenizer.pre_split import PRE_SPLIT
+from z2all_ds.tokenizer.bbpe import PRE_SPLIT
 
 
 def split(text: str) -> list[str]:

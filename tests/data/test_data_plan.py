@@ -1,4 +1,4 @@
-"""Lanes give every token of every document once an epoch, cut or whole, and go on from any cursor."""
+"""Lanes give every token of every document once per epoch, with both packers, and resume from any cursor."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream, write_corpus
 from z2all_ds.base.errors import DataError
 from z2all_ds.data import StageSpec, documents
-from z2all_ds.data.data_plan import DataPlan
-from z2all_ds.data.lanes import Lane
-from z2all_ds.data.packing import DocumentSpan, Sample
+from z2all_ds.data.data_plan import DataPlan, Lane
+from z2all_ds.data.documents import DocumentSpan
+from z2all_ds.data.packing import Sample
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:
@@ -22,11 +22,11 @@ def plan_of(corpus: Path, **spec: object) -> DataPlan:
 
 
 def lane_of(plan: DataPlan, number: int) -> Lane:
-    return Lane(plan.sources, number, plan.fresh_lanes([number])[number])
+    return Lane(plan, number, plan.fresh_lanes([number])[number])
 
 
 def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[DocumentSpan]]]:
-    """The first `count` global samples, with what they were made of."""
+    """The first `count` global samples, with their document spans."""
     lanes = [lane_of(plan, number) for number in range(plan.spec.num_lanes)]
     return [with_pieces(lanes[k % len(lanes)], k, plan) for k in range(count)]
 
@@ -46,13 +46,13 @@ lengths = st.lists(st.integers(0, 30), min_size=1, max_size=120)
     sequence_length=st.integers(1, 24),
     packing=st.sampled_from(["cut", "best_fit"]),
 )
-def test_every_token_once_an_epoch(
+def test_every_token_once_per_epoch(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], num_lanes: int, sequence_length: int, packing: str
 ) -> None:
-    """The pieces of a document in an epoch cover it exactly: none twice, none dropped; and they hold its tokens."""
+    """The pieces of a document in an epoch cover it exactly, without overlap, and contain its tokens."""
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 11)
     plan = plan_of(corpus, num_lanes=num_lanes, sequence_length=sequence_length, packing=packing)
-    # enough that the slowest lane has given two epochs' worth of its blocks
+    # enough for two epochs of the slowest lane
     tokens_of_an_epoch = sum(lengths) + len(lengths)
     most = (2 * tokens_of_an_epoch + 66 * sequence_length * num_lanes) // sequence_length + 2
     covered: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -66,7 +66,7 @@ def test_every_token_once_an_epoch(
             at += size
             covered[piece.epoch, piece.document_index].append((piece.start, piece.end))
         assert at == sequence_length - sample.num_padding
-        if sample.goes_on:
+        if sample.continues:
             assert sample.tokens[-1] == document[pieces[-1].end]
     for (epoch, document_index), parts in covered.items():
         parts.sort()
@@ -112,21 +112,21 @@ def test_cut_pads_nothing_and_best_fit_little(tmp_path: Path) -> None:
     borders=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), max_size=3),
     stops=st.lists(st.integers(1, 25), min_size=1, max_size=6),
 )
-def test_goes_on_from_any_cursor_also_over_a_change_of_length(
+def test_resume_from_any_cursor_across_a_change_of_length(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     packing: str,
     borders: list[tuple[int, int]],
     stops: list[int],
 ) -> None:
-    """A lane thrown away and made again from its cursors gives the same samples, in the middle of a group too."""
+    """A lane created again from its cursors gives the same samples, also within a group."""
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"code": lengths, "web": lengths[::-1]}, 13)
     stages = [*(StageSpec(length, samples=samples) for samples, length in borders), StageSpec(10)]
     plan = plan_of(corpus, num_lanes=1, stages=stages, packing=packing)
     unbroken = samples_of(plan, sum(stops))
     state, number = plan.fresh_lanes([0])[0], 0
     for stop in stops:
-        lane = Lane(plan.sources, 0, state)
+        lane = Lane(plan, 0, state)
         for _ in range(stop):
             sample, pieces = with_pieces(lane, number, plan)
             expected, expected_pieces = unbroken[number]
@@ -137,17 +137,17 @@ def test_goes_on_from_any_cursor_also_over_a_change_of_length(
         state = [lane.cursor(domain) for domain in range(2)]
 
 
-def test_a_cursor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_invalid_cursors_are_reported(tmp_path: Path) -> None:
     plan = plan_of(write_corpus(tmp_path, {"web": [5] * 40}, 100), num_lanes=1)
     stage = plan.schedule.stage_of(0)
-    with pytest.raises(DataError, match=r"place 5 in a block of domain 'web': that block has 5 documents"):
-        Lane(plan.sources, 0, [[0, 5, 0]]).next_sample(0, stage)
-    with pytest.raises(DataError, match=r"10000 tokens given of document \d+: that document has 6"):
-        Lane(plan.sources, 0, [[0, 0, 10_000]]).next_sample(0, stage)
+    with pytest.raises(DataError, match=r"position 5 in a block of domain 'web': the block has 5 documents"):
+        Lane(plan, 0, [[0, 5, 0]]).next_sample(0, stage)
+    with pytest.raises(DataError, match=r"10000 tokens used of document \d+: the document has 6"):
+        Lane(plan, 0, [[0, 0, 10_000]]).next_sample(0, stage)
 
 
 def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resume reads the document a lane stopped in and those after it, nothing consumed before."""
+    """A resume reads the document in which a lane stopped and those after it, nothing before."""
     monkeypatch.setattr(documents, "CHARACTERS_PER_TOKEN", 0)  # one document at a time
     corpus = write_corpus(tmp_path, {"web": [20] * 300}, 50)
     stream = open_stream(corpus, num_lanes=1)
@@ -174,7 +174,7 @@ def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=lengths, sequence_length=st.integers(1, 40), run=st.integers(0, 20))
-def test_how_many_are_read_at_once_changes_nothing(
+def test_documents_read_at_once_do_not_change_samples(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], sequence_length: int, run: int
 ) -> None:
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 9)
