@@ -54,11 +54,11 @@ def test_what_it_says() -> None:
     assert "ETA 2m40s · elapsed 50s" in text  # 80 steps of two seconds; start-up took twelve
     assert "loss       0.4000 █" in text
     assert "中文网页   0.4500 █" in text
-    for part in ("75,441 tok/s", "MFU 56.9%", "mem 38.0 GiB (most 40.0 GiB)", "lr 3.00e-04", "grad 0.500"):
+    for part in ("75,441 tok/s", "MFU 56.9%", "mem 38.0 GiB (peak 40.0 GiB)", "lr 3.00e-04", "grad 0.500"):
         assert part in text
     assert "validation 1.2500 (step 20)" in text
-    assert "saved step_00000020 in 3.2 s" in text
-    assert "spike at step 20: skip" in text
+    assert "checkpoint step_00000020" in text
+    assert "spike: skip at step 20" in text
 
 
 def test_before_the_first_step() -> None:

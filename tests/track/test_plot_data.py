@@ -8,8 +8,8 @@ import pytest
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.track import plot_data
-from z2all_ds.track.downsample import MOST_POINTS
 from z2all_ds.track.plot_data import RunCurves, read_run
+from z2all_ds.track.tables import MOST_POINTS
 
 
 def written(folder: Path, records: list[dict[str, Any]], events: list[dict[str, Any]] | None = None) -> Path:
@@ -75,7 +75,7 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
     (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))  # the last one has no end
     run = read(folder)
     assert run.marks == {"checkpoint": [5]}
-    assert [stage.shares for stage in run.asked] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
+    assert [stage.shares for stage in run.requested] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
     assert read(folder, x="time").marks == {}
 
 
@@ -96,7 +96,7 @@ def test_the_mixture_is_the_share_since_the_stage_began(tmp_path: Path) -> None:
     run = read(folder, "mixture")
     assert run.curves["tokens_of_a"].points().y == pytest.approx([10 / 40, 20 / 50, 20 / 90, 0.5])
     assert run.curves["tokens_of_b"].points().y == pytest.approx([30 / 40, 30 / 50, 70 / 90, 0.5])
-    assert [stage.first_step for stage in run.asked] == [0, 3]
+    assert [stage.first_step for stage in run.requested] == [0, 3]
 
 
 def test_a_line_that_is_no_record(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def plot(
 ) -> None:
     """Plot the curves of one or more runs."""
     from z2all_ds.base.run_folder import RunFolder
-    from z2all_ds.track.plot_options import PlotOptions
+    from z2all_ds.track.plot_kinds import PlotOptions
     from z2all_ds.track.plots import plot as draw
 
     options = PlotOptions(what, x, log, smooth, events, title, width, height, dpi, file_format)

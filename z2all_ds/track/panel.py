@@ -1,6 +1,6 @@
-"""What a person at the terminal sees of a run while it trains: a panel made from its records and events.
+"""Content of the terminal panel of a run, made from its records and events, for any width and height.
 
-Only what is shown, and nothing about terminals (`live.py`): state in, lines for any width and height out.
+`live.py` draws it on a terminal.
 """
 
 import time
@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from z2all_ds.base.console import human_bytes, human_seconds
-from z2all_ds.track.downsample import DownsampledCurve
-from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.track.fields import LOSS_PREFIX, event_title
+from z2all_ds.track.tables import DownsampledCurve
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE_POINTS = 256
 WINDOW_STEPS = 50
-"""Whose pace the end is reckoned from."""
+"""Steps that the remaining time is estimated from."""
 LAST_EVENTS = 3
 LEAST_WIDTH, LEAST_HEIGHT = 20, 5
 FRAME_ROWS = 2
 NAME_CELLS = 16
-UNSEEN_EVENTS = ("saved", "metrics_dropped", "first_step")
-"""They are a part of others that are shown."""
+HIDDEN_EVENTS = ("saved", "metrics_dropped", "first_step")
+"""They belong to other events that are shown."""
 
 
 class PanelState:
-    """All that the panel shows; fed with the records as they are written."""
+    """The content of the panel; gets records and events as they are written."""
 
     def __init__(self, title: str, steps: int, first_step: int = 0, now_unix: float | None = None) -> None:
         self.title, self.steps, self.step = _printable(title), steps, first_step
@@ -43,7 +43,7 @@ class PanelState:
 
     def metric(self, record: Mapping[str, Any]) -> None:
         step = int(record["step"])
-        if step <= self.step:  # the run went back, and its curves begin anew
+        if step <= self.step:  # the run went back
             self.curves.clear()
             self._times.clear()
             self.last.clear()
@@ -59,9 +59,10 @@ class PanelState:
             self.validation = (step, record["validation_loss"])
 
     def event(self, event: Mapping[str, Any]) -> None:
-        if event["event"] not in UNSEEN_EVENTS:
-            moment = time.strftime("%H:%M:%S", time.localtime(event["time_unix"]))
-            self.events.append(_printable(f"{moment} {_event_words(event)}"))
+        if event["event"] not in HIDDEN_EVENTS:
+            moment, title = time.strftime("%H:%M:%S", time.localtime(event["time_unix"])), event_title(event)
+            at = f" at step {event['step']:,}" if isinstance(event.get("step"), int) and "step" not in title else ""
+            self.events.append(_printable(f"{moment} {title}{at}"))
 
     @property
     def elapsed_seconds(self) -> float:
@@ -76,7 +77,7 @@ class PanelState:
 
 
 def render(state: PanelState, width: int, height: int) -> "RenderableType | None":
-    """At most `width` cells and `height` rows; None where that is too little for anything."""
+    """Returns the panel in at most `width` cells and `height` rows; None if that is too small."""
     from rich.box import ROUNDED
     from rich.console import Group
     from rich.panel import Panel
@@ -136,14 +137,14 @@ def _losses(state: PanelState, width: int) -> list["Text"]:
 
 
 def _figures(state: PanelState, width: int) -> list["Text"]:
-    """Short facts, as many on a row as fit."""
+    """Returns rows of figures, as many per row as fit."""
     last, parts = state.last, list[str]()
     if not last:
         return [_line("waiting for the first step", width, style="dim")]
     parts.append(f"{last['tokens_per_second']:,.0f} tok/s")
     if last.get("mfu") is not None:
         parts.append(f"MFU {100 * last['mfu']:.1f}%")
-    parts.append(f"mem {human_bytes(last['memory_bytes'])} (most {human_bytes(last['peak_memory_bytes'])})")
+    parts.append(f"mem {human_bytes(last['memory_bytes'])} (peak {human_bytes(last['peak_memory_bytes'])})")
     parts.append(f"lr {last['lr']:.2e}")
     parts.append(f"grad {last['grad_norm']:.3f}" if last.get("grad_norm") is not None else "grad -")
     if state.validation:
@@ -159,7 +160,8 @@ def _figures(state: PanelState, width: int) -> list["Text"]:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """One character a value, or a mean of several. The first fall would flatten the rest: the highest tenth is cut."""
+    """Returns one character per value or mean of several. The highest tenth is cut off: the first fall of a loss would
+    flatten the rest."""
     if not values or width <= 0:
         return ""
     if len(values) > width:
@@ -172,21 +174,6 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BLOCKS[min(top, round((value - low) / (high - low) * top))] for value in values)
 
 
-def _event_words(event: Mapping[str, Any]) -> str:
-    kind, step = event["event"], event.get("step")
-    at = f" at step {step:,}" if isinstance(step, int) else ""
-    details = {
-        "checkpoint": lambda: f"saved {event['path']} in {event['write_seconds']:.1f} s",
-        "spike": lambda: f"spike{at}: {event['policy']}",
-        "rolled_back": lambda: f"rolled back from step {event['from_step']:,} to {step:,}",
-        "stage": lambda: f"stage {event['name']}{at}",
-    }
-    try:
-        return details[kind]()
-    except KeyError:
-        return f"{kind.replace('_', ' ')}{at}"
-
-
 def _line(words: str, width: int, style: str = "") -> "Text":
     from rich.text import Text
 
@@ -196,5 +183,5 @@ def _line(words: str, width: int, style: str = "") -> "Text":
 
 
 def _printable(text: str) -> str:
-    """Names come from data: what would move the cursor or change colours is not let through."""
+    """Replaces control characters: names come from data and could move the cursor."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -15,7 +15,8 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.board import started_board
 from z2all_ds.track.board import curves as room
 from z2all_ds.track.board.curves import Curves
-from z2all_ds.track.board.files import LocalFiles, Unreachable
+from z2all_ds.track.board.remote import Unreachable
+from z2all_ds.track.files import Files
 from z2all_ds.track.writer import RunWriter, drop_metrics_after
 
 START = 1_790_000_000.0
@@ -30,10 +31,10 @@ def write(path: Path, steps: int, **more: Any) -> None:
     path.write_bytes(b"".join(line(step, **more) for step in range(1, steps + 1)))
 
 
-class FarFiles(LocalFiles):
+class FarFiles(Files):
     """Counts what goes over the network."""
 
-    is_far = True
+    is_remote = True
     bytes_read = 0
 
     def read(self, path: str, offset: int, length: int) -> bytes:
@@ -41,13 +42,16 @@ class FarFiles(LocalFiles):
         self.bytes_read += len(content)
         return content
 
+    def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
+        return Files().lines_with(path, words, offset, length)  # searched on the other machine
 
-def curves_of(path: Path, files: LocalFiles | None = None) -> Curves:
-    return Curves(files or LocalFiles(), str(path))
+
+def curves_of(path: Path, files: Files | None = None) -> Curves:
+    return Curves(files or Files(), str(path))
 
 
 def look(curves: Curves, path: Path) -> bool:
-    return curves.look(LocalFiles().signs([str(path)])[1][0])
+    return curves.update(Files().stats([str(path)])[1][0])
 
 
 def read_all(curves: Curves, path: Path) -> Curves:
@@ -100,7 +104,7 @@ def test_cut_back_and_grown_again(tmp_path: Path) -> None:
     assert [record["step"] for record in curves.recent][-2:] == [31, 32]
 
 
-class BreakingFiles(LocalFiles):
+class BreakingFiles(Files):
     """A connection that breaks at the n-th call."""
 
     calls_left = 1000
@@ -204,7 +208,7 @@ def test_a_zoom_reads_the_records_again(long_file: Path) -> None:
 
 
 def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "FAR_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(room, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     files = FarFiles()
@@ -227,7 +231,7 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
 def test_a_long_file_elsewhere_is_followed_sparsely(
     long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "FAR_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(room, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     curves = read_all(curves_of(path, FarFiles()), path)

@@ -1,4 +1,4 @@
-"""What the board asks of the machine that holds a run."""
+"""Files of runs, and the requests that another machine answers."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.track.board import remote_agent
+from z2all_ds.track.files import MARK, Files, serve
 
 
 @settings(max_examples=100, deadline=None)
@@ -23,7 +23,7 @@ def test_the_line_at_a_place(tmp_path_factory: pytest.TempPathFactory, lengths: 
         after = [begin for begin in begins if begin >= place]
         if after and after[0] not in expected:
             expected.append(after[0])
-    found = remote_agent.lines_at(str(path), places)
+    found = Files().lines_at(str(path), places)
     assert [offset for offset, _ in found] == expected
     assert [len(line) for _, line in found] == [lengths[begins.index(begin)] for begin in expected]
 
@@ -32,34 +32,29 @@ def test_lines_with_a_word(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [b'{"a": 1}', b'{"b": 1, "probe_x": 2}', b'{"a": 2}', b'{"probe_y": 1, "b": 1}', b'{"probe_torn']
     path.write_bytes(b"\n".join(lines))
-    found = remote_agent.lines_with(str(path), ['"b"', '"probe_'], 0, 1000)
+    found = Files().lines_with(str(path), ['"b"', '"probe_'], 0, 1000)
     assert found == [(9, lines[1]), (9 + len(lines[1]) + 1 + 9, lines[3])]
-    assert remote_agent.lines_with(str(tmp_path / "missing"), ["x"], 0, 1000) == []
+    assert Files().lines_with(str(tmp_path / "missing"), ["x"], 0, 1000) == []
 
 
 def test_folders_of_runs(tmp_path: Path) -> None:
-    assert remote_agent.run_folders(str(tmp_path / "later")) == [str(tmp_path / "later")]
+    assert Files().run_folders(str(tmp_path / "later")) == [str(tmp_path / "later")]
     for name, file in (("b", "metrics.jsonl"), ("a", "run.yaml"), ("no_run", "notes.txt")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
-    assert remote_agent.run_folders(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert remote_agent.run_folders(str(tmp_path / "a")) == [str(tmp_path / "a")]
+    assert Files().run_folders(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert Files().run_folders(str(tmp_path / "a")) == [str(tmp_path / "a")]
 
 
 def test_requests_and_answers(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"one\ntwo\n")
-    asked = [
-        {"ask": "read", "path": str(path), "offset": 4, "length": 3},
-        {"ask": "read", "path": str(tmp_path), "offset": 0, "length": 3},
-        {"ask": "lines_at", "path": str(path), "offsets": [0, 2]},
-    ]
-    answers = io.BytesIO()
-    remote_agent.serve(io.BytesIO(b"".join(json.dumps(one).encode() + b"\n" for one in asked)), answers)
-    answers.seek(0)
-    assert answers.readline() == b"z2all board\n"
-    assert json.loads(answers.readline()) == {"sizes": [3]}
-    assert answers.read(3) == b"two"
-    assert "directory" in json.loads(answers.readline())["error"]
-    sizes = json.loads(answers.readline())["sizes"]
-    assert [answers.read(size) for size in sizes] == [b"[0, 4]", b"one", b"two"]
+    path.write_bytes(b"one\n\xff\xe4\xb8\xad\n")
+    calls = [("read", str(path), 4, 2), ("read", str(tmp_path), 0, 3), ("lines_at", str(path), [0, 2])]
+    requests = [json.dumps({"method": method, "arguments": arguments}) for method, *arguments in calls]
+    answers = io.StringIO()
+    serve(io.StringIO("".join(f"{MARK}{request}\n" for request in requests)), answers)
+    ready, *found = [json.loads(line.removeprefix(MARK)) for line in answers.getvalue().splitlines()]
+    assert ready == {}
+    assert found[0]["result"].encode("utf-8", "surrogateescape") == b"\xff\xe4"
+    assert "directory" in found[1]["error"]
+    assert found[2]["result"] == [[0, "one"], [4, "\udcff中"]]
