@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from z2all_ds.track.panel import PanelState, render, sparkline
+from z2all_ds.track.panel import CURVE_POINTS, MeanCurve, PanelState, render, sparkline
 
 BEGAN = 1_800_000_000.0
 
@@ -109,7 +109,7 @@ def test_a_run_that_goes_back_begins_its_curves_anew() -> None:
     state.metric(record(11))
     assert state.step == 11
     assert state.validation is None and "of_later_steps" not in state.last
-    assert state.curves["loss"].points().x == [11.0]
+    assert state.curves["loss"].means == [8.0 / 11]
     assert state.remaining_seconds is None
 
 
@@ -127,3 +127,11 @@ def test_sparklines() -> None:
     assert sparkline([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 8.0], 9) == "▁▂▃▄▅▆▇██"
     assert sparkline([float(i) for i in range(1000)], 5) == "▁▃▆██"
     assert sparkline([1000.0, *[2.0, 1.0] * 10], 21)[1:3] == "█▁"
+
+
+def test_a_long_curve_has_few_points() -> None:
+    curve = MeanCurve()
+    for value in range(1000):
+        curve.add(value)
+    assert len(curve.means) == 1000 / 4 <= CURVE_POINTS
+    assert curve.means == [4 * number + 1.5 for number in range(250)]

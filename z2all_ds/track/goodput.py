@@ -55,7 +55,7 @@ class Goodput:
 def goodput(
     events: Iterable[dict[str, Any]], metrics: Iterable[dict[str, Any]], now_unix: float | None = None
 ) -> Goodput:
-    """Computes the goodput from a run's records. `now_unix`: while it still runs; by default it ends with the last one."""
+    """Computes the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
     began: float | None = None
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from z2all_ds.base.console import human_bytes, human_seconds
 from z2all_ds.track.fields import LOSS_PREFIX, event_title
-from z2all_ds.track.tables import DownsampledCurve
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +28,25 @@ HIDDEN_EVENTS = ("saved", "metrics_dropped", "first_step")
 """They belong to other events that are shown."""
 
 
+class MeanCurve:
+    """A curve of any length in at most CURVE_POINTS means of equally many values."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+        self._values_per_mean, self._last_count = 1, 1
+
+    def add(self, value: float) -> None:
+        if self._last_count < self._values_per_mean:
+            self._last_count += 1
+            self.means[-1] += (value - self.means[-1]) / self._last_count
+            return
+        if len(self.means) == CURVE_POINTS:
+            self.means = [(first + second) / 2 for first, second in zip(self.means[::2], self.means[1::2], strict=True)]
+            self._values_per_mean *= 2
+        self.means.append(value)
+        self._last_count = 1
+
+
 class PanelState:
     """The content of the panel; gets records and events as they are written."""
 
@@ -36,7 +54,7 @@ class PanelState:
         self.title, self.steps, self.step = _printable(title), steps, first_step
         self.last: dict[str, Any] = {}
         self.validation: tuple[int, float] | None = None
-        self.curves: dict[str, DownsampledCurve] = {}
+        self.curves: dict[str, MeanCurve] = {}
         self.events: deque[str] = deque(maxlen=LAST_EVENTS)
         self._began_unix = time.time() if now_unix is None else now_unix
         self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS + 1)
@@ -53,7 +71,7 @@ class PanelState:
         self._times.append((step, record["time_unix"]))
         for key, value in record.items():
             if value is not None and (key == "loss" or key.startswith(LOSS_PREFIX)):
-                self.curves.setdefault(key, DownsampledCurve(CURVE_POINTS)).add(step, value)
+                self.curves.setdefault(key, MeanCurve()).add(value)
         self.last.update(record)
         if record.get("validation_loss") is not None:
             self.validation = (step, record["validation_loss"])
@@ -126,11 +144,12 @@ def _losses(state: PanelState, width: int) -> list["Text"]:
     widest = min(NAME_CELLS, max(4, width // 4), max((cell_len(name) for name in names.values()), default=4))
     rows = []
     for key in sorted(names, key=lambda key: (key != "loss", key)):
-        points = state.curves[key].points().y
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(set_cell_size(names[key], widest), style="bold" if key == "loss" else "")
         text.append(f" {state.last[key]:8.4f} " if state.last.get(key) is not None else f" {'-':>8} ")
-        text.append(sparkline(points, max(0, width - text.cell_len)), style="cyan" if key == "loss" else "blue")
+        text.append(
+            sparkline(state.curves[key].means, max(0, width - text.cell_len)), style="cyan" if key == "loss" else "blue"
+        )
         text.truncate(width, overflow="ellipsis")
         rows.append(text)
     return rows

@@ -85,19 +85,17 @@ class _Painter:
             self._requested(run, keys)
 
     def _line(self, run: RunCurves, key: str, colour: str, dashes: Any, label: str, is_main: bool) -> None:
-        raw = run.curves[key]
-        found = raw.points()
+        found = run.curves[key]
         x = self._scaled(found.x)
         main = run.smoothed.get(key)
         style: dict[str, Any] = {"color": colour, "linestyle": dashes}
-        if raw.records_per_point > 1 and not self._kind.is_sparse:
+        if run.records_per_point > 1 and not self._kind.is_sparse:
             low, high = self._in_unit(found.low), self._in_unit(found.high)
             self._axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         elif main is not None:
             self._axes.plot(x, self._in_unit(found.y), **style, linewidth=0.7, alpha=0.25)
         if main is not None:
-            found = main.points()
-            x = self._scaled(found.x)
+            found, x = main, self._scaled(main.x)
         y = self._in_unit(found.y)
         self._values += y
         marker = "o" if len(x) == 1 or (self._kind.is_sparse and len(x) <= 100) else None
@@ -125,7 +123,7 @@ class _Painter:
     def areas(self, run: RunCurves) -> None:
         """Draws the parts of a step on top of each other; parts that take no time are left out."""
         found = {part: run.smoothed.get(f"{part}_seconds") or run.curves.get(f"{part}_seconds") for part in TIME_PARTS}
-        parts = {part: curve.points() for part, curve in found.items() if curve is not None}
+        parts = {part: points for part, points in found.items() if points is not None}
         whole = max((sum(points.y) for points in parts.values()), default=0.0)
         length = min(len(points.x) for points in parts.values())
         shown = {part: points for part, points in parts.items() if sum(points.y) > 1e-3 * whole} or parts
@@ -138,9 +136,9 @@ class _Painter:
         self._axes.stackplot(x, layers, labels=labels, colors=colours, alpha=0.75)
         self._values = [sum(values) for values in zip(*layers, strict=True)]
         sent = run.smoothed.get("communication_seconds") or run.curves.get("communication_seconds")
-        if sent is not None and any(sent.points().high):
+        if sent is not None and any(sent.high):
             style: dict[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": "--"}
-            self._axes.plot(self._scaled(sent.points().x), sent.points().y, label="of which communication", **style)
+            self._axes.plot(self._scaled(sent.x), sent.y, label="of which communication", **style)
 
     def marks(self, run: RunCurves) -> None:
         for kind, found in run.marks.items():

@@ -4,27 +4,41 @@ Smoothing is applied to the records before they are downsampled, so its result d
 """
 
 import bisect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
-from z2all_ds.track.tables import DownsampledCurve
+from z2all_ds.track.tables import COUNT, MAX, MIN, Buckets, Numbers, columns_of, mean_of
 from z2all_ds.track.tail import LineTail
 from z2all_ds.track.writer import parse_line, parse_record
 
 X_FIELDS = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
+X, SMOOTHED = "x", "smoothed "
+"""Names of columns that no field of metrics.jsonl has."""
+MOST_POINTS = 2000
+"""More than the pixels that a curve has on paper or on a screen."""
 PROGRESS_FROM_BYTES = 32 << 20
 """Smaller files are read within a moment."""
 MOST_MARKS_OF_A_KIND = 300
 MARKS = {"spike": "spike", "rolled_back": "rollback", "checkpoint": "checkpoint", "stage": "stage"}
 """Events and their names in the plot; a start that is not the first is a restart."""
+
+
+class Points(NamedTuple):
+    """Points of a curve, each the mean of one or more records. The extremes keep a spike of one step visible."""
+
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,10 @@ class RunCurves:
     """The content of a plot of one run."""
 
     name: str
-    curves: dict[str, DownsampledCurve] = field(default_factory=dict)
+    curves: dict[str, Points]
     """By field of metrics.jsonl; for `tokens_of_X`, its share since the stage began."""
-    smoothed: dict[str, DownsampledCurve] = field(default_factory=dict)
+    smoothed: dict[str, Points]
+    records_per_point: int
     marks: dict[str, list[float]] = field(default_factory=dict)
     """x values of events, by their name in the plot."""
     requested: list[StageMixture] = field(default_factory=list)
@@ -96,17 +111,19 @@ def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: fl
     else:
         with progress(f"reading {name}", size, "bytes") as advance:
             reader.read(advance)
-    steps = reader.steps.points()
+    steps = reader.points("step")
     if not steps.x:
         rule = "no metrics.jsonl with a step in it"
         raise DataError(f"{run_dir}", rule, "Give the folder of a run that has trained.")
+    names = [name for name in reader.buckets.names if any(KINDS[kind].has(name) for kind in kinds)]
     run = RunCurves(
         name,
-        {key: curve for key, curve in reader.curves.items() if curve.points().x},
-        {key: average.curve for key, average in reader.averages.items()},
+        {name: points for name in names if (points := reader.points(name)).x},
+        {name: reader.points(SMOOTHED + name) for name in names if SMOOTHED + name in reader.buckets.names},
+        reader.buckets.width,
         requested=requested,
-        kinds_there=[kind for kind, known in KINDS.items() if any(known.has(key) for key in reader.keys)],
-        steps_and_x=(steps.x, steps.y),
+        kinds_there=[kind for kind, known in KINDS.items() if any(known.has(name) for name in reader.names)],
+        steps_and_x=(steps.y, steps.x),
     )
     probes = [probe for event in events for probe in event.get("probes") or () if probe["kind"] in PROBE_LABELS]
     run.probe_labels = {f"{PROBE_PREFIX}{probe['name']}": PROBE_LABELS[probe["kind"]] for probe in probes}
@@ -115,22 +132,21 @@ def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: fl
 
 
 class _Reader:
-    """Distributes the values of metrics.jsonl to curves."""
+    """Reads metrics.jsonl into buckets."""
 
     def __init__(self, path: Path, kinds: list[str], x_axis: str, smooth: float, stage_starts: list[int]) -> None:
         self._path, self._x_field, self._smooth = path, X_FIELDS[x_axis], smooth
-        self._is_time = x_axis == "time"
         self._wanted = [KINDS[kind] for kind in kinds]
         self._stage_starts = stage_starts
         self._reset()
 
     def _reset(self) -> None:
-        self.curves: dict[str, DownsampledCurve] = {}
-        self.averages: dict[str, _MovingAverage] = {}
-        self.keys: set[str] = set()
+        self.buckets = Buckets(MOST_POINTS)
+        self.names: set[str] = set()
         """All fields with values, wanted or not."""
-        self.steps = DownsampledCurve()
         self.first_x = 0.0
+        self._averages: dict[str, tuple[float, float]] = {}
+        """Weighted sum of the values so far, and the sum of the weights."""
         self._tokens: dict[str, float] = {}
         """Since the stage began."""
         self._stage = 0
@@ -142,68 +158,73 @@ class _Reader:
             new = tail.read()
             if new.is_restarted:  # the run went back meanwhile
                 self._reset()
-            for line in new.lines:
-                try:
-                    self._add(parse_record(line))
-                except (ValueError, KeyError) as error:
-                    what = f"has no {error}" if isinstance(error, KeyError) else f"is not JSON ({error})"
-                    fix = "Give an unchanged run folder, or another --x."
-                    raise DataError(f"{self._path}", f"a record {what}", fix) from None
+            self._add(new.lines)
             advance(max(0, tail.offset - before))
             if new.is_all or not new.lines:
                 return
 
-    def _add(self, record: dict[str, Any]) -> None:
-        step, x = record["step"], record[self._x_field]
-        if not self.keys and self._is_time:
-            self.first_x = x
-        x -= self.first_x
-        self.steps.add(step, x)
-        for key, value in record.items():
-            if value is None:
-                continue
-            if key not in self.keys:
-                self._add_key(key)
-            if key in self.curves and not key.startswith(TOKENS_PREFIX) and math.isfinite(value):
-                self.curves[key].add(x, value)
-                if key in self.averages:
-                    self.averages[key].add(x, value)
-        if self._tokens:
-            self._add_tokens(step, x, record)
+    def points(self, name: str) -> Points:
+        x, y = self.buckets.table(X), self.buckets.table(name)
+        known = y[COUNT] > 0
+        return Points(*(row[known].tolist() for row in (mean_of(x), mean_of(y), y[MIN], y[MAX])))
 
-    def _add_key(self, key: str) -> None:
-        self.keys.add(key)
-        kind = next((kind for kind in self._wanted if kind.has(key)), None)
-        if kind is None:
+    def _add(self, lines: list[bytes]) -> None:
+        try:
+            records = [parse_record(line) for line in lines]
+        except ValueError as error:
+            raise self._bad_record(f"is not JSON ({error})") from None
+        for name in ("step", self._x_field):
+            if not all(name in record for record in records):
+                raise self._bad_record(f"has no '{name}'")
+        if not records:
             return
-        self.curves[key] = DownsampledCurve()
-        if key.startswith(TOKENS_PREFIX):
-            self._tokens[key] = 0.0
-        elif kind.is_smoothed and self._smooth:
-            self.averages[key] = _MovingAverage(self._smooth)
+        if not self.names and self._x_field == "time_unix":
+            self.first_x = records[0]["time_unix"]
+        columns = columns_of(records)
+        self.names |= columns.keys()
+        kept = {X: columns[self._x_field] - self.first_x, "step": columns["step"]}
+        for name, values in columns.items():
+            kind = next((kind for kind in self._wanted if kind.has(name)), None)
+            if kind is not None and not name.startswith(TOKENS_PREFIX):
+                kept[name] = values
+                if kind.is_smoothed and self._smooth:
+                    kept[SMOOTHED + name] = self._smoothed(name, values)
+        if KINDS["mixture"] in self._wanted:
+            kept |= self._token_shares(columns, len(records))
+        self.buckets.add(kept, len(records))
 
-    def _add_tokens(self, step: int, x: float, record: dict[str, Any]) -> None:
-        stage = bisect.bisect_left(self._stage_starts, step)
-        if stage != self._stage:
-            self._stage, self._tokens = stage, dict.fromkeys(self._tokens, 0.0)
-        for key in self._tokens:
-            self._tokens[key] += record.get(key) or 0.0
-        total = sum(self._tokens.values())
-        for key, tokens in self._tokens.items() if total else ():
-            self.curves[key].add(x, tokens / total)
+    def _bad_record(self, what: str) -> DataError:
+        return DataError(f"{self._path}", f"a record {what}", "Give an unchanged run folder, or another --x.")
 
+    def _smoothed(self, name: str, values: Numbers) -> Numbers:
+        """Returns the exponential moving average, corrected for its start."""
+        averages, (total, weight) = np.full(len(values), np.nan), self._averages.get(name, (0.0, 0.0))
+        for number in np.flatnonzero(np.isfinite(values)):
+            total = self._smooth * total + (1 - self._smooth) * values[number]
+            weight = self._smooth * weight + 1 - self._smooth
+            averages[number] = total / weight
+        self._averages[name] = (total, weight)
+        return averages
 
-class _MovingAverage:
-    """An exponential moving average, corrected for its start."""
-
-    def __init__(self, weight_of_past: float) -> None:
-        self.curve = DownsampledCurve()
-        self._past, self._sum, self._weight = weight_of_past, 0.0, 0.0
-
-    def add(self, x: float, value: float) -> None:
-        self._sum = self._past * self._sum + (1 - self._past) * value
-        self._weight = self._past * self._weight + 1 - self._past
-        self.curve.add(x, self._sum / self._weight)
+    def _token_shares(self, columns: dict[str, Numbers], records: int) -> dict[str, Numbers]:
+        """Returns the share of each domain since the stage began."""
+        names = [
+            *self._tokens,
+            *(name for name in columns if name.startswith(TOKENS_PREFIX) and name not in self._tokens),
+        ]
+        stages = np.searchsorted(self._stage_starts, columns["step"])
+        shares = {name: np.full(records, np.nan) for name in names}
+        for stage in np.unique(stages):
+            inside, before = stages == stage, self._tokens if stage == self._stage else {}
+            sums = {
+                name: before.get(name, 0.0) + np.nan_to_num(columns.get(name, shares[name])[inside]).cumsum()
+                for name in names
+            }
+            total = np.sum(list(sums.values()), axis=0)
+            for name in names:
+                shares[name][inside] = np.divide(sums[name], total, out=np.full(len(total), np.nan), where=total > 0)
+            self._stage, self._tokens = stage, {name: float(sums[name][-1]) for name in names}
+        return shares
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

@@ -5,17 +5,13 @@ merged, joined and cut without the records.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 SUM, MIN, MAX, COUNT = range(4)
 Numbers = npt.NDArray[np.float64]
-MOST_POINTS = 2000
-"""More than the pixels that a curve has on paper or on a screen."""
-BATCH = 1024
-"""Values added to the buckets at once: numpy is slow for single ones."""
 
 
 def columns_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
@@ -148,46 +144,3 @@ class Buckets:
         weights = np.add.reduceat(self._weights, np.arange(0, self.most_buckets, 2))
         self._weights = np.append(weights, np.zeros(self.most_buckets - len(weights)))
         self.width *= 2
-
-
-class Points(NamedTuple):
-    """Points of a curve in the order they were added; all four lists have the same length."""
-
-    x: list[float]
-    y: list[float]
-    low: list[float]
-    high: list[float]
-
-
-class DownsampledCurve:
-    """A curve of any length in a bounded number of points, filled in the order of x with finite values.
-
-    A point is the mean of equally many values. Its lowest and highest value are kept, so a spike of one step stays
-    visible.
-    """
-
-    def __init__(self, most_points: int = MOST_POINTS) -> None:
-        self._buckets = Buckets(most_points)
-        self._waiting: list[tuple[float, float]] = []
-
-    def add(self, x: float, y: float) -> None:
-        self._waiting.append((x, y))
-        if len(self._waiting) == BATCH:
-            self._flush()
-
-    @property
-    def records_per_point(self) -> int:
-        self._flush()
-        return self._buckets.width
-
-    def points(self) -> Points:
-        """Returns the points so far; the last one may have fewer values than the others."""
-        self._flush()
-        x, y = self._buckets.table("x"), self._buckets.table("y")
-        return Points(mean_of(x).tolist(), mean_of(y).tolist(), y[MIN].tolist(), y[MAX].tolist())
-
-    def _flush(self) -> None:
-        if self._waiting:
-            x, y = np.array(self._waiting, dtype=np.float64).T
-            self._buckets.add({"x": x, "y": y}, len(x))
-            self._waiting.clear()
