@@ -33,15 +33,8 @@ class PlotFonts:
 
     def drawable(self, text: str) -> str:
         """Returns the text on one line, with unknown characters as code points."""
-        parts = []
-        for character in text:
-            if character.isspace():
-                parts.append(" ")
-            elif character in self.unknown or not character.isprintable():
-                parts.append(f" U+{ord(character):04X} ")
-            else:
-                parts.append(character)
-        return " ".join("".join(parts).split())
+        bad = {one for one in text if one in self.unknown or not (one.isprintable() or one.isspace())}
+        return " ".join(text.translate({ord(one): f" U+{ord(one):04X} " for one in bad}).split())
 
     @property
     def note(self) -> str | None:

@@ -68,14 +68,18 @@ def goodput(
             checkpoints += event["seconds"]
     for record in metrics:
         last = max(last, record["time_unix"])
-        waited, validating = record.get("data_wait_seconds", 0.0), record.get("validation_seconds", 0.0)
-        data_wait += waited
-        validation += validating
-        if record.get("step_taken", True):
-            counted += record["step_seconds"] - waited - validating - record.get("checkpoint_seconds", 0.0)
+        data_wait += record.get("data_wait_seconds", 0.0)
+        validation += record.get("validation_seconds", 0.0)
+        counted += counted_seconds(record)
     end = last if now_unix is None else now_unix
     wall = end - began if began is not None else 0.0
     return Goodput(wall, counted, startup, checkpoints, data_wait, validation)
+
+
+def counted_seconds(record: dict[str, Any]) -> float:
+    """Returns the seconds of a step that count, from its record in metrics.jsonl."""
+    step, *others = (record.get(f"{part}_seconds") or 0.0 for part in ("step", "data_wait", "validation", "checkpoint"))
+    return float(step - sum(others)) if record.get("step_taken", True) else 0.0
 
 
 def goodput_so_far(folder: RunFolder) -> Goodput:

@@ -3,7 +3,6 @@
 Smoothing is applied to the records before they are downsampled, so its result does not depend on the run's length.
 """
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,12 +75,7 @@ class RunCurves:
         return [key for key in found if label is None or self.probe_labels.get(key, known.y_label) == label]
 
     def x_of_step(self, step: float) -> float:
-        steps, xs = self.steps_and_x
-        right = bisect.bisect_left(steps, step)
-        if right in (0, len(steps)):
-            return xs[min(right, len(steps) - 1)]
-        share = (step - steps[right - 1]) / (steps[right] - steps[right - 1])
-        return xs[right - 1] + share * (xs[right] - xs[right - 1])
+        return float(np.interp(step, *self.steps_and_x))
 
 
 @dataclass(frozen=True)

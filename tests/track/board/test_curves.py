@@ -73,7 +73,7 @@ def test_points_of_a_short_run(tmp_path: Path) -> None:
     tokens = curves.points(["loss"], "tokens", 2048, 4096, 100)
     assert tokens["x"].tolist() == [2048, 3072, 4096]
     assert curves.points(["loss"], "step", 50, 60, 5)["x"].tolist() == []
-    assert curves.tokens_at([0, 3, 11]) == [0, 3072, None]
+    assert curves.values_at([0, 3, 11], "tokens_seen") == [0, 3072, None]
 
 
 def test_followed_while_it_grows(tmp_path: Path) -> None:
@@ -183,13 +183,16 @@ def test_a_long_file_is_seen_before_it_is_read(long_file: Path) -> None:
     assert sample["x"][0] < 60 and sample["x"][-1] > 29_940
     assert len(sample["x"]) > 500
     assert sample["weight"].sum() == 30_000  # each of the sample weighs as many as it stands for
-    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]
+    assert curves.values_at([30_000, 30_001], "tokens_seen") == [1024 * 30_000, None]
     assert curves.counted_seconds() is None
     assert curves.recent[-1]["step"] == 30_000
     read_all(curves, long_file)
     assert (curves.is_sample, curves.read_share, curves.records) == (False, 1.0, 30_000)
-    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]  # though buckets hold several records
-    assert curves.times_at([29_999], START) == [START + 29_999]
+    assert curves.values_at([30_000, 30_001], "tokens_seen") == [
+        1024 * 30_000,
+        None,
+    ]  # though buckets hold several records
+    assert curves.values_at([29_999], "time_unix", START) == [START + 29_999]
     whole = curves.points(["loss"], "step", None, None, 800)
     assert whole["weight"].sum() == 30_000
     total = float((whole["series"]["loss"]["mean"] * whole["weight"]).sum())
@@ -249,7 +252,7 @@ def test_a_long_file_elsewhere_is_followed_sparsely(
     assert found == {next(iter(fields)): [step] for step, fields in rare.items()}
     assert len(whole["x"]) < kept + 1000  # the rest goes on as sparse as the sample is
     assert whole["weight"].sum() == 32_000
-    assert curves.tokens_at([32_000, 32_001]) == [1024 * 32_000, None]
+    assert curves.values_at([32_000, 32_001], "tokens_seen") == [1024 * 32_000, None]
 
 
 def test_steps_left_out_do_not_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from z2all_ds.track.board.history import RARE_FIELDS, STEP_BYTES, Batch, History, last_probes
+from z2all_ds.track.board.history import RARE_FIELDS, STEP_BYTES, History, last_probes
 from z2all_ds.track.files import Files
 from z2all_ds.track.tables import COUNT, MAX, MIN, Numbers, columns_of, mean_of, merge_buckets, table_of
 from z2all_ds.track.tail import LineTail
@@ -127,16 +127,14 @@ class Curves:
             self._is_begun, self.is_behind, self._stat = False, False, None
             return True
         with one_at_a_time:
-            batch = Batch(new.lines, self._reading)
-            with self._lock:
-                self._reading.add(offset, batch)
+            records = self._reading.add(offset, new.lines, self._lock)
         self._done_bytes = self._tail.offset
         self.is_behind = not new.is_all
         if new.is_all:
             with self._lock:
                 self._shown = self._reading
             last_step = (self.recent[-1].get("step") or 0) if self.recent else -1
-            self.recent.extend(record for record in batch.records if (record.get("step") or 0) > last_step)
+            self.recent.extend(record for record in records if (record.get("step") or 0) > last_step)
         return not new.is_all
 
     # Answers to requests
@@ -175,11 +173,8 @@ class Curves:
     def counted_seconds(self) -> float | None:
         """Returns the seconds that goodput counts; None until all records are read."""
         with self._lock:
-            if self._shown.is_sample or not self._shown.buckets.records:
-                return None
-            total = self._shown.buckets.total
-            rest = total("data_wait_seconds") + total("validation_seconds") + total("checkpoint_seconds")
-            return total("step_seconds") - rest - self._shown.untaken_seconds
+            is_complete = self._shown.records and not self._shown.is_sample
+            return self._shown.counted_seconds if is_complete else None
 
     def probes(self) -> dict[str, tuple[float, float]]:
         """Returns step and value of the last answer to each probe."""
@@ -187,15 +182,8 @@ class Curves:
             found, is_sample = {**self._shown.probes}, self._shown.is_sample
         return found | last_probes(columns_of(list(self.recent))) if is_sample else found
 
-    def tokens_at(self, steps: Sequence[float]) -> list[float | None]:
-        """Returns tokens_seen at these steps; None after the last known one."""
-        return self._at("tokens_seen", steps, 0.0)
-
-    def times_at(self, steps: Sequence[float], start_unix: float) -> list[float | None]:
-        """Returns time_unix at these steps of a run that began at `start_unix`; None after the last known one."""
-        return self._at("time_unix", steps, start_unix)
-
-    def _at(self, name: str, steps: Sequence[float], at_first: float) -> list[float | None]:
+    def values_at(self, steps: Sequence[float], name: str, at_first: float = 0.0) -> list[float | None]:
+        """Returns tokens_seen or time_unix at these steps; None after the last known one. `at_first`: at step 0."""
         with self._lock:
             tables = np.stack([self._shown.buckets.table(column) for column in ("step", name)])
         tables = tables[:, :, (tables[:, COUNT] > 0).all(axis=0)]

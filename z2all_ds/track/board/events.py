@@ -16,7 +16,7 @@ class EventLog(RecordLog):
     def reset(self) -> None:
         self.count, self.unparsable = 0, 0
         self.marks: deque[dict[str, Any]] = deque(maxlen=MARKS_KEPT)
-        """`number`, `event` (`restart` for all starts but the first) and `details`, the record."""
+        """`number`, `event` (`restart` for all starts but the first), `step`, `seconds`, `title`, `details` (the record)."""
         self.started: dict[str, Any] = {}
         """The record of the last start."""
         self.probes: list[Any] = []
@@ -35,11 +35,11 @@ class EventLog(RecordLog):
             self.unparsable += 1
             return
         kind, moment = record["event"], record.get("time_unix")
-        if isinstance(moment, int | float):
+        if moment is not None:
             self.last_unix = moment
             if self.first_unix is None:
                 self.first_unix = self.process_unix = moment
-            if kind == "first_step" and self._starts <= 1 and isinstance(record.get("seconds"), int | float):
+            if kind == "first_step" and self._starts <= 1 and "seconds" in record:
                 self.process_unix = min(self.process_unix or moment, moment - record["seconds"])
         if kind in OUTCOMES:
             self.outcome, self.goodput = kind, record.get("goodput")
@@ -50,26 +50,17 @@ class EventLog(RecordLog):
             self._starts += 1
         if kind in MARKED:
             name = "restart" if kind == "started" and self._starts > 1 else kind
-            self.marks.append({"number": self.count, "event": name, "details": record})
+            since_start = round(moment - self.first_unix, 3) if moment is not None and self.first_unix else None
+            title = event_title(record, is_restart=name == "restart")
+            mark = {"number": self.count, "event": name, "step": record.get("step"), "seconds": since_start}
+            self.marks.append({**mark, "title": title, "details": record})
         self.count += 1
 
     @property
     def restarts_unix(self) -> list[float]:
         moments = [mark["details"].get("time_unix") for mark in list(self.marks) if mark["event"] == "restart"]
-        return [moment for moment in moments if isinstance(moment, int | float)]
+        return [moment for moment in moments if moment is not None]
 
     def shown(self) -> list[dict[str, Any]]:
         """Returns the marks for the page, without `tokens_seen`."""
-        return [
-            {
-                **mark,
-                "step": mark["details"].get("step"),
-                "seconds": _since(mark["details"].get("time_unix"), self.first_unix),
-                "title": event_title(mark["details"], is_restart=mark["event"] == "restart"),
-            }
-            for mark in list(self.marks)
-        ]
-
-
-def _since(moment: Any, start: float | None) -> float | None:
-    return round(moment - start, 3) if isinstance(moment, int | float) and start is not None else None
+        return [{**mark} for mark in list(self.marks)]

@@ -1,5 +1,6 @@
 """The content of a metrics file since it was last truncated: its buckets, and the byte offsets of its steps."""
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from z2all_ds.track.fields import PROBE_PREFIX
+from z2all_ds.track.goodput import counted_seconds
 from z2all_ds.track.tables import Buckets, Numbers, columns_of
 from z2all_ds.track.writer import parse_line
 
@@ -47,8 +49,8 @@ class History:
         self.buckets, self.index = Buckets(), Index()
         self.records, self.unparsable = 0, 0
         self._last_step = np.nan
-        self.untaken_seconds = 0.0
-        """Time of steps that the guard has skipped."""
+        self.counted_seconds = 0.0
+        """For the goodput; not known of a sample."""
         self.probes: dict[str, tuple[float, float]] = {}
         """Step and last value of each probe."""
 
@@ -66,17 +68,29 @@ class History:
         sample.records = len(records)
         return sample
 
-    def add(self, offset: int, batch: "Batch") -> None:
-        """Adds the next records, the first of which begins at `offset`."""
-        self.unparsable += batch.unparsable
-        if not batch.records:
-            return
-        if not self.index.offsets or offset - self.index.offsets[-1] >= STEP_BYTES // 2:
-            self.index.add(offset, batch.records[0])
-        self._keep(batch.columns, batch.rows)
-        self.records += len(batch.records)
-        self.probes |= last_probes(batch.columns)
-        self.untaken_seconds += sum(_counted(record) for record in batch.records if record.get("step_taken") is False)
+    def add(self, offset: int, lines: Sequence[bytes], lock: threading.Lock) -> list[dict[str, Any]]:
+        """Adds the next lines, the first of which begins at `offset`, and returns their records.
+
+        The lock is taken after parsing, so that requests are answered meanwhile.
+        """
+        parsed = [parse_line(line) for line in lines]
+        records = [record for record in parsed if record is not None]
+        columns, is_kept = columns_of(records), np.zeros(len(records), dtype=bool)
+        stride = self._stride((sum(map(len, lines)) + len(lines)) / max(1, len(lines)))
+        is_kept[-self.records % stride :: stride] = True
+        for name, column in columns.items() if stride > 1 else ():
+            if name.startswith(RARE_FIELDS):
+                is_kept |= np.isfinite(column)
+        columns = {name: column[is_kept] for name, column in columns.items()}
+        with lock:
+            self.unparsable += len(parsed) - len(records)
+            if records and (not self.index.offsets or offset - self.index.offsets[-1] >= STEP_BYTES // 2):
+                self.index.add(offset, records[0])
+            self._keep(columns, int(is_kept.sum()))
+            self.records += len(records)
+            self.probes |= last_probes(columns)
+            self.counted_seconds += sum(map(counted_seconds, records))
+        return records
 
     def _keep(self, columns: Mapping[str, Numbers], rows: int) -> None:
         """Adds records to the buckets. A record of a sample stands for all steps since the previous one."""
@@ -88,29 +102,11 @@ class History:
         self.buckets.add(columns, rows, np.where(gaps > 1, gaps, 1.0))
         self._last_step = steps[np.isfinite(steps)][-1] if np.isfinite(steps).any() else self._last_step
 
-    def stride(self, record_bytes: float) -> int:
+    def _stride(self, record_bytes: float) -> int:
         """Returns the distance of records to keep: a sample stays as sparse as it is."""
         if not self.is_sample or not self.index.offsets:
             return 1
         return max(1, round(self.index.offsets[-1] / len(self.index.offsets) / max(1.0, record_bytes)))
-
-
-class Batch:
-    """Lines parsed before they are added, so that requests are answered meanwhile."""
-
-    def __init__(self, lines: Sequence[bytes], history: History) -> None:
-        parsed = [parse_line(line) for line in lines]
-        self.records = [record for record in parsed if record is not None]
-        self.unparsable = len(parsed) - len(self.records)
-        stride = history.stride((sum(map(len, lines)) + len(lines)) / max(1, len(lines)))
-        columns = columns_of(self.records)
-        is_kept = np.zeros(len(self.records), dtype=bool)
-        is_kept[-history.records % stride :: stride] = True
-        for name, column in columns.items() if stride > 1 else ():
-            if name.startswith(RARE_FIELDS):
-                is_kept |= np.isfinite(column)
-        self.columns = {name: column[is_kept] for name, column in columns.items()}
-        self.rows = int(is_kept.sum())
 
 
 def last_probes(columns: Mapping[str, Numbers]) -> dict[str, tuple[float, float]]:
@@ -122,9 +118,3 @@ def last_probes(columns: Mapping[str, Numbers]) -> dict[str, tuple[float, float]
             last = known[-1]
             found[name.removeprefix(PROBE_PREFIX)] = (float(columns["step"][last]), float(columns[name][last]))
     return found
-
-
-def _counted(record: dict[str, Any]) -> float:
-    """Returns the seconds of a step that goodput counts."""
-    values = [record.get(f"{kind}_seconds") or 0.0 for kind in ("step", "data_wait", "validation", "checkpoint")]
-    return float(values[0] - sum(values[1:]))

@@ -156,7 +156,7 @@ class WatchedRun:
     def shown_events(self) -> list[dict[str, Any]]:
         events = self.events.shown()
         steps = [event["step"] if isinstance(event["step"], int | float) else float("inf") for event in events]
-        for event, tokens in zip(events, self.curves.tokens_at(steps), strict=True):
+        for event, tokens in zip(events, self.curves.values_at(steps, "tokens_seen"), strict=True):
             event["tokens_seen"] = tokens
         return events
 
@@ -173,11 +173,14 @@ class WatchedRun:
     def probes(self) -> list[dict[str, Any]]:
         start = self.start_unix
 
-        def seconds_at(steps: Sequence[float]) -> list[float | None]:
-            return [None if moment is None else moment - start for moment in self.curves.times_at(steps, start)]
+        def tokens_at(steps: Sequence[float]) -> list[float | None]:
+            return self.curves.values_at(steps, "tokens_seen")
 
-        trained = self.curves.probes()
-        return probes_of(self.events.probes, self.evaluations.contents(), trained, self.curves.tokens_at, seconds_at)
+        def seconds_at(steps: Sequence[float]) -> list[float | None]:
+            moments = self.curves.values_at(steps, "time_unix", start)
+            return [None if moment is None else moment - start for moment in moments]
+
+        return probes_of(self.events.probes, self.evaluations.contents(), self.curves.probes(), tokens_at, seconds_at)
 
     # Status
 
@@ -220,16 +223,14 @@ class WatchedRun:
             return None
         since = self.events.started.get("time_unix") or 0.0
         timed = [
-            (record["step"], record["time_unix"])
-            for record in recent[-RATE_RECORDS:]
-            if isinstance(record.get("step"), int) and isinstance(record.get("time_unix"), int | float)
+            record for record in recent[-RATE_RECORDS:] if "step" in record and record.get("time_unix", 0) >= since
         ]
-        timed = [(step, moment) for step, moment in timed if moment >= since]
         left = max(0, steps - (recent[-1].get("step") or 0))
-        if len(timed) >= 2 and timed[-1][0] > timed[0][0]:
-            return float(left * (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]))
+        if len(timed) >= 2 and timed[-1]["step"] > timed[0]["step"]:
+            seconds = timed[-1]["time_unix"] - timed[0]["time_unix"]
+            return float(left * seconds / (timed[-1]["step"] - timed[0]["step"]))
         seconds = recent[-1].get("step_seconds")
-        return left * float(seconds) if isinstance(seconds, int | float) else None
+        return None if seconds is None else left * float(seconds)
 
     def _goodput(self, end_unix: float) -> float | None:
         """Returns the goodput that an ended run has recorded, else the same value from what was read."""
