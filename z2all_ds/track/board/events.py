@@ -16,7 +16,7 @@ class EventLog(RecordLog):
     def reset(self) -> None:
         self.count, self.unparsable = 0, 0
         self.marks: deque[dict[str, Any]] = deque(maxlen=MARKS_KEPT)
-        """`number`, `event` (`restart` for all starts but the first), `step`, `seconds`, `title`, `details` (the record)."""
+        """For the page. `event` is `restart` for all starts but the first; `details` is the record."""
         self.started: dict[str, Any] = {}
         """The record of the last start."""
         self.probes: list[Any] = []
