@@ -70,7 +70,9 @@ def test_before_the_first_step() -> None:
 
 def test_values_that_are_missing() -> None:
     state = state_after(3)
-    state.metric(record(4, loss=None, grad_norm=None, mfu=None))
+    state.metric(record(4, loss=float("nan"), grad_norm=None, mfu=None))
+    assert len(state.curves["loss"].means) == 3 and rows(state)
+    state.metric(record(5, loss=None, grad_norm=None, mfu=None))
     text = "\n".join(rows(state))
     assert re.search(r"loss +- █", text)
     assert "grad -" in text

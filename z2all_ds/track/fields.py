@@ -11,6 +11,8 @@ TOKENS_PREFIX = "tokens_of_"
 """tokens_of_X: the number of its tokens in the step."""
 PROBE_PREFIX = "probe_"
 """probe_X: the value of probe X."""
+AXES = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
+"""The field of metrics.jsonl on each x-axis."""
 MARKED = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered", "stopped", "requeue", "done")
 """Events that are shown on curves."""
 

@@ -120,13 +120,10 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             answer = {"result": getattr(files, request["method"])(*request["arguments"])}
         except OSError as error:
             answer = {"error": str(error)}
-        answers.write(MARK + json.dumps(answer, default=as_text) + "\n")
+        # surrogateescape: bytes become a string without loss
+        text = json.dumps(answer, default=lambda content: content.decode("utf-8", "surrogateescape"))
+        answers.write(MARK + text + "\n")
         answers.flush()
-
-
-def as_text(content: bytes) -> str:
-    """Returns bytes as a string that JSON can carry, without loss."""
-    return content.decode("utf-8", "surrogateescape")
 
 
 if __name__ == "__main__":

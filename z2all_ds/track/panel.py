@@ -3,6 +3,7 @@
 `live.py` draws it on a terminal.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ class PanelState:
         self.step = step
         self._times.append((step, record["time_unix"]))
         for key, value in record.items():
-            if value is not None and (key == "loss" or key.startswith(LOSS_PREFIX)):
+            if (key == "loss" or key.startswith(LOSS_PREFIX)) and value is not None and math.isfinite(value):
                 self.curves.setdefault(key, MeanCurve()).add(value)
         self.last.update(record)
         if record.get("validation_loss") is not None:
@@ -102,18 +103,15 @@ def render(state: PanelState, width: int, height: int) -> "RenderableType | None
 
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return None
-    inside = width - 4
-    most = height - FRAME_ROWS
-    head = [_progress(state, inside)]
-    losses = _losses(state, inside)
-    figures = _figures(state, inside)
-    events = [_line(words, inside, style="dim") for words in state.events]
-    events = events[len(events) - max(0, min(len(events), most - len(head) - 1 - len(figures))) :]
-    room = max(0, most - len(head) - len(figures) - len(events))
+    inside, most = width - 4, height - FRAME_ROWS
+    losses, figures = _losses(state, inside), _figures(state, inside)
+    events = [_line(text, inside, style="dim") for text in state.events]
+    del events[: max(0, len(events) - max(0, most - len(figures) - 2))]  # progress and one loss come first
+    room = max(0, most - 1 - len(figures) - len(events))
     if len(losses) > room:
         hidden = len(losses) - room + 1
         losses = [*losses[: room - 1], _line(f"{hidden} more domains", inside, style="dim")] if room > 1 else losses[:1]
-    rows = [*head, *losses, *figures, *events][:most]
+    rows = [_progress(state, inside), *losses, *figures, *events][:most]
     return Panel(Group(*rows), box=ROUNDED, title=_line(state.title, inside - 2), title_align="left", width=width)
 
 

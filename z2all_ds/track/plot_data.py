@@ -13,13 +13,12 @@ import numpy as np
 from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
+from z2all_ds.track.fields import AXES, PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tables import COUNT, MAX, MIN, Buckets, Numbers, columns_of, mean_of
 from z2all_ds.track.tail import LineTail
 from z2all_ds.track.writer import parse_line, parse_record
 
-X_FIELDS = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
 X, SMOOTHED = "x", "smoothed "
 """Names of columns that no field of metrics.jsonl has."""
 MOST_POINTS = 2000
@@ -90,8 +89,8 @@ class Panel:
 
 def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: float) -> RunCurves:
     """Reads the curves of these kinds, as far as the run has them."""
-    if x_axis not in X_FIELDS:
-        raise ConfigError(f"--x {x_axis}", "unknown axis", f"Known: {', '.join(X_FIELDS)}.")
+    if x_axis not in AXES:
+        raise ConfigError(f"--x {x_axis}", "unknown axis", f"Known: {', '.join(AXES)}.")
     if not 0.0 <= smooth < 1.0:
         raise ConfigError(f"--smooth {smooth:g}", "must be from 0 to 0.999", "0 does not smooth, 0.9 smooths a little.")
     folder = RunFolder(run_dir)
@@ -129,7 +128,7 @@ class _Reader:
     """Reads metrics.jsonl into buckets."""
 
     def __init__(self, path: Path, kinds: list[str], x_axis: str, smooth: float, stage_starts: list[int]) -> None:
-        self._path, self._x_field, self._smooth = path, X_FIELDS[x_axis], smooth
+        self._path, self._x_field, self._smooth = path, AXES[x_axis], smooth
         self._wanted = [KINDS[kind] for kind in kinds]
         self._stage_starts = stage_starts
         self._reset()

@@ -71,11 +71,10 @@ class RecordLog:
         self.reset()
 
     def reset(self) -> None:
-        raise NotImplementedError
+        """Forgets all records; also called once at the beginning."""
 
     def add(self, record: dict[str, Any] | None) -> None:
         """Takes one record; None if the line is not one."""
-        raise NotImplementedError
 
     def update(self, stat: list[float]) -> bool:
         """Reads new records, given the file's current stat. Returns whether there is more to read."""

@@ -435,7 +435,7 @@ def test_a_link_shows_the_same_view(page: "Page", address: str) -> None:
 def test_a_board_that_does_not_answer_is_told(opened: "tuple[Page, Watch]", page: "Page") -> None:
     page.context.set_offline(True)
     until(page, "() => !document.getElementById('banner').hidden")
-    assert page.inner_text("#banner").startswith("The board does not answer, trying again.")
+    assert page.inner_text("#banner").startswith("The board does not answer, retrying.")
     page.context.set_offline(False)
     until(page, "() => document.getElementById('banner').hidden")
     opened[1].errors[:] = [words for words in opened[1].errors if "ERR_INTERNET_DISCONNECTED" not in words]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from z2all_ds.track.board.history import RARE_FIELDS, STEP_BYTES, History, last_probes
+from z2all_ds.track.fields import AXES
 from z2all_ds.track.files import Files
 from z2all_ds.track.tables import COUNT, MAX, MIN, Numbers, columns_of, mean_of, merge_buckets, table_of
 from z2all_ds.track.tail import LineTail
@@ -28,7 +29,6 @@ RAW_BYTES, REMOTE_RAW_BYTES = 32 << 20, 2 << 20
 """Most that is read again for one zoom."""
 END_BYTES = 1 << 16
 RECENT_RECORDS = 256
-AXES = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
 RARE_WORDS = [f'"{field}' for field in RARE_FIELDS]
 """Searched for in a sampled file."""
 RARE_STEP_BYTES = 64 << 20

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from z2all_ds.track.fields import PROBE_PREFIX
+from z2all_ds.track.fields import AXES, PROBE_PREFIX
 from z2all_ds.track.goodput import counted_seconds
 from z2all_ds.track.tables import Buckets, Numbers, columns_of
 from z2all_ds.track.writer import parse_line
 
 STEP_BYTES = 1 << 20
 """Read and parsed at a time, in about 20 ms."""
-INDEXED = ("step", "tokens_seen", "time_unix")
 RARE_FIELDS = ("validation_loss", PROBE_PREFIX)
 """Beginnings of fields that few records have. A sample would miss them, so it contains all of those records."""
 
@@ -24,10 +23,10 @@ class Index:
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
-        self._columns: dict[str, list[float]] = {name: [] for name in INDEXED}
+        self._columns: dict[str, list[float]] = {name: [] for name in AXES.values()}
 
     def add(self, offset: int, record: dict[str, Any]) -> None:
-        values = [record.get(name) for name in INDEXED]
+        values = [record.get(name) for name in AXES.values()]
         if all(isinstance(value, int | float) for value in values):
             self.offsets.append(offset)
             for column, value in zip(self._columns.values(), values, strict=True):

@@ -162,11 +162,8 @@ class RemoteFiles(Files):
             if ssh.receive(LOGIN_SECONDS) is None:
                 raise self._lost(ssh)
         except TimeoutError:
-            target = self._folder.target
-            fix = f"`ssh {target} python3 -V` shows where it stops"
-            raise self._lost(
-                ssh, f"{target}: the login did not start python3 within {LOGIN_SECONDS:.0f} s. {fix}"
-            ) from None
+            target, rule = self._folder.target, f"the login did not start python3 within {LOGIN_SECONDS:.0f} s"
+            raise self._lost(ssh, f"{target}: {rule}. `ssh {target} python3 -V` shows where it stops") from None
         self._pause_seconds = FIRST_PAUSE_SECONDS
         return ssh
 

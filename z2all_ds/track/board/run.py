@@ -67,15 +67,14 @@ class WatchedRun:
 
     def _follow(self) -> None:
         while not self._over.is_set():
+            has_more, problem, is_unreachable = False, "", False
             try:
-                has_more, problem, is_unreachable = self.update(), "", False
+                has_more = self.update()
             except Unreachable as error:
-                has_more, problem, is_unreachable = False, str(error), True
+                problem, is_unreachable = str(error), True
             except OSError as error:
-                has_more, is_unreachable = False, False
                 problem = f"{error.strerror or error} ({error.filename or self.place})"
             except Exception as error:  # an unexpected record must not end this thread
-                has_more, is_unreachable = False, False
                 problem = f"could not be read: {type(error).__name__}: {error}"
             self._problem, self._is_unreachable = problem, is_unreachable
             self._over.wait(self._pace.seconds_to_wait() if has_more else UPDATE_EVERY_SECONDS)

@@ -107,7 +107,7 @@ function traceOf(event) {
   };
 }
 
-/** Interpolated between the two neighbouring points; outside the curve, the value of the nearest end. `places`: points with a value. */
+/** Interpolated; outside the curve, the value of the nearest end. `places`: points with a value. */
 function heightAt(line, places, x) {
   if (!places.length) return null;
   let low = 0;
