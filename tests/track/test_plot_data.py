@@ -70,8 +70,8 @@ def test_events_stand_where_they_happened(tmp_path: Path) -> None:
 def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0, "time_unix": 100.0 + i} for i in range(1, 11)]
     folder = written(tmp_path / "run", records)
-    told = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
-    start = {"event": "started", "step": 0, **told}
+    facts = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
+    start = {"event": "started", "step": 0, **facts}
     odd = ['{"event": "checkp', "[1]", "{}", '{"event": "spike"}']
     checkpoints = [f'{{"event": "checkpoint", "step": {step}}}' for step in (5, 7)]
     (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))  # the last one has no end

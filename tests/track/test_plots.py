@@ -43,7 +43,7 @@ def colours(path: Path) -> set[tuple[int, ...]]:
 
 
 def texts(path: Path) -> list[str]:
-    """The words in an SVG, which matplotlib notes down beside their outlines."""
+    """The texts in an SVG, which matplotlib writes as comments next to their outlines."""
     comments = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     tree = ElementTree.parse(path, comments)
     return [html.unescape(str(node.text)).strip() for node in tree.iter() if node.tag is ElementTree.Comment]
@@ -121,7 +121,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that was stopped and went on, on a GPU; with what newer runs write beside it."""
+    """A run on a GPU that was stopped and resumed, with the additional fields of newer runs."""
     folder = tmp_path_factory.mktemp("runs") / "real"
     folder.mkdir()
     records = (RESULTS / "2026-11-16_h200_stopped_training_metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -200,7 +200,7 @@ def test_the_size_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_panels_has_a_size_too(real_run: Path, tmp_path: Path) -> None:
-    """One panel of 2,000 dots an inch could be drawn, two beside each other have too many pixels."""
+    """One panel could be drawn with 2,000 dots per inch, two next to each other have too many pixels."""
     with pytest.raises(ConfigError, match=r"--dpi 2000: must be 10 to 1785 for a plot of 11 x 3 inches"):
         plot([real_run], tmp_path / "both.svg", PlotOptions(what="loss,lr", dpi=2000))
     assert list(tmp_path.iterdir()) == []

@@ -78,8 +78,10 @@ def goodput(
 
 def counted_seconds(record: dict[str, Any]) -> float:
     """Returns the seconds of a step that count, from its record in metrics.jsonl."""
-    step, *others = (record.get(f"{part}_seconds") or 0.0 for part in ("step", "data_wait", "validation", "checkpoint"))
-    return float(step - sum(others)) if record.get("step_taken", True) else 0.0
+    if not record.get("step_taken", True):
+        return 0.0
+    others = record.get("data_wait_seconds", 0.0) + record.get("validation_seconds", 0.0)
+    return float(record.get("step_seconds", 0.0) - others - record.get("checkpoint_seconds", 0.0))
 
 
 def goodput_so_far(folder: RunFolder) -> Goodput:

@@ -120,12 +120,12 @@ def _progress(state: PanelState, width: int) -> "Text":
 
     share = min(1.0, state.step / state.steps) if state.steps else 0.0
     left = state.remaining_seconds
-    words = f"step {state.step:,}/{state.steps:,} {100 * share:.0f}%"
+    head = f"step {state.step:,}/{state.steps:,} {100 * share:.0f}%"
     times = f"ETA {human_seconds(left) if left is not None else '-'}"
     past = f"elapsed {human_seconds(state.elapsed_seconds)}"
-    after = next((text for text in (f"{times} · {past}", times, "") if len(words) + len(text) + 2 <= width), "")
-    bar = width - len(words) - len(after) - 2
-    text = Text(words, no_wrap=True, overflow="ellipsis")
+    after = next((text for text in (f"{times} · {past}", times, "") if len(head) + len(text) + 2 <= width), "")
+    bar = width - len(head) - len(after) - 2
+    text = Text(head, no_wrap=True, overflow="ellipsis")
     if bar >= 8:
         filled = round(share * bar)
         text.append(" ").append("━" * filled, style="green").append("─" * (bar - filled), style="bright_black")
@@ -173,7 +173,7 @@ def _figures(state: PanelState, width: int) -> list["Text"]:
             row = part
         else:
             row = f"{row} · {part}" if row else part
-    return [_line(words, width) for words in [*rows, row]]
+    return [_line(row, width) for row in [*rows, row]]
 
 
 def sparkline(values: list[float], width: int) -> str:
@@ -191,10 +191,10 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BLOCKS[min(top, round((value - low) / (high - low) * top))] for value in values)
 
 
-def _line(words: str, width: int, style: str = "") -> "Text":
+def _line(content: str, width: int, style: str = "") -> "Text":
     from rich.text import Text
 
-    text = Text(words, style=style, no_wrap=True, overflow="ellipsis")
+    text = Text(content, style=style, no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
     return text
 

@@ -13,7 +13,7 @@ from tests.helpers.warm_python import FRESH
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.board import started_board
-from z2all_ds.track.board import curves as room
+from z2all_ds.track.board import curves as curves_module
 from z2all_ds.track.board.curves import Curves
 from z2all_ds.track.board.remote import Unreachable
 from z2all_ds.track.files import Files
@@ -170,7 +170,7 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for step in range(1, 30_001)
         )
     )
-    assert path.stat().st_size > room.SAMPLE_FROM_BYTES
+    assert path.stat().st_size > curves_module.SAMPLE_FROM_BYTES
     return path
 
 
@@ -211,7 +211,7 @@ def test_a_zoom_reads_the_records_again(long_file: Path) -> None:
 
 
 def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "REMOTE_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     files = FarFiles()
@@ -234,7 +234,7 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
 def test_a_long_file_elsewhere_is_followed_sparsely(
     long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "REMOTE_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     curves = read_all(curves_of(path, FarFiles()), path)

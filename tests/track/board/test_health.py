@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.track.board import health as room
+from z2all_ds.track.board import health as health_module
 from z2all_ds.track.board.health import HealthLog
 from z2all_ds.track.files import Files
 
@@ -52,7 +52,7 @@ def test_nothing_known(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "FILE_TAIL_BYTES", 1000)
+    monkeypatch.setattr(health_module, "FILE_TAIL_BYTES", 1000)
     path = tmp_path / "health.jsonl"
     log = log_of(path, [record(step, [1.0, None]) for step in range(500)])  # type: ignore[list-item]
     assert log.count < 20

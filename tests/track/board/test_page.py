@@ -93,7 +93,7 @@ def page(opened: "tuple[Page, Watch]") -> "Iterator[Page]":
 
 
 def show(page: "Page", *runs: str, **words: str) -> None:
-    """These runs alone, by the address's hash; waits until their curves are drawn."""
+    """Shows only these runs, by the URL's hash; waits until their curves are drawn."""
     hidden = [name for run, name in HIDE.items() if run not in runs]
     words_of_hash = """([hidden, words]) => {
       const hash = new URLSearchParams(words);

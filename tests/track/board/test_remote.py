@@ -113,7 +113,7 @@ def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
     try:
         until(lambda: bool(watch.runs()) and watch.runs()[0].curves.records == 10)
         (run,) = watch.runs()
-        assert run.summary("x")["place"] == f"far:{tmp_path}"
+        assert run.summary("x")["location"] == f"far:{tmp_path}"
         with metrics.open("a") as file:
             file.write(line(11))
         until(lambda: run.curves.records == 11)
@@ -213,7 +213,7 @@ def test_the_board_ends_its_ssh(far: OwnSshd, tmp_path: Path, monkeypatch: pytes
     with started_board(place) as board:
         until(lambda: any(run["records"] for run in board.get("/api/runs")[0]["runs"]))
         (run,) = board.get("/api/runs")[0]["runs"]
-        assert (run["name"], run["place"]) == ("first", f"{place}/first")
+        assert (run["name"], run["location"]) == ("first", f"{place}/first")
         children = psutil.Process(board.process.pid).children(recursive=True)
         assert [child.name() for child in children] == ["ssh"]
     until(lambda: not any(child.is_running() for child in children))

@@ -186,7 +186,7 @@ def test_runs_that_appear_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     watch = Watch([f"{runs}/", str(tmp_path / "other" / "first")])
     watch.start()
     try:
-        assert [run.place for run in watch.shown_runs()] == [str(runs), str(tmp_path / "other" / "first")]
+        assert [run.location for run in watch.shown_runs()] == [str(runs), str(tmp_path / "other" / "first")]
         write(runs / "first" / "metrics.jsonl", *steps(3, time.time()))
         until(lambda: [run.id for run in watch.shown_runs()] == ["1", "2"])
         assert watch.names() | {"0": ""} == {"0": "", "1": str(tmp_path / "other" / "first"), "2": f"{runs}/first"}

@@ -1,4 +1,4 @@
-"""Sinks that are killed, hang, lack a login, a package or room: one warning, no delay, and every record in the end."""
+"""Sinks that are killed, hang, or lack a login, a package or disk space: one warning, no delay, no lost record."""
 
 import fcntl
 import os
@@ -46,7 +46,7 @@ def is_sending(run: FedRun) -> bool:
 
 
 def sessions_opened(run: FedRun) -> int:
-    """Of W&B, so far."""
+    """Number of W&B sessions so far."""
     log = (run.folder.root / "logs" / "sinks.log").read_text(encoding="utf-8")
     return sum(line.startswith("W&B: ") and line.endswith("(offline)") for line in log.splitlines())
 
@@ -192,7 +192,7 @@ def test_a_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
 
 def test_why_it_is_offline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed for these words
+    monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed
     for key in ("", "k"):
         monkeypatch.setenv("WANDB_API_KEY", key)
         monkeypatch.setenv("WANDB_MODE", "offline")

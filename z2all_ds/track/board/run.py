@@ -45,8 +45,8 @@ class Pace:
 class WatchedRun:
     """Follows a run folder between `start` and `stop`; the folder need not exist yet."""
 
-    def __init__(self, number: int, files: Files, folder: str, place: str, pace: Pace | None = None) -> None:
-        self.id, self.folder, self.place = str(number), folder, place
+    def __init__(self, number: int, files: Files, folder: str, location: str, pace: Pace | None = None) -> None:
+        self.id, self.folder, self.location = str(number), folder, location
         self._files, self._pace = files, pace or Pace()
         self._paths = [posixpath.join(folder, name) for name in FILE_NAMES]
         self.curves = Curves(files, self._paths[0])
@@ -60,7 +60,7 @@ class WatchedRun:
         self._over = threading.Event()
 
     def start(self) -> None:
-        threading.Thread(target=self._follow, name=f"run {self.place}", daemon=True).start()
+        threading.Thread(target=self._follow, name=f"run {self.location}", daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
@@ -73,14 +73,14 @@ class WatchedRun:
             except Unreachable as error:
                 problem, is_unreachable = str(error), True
             except OSError as error:
-                problem = f"{error.strerror or error} ({error.filename or self.place})"
+                problem = f"{error.strerror or error} ({error.filename or self.location})"
             except Exception as error:  # an unexpected record must not end this thread
                 problem = f"could not be read: {type(error).__name__}: {error}"
             self._problem, self._is_unreachable = problem, is_unreachable
             self._over.wait(self._pace.seconds_to_wait() if has_more else UPDATE_EVERY_SECONDS)
 
     def update(self) -> bool:
-        """Reads what is new in all files. Returns whether there is more to read."""
+        """Reads new content of all files. Returns whether there is more to read."""
         self._now_unix, stats = self._files.stats(self._paths)
         self._written_unix = max(stat[1] for stat in stats[:3])
         # Before events: when a page sees a run's first event, it asks for its settings, once.
@@ -117,7 +117,7 @@ class WatchedRun:
         return {
             "id": self.id,
             "name": name,
-            "place": self.place,
+            "location": self.location,
             "status": status,
             "note": self._note(status),
             "steps": steps,

@@ -66,15 +66,15 @@ class Watch:
         """Returns all runs, without given folders that turned out to be folders of runs."""
         runs = self.runs()
         roots = {watched.given.rstrip("/") for watched in self._folders}
-        parents = {posixpath.dirname(run.place) for run in runs}
-        return [run for run in runs if not (run.place in roots & parents and run.is_empty)]
+        parents = {posixpath.dirname(run.location) for run in runs}
+        return [run for run in runs if not (run.location in roots & parents and run.is_empty)]
 
     def names(self) -> dict[str, str]:
         """Returns the folder name of each run, or its whole path if two have the same name."""
         runs = self.runs()
         short = {run.id: _folder_name(run) for run in runs}
         names = list(short.values())
-        return {run.id: short[run.id] if names.count(short[run.id]) == 1 else run.place for run in runs}
+        return {run.id: short[run.id] if names.count(short[run.id]) == 1 else run.location for run in runs}
 
     def _keep_searching(self, watched: WatchedFolder) -> None:
         if watched.files.is_remote:
@@ -91,11 +91,11 @@ class Watch:
             self._add(watched, folder)
 
     def _add(self, watched: WatchedFolder, folder: str) -> None:
-        place = watched.name_of(folder)
+        location = watched.name_of(folder)
         with self._lock:
-            if self._over.is_set() or any(run.place == place for run in self._runs):
+            if self._over.is_set() or any(run.location == location for run in self._runs):
                 return
-            run = WatchedRun(len(self._runs), watched.files, folder, place, self.pace)
+            run = WatchedRun(len(self._runs), watched.files, folder, location, self.pace)
             self._runs.append(run)
         run.start()
 
@@ -104,4 +104,4 @@ def _folder_name(run: WatchedRun) -> str:
     name = posixpath.basename(run.folder)
     if name.strip(".~"):
         return name
-    return run.place if run.is_remote else posixpath.basename(os.path.abspath(run.folder)) or run.place
+    return run.location if run.is_remote else posixpath.basename(os.path.abspath(run.folder)) or run.location

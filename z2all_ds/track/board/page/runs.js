@@ -28,7 +28,7 @@ export function showRuns(runs, hidden, onToggle) {
 function createRun(run, onToggle) {
   const box = make("input", { type: "checkbox", "data-run": run.id });
   box.addEventListener("change", () => onToggle(run));
-  const name = make("span", { className: "name", title: `${run.name}\n${run.place}` }, run.name);
+  const name = make("span", { className: "name", title: `${run.name}\n${run.location}` }, run.name);
   const hint = "Key that shows or hides this run";
   const key = run.number < 9 ? make("kbd", { title: hint }, String(run.number + 1)) : null;
   const figures = FIGURES.map(([id, word]) =>
