@@ -11,11 +11,13 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import IO
 
 MARK = "z2all: "
+MISSING = (FileNotFoundError, NotADirectoryError)
 NEAR_BYTES = 4096
-"""Read at an offset to find a whole line; more if lines are longer."""
+"""Read at once to find a line at an offset."""
 LONGEST_LINE_BYTES = 1 << 22
 RUN_FILES = ("metrics.jsonl", "run.yaml", "events.jsonl")
 """A folder with one of these is a run folder."""
@@ -35,37 +37,23 @@ class Files:
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Returns fewer bytes at the end of the file. Opens it each time, since it may have been replaced."""
-        try:
-            descriptor = os.open(os.path.expanduser(path), os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
-        try:
-            return os.pread(descriptor, length, offset)
-        finally:
-            os.close(descriptor)
+        with suppress(*MISSING), open(os.path.expanduser(path), "rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+        return b""
 
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
         """Returns the first whole line that begins at or after each offset, with its own offset; none twice."""
         found: list[tuple[int, bytes]] = []
-        try:
-            descriptor = os.open(os.path.expanduser(path), os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
-            return found
-        try:
+        with suppress(*MISSING), open(os.path.expanduser(path), "rb", NEAR_BYTES) as file:
             for offset in offsets:
                 # From one byte before: if a line ends there, the next one begins at the offset itself.
-                begin, length = max(0, offset - 1), NEAR_BYTES
-                while True:
-                    content = os.pread(descriptor, length, begin)
-                    start = 0 if offset == 0 else content.find(b"\n") + 1
-                    end = content.find(b"\n", start) if start or offset == 0 else -1
-                    if end >= 0 or len(content) < length or length > LONGEST_LINE_BYTES:
-                        break
-                    length *= 8
-                if end >= 0 and (not found or begin + start > found[-1][0]):
-                    found.append((begin + start, content[start:end]))
-        finally:
-            os.close(descriptor)
+                file.seek(max(0, offset - 1))
+                if offset and not file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
+                    continue
+                begin, line = file.tell(), file.readline(LONGEST_LINE_BYTES)
+                if line.endswith(b"\n") and (not found or begin > found[-1][0]):
+                    found.append((begin, line[:-1]))
         return found
 
     def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
@@ -88,21 +76,19 @@ class Files:
         return [os.path.join(path, name) for name in inside] or [path]
 
     def file_names(self, path: str) -> list[str]:
-        try:
+        with suppress(*MISSING):
             return sorted(os.listdir(os.path.expanduser(path)))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return []
 
     def close(self) -> None:
         """Closes the connection to another machine."""
 
 
 def _stat(path: str) -> list[float]:
-    try:
+    with suppress(*MISSING):
         found = os.stat(os.path.expanduser(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return [0, 0.0, 0]
-    return [found.st_size, found.st_mtime, found.st_ino]
+        return [found.st_size, found.st_mtime, found.st_ino]
+    return [0, 0.0, 0]
 
 
 def _is_run(folder: str) -> bool:
