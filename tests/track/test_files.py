@@ -1,13 +1,17 @@
 """Files of runs, and the requests that another machine answers."""
 
+import ast
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.base import child_process
+from z2all_ds.track import files
 from z2all_ds.track.files import MARK, Files, serve
 
 
@@ -58,3 +62,12 @@ def test_requests_and_answers(tmp_path: Path) -> None:
     assert found[0]["result"].encode("utf-8", "surrogateescape") == b"\xff\xe4"
     assert "directory" in found[1]["error"]
     assert found[2]["result"] == [[0, "one"], [4, "\udcff中"]]
+
+
+def test_another_machine_needs_only_a_bare_python() -> None:
+    tree = ast.parse(Path(files.__file__).read_text(encoding="utf-8"), feature_version=(3, 7))
+    nodes = list(ast.walk(tree))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported <= sys.stdlib_module_names
+    assert MARK == child_process.MARK
