@@ -26,7 +26,7 @@ def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0 * i, "loss_of_a": 2.0, "lr": 0.1, "mfu": None} for i in range(1, 4)]
     run = read(written(tmp_path / "run", records))
     assert run.keys_of("loss") == ["loss", "loss_of_a"]
-    assert run.curves["loss"].y == [1.0, 2.0, 3.0]
+    assert run.curves["loss"].y.tolist() == [1.0, 2.0, 3.0]
     assert run.kinds_there == ["loss", "lr"]
     assert "lr" not in run.curves
 
@@ -37,7 +37,7 @@ def test_a_long_run_in_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = read(written(tmp_path / "run", records), smooth=0.5)
     for curve in (run.curves["loss"], run.smoothed["loss"]):
         assert len(curve.x) == 20_000 / run.records_per_point <= MOST_POINTS
-    assert run.curves["loss"].x[:2] == [8.5, 24.5]  # means of 16 steps
+    assert run.curves["loss"].x[:2].tolist() == [8.5, 24.5]  # means of 16 steps
     assert max(run.curves["loss"].y) == 1 + 98 / 16
     assert max(run.curves["loss"].high) == 99.0  # a spike of one step stays visible
     assert capfd.readouterr().err.startswith("reading run: ")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -69,7 +70,7 @@ class _Painter:
     def __init__(self, axes: Axes, panel: Panel, scale: float, options: PlotOptions, fonts: PlotFonts) -> None:
         self._axes, self._name, self._kind, self._scale = axes, panel.kind, KINDS[panel.kind], scale
         self._label, self._options, self._fonts = panel.label, options, fonts
-        self._values: list[float] = []
+        self._values = np.empty(0)
 
     def lines(self, run: RunCurves, colour: str | None) -> None:
         """Draws the curves of a run. If it has its own colour, dashes distinguish its curves."""
@@ -86,18 +87,19 @@ class _Painter:
 
     def _line(self, run: RunCurves, key: str, colour: str, dashes: Any, label: str, is_main: bool) -> None:
         found = run.curves[key]
-        x = self._scaled(found.x)
+        x = found.x / self._scale
         main = run.smoothed.get(key)
         style: dict[str, Any] = {"color": colour, "linestyle": dashes}
+        factor = self._kind.factor
         if run.records_per_point > 1 and not self._kind.is_sparse:
-            low, high = self._in_unit(found.low), self._in_unit(found.high)
+            low, high = factor * found.low, factor * found.high
             self._axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         elif main is not None:
-            self._axes.plot(x, self._in_unit(found.y), **style, linewidth=0.7, alpha=0.25)
+            self._axes.plot(x, factor * found.y, **style, linewidth=0.7, alpha=0.25)
         if main is not None:
-            found, x = main, self._scaled(main.x)
-        y = self._in_unit(found.y)
-        self._values += y
+            found, x = main, main.x / self._scale
+        y = factor * found.y
+        self._values = np.append(self._values, y)
         marker = "o" if len(x) == 1 or (self._kind.is_sparse and len(x) <= 100) else None
         width, alpha, order = (1.6, 1.0, 3) if is_main else (1.0, 0.85, 2)
         text = _escaped(self._fonts.drawable(label))
@@ -112,7 +114,8 @@ class _Painter:
         for stage, end in zip(run.requested, ends, strict=True):
             if stage.first_step > last_step:
                 continue
-            span = self._scaled([run.x_of_step(min(max(step, 1), last_step)) for step in (stage.first_step, end)])
+            steps = (stage.first_step, end)
+            span = [run.x_of_step(min(max(step, 1), last_step)) / self._scale for step in steps]
             for domain, share in stage.shares.items():
                 key = f"{self._kind.prefix}{domain}"
                 colour = f"C{keys.index(key) % 10}" if key in keys else "grey"
@@ -124,25 +127,25 @@ class _Painter:
         """Draws the parts of a step on top of each other; parts that take no time are left out."""
         found = {part: run.smoothed.get(f"{part}_seconds") or run.curves.get(f"{part}_seconds") for part in TIME_PARTS}
         parts = {part: points for part, points in found.items() if points is not None}
-        whole = max((sum(points.y) for points in parts.values()), default=0.0)
+        whole = max((points.y.sum() for points in parts.values()), default=0.0)
         length = min(len(points.x) for points in parts.values())
-        shown = {part: points for part, points in parts.items() if sum(points.y) > 1e-3 * whole} or parts
-        x = self._scaled(next(iter(shown.values())).x[:length])
-        layers = [points.y[:length] for points in shown.values()]
+        shown = {part: points for part, points in parts.items() if points.y.sum() > 1e-3 * whole} or parts
+        x = next(iter(shown.values())).x[:length] / self._scale
+        layers = np.stack([points.y[:length] for points in shown.values()])
         if length == 1:  # the area of one step has no width
-            x, layers = [x[0] - 0.5, x[0] + 0.5], [[*layer, *layer] for layer in layers]
+            x, layers = np.append(x - 0.5, x + 0.5), np.repeat(layers, 2, axis=1)
         colours = [f"C{TIME_PARTS.index(part)}" for part in shown]
         labels = [part.replace("_", " ") for part in shown]
         self._axes.stackplot(x, layers, labels=labels, colors=colours, alpha=0.75)
-        self._values = [sum(values) for values in zip(*layers, strict=True)]
+        self._values = layers.sum(axis=0)
         sent = run.smoothed.get("communication_seconds") or run.curves.get("communication_seconds")
-        if sent is not None and any(sent.high):
+        if sent is not None and sent.high.any():
             style: dict[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": "--"}
-            self._axes.plot(self._scaled(sent.x), sent.y, label="of which communication", **style)
+            self._axes.plot(sent.x / self._scale, sent.y, label="of which communication", **style)
 
     def marks(self, run: RunCurves) -> None:
         for kind, found in run.marks.items():
-            x = self._scaled(found)
+            x = [value / self._scale for value in found]
             across = self._axes.get_xaxis_transform()
             order = 5 if kind == "checkpoint" else 4  # the smaller ones stay visible on the larger
             self._axes.plot(x, [0.0] * len(x), transform=across, zorder=order, clip_on=False, **_mark_style(kind))
@@ -152,20 +155,13 @@ class _Painter:
 
     def cut_outliers(self) -> None:
         """Limits the y-axis: a step with a checkpoint can take a hundred times as long as the others."""
-        ordered = sorted(self._values)
-        usual = ordered[int(0.98 * (len(ordered) - 1))] if ordered else 0.0
-        if usual > 0 and ordered[-1] > 2.5 * usual:
+        usual, highest = np.quantile(self._values, [0.98, 1.0], method="lower") if self._values.size else (0.0, 0.0)
+        if usual > 0 and highest > 2.5 * usual:
             self._axes.set_ylim(0.0, 1.5 * usual)
             style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": "x-small", "color": "grey"}
-            self._axes.text(1.0, 1.01, f"up to {ordered[-1]:.3g}", transform=self._axes.transAxes, **style)
+            self._axes.text(1.0, 1.01, f"up to {highest:.3g}", transform=self._axes.transAxes, **style)
         elif self._name != "grad_norm":
             self._axes.set_ylim(bottom=0.0)
-
-    def _in_unit(self, values: list[float]) -> list[float]:
-        return [self._kind.factor * value for value in values]
-
-    def _scaled(self, x: list[float]) -> list[float]:
-        return [value / self._scale for value in x]
 
 
 def _mark_style(kind: str) -> dict[str, Any]:

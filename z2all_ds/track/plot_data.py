@@ -33,10 +33,10 @@ MARKS = {"spike": "spike", "rolled_back": "rollback", "checkpoint": "checkpoint"
 class Points(NamedTuple):
     """Points of a curve, each the mean of one or more records. The extremes keep a spike of one step visible."""
 
-    x: list[float]
-    y: list[float]
-    low: list[float]
-    high: list[float]
+    x: Numbers
+    y: Numbers
+    low: Numbers
+    high: Numbers
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RunCurves:
     """Axis of each probe, by its field; older runs did not record it."""
     kinds_there: list[str] = field(default_factory=list)
     """Kinds that the run has values for, wanted or not."""
-    steps_and_x: tuple[list[float], list[float]] = ([], [])
+    steps_and_x: tuple[Numbers, Numbers] = (np.empty(0), np.empty(0))
 
     def keys_of(self, kind: str, label: str | None = None) -> list[str]:
         """Returns the fields of a kind: fixed ones in their order, then the others by name. `label`: only probes with
@@ -105,13 +105,13 @@ def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: fl
         with progress(f"reading {name}", size, "bytes") as advance:
             reader.read(advance)
     steps = reader.points("step")
-    if not steps.x:
+    if not steps.x.size:
         rule = "no metrics.jsonl with a step in it"
         raise DataError(f"{run_dir}", rule, "Give the folder of a run that has trained.")
     names = [name for name in reader.buckets.names if any(KINDS[kind].has(name) for kind in kinds)]
     run = RunCurves(
         name,
-        {name: points for name in names if (points := reader.points(name)).x},
+        {name: points for name in names if (points := reader.points(name)).x.size},
         {name: reader.points(SMOOTHED + name) for name in names if SMOOTHED + name in reader.buckets.names},
         reader.buckets.width,
         requested=requested,
@@ -159,7 +159,7 @@ class _Reader:
     def points(self, name: str) -> Points:
         x, y = self.buckets.table(X), self.buckets.table(name)
         known = y[COUNT] > 0
-        return Points(*(row[known].tolist() for row in (mean_of(x), mean_of(y), y[MIN], y[MAX])))
+        return Points(*(row[known] for row in (mean_of(x), mean_of(y), y[MIN], y[MAX])))
 
     def _add(self, lines: list[bytes]) -> None:
         try:

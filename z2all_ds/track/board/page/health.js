@@ -40,7 +40,7 @@ export function healthOf(run, health, hasMany, drawAgain) {
 export function tellAge(block, health) {
   const sinceAnswer = (performance.now() - health.answered_ms) / 1000;
   const age = duration(Math.round(health.age_seconds + sinceAnswer));
-  setText(block.querySelector(".age"), ` last seen at step ${whole(health.step)}, ${age} ago`);
+  setText(block.querySelector(".age"), `, last seen at step ${whole(health.step)}, ${age} ago`);
 }
 
 function nodesTable(nodes, most) {
