@@ -54,7 +54,7 @@ def drag(page: "Page", chart: str, from_share: float, to_share: float) -> None:
 
 
 def hovered(page: "Page", chart: str, left: float, top: float) -> str:
-    """The words of the chart's hover label there. Drawing anew takes it away, so the mouse moves a little again."""
+    """Returns the text of the chart's hover label. Redrawing removes it, so the mouse moves a little."""
     for nudge in range(100):
         page.mouse.move(left + nudge % 2, top)
         page.wait_for_timeout(100)

@@ -17,7 +17,7 @@ Processes = dict[str, tuple[int, int]]
 
 
 class FedRun:
-    """A run folder with its sinks at work; `said` is what a person would have read."""
+    """A run folder with active sinks; `said` has the printed lines."""
 
     def __init__(self, root: Path, hang_seconds: float = 30.0, **track: Any) -> None:
         self.folder = RunFolder(root)

@@ -14,9 +14,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 
-from z2all_ds.track.fonts import OWN_FAMILY, Lettering, lettering_for
+from z2all_ds.track.fonts import OWN_FAMILY, PlotFonts, fonts_for
 
-CHINESE = lettering_for(["中文国语"])
+CHINESE = fonts_for(["中文国语"])
 needs_chinese = pytest.mark.skipif(bool(CHINESE.unknown), reason="no font with Chinese characters on this machine")
 WITHOUT_FONTS = """
 import sys
@@ -39,8 +39,8 @@ def pixels(text: str, families: tuple[str, ...]) -> np.ndarray:
 
 
 def test_our_own_font_is_enough_for_most() -> None:
-    assert lettering_for(["loss", "Größe", "потеря", "a_b$<&>"]) == Lettering((OWN_FAMILY,), frozenset())
-    assert lettering_for(["tab\tand\x00"]).families == (OWN_FAMILY,)
+    assert fonts_for(["loss", "Größe", "потеря", "a_b$<&>"]) == PlotFonts((OWN_FAMILY,), frozenset())
+    assert fonts_for(["tab\tand\x00"]).families == (OWN_FAMILY,)
 
 
 @needs_chinese
@@ -58,11 +58,11 @@ def test_chinese_characters_are_drawn() -> None:
 
 
 def test_what_no_font_has_is_written_as_its_number() -> None:
-    lettering = Lettering((OWN_FAMILY,), frozenset("中文"))
-    assert lettering.shown("a中文b") == "a U+4E2D U+6587 b"
-    assert lettering.shown("two\nlines\udc80") == "two lines U+DC80"
-    assert lettering.note is not None
-    assert "pip install 'z2all_ds[fonts]'" in lettering.note
+    fonts = PlotFonts((OWN_FAMILY,), frozenset("中文"))
+    assert fonts.drawable("a中文b") == "a U+4E2D U+6587 b"
+    assert fonts.drawable("two\nlines\udc80") == "two lines U+DC80"
+    assert fonts.note is not None
+    assert "pip install 'z2all_ds[fonts]'" in fonts.note
 
 
 def plot_without_fonts(tmp_path: Path, python_path: str = "") -> subprocess.CompletedProcess[str]:
@@ -80,7 +80,8 @@ def test_a_machine_without_fonts(tmp_path: Path) -> None:
     result = plot_without_fonts(tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr.splitlines() == [
-        "no font here has 中 文: written as numbers; `pip install 'z2all_ds[fonts]'` brings one for Chinese"
+        "no font on this machine has 中 文: written as code points; "
+        "`pip install 'z2all_ds[fonts]'` installs a font for Chinese"
     ]
     assert "<!-- U+4E2D U+6587 -->" in (tmp_path / "loss.svg").read_text(encoding="utf-8")
 

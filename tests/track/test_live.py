@@ -164,4 +164,4 @@ def test_a_record_that_it_cannot_show_ends_the_panel_and_not_the_run(terminal: T
     panel.close()
     terminal.read(1)
     lines = [line for line in lines_on_screen(terminal.seen) if line and line[0] not in "╭│╰"]
-    assert lines == ["no panel from here on: KeyError: 'time_unix'", "the run goes on"]
+    assert lines == ["panel switched off: KeyError: 'time_unix'", "the run goes on"]

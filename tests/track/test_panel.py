@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from z2all_ds.track.panel import PanelState, render, sparkline
+from z2all_ds.track.panel import CURVE_POINTS, MeanCurve, PanelState, render, sparkline
 
 BEGAN = 1_800_000_000.0
 
@@ -54,11 +54,11 @@ def test_what_it_says() -> None:
     assert "ETA 2m40s · elapsed 50s" in text  # 80 steps of two seconds; start-up took twelve
     assert "loss       0.4000 █" in text
     assert "中文网页   0.4500 █" in text
-    for part in ("75,441 tok/s", "MFU 56.9%", "mem 38.0 GiB (most 40.0 GiB)", "lr 3.00e-04", "grad 0.500"):
+    for part in ("75,441 tok/s", "MFU 56.9%", "mem 38.0 GiB (peak 40.0 GiB)", "lr 3.00e-04", "grad 0.500"):
         assert part in text
     assert "validation 1.2500 (step 20)" in text
-    assert "saved step_00000020 in 3.2 s" in text
-    assert "spike at step 20: skip" in text
+    assert "checkpoint step_00000020" in text
+    assert "spike: skip at step 20" in text
 
 
 def test_before_the_first_step() -> None:
@@ -70,7 +70,9 @@ def test_before_the_first_step() -> None:
 
 def test_values_that_are_missing() -> None:
     state = state_after(3)
-    state.metric(record(4, loss=None, grad_norm=None, mfu=None))
+    state.metric(record(4, loss=float("nan"), grad_norm=None, mfu=None))
+    assert len(state.curves["loss"].means) == 3 and rows(state)
+    state.metric(record(5, loss=None, grad_norm=None, mfu=None))
     text = "\n".join(rows(state))
     assert re.search(r"loss +- █", text)
     assert "grad -" in text
@@ -109,7 +111,7 @@ def test_a_run_that_goes_back_begins_its_curves_anew() -> None:
     state.metric(record(11))
     assert state.step == 11
     assert state.validation is None and "of_later_steps" not in state.last
-    assert state.curves["loss"].points().x == [11.0]
+    assert state.curves["loss"].means == [8.0 / 11]
     assert state.remaining_seconds is None
 
 
@@ -127,3 +129,11 @@ def test_sparklines() -> None:
     assert sparkline([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 8.0], 9) == "▁▂▃▄▅▆▇██"
     assert sparkline([float(i) for i in range(1000)], 5) == "▁▃▆██"
     assert sparkline([1000.0, *[2.0, 1.0] * 10], 21)[1:3] == "█▁"
+
+
+def test_a_long_curve_has_few_points() -> None:
+    curve = MeanCurve()
+    for value in range(1000):
+        curve.add(value)
+    assert len(curve.means) == 1000 / 4 <= CURVE_POINTS
+    assert curve.means == [4 * number + 1.5 for number in range(250)]

@@ -8,8 +8,7 @@ import pytest
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.track import plot_data
-from z2all_ds.track.downsample import MOST_POINTS
-from z2all_ds.track.plot_data import RunCurves, read_run
+from z2all_ds.track.plot_data import MOST_POINTS, RunCurves, read_run
 
 
 def written(folder: Path, records: list[dict[str, Any]], events: list[dict[str, Any]] | None = None) -> Path:
@@ -27,24 +26,27 @@ def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0 * i, "loss_of_a": 2.0, "lr": 0.1, "mfu": None} for i in range(1, 4)]
     run = read(written(tmp_path / "run", records))
     assert run.keys_of("loss") == ["loss", "loss_of_a"]
-    assert run.curves["loss"].points().y == [1.0, 2.0, 3.0]
+    assert run.curves["loss"].y.tolist() == [1.0, 2.0, 3.0]
     assert run.kinds_there == ["loss", "lr"]
     assert "lr" not in run.curves
 
 
 def test_a_long_run_in_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(plot_data, "PROGRESS_FROM_BYTES", 1)
-    run = read(written(tmp_path / "run", [{"step": i, "loss": 1.0} for i in range(1, 20_001)]), smooth=0.5)
+    records = [{"step": i, "loss": 99.0 if i == 7000 else 1.0} for i in range(1, 20_001)]
+    run = read(written(tmp_path / "run", records), smooth=0.5)
     for curve in (run.curves["loss"], run.smoothed["loss"]):
-        assert len(curve.points().x) <= MOST_POINTS
-        assert curve.points().y == pytest.approx([1.0] * len(curve.points().y))
+        assert len(curve.x) == 20_000 / run.records_per_point <= MOST_POINTS
+    assert run.curves["loss"].x[:2].tolist() == [8.5, 24.5]  # means of 16 steps
+    assert max(run.curves["loss"].y) == 1 + 98 / 16
+    assert max(run.curves["loss"].high) == 99.0  # a spike of one step stays visible
     assert capfd.readouterr().err.startswith("reading run: ")
 
 
 def test_smoothing_begins_at_the_first_value(tmp_path: Path) -> None:
     run = read(written(tmp_path / "run", [{"step": i, "loss": v} for i, v in enumerate((8.0, 4.0, 4.0))]), smooth=0.5)
     # weights 1; 1/3, 2/3; 1/7, 2/7, 4/7
-    assert run.smoothed["loss"].points().y == pytest.approx([8.0, 16 / 3, 32 / 7])
+    assert run.smoothed["loss"].y == pytest.approx([8.0, 16 / 3, 32 / 7])
 
 
 def test_events_stand_where_they_happened(tmp_path: Path) -> None:
@@ -68,14 +70,14 @@ def test_events_stand_where_they_happened(tmp_path: Path) -> None:
 def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0, "time_unix": 100.0 + i} for i in range(1, 11)]
     folder = written(tmp_path / "run", records)
-    told = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
-    start = {"event": "started", "step": 0, **told}
+    facts = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
+    start = {"event": "started", "step": 0, **facts}
     odd = ['{"event": "checkp', "[1]", "{}", '{"event": "spike"}']
     checkpoints = [f'{{"event": "checkpoint", "step": {step}}}' for step in (5, 7)]
     (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))  # the last one has no end
     run = read(folder)
     assert run.marks == {"checkpoint": [5]}
-    assert [stage.shares for stage in run.asked] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
+    assert [stage.shares for stage in run.requested] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
     assert read(folder, x="time").marks == {}
 
 
@@ -94,9 +96,9 @@ def test_the_mixture_is_the_share_since_the_stage_began(tmp_path: Path) -> None:
     mixture = [{"name": "x", "first_step": 0, "shares": {"a": 1.0}}, {"name": "y", "first_step": 3, "shares": {"b": 1}}]
     folder = written(tmp_path / "run", records, [{"event": "started", "step": 0, "time_unix": 0.0, "mixture": mixture}])
     run = read(folder, "mixture")
-    assert run.curves["tokens_of_a"].points().y == pytest.approx([10 / 40, 20 / 50, 20 / 90, 0.5])
-    assert run.curves["tokens_of_b"].points().y == pytest.approx([30 / 40, 30 / 50, 70 / 90, 0.5])
-    assert [stage.first_step for stage in run.asked] == [0, 3]
+    assert run.curves["tokens_of_a"].y == pytest.approx([10 / 40, 20 / 50, 20 / 90, 0.5])
+    assert run.curves["tokens_of_b"].y == pytest.approx([30 / 40, 30 / 50, 70 / 90, 0.5])
+    assert [stage.first_step for stage in run.requested] == [0, 3]
 
 
 def test_a_line_that_is_no_record(tmp_path: Path) -> None:

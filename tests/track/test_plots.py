@@ -12,8 +12,8 @@ from matplotlib import pyplot
 from PIL import Image
 
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.track.fonts import lettering_for
-from z2all_ds.track.plot_options import PlotOptions
+from z2all_ds.track.fonts import fonts_for
+from z2all_ds.track.plot_kinds import PlotOptions
 from z2all_ds.track.plots import plot, plot_loss
 
 SIZE = (960, 540)  # 8 by 4.5 inches of 120 dots
@@ -43,7 +43,7 @@ def colours(path: Path) -> set[tuple[int, ...]]:
 
 
 def texts(path: Path) -> list[str]:
-    """The words in an SVG, which matplotlib notes down beside their outlines."""
+    """The texts in an SVG, which matplotlib writes as comments next to their outlines."""
     comments = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     tree = ElementTree.parse(path, comments)
     return [html.unescape(str(node.text)).strip() for node in tree.iter() if node.tag is ElementTree.Comment]
@@ -72,7 +72,7 @@ def test_two_runs_side_by_side_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["中文", "$\\frac$", "a$b$c", "_hidden", "<b>&"])
 def test_any_name_of_a_domain_or_a_run_is_drawn(name: str, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, domains=(name,)), make_run(tmp_path / "other")]
-    if lettering_for([name]).unknown:
+    if fonts_for([name]).unknown:
         pytest.skip("no font with Chinese characters on this machine")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # "Glyph missing", for one
@@ -121,7 +121,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that was stopped and went on, on a GPU; with what newer runs write beside it."""
+    """A run on a GPU that was stopped and resumed, with the additional fields of newer runs."""
     folder = tmp_path_factory.mktemp("runs") / "real"
     folder.mkdir()
     records = (RESULTS / "2026-11-16_h200_stopped_training_metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -145,7 +145,7 @@ def test_all_there_is_in_one_picture(real_run: Path, tmp_path: Path) -> None:
     found = set(texts(out))
     assert {"a title", "loss (nats per token)", "validation loss (nats per token)", "perplexity"} <= found
     assert {"learning rate", "gradient norm", "tokens per second", "utilisation (%)", "seconds per step"} <= found
-    assert {"memory (GiB)", "share of tokens (%)", "probe", "as asked for", "restart", "checkpoint"} <= found
+    assert {"memory (GiB)", "share of tokens (%)", "probe", "requested", "restart", "checkpoint"} <= found
 
 
 def test_probes_have_a_panel_for_each_kind_of_value_and_legends_leave_room(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_the_size_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_panels_has_a_size_too(real_run: Path, tmp_path: Path) -> None:
-    """One panel of 2,000 dots an inch could be drawn, two beside each other have too many pixels."""
-    with pytest.raises(ConfigError, match=r"--dpi 2000: must be 10 to 1785 for a picture of 11 x 3 inches"):
+    """One panel could be drawn with 2,000 dots per inch, two next to each other have too many pixels."""
+    with pytest.raises(ConfigError, match=r"--dpi 2000: must be 10 to 1785 for a plot of 11 x 3 inches"):
         plot([real_run], tmp_path / "both.svg", PlotOptions(what="loss,lr", dpi=2000))
     assert list(tmp_path.iterdir()) == []
 
@@ -218,7 +218,7 @@ def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
 
 def test_curves_that_a_run_does_not_have(tmp_path: Path, capfd: pytest.CaptureFixture[str], real_run: Path) -> None:
     run = make_run(tmp_path / "run")
-    with pytest.raises(DataError, match=r"run: no validation in the records. There is loss\.$"):
+    with pytest.raises(DataError, match=r"run: no validation in the records. Available: loss\.$"):
         plot([run], tmp_path / "x.png", PlotOptions("loss,validation"))
     with pytest.raises(DataError, match=r"a record has no 'time_unix'"):
         plot([run], tmp_path / "x.png", PlotOptions(x="time"))
@@ -230,15 +230,15 @@ def test_curves_that_a_run_does_not_have(tmp_path: Path, capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (PlotOptions("los"), r"--what los: no such curves\. Known: loss, validation, .*, probes, all\."),
-        (PlotOptions(","), r"--what \(empty\): no such curves"),
-        (PlotOptions(x="epoch"), r"--x epoch: no such axis\. Known: step, tokens, time\."),
+        (PlotOptions("los"), r"--what los: unknown kind\. Known: loss, validation, .*, probes, all\."),
+        (PlotOptions(","), r"--what \(empty\): unknown kind"),
+        (PlotOptions(x="epoch"), r"--x epoch: unknown axis\. Known: step, tokens, time\."),
         (PlotOptions(smooth=1.0), r"--smooth 1: must be from 0 to 0\.999"),
         (PlotOptions(smooth=float("nan")), r"--smooth nan"),
         (PlotOptions(width=0.0), r"--width 0: must be 1 to 200 inches"),
         (PlotOptions(height=float("nan")), r"--height nan"),
         (PlotOptions(dpi=100_000), r"--dpi 100000: must be 10 to 2500"),
-        (PlotOptions(file_format="pdf"), r"--format pdf: no such format"),
+        (PlotOptions(file_format="pdf"), r"--format pdf: unknown format"),
     ],
 )
 def test_mistakes_are_named(options: PlotOptions, words: str, tmp_path: Path) -> None:

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.track.tables import COUNT, LEAST, MOST, SUM, Buckets, columns_of, mean_of, merged, parse_line
+from z2all_ds.track.tables import (
+    COUNT,
+    MAX,
+    MIN,
+    SUM,
+    Buckets,
+    columns_of,
+    mean_of,
+    merge_buckets,
+)
+from z2all_ds.track.writer import parse_line
 
 # Whole numbers: their sums are the same in any order.
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1000, 1000), st.just(float("nan")), st.just(float("inf")))
@@ -38,8 +48,8 @@ def test_buckets_hold_what_the_records_hold(records: list[dict[str, Any]], piece
             own = plain(records[number * buckets.width : (number + 1) * buckets.width], name)
             assert table[COUNT, number] == len(own)
             assert table[SUM, number] == sum(own)
-            assert table[LEAST, number] == min(own, default=math.inf)
-            assert table[MOST, number] == max(own, default=-math.inf)
+            assert table[MIN, number] == min(own, default=math.inf)
+            assert table[MAX, number] == max(own, default=-math.inf)
 
 
 def test_a_name_that_appears_late() -> None:
@@ -69,7 +79,7 @@ def test_what_is_no_number_is_left_out() -> None:
 def test_merging_columns_of_a_table() -> None:
     buckets = Buckets(8)
     buckets.add(columns_of([{"a": value} for value in (1, 5, None, 2, 9)]), 5)
-    table = merged(buckets.table("a"), np.array([0, 2, 4]))
+    table = merge_buckets(buckets.table("a"), np.array([0, 2, 4]))
     assert table[SUM].tolist() == [6, 2, 9]
     assert table[COUNT].tolist() == [2, 1, 1]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.track.tail import LineTail, LocalFile
+from z2all_ds.track.tail import LineTail
 
 
 def line(step: int, moment: float) -> bytes:
@@ -21,7 +21,7 @@ def steps(lines: list[bytes]) -> list[int]:
 
 def test_only_whole_lines_and_each_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = LineTail(LocalFile(path))
+    tail = LineTail(path)
     assert tail.read().lines == []
     path.write_bytes(line(1, 1.0) + line(2, 2.0)[:-5])
     assert steps(tail.read().lines) == [1]
@@ -29,24 +29,24 @@ def test_only_whole_lines_and_each_once(tmp_path: Path) -> None:
     path.write_bytes(line(1, 1.0) + line(2, 2.0))
     found = tail.read()
     assert steps(found.lines) == [2]
-    assert found.is_all and not found.begins_anew
+    assert found.is_all and not found.is_restarted
 
 
 def test_a_file_that_was_cut_back_and_is_longer_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step, float(step)) for step in range(1, 6)))
-    tail = LineTail(LocalFile(path))
+    tail = LineTail(path)
     tail.read()
     path.write_bytes(b"".join(line(step, step + (100.0 if step > 3 else 0.0)) for step in range(1, 9)))
     found = tail.read()
-    assert found.begins_anew
+    assert found.is_restarted
     assert steps(found.lines) == list(range(1, 9))
 
 
 def test_a_long_line_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'"' + b"x" * 100 + b'"\n' + line(2, 2.0))
-    tail = LineTail(LocalFile(path))
+    tail = LineTail(path)
     found = tail.read(most_bytes=8)
     assert (len(found.lines), found.is_all) == (1, False)
     rest = []
@@ -59,10 +59,10 @@ def test_a_long_line_is_read_whole(tmp_path: Path) -> None:
 def test_from_the_middle(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1, 1.0) + line(2, 2.0))
-    tail = LineTail(LocalFile(path))
+    tail = LineTail(path)
     tail.skip_to(len(line(1, 1.0)))
     assert steps(tail.read().lines) == [2]
-    assert not tail.read().begins_anew
+    assert not tail.read().is_restarted
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,7 +76,7 @@ def test_what_was_read_is_what_is_there(
     """Any history of growing and cutting back, looked at at any moments: the lines since the last beginning are those
     of the file."""
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
-    tail, moment = LineTail(LocalFile(path)), 0.0
+    tail, moment = LineTail(path), 0.0
     history: list[Any] = []
     seen: list[Any] = []
     for act, number in [*acts, ("look", 0)]:
@@ -88,7 +88,7 @@ def test_what_was_read_is_what_is_there(
         path.write_bytes(b"".join(history))
         while act == "look":
             found = tail.read(most_bytes)
-            seen = [*([] if found.begins_anew else seen), *found.lines]
+            seen = [*([] if found.is_restarted else seen), *found.lines]
             if found.is_all:
                 break
     assert seen == [one.rstrip(b"\n") for one in history]

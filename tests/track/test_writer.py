@@ -1,4 +1,4 @@
-"""metrics.jsonl and events.jsonl: what is written comes back, whatever a crash has cut off."""
+"""metrics.jsonl and events.jsonl: written records are read back, also after a crash has cut off a line."""
 
 import json
 import os

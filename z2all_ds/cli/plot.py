@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from z2all_ds.base.reports import print_lines
+
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
@@ -33,11 +35,10 @@ def plot(
 ) -> None:
     """Plot the curves of one or more runs."""
     from z2all_ds.base.run_folder import RunFolder
-    from z2all_ds.track.plot_options import PlotOptions
+    from z2all_ds.track.plot_kinds import PlotOptions
     from z2all_ds.track.plots import plot as draw
 
     options = PlotOptions(what, x, log, smooth, events, title, width, height, dpi, file_format)
     name = "_".join(part.strip() for part in what.split(","))
-    place = Path(out) if out else RunFolder(runs[0]).plots / f"{name}.{file_format}"
-    for file in draw(runs, place, options, is_folder=(out or "").endswith("/")):
-        print(file)
+    path = Path(out) if out else RunFolder(runs[0]).plots / f"{name}.{file_format}"
+    print_lines(map(str, draw(runs, path, options, is_folder=(out or "").endswith("/"))))

@@ -1,5 +1,4 @@
-"""Records of a run, and what is made of them: plots, board, trackers. Runs without torch.
+"""Records of a run and their displays: board, plots, terminal panel, trackers. Does not need torch.
 
-metrics.jsonl, events.jsonl and health.jsonl (`writer`) are the one source of every curve: the board, plots, the
-terminal's panel and the sinks (W&B, TensorBoard) read the same records.
+All displays read the same files (`writer`): metrics.jsonl, events.jsonl and health.jsonl.
 """

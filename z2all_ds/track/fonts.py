@@ -1,8 +1,8 @@
-"""Letters for pictures: which fonts of this machine know the characters of our labels.
+"""Fonts for plots: which fonts of this machine have the characters of our labels.
 
-matplotlib's own font has no Chinese and draws boxes in its place. Behind it stand, as far as they are needed, a font of
-the machine that has the characters, or one of the package `mplfonts`, of which only the files are used. A character
-that no font has is written as its number.
+matplotlib's own font has no Chinese characters and draws boxes instead. If characters are missing, fonts that have them
+are added: fonts of the machine, or those of the package `mplfonts`, of which only the files are used. A character that
+no font has is written as its code point.
 """
 
 import importlib.util
@@ -17,44 +17,37 @@ if TYPE_CHECKING:
 OWN_FAMILY = "DejaVu Sans"
 """Comes with matplotlib."""
 BOXES_ONLY = ("last resort", "lastresort", "blank")
-"""Fonts that know every character and draw a box for it."""
-PLAIN_SHAPES = ("cjk sc", "cjksc", "sans", "hei", "gothic")
-"""In names of fonts that stand well beside ours, which has no serifs either."""
+"""Fonts that have every character but draw a box for it."""
+SANS_SERIF = ("cjk sc", "cjksc", "sans", "hei", "gothic")
+"""Parts of the names of sans-serif fonts, which match ours."""
 
 
 @dataclass(frozen=True)
-class Lettering:
+class PlotFonts:
     """Fonts for some texts."""
 
     families: tuple[str, ...]
-    """For matplotlib's font.family: looked through in this order, character by character."""
+    """For matplotlib's font.family, which is searched in this order for each character."""
     unknown: frozenset[str]
     """Characters that none of them has."""
 
-    def shown(self, text: str) -> str:
-        """The text as it can be drawn, on one line."""
-        parts = []
-        for character in text:
-            if character.isspace():
-                parts.append(" ")
-            elif character in self.unknown or not character.isprintable():
-                parts.append(f" U+{ord(character):04X} ")
-            else:
-                parts.append(character)
-        return " ".join("".join(parts).split())
+    def drawable(self, text: str) -> str:
+        """Returns the text on one line, with unknown characters as code points."""
+        bad = {one for one in text if one in self.unknown or not (one.isprintable() or one.isspace())}
+        return " ".join(text.translate({ord(one): f" U+{ord(one):04X} " for one in bad}).split())
 
     @property
     def note(self) -> str | None:
-        """What a person should know and can do."""
         if not self.unknown:
             return None
         some = " ".join(sorted(self.unknown)[:8])
-        return f"no font here has {some}: written as numbers; `pip install 'z2all_ds[fonts]'` brings one for Chinese"
+        fix = "`pip install 'z2all_ds[fonts]'` installs a font for Chinese"
+        return f"no font on this machine has {some}: written as code points; {fix}"
 
 
-def lettering_for(texts: Iterable[str]) -> Lettering:
-    """Fonts that have as many of these texts' characters as possible; no more fonts than are needed."""
-    from matplotlib.font_manager import findfont
+def fonts_for(texts: Iterable[str]) -> PlotFonts:
+    """Returns as few fonts as possible that have as many characters of these texts as possible."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     wanted = {character for text in texts for character in text if character.isprintable()}
     missing = _unknown_to(Path(findfont(OWN_FAMILY)), wanted)
@@ -62,31 +55,33 @@ def lettering_for(texts: Iterable[str]) -> Lettering:
     for path, family in _candidates() if missing else ():
         left = _unknown_to(path, missing)
         if left < missing:
-            families.append(family or _registered(path))
+            if family is None:
+                fontManager.addfont(str(path))
+            families.append(family or FontProperties(fname=str(path)).get_name())
             missing = left
         if not missing:
             break
-    return Lettering(tuple(families), frozenset(missing))
+    return PlotFonts(tuple(families), frozenset(missing))
 
 
 def _candidates() -> Iterable[tuple[Path, str | None]]:
-    """Fonts that matplotlib knows by name, the plainest first; then others of the machine, and those of mplfonts."""
+    """Yields fonts that matplotlib knows by name, plain ones first; then others of the machine and of mplfonts."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = [font for font in fontManager.ttflist if not font.name.lower().startswith(BOXES_ONLY)]
-    yield from ((Path(font.fname), font.name) for font in sorted(known, key=_plainness))
-    # matplotlib keeps its list for good: a font that was installed later is not in it.
+    yield from ((Path(font.fname), font.name) for font in sorted(known, key=_preference))
+    # matplotlib caches its list: fonts installed later are not in it.
     newer = {Path(file) for file in findSystemFonts()} - {Path(font.fname) for font in fontManager.ttflist}
     spec = importlib.util.find_spec("mplfonts")
-    places = [Path(place) / "fonts" for place in (spec.submodule_search_locations or [])] if spec else []
-    shipped = [path for place in places for path in place.glob("*") if path.suffix in (".otf", ".ttf")]
+    folders = [Path(folder) / "fonts" for folder in (spec.submodule_search_locations or [])] if spec else []
+    shipped = [path for folder in folders for path in folder.glob("*") if path.suffix in (".otf", ".ttf")]
     for paths in (newer, shipped):
         yield from ((path, None) for path in sorted(paths, key=lambda path: ("NotoSansCJK" not in path.name, path)))
 
 
-def _plainness(font: "FontEntry") -> tuple[bool, bool, bool, str]:
-    is_plain = any(word in font.name.lower() for word in PLAIN_SHAPES)
-    return font.style != "normal", str(font.weight) not in ("400", "normal", "regular"), not is_plain, font.name
+def _preference(font: "FontEntry") -> tuple[bool, bool, bool, str]:
+    has_serifs = not any(word in font.name.lower() for word in SANS_SERIF)
+    return font.style != "normal", str(font.weight) not in ("400", "normal", "regular"), has_serifs, font.name
 
 
 def _unknown_to(path: Path, characters: set[str]) -> set[str]:
@@ -94,16 +89,8 @@ def _unknown_to(path: Path, characters: set[str]) -> set[str]:
 
     try:
         font = FT2Font(str(path))
-    except (OSError, RuntimeError):  # gone since matplotlib made its list, or of a kind that it cannot read
+    except (OSError, RuntimeError):  # deleted since matplotlib made its list, or a format that it cannot read
         return characters
     if not font.scalable:
-        return characters  # pictures of emoji, which are drawn at one size only
+        return characters  # bitmaps of emoji, which have only one size
     return {character for character in characters if not font.get_char_index(ord(character))}
-
-
-def _registered(path: Path) -> str:
-    """matplotlib finds fonts by their family's name."""
-    from matplotlib.font_manager import FontProperties, fontManager
-
-    fontManager.addfont(str(path))
-    return FontProperties(fname=str(path)).get_name()

@@ -1,11 +1,9 @@
-"""Goodput: the share of a run's wall time that went into steps that counted.
+"""Goodput: the share of a run's wall time that was spent on steps that counted.
 
-The wall time goes from the first start of the run, whatever has happened since, to its end (or to now). A step counts
-if its record stands in metrics.jsonl and the weights were changed: those that were taken again after a resume or a
-rollback are not there twice, those that the guard left out are not taken. Of a step the wait for data, the checkpoint
-before it and the validation in it do not count, nor does start-up. What is known of the rest is told apart; what is
-left over are steps taken again or left out, the time between a stop and the next start (the launcher's seconds too),
-and whatever nobody has measured.
+The wall time goes from the first start of the run to its end, or to now. A step counts if its record is in
+metrics.jsonl and it has changed the weights: steps repeated after a resume or a rollback count once, steps skipped by
+the guard do not count. Waiting for data, checkpoints, validation and start-up do not count. The remaining time is lost:
+repeated and skipped steps, the time between a stop and the next start, and everything that is not measured.
 """
 
 import time
@@ -20,12 +18,12 @@ from z2all_ds.track.writer import read_records
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds of a run, by what they were for."""
+    """Seconds of a run by their purpose."""
 
     wall_seconds: float
     counted_seconds: float
     startup_seconds: float
-    """Of every start, up to the first step."""
+    """Of all starts, up to the first step."""
     checkpoint_seconds: float
     data_wait_seconds: float
     validation_seconds: float
@@ -36,12 +34,12 @@ class Goodput:
 
     @property
     def lost_seconds(self) -> float:
-        """Steps taken again or left out, time between starts, what nobody has measured."""
+        """Repeated and skipped steps, time between starts, everything that is not measured."""
         known = self.counted_seconds + self.startup_seconds + self.checkpoint_seconds
         return max(0.0, self.wall_seconds - known - self.data_wait_seconds - self.validation_seconds)
 
     def line(self) -> str:
-        """For people; what took less than half a second is left out."""
+        """Returns a line for people; parts below half a second are left out."""
         others = {
             "start-up": self.startup_seconds,
             "checkpoints": self.checkpoint_seconds,
@@ -57,7 +55,7 @@ class Goodput:
 def goodput(
     events: Iterable[dict[str, Any]], metrics: Iterable[dict[str, Any]], now_unix: float | None = None
 ) -> Goodput:
-    """From the records of a run; `now_unix` while it still runs, else its last record is its end."""
+    """Computes the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
     began: float | None = None
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:
@@ -70,16 +68,22 @@ def goodput(
             checkpoints += event["seconds"]
     for record in metrics:
         last = max(last, record["time_unix"])
-        waited, validating = record.get("data_wait_seconds", 0.0), record.get("validation_seconds", 0.0)
-        data_wait += waited
-        validation += validating
-        if record.get("step_taken", True):
-            counted += record["step_seconds"] - waited - validating - record.get("checkpoint_seconds", 0.0)
+        data_wait += record.get("data_wait_seconds", 0.0)
+        validation += record.get("validation_seconds", 0.0)
+        counted += counted_seconds(record)
     end = last if now_unix is None else now_unix
     wall = end - began if began is not None else 0.0
     return Goodput(wall, counted, startup, checkpoints, data_wait, validation)
 
 
+def counted_seconds(record: dict[str, Any]) -> float:
+    """Returns the seconds of a step that count, from its record in metrics.jsonl."""
+    if not record.get("step_taken", True):
+        return 0.0
+    others = record.get("data_wait_seconds", 0.0) + record.get("validation_seconds", 0.0)
+    return float(record.get("step_seconds", 0.0) - others - record.get("checkpoint_seconds", 0.0))
+
+
 def goodput_so_far(folder: RunFolder) -> Goodput:
-    """Of a run that is just ending."""
+    """Returns the goodput of a run that ends now."""
     return goodput(read_records(folder.events), read_records(folder.metrics), time.time())

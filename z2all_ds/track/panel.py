@@ -1,8 +1,9 @@
-"""What a person at the terminal sees of a run while it trains: a panel made from its records and events.
+"""Content of the terminal panel of a run, made from its records and events, for any width and height.
 
-Only what is shown, and nothing about terminals (`live.py`): state in, lines for any width and height out.
+`live.py` draws it on a terminal.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -10,8 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from z2all_ds.base.console import human_bytes, human_seconds
-from z2all_ds.track.downsample import DownsampledCurve
-from z2all_ds.track.fields import LOSS_PREFIX
+from z2all_ds.track.fields import LOSS_PREFIX, event_title
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,30 +20,49 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE_POINTS = 256
 WINDOW_STEPS = 50
-"""Whose pace the end is reckoned from."""
+"""Steps that the remaining time is estimated from."""
 LAST_EVENTS = 3
 LEAST_WIDTH, LEAST_HEIGHT = 20, 5
 FRAME_ROWS = 2
 NAME_CELLS = 16
-UNSEEN_EVENTS = ("saved", "metrics_dropped", "first_step")
-"""They are a part of others that are shown."""
+HIDDEN_EVENTS = ("saved", "metrics_dropped", "first_step")
+"""They belong to other events that are shown."""
+
+
+class MeanCurve:
+    """A curve of any length in at most CURVE_POINTS means of equally many values."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+        self._values_per_mean, self._last_count = 1, 1
+
+    def add(self, value: float) -> None:
+        if self._last_count < self._values_per_mean:
+            self._last_count += 1
+            self.means[-1] += (value - self.means[-1]) / self._last_count
+            return
+        if len(self.means) == CURVE_POINTS:
+            self.means = [(first + second) / 2 for first, second in zip(self.means[::2], self.means[1::2], strict=True)]
+            self._values_per_mean *= 2
+        self.means.append(value)
+        self._last_count = 1
 
 
 class PanelState:
-    """All that the panel shows; fed with the records as they are written."""
+    """The content of the panel; gets records and events as they are written."""
 
     def __init__(self, title: str, steps: int, first_step: int = 0, now_unix: float | None = None) -> None:
         self.title, self.steps, self.step = _printable(title), steps, first_step
         self.last: dict[str, Any] = {}
         self.validation: tuple[int, float] | None = None
-        self.curves: dict[str, DownsampledCurve] = {}
+        self.curves: dict[str, MeanCurve] = {}
         self.events: deque[str] = deque(maxlen=LAST_EVENTS)
         self._began_unix = time.time() if now_unix is None else now_unix
         self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS + 1)
 
     def metric(self, record: Mapping[str, Any]) -> None:
         step = int(record["step"])
-        if step <= self.step:  # the run went back, and its curves begin anew
+        if step <= self.step:  # the run went back
             self.curves.clear()
             self._times.clear()
             self.last.clear()
@@ -52,16 +71,17 @@ class PanelState:
         self.step = step
         self._times.append((step, record["time_unix"]))
         for key, value in record.items():
-            if value is not None and (key == "loss" or key.startswith(LOSS_PREFIX)):
-                self.curves.setdefault(key, DownsampledCurve(CURVE_POINTS)).add(step, value)
+            if (key == "loss" or key.startswith(LOSS_PREFIX)) and value is not None and math.isfinite(value):
+                self.curves.setdefault(key, MeanCurve()).add(value)
         self.last.update(record)
         if record.get("validation_loss") is not None:
             self.validation = (step, record["validation_loss"])
 
     def event(self, event: Mapping[str, Any]) -> None:
-        if event["event"] not in UNSEEN_EVENTS:
-            moment = time.strftime("%H:%M:%S", time.localtime(event["time_unix"]))
-            self.events.append(_printable(f"{moment} {_event_words(event)}"))
+        if event["event"] not in HIDDEN_EVENTS:
+            moment, title = time.strftime("%H:%M:%S", time.localtime(event["time_unix"])), event_title(event)
+            at = f" at step {event['step']:,}" if isinstance(event.get("step"), int) and "step" not in title else ""
+            self.events.append(_printable(f"{moment} {title}{at}"))
 
     @property
     def elapsed_seconds(self) -> float:
@@ -76,25 +96,22 @@ class PanelState:
 
 
 def render(state: PanelState, width: int, height: int) -> "RenderableType | None":
-    """At most `width` cells and `height` rows; None where that is too little for anything."""
+    """Returns the panel in at most `width` cells and `height` rows; None if that is too small."""
     from rich.box import ROUNDED
     from rich.console import Group
     from rich.panel import Panel
 
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return None
-    inside = width - 4
-    most = height - FRAME_ROWS
-    head = [_progress(state, inside)]
-    losses = _losses(state, inside)
-    figures = _figures(state, inside)
-    events = [_line(words, inside, style="dim") for words in state.events]
-    events = events[len(events) - max(0, min(len(events), most - len(head) - 1 - len(figures))) :]
-    room = max(0, most - len(head) - len(figures) - len(events))
+    inside, most = width - 4, height - FRAME_ROWS
+    losses, figures = _losses(state, inside), _figures(state, inside)
+    events = [_line(text, inside, style="dim") for text in state.events]
+    del events[: max(0, len(events) - max(0, most - len(figures) - 2))]  # progress and one loss come first
+    room = max(0, most - 1 - len(figures) - len(events))
     if len(losses) > room:
         hidden = len(losses) - room + 1
         losses = [*losses[: room - 1], _line(f"{hidden} more domains", inside, style="dim")] if room > 1 else losses[:1]
-    rows = [*head, *losses, *figures, *events][:most]
+    rows = [_progress(state, inside), *losses, *figures, *events][:most]
     return Panel(Group(*rows), box=ROUNDED, title=_line(state.title, inside - 2), title_align="left", width=width)
 
 
@@ -103,12 +120,12 @@ def _progress(state: PanelState, width: int) -> "Text":
 
     share = min(1.0, state.step / state.steps) if state.steps else 0.0
     left = state.remaining_seconds
-    words = f"step {state.step:,}/{state.steps:,} {100 * share:.0f}%"
+    head = f"step {state.step:,}/{state.steps:,} {100 * share:.0f}%"
     times = f"ETA {human_seconds(left) if left is not None else '-'}"
     past = f"elapsed {human_seconds(state.elapsed_seconds)}"
-    after = next((text for text in (f"{times} · {past}", times, "") if len(words) + len(text) + 2 <= width), "")
-    bar = width - len(words) - len(after) - 2
-    text = Text(words, no_wrap=True, overflow="ellipsis")
+    after = next((text for text in (f"{times} · {past}", times, "") if len(head) + len(text) + 2 <= width), "")
+    bar = width - len(head) - len(after) - 2
+    text = Text(head, no_wrap=True, overflow="ellipsis")
     if bar >= 8:
         filled = round(share * bar)
         text.append(" ").append("━" * filled, style="green").append("─" * (bar - filled), style="bright_black")
@@ -125,25 +142,26 @@ def _losses(state: PanelState, width: int) -> list["Text"]:
     widest = min(NAME_CELLS, max(4, width // 4), max((cell_len(name) for name in names.values()), default=4))
     rows = []
     for key in sorted(names, key=lambda key: (key != "loss", key)):
-        points = state.curves[key].points().y
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(set_cell_size(names[key], widest), style="bold" if key == "loss" else "")
         text.append(f" {state.last[key]:8.4f} " if state.last.get(key) is not None else f" {'-':>8} ")
-        text.append(sparkline(points, max(0, width - text.cell_len)), style="cyan" if key == "loss" else "blue")
+        text.append(
+            sparkline(state.curves[key].means, max(0, width - text.cell_len)), style="cyan" if key == "loss" else "blue"
+        )
         text.truncate(width, overflow="ellipsis")
         rows.append(text)
     return rows
 
 
 def _figures(state: PanelState, width: int) -> list["Text"]:
-    """Short facts, as many on a row as fit."""
+    """Returns rows of figures, as many per row as fit."""
     last, parts = state.last, list[str]()
     if not last:
         return [_line("waiting for the first step", width, style="dim")]
     parts.append(f"{last['tokens_per_second']:,.0f} tok/s")
     if last.get("mfu") is not None:
         parts.append(f"MFU {100 * last['mfu']:.1f}%")
-    parts.append(f"mem {human_bytes(last['memory_bytes'])} (most {human_bytes(last['peak_memory_bytes'])})")
+    parts.append(f"mem {human_bytes(last['memory_bytes'])} (peak {human_bytes(last['peak_memory_bytes'])})")
     parts.append(f"lr {last['lr']:.2e}")
     parts.append(f"grad {last['grad_norm']:.3f}" if last.get("grad_norm") is not None else "grad -")
     if state.validation:
@@ -155,11 +173,12 @@ def _figures(state: PanelState, width: int) -> list["Text"]:
             row = part
         else:
             row = f"{row} · {part}" if row else part
-    return [_line(words, width) for words in [*rows, row]]
+    return [_line(row, width) for row in [*rows, row]]
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """One character a value, or a mean of several. The first fall would flatten the rest: the highest tenth is cut."""
+    """Returns one character per value or mean of several. The highest tenth is cut off: the first fall of a loss would
+    flatten the rest."""
     if not values or width <= 0:
         return ""
     if len(values) > width:
@@ -172,29 +191,14 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BLOCKS[min(top, round((value - low) / (high - low) * top))] for value in values)
 
 
-def _event_words(event: Mapping[str, Any]) -> str:
-    kind, step = event["event"], event.get("step")
-    at = f" at step {step:,}" if isinstance(step, int) else ""
-    details = {
-        "checkpoint": lambda: f"saved {event['path']} in {event['write_seconds']:.1f} s",
-        "spike": lambda: f"spike{at}: {event['policy']}",
-        "rolled_back": lambda: f"rolled back from step {event['from_step']:,} to {step:,}",
-        "stage": lambda: f"stage {event['name']}{at}",
-    }
-    try:
-        return details[kind]()
-    except KeyError:
-        return f"{kind.replace('_', ' ')}{at}"
-
-
-def _line(words: str, width: int, style: str = "") -> "Text":
+def _line(content: str, width: int, style: str = "") -> "Text":
     from rich.text import Text
 
-    text = Text(words, style=style, no_wrap=True, overflow="ellipsis")
+    text = Text(content, style=style, no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
     return text
 
 
 def _printable(text: str) -> str:
-    """Names come from data: what would move the cursor or change colours is not let through."""
+    """Replaces control characters: names come from data and could move the cursor."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,18 +1,18 @@
-"""One panel of a picture: a kind of curves on its axes, with marks where something happened. Loads matplotlib."""
+"""Draws one panel of a plot: a kind of curves, with marks for events. Imports matplotlib."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from z2all_ds.track.fonts import Lettering
-from z2all_ds.track.plot_data import RunCurves
-from z2all_ds.track.plot_kinds import KINDS, LOG_PROBES, TIME_PARTS
-from z2all_ds.track.plot_options import PanelPlan, PlotOptions
+from z2all_ds.track.fonts import PlotFonts
+from z2all_ds.track.plot_data import Panel, RunCurves
+from z2all_ds.track.plot_kinds import KINDS, LOG_PROBES, TIME_PARTS, PlotOptions
 
 DASHES: Sequence[Any] = ("-", "--", ":", "-.", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARK_COLOURS = {
@@ -23,18 +23,16 @@ MARK_COLOURS = {
     "checkpoint": "#7f7f7f",
 }
 MOST_LEGEND_ROWS_INSIDE, MOST_LEGEND_ROWS = 6, 13
-"""Beside a panel of the grid there is room for the latter."""
+"""With more rows, the legend is next to the panel, which has room for the latter."""
 TIME_UNITS = ((86400.0 * 2, 86400.0, "days"), (3600.0 * 2, 3600.0, "hours"), (120.0, 60.0, "minutes"))
 TOKEN_UNITS = ((2e12, 1e12, "trillions of tokens"), (2e9, 1e9, "billions of tokens"), (2e6, 1e6, "millions of tokens"))
 
 
-def draw_panel(
-    axes: Axes, panel: PanelPlan, every_run: list[RunCurves], options: PlotOptions, lettering: Lettering
-) -> None:
-    """`every_run` of the picture, so that a run has one colour in all panels."""
+def draw_panel(axes: Axes, panel: Panel, every_run: list[RunCurves], options: PlotOptions, fonts: PlotFonts) -> None:
+    """Draws a panel. `every_run` of the plot is given so that a run has the same colour in all panels."""
     kind, runs = panel.kind, panel.runs
     scale, x_label = _x_unit(options.x, runs)
-    painter = _Painter(axes, panel, scale, options, lettering)
+    painter = _Painter(axes, panel, scale, options, fonts)
     if kind == "time":
         painter.areas(runs[0])
     else:
@@ -42,7 +40,7 @@ def draw_panel(
             colour = None if len(every_run) == 1 or KINDS[kind].per_run else f"C{every_run.index(run)}"
             painter.lines(run, colour)
     if KINDS[kind].per_run and len(every_run) > 1:
-        axes.set_title(_plain(lettering.shown(runs[0].name)), fontsize="medium")
+        axes.set_title(_escaped(fonts.drawable(runs[0].name)), fontsize="medium")
     if options.events:
         for run in runs:
             painter.marks(run)
@@ -59,7 +57,7 @@ def draw_panel(
 
 
 def mark_legend(figure: Figure, runs: list[RunCurves]) -> None:
-    """Below all panels, of the marks that are there."""
+    """Adds a legend of the marks below all panels."""
     kinds = [kind for kind in MARK_COLOURS if any(kind in run.marks for run in runs)]
     handles = [Line2D([], [], label=kind, **_mark_style(kind)) for kind in kinds]
     if handles:
@@ -67,16 +65,15 @@ def mark_legend(figure: Figure, runs: list[RunCurves]) -> None:
 
 
 class _Painter:
-    """Curves of one panel."""
+    """Draws the curves of one panel."""
 
-    def __init__(self, axes: Axes, panel: PanelPlan, scale: float, options: PlotOptions, lettering: Lettering) -> None:
+    def __init__(self, axes: Axes, panel: Panel, scale: float, options: PlotOptions, fonts: PlotFonts) -> None:
         self._axes, self._name, self._kind, self._scale = axes, panel.kind, KINDS[panel.kind], scale
-        self._label = panel.label
-        self._options, self._lettering = options, lettering
-        self._values: list[float] = []
+        self._label, self._options, self._fonts = panel.label, options, fonts
+        self._values = np.empty(0)
 
     def lines(self, run: RunCurves, colour: str | None) -> None:
-        """With a colour of the run's own, dashes tell its curves apart."""
+        """Draws the curves of a run. If it has its own colour, dashes distinguish its curves."""
         keys = run.keys_of(self._name, self._label)
         for number, key in enumerate(keys):
             own = f"C{number % 10}" if colour is None else colour
@@ -86,110 +83,94 @@ class _Painter:
                 label = f"{run.name}: {label}" if len(keys) > 1 or self._kind.prefix else run.name
             self._line(run, key, own, dashes, label, is_main=number == 0 and key in self._kind.keys)
         if self._name == "mixture":
-            self._asked(run, keys)
+            self._requested(run, keys)
 
     def _line(self, run: RunCurves, key: str, colour: str, dashes: Any, label: str, is_main: bool) -> None:
-        raw = run.curves[key]
-        found = raw.points()
-        x = [value / self._scale for value in found.x]
+        found = run.curves[key]
+        x = found.x / self._scale
         main = run.smoothed.get(key)
         style: dict[str, Any] = {"color": colour, "linestyle": dashes}
-        if raw.records_per_point > 1 and not self._kind.is_sparse:
-            low, high = self._in_unit(found.low), self._in_unit(found.high)
+        factor = self._kind.factor
+        if run.records_per_point > 1 and not self._kind.is_sparse:
+            low, high = factor * found.low, factor * found.high
             self._axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         elif main is not None:
-            self._axes.plot(x, self._in_unit(found.y), **style, linewidth=0.7, alpha=0.25)
+            self._axes.plot(x, factor * found.y, **style, linewidth=0.7, alpha=0.25)
         if main is not None:
-            found = main.points()
-            x = [value / self._scale for value in found.x]
-        y = self._in_unit(found.y)
-        self._values += y
+            found, x = main, main.x / self._scale
+        y = factor * found.y
+        self._values = np.append(self._values, y)
         marker = "o" if len(x) == 1 or (self._kind.is_sparse and len(x) <= 100) else None
         width, alpha, order = (1.6, 1.0, 3) if is_main else (1.0, 0.85, 2)
-        text = _plain(self._lettering.shown(label))
+        text = _escaped(self._fonts.drawable(label))
         style |= {"linewidth": width, "alpha": alpha, "zorder": order, "marker": marker, "markersize": 3.5}
         self._axes.plot(x, y, **style, label=text)
 
-    def _asked(self, run: RunCurves, keys: list[str]) -> None:
-        """Dashed, over the steps of each stage."""
+    def _requested(self, run: RunCurves, keys: list[str]) -> None:
+        """Draws the requested shares, dashed, over the steps of each stage."""
         last_step = run.steps_and_x[0][-1]
-        ends = [*(stage.first_step for stage in run.asked[1:]), math.inf]
-        for stage, end in zip(run.asked, ends, strict=True):
+        style: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1.1}
+        ends = [*(stage.first_step for stage in run.requested[1:]), math.inf]
+        for stage, end in zip(run.requested, ends, strict=True):
             if stage.first_step > last_step:
                 continue
-            span = [run.x_of_step(min(max(step, 1), last_step)) / self._scale for step in (stage.first_step, end)]
+            steps = (stage.first_step, end)
+            span = [run.x_of_step(min(max(step, 1), last_step)) / self._scale for step in steps]
             for domain, share in stage.shares.items():
                 key = f"{self._kind.prefix}{domain}"
                 colour = f"C{keys.index(key) % 10}" if key in keys else "grey"
-                self._axes.plot(span, [100 * share] * 2, color=colour, linestyle=(0, (2, 2)), linewidth=1.1)
-        if run.asked:
-            self._axes.plot([], [], color="grey", linestyle=(0, (2, 2)), linewidth=1.1, label="as asked for")
+                self._axes.plot(span, [100 * share] * 2, color=colour, **style)
+        if run.requested:
+            self._axes.plot([], [], color="grey", label="requested", **style)
 
     def areas(self, run: RunCurves) -> None:
-        """Parts of a step on top of each other; what is never there is left out."""
-        parts = {}
-        for part in TIME_PARTS:
-            key = f"{part}_seconds"
-            curve = run.smoothed.get(key) or run.curves.get(key)
-            if curve is not None:
-                parts[part] = curve.points()
-        whole = max((sum(points.y) for points in parts.values()), default=0.0)
+        """Draws the parts of a step on top of each other; parts that take no time are left out."""
+        found = {part: run.smoothed.get(f"{part}_seconds") or run.curves.get(f"{part}_seconds") for part in TIME_PARTS}
+        parts = {part: points for part, points in found.items() if points is not None}
+        whole = max((points.y.sum() for points in parts.values()), default=0.0)
         length = min(len(points.x) for points in parts.values())
-        shown = {part: points for part, points in parts.items() if sum(points.y) > 1e-3 * whole} or parts
-        x = [value / self._scale for value in next(iter(shown.values())).x[:length]]
-        layers = [points.y[:length] for points in shown.values()]
-        labels = [part.replace("_", " ") for part in shown]
-        if length == 1:  # an area of one step has no width
-            x, layers = [x[0] - 0.5, x[0] + 0.5], [[*layer, *layer] for layer in layers]
+        shown = {part: points for part, points in parts.items() if points.y.sum() > 1e-3 * whole} or parts
+        x = next(iter(shown.values())).x[:length] / self._scale
+        layers = np.stack([points.y[:length] for points in shown.values()])
+        if length == 1:  # the area of one step has no width
+            x, layers = np.append(x - 0.5, x + 0.5), np.repeat(layers, 2, axis=1)
         colours = [f"C{TIME_PARTS.index(part)}" for part in shown]
+        labels = [part.replace("_", " ") for part in shown]
         self._axes.stackplot(x, layers, labels=labels, colors=colours, alpha=0.75)
-        self._values = [sum(values) for values in zip(*layers, strict=True)]
+        self._values = layers.sum(axis=0)
         sent = run.smoothed.get("communication_seconds") or run.curves.get("communication_seconds")
-        if sent is not None and any(sent.points().high):
-            found = sent.points()
-            places = [value / self._scale for value in found.x]
-            self._axes.plot(places, found.y, color="black", linewidth=1.0, linestyle="--", label="communication in it")
+        if sent is not None and sent.high.any():
+            style: dict[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": "--"}
+            self._axes.plot(sent.x / self._scale, sent.y, label="of which communication", **style)
 
     def marks(self, run: RunCurves) -> None:
-        for kind, places in run.marks.items():
-            style = {**_mark_style(kind), "linestyle": "none", "clip_on": False}
-            x = [place / self._scale for place in places]
+        for kind, found in run.marks.items():
+            x = [value / self._scale for value in found]
             across = self._axes.get_xaxis_transform()
             order = 5 if kind == "checkpoint" else 4  # the smaller ones stay visible on the larger
-            self._axes.plot(x, [0.0] * len(x), transform=across, zorder=order, **style)
+            self._axes.plot(x, [0.0] * len(x), transform=across, zorder=order, clip_on=False, **_mark_style(kind))
             if kind != "checkpoint":
-                for place in x:
-                    self._axes.axvline(place, color=MARK_COLOURS[kind], linewidth=0.8, alpha=0.4, zorder=0.5)
+                for value in x:
+                    self._axes.axvline(value, color=MARK_COLOURS[kind], linewidth=0.8, alpha=0.4, zorder=0.5)
 
     def cut_outliers(self) -> None:
-        """A step that saved a checkpoint can be a hundred times as long as the others, which would be a flat line."""
-        ordered = sorted(self._values)
-        usual = ordered[int(0.98 * (len(ordered) - 1))] if ordered else 0.0
-        if usual > 0 and ordered[-1] > 2.5 * usual:
+        """Limits the y-axis: a step with a checkpoint can take a hundred times as long as the others."""
+        usual, highest = np.quantile(self._values, [0.98, 1.0], method="lower") if self._values.size else (0.0, 0.0)
+        if usual > 0 and highest > 2.5 * usual:
             self._axes.set_ylim(0.0, 1.5 * usual)
-            words = f"up to {ordered[-1]:.3g}"
-            corner = self._axes.transAxes
-            self._axes.text(
-                1.0, 1.01, words, transform=corner, ha="right", va="bottom", fontsize="x-small", color="grey"
-            )
+            style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": "x-small", "color": "grey"}
+            self._axes.text(1.0, 1.01, f"up to {highest:.3g}", transform=self._axes.transAxes, **style)
         elif self._name != "grad_norm":
             self._axes.set_ylim(bottom=0.0)
 
-    def _in_unit(self, values: list[float]) -> list[float]:
-        return [self._kind.factor * value for value in values]
-
 
 def _mark_style(kind: str) -> dict[str, Any]:
-    return {
-        "color": MARK_COLOURS[kind],
-        "marker": "^",
-        "markersize": 6 if kind != "checkpoint" else 3,
-        "linestyle": "none",
-    }
+    size = 3 if kind == "checkpoint" else 6
+    return {"color": MARK_COLOURS[kind], "marker": "^", "markersize": size, "linestyle": "none"}
 
 
 def _x_unit(x_axis: str, runs: list[RunCurves]) -> tuple[float, str]:
-    """What x is divided by, and the axis's label."""
+    """Returns the divisor of x and the label of its axis."""
     longest = max(run.steps_and_x[1][-1] for run in runs)
     if x_axis == "step":
         return 1.0, "step"
@@ -200,7 +181,7 @@ def _x_unit(x_axis: str, runs: list[RunCurves]) -> tuple[float, str]:
 
 
 def _make_logarithmic(axes: Axes) -> None:
-    """With plain numbers; where they span little, also between the powers of ten."""
+    """Makes the y-axis logarithmic, with plain numbers; a small range also gets ticks between powers of ten."""
     low, high = axes.dataLim.intervaly
     if not 0 < high < math.inf:
         return
@@ -213,7 +194,7 @@ def _make_logarithmic(axes: Axes) -> None:
 
 
 def _add_perplexity(axes: Axes) -> None:
-    """The same curves read on the right: exp of the loss."""
+    """Adds a right axis with the exponential of the loss."""
     right = axes.secondary_yaxis("right")
     right.set_ylabel("perplexity")
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{math.exp(min(value, 700.0)):,.4g}"))
@@ -222,7 +203,7 @@ def _add_perplexity(axes: Axes) -> None:
 def _legend(axes: Axes, kind: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > MOST_LEGEND_ROWS_INSIDE:
-        if len(labels) > MOST_LEGEND_ROWS:  # else the legend would leave the curves no room
+        if len(labels) > MOST_LEGEND_ROWS:  # else the curves would have no room
             rest = Line2D([], [], linestyle="none", label=f"and {len(labels) - MOST_LEGEND_ROWS + 1} more")
             handles = [*handles[: MOST_LEGEND_ROWS - 1], rest]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
@@ -231,7 +212,7 @@ def _legend(axes: Axes, kind: str) -> None:
         axes.legend(loc="best", frameon=is_over_areas, framealpha=0.8, ncols=2 if is_over_areas else 1)
 
 
-def _plain(name: str) -> str:
-    """A name as it is: matplotlib reads what stands between dollars as a formula, and hides names that begin with _."""
+def _escaped(name: str) -> str:
+    """Escapes a name: matplotlib reads text between dollars as a formula, and hides names that begin with _."""
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name

@@ -1,33 +1,47 @@
-"""A run's curves for a picture, from metrics.jsonl and events.jsonl read in steps: any length in bounded memory.
+"""A run's curves for a plot, read from metrics.jsonl and events.jsonl in steps: any length in bounded memory.
 
-Smoothing is done on the records themselves, before they are thinned out, so that it means the same at every length.
+Smoothing is applied to the records before they are downsampled, so its result does not depend on the run's length.
 """
 
-import bisect
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from z2all_ds.base.console import progress
+import numpy as np
+
+from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.downsample import DownsampledCurve
-from z2all_ds.track.fields import PROBE_PREFIX, TOKENS_PREFIX
+from z2all_ds.track.fields import AXES, PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
-from z2all_ds.track.tail import LineTail, LocalFile
-from z2all_ds.track.writer import parse_record
+from z2all_ds.track.tables import COUNT, MAX, MIN, Buckets, Numbers, columns_of, mean_of
+from z2all_ds.track.tail import LineTail
+from z2all_ds.track.writer import parse_line, parse_record
 
-X_FIELDS = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
+X, SMOOTHED = "x", "smoothed "
+"""Names of columns that no field of metrics.jsonl has."""
+MOST_POINTS = 2000
+"""More than the pixels that a curve has on paper or on a screen."""
 PROGRESS_FROM_BYTES = 32 << 20
-"""Smaller files are read before a person would look up."""
+"""Smaller files are read within a moment."""
 MOST_MARKS_OF_A_KIND = 300
+MARKS = {"spike": "spike", "rolled_back": "rollback", "checkpoint": "checkpoint", "stage": "stage"}
+"""Events and their names in the plot; a start that is not the first is a restart."""
+
+
+class Points(NamedTuple):
+    """Points of a curve, each the mean of one or more records. The extremes keep a spike of one step visible."""
+
+    x: Numbers
+    y: Numbers
+    low: Numbers
+    high: Numbers
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The mixture that a stage was to have."""
+class StageMixture:
+    """The mixture that was requested for a stage."""
 
     first_step: int
     shares: dict[str, float]
@@ -35,220 +49,197 @@ class Asked:
 
 @dataclass
 class RunCurves:
-    """What is drawn of one run."""
+    """The content of a plot of one run."""
 
     name: str
-    curves: dict[str, DownsampledCurve] = field(default_factory=dict)
-    """By field of metrics.jsonl; of `tokens_of_X` the share since the stage began."""
-    smoothed: dict[str, DownsampledCurve] = field(default_factory=dict)
+    curves: dict[str, Points]
+    """By field of metrics.jsonl; for `tokens_of_X`, its share since the stage began."""
+    smoothed: dict[str, Points]
+    records_per_point: int
     marks: dict[str, list[float]] = field(default_factory=dict)
-    """Where something happened, by what it was."""
-    asked: list[Asked] = field(default_factory=list)
+    """x values of events, by their name in the plot."""
+    requested: list[StageMixture] = field(default_factory=list)
     probe_labels: dict[str, str] = field(default_factory=dict)
-    """What the values of each probe are, by its field; runs of before did not say."""
+    """Axis of each probe, by its field; older runs did not record it."""
     kinds_there: list[str] = field(default_factory=list)
-    """Kinds of curves that the run has values for, wanted or not."""
-    steps_and_x: tuple[list[float], list[float]] = ([], [])
+    """Kinds that the run has values for, wanted or not."""
+    steps_and_x: tuple[Numbers, Numbers] = (np.empty(0), np.empty(0))
 
     def keys_of(self, kind: str, label: str | None = None) -> list[str]:
-        """Fixed ones in their order, then domains by name. With a `label`, of probes those with such values."""
+        """Returns the fields of a kind: fixed ones in their order, then the others by name. `label`: only probes with
+        this axis."""
         known = KINDS[kind]
         named = [key for key in known.keys if key in self.curves]
         found = [*named, *sorted(key for key in self.curves if known.has(key) and key not in known.keys)]
         return [key for key in found if label is None or self.probe_labels.get(key, known.y_label) == label]
 
     def x_of_step(self, step: float) -> float:
-        steps, xs = self.steps_and_x
-        right = bisect.bisect_left(steps, step)
-        if right in (0, len(steps)):
-            return xs[min(right, len(steps) - 1)]
-        share = (step - steps[right - 1]) / (steps[right] - steps[right - 1])
-        return xs[right - 1] + share * (xs[right] - xs[right - 1])
+        return float(np.interp(step, *self.steps_and_x))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a plot: a kind of curves of these runs."""
+
+    kind: str
+    runs: list[RunCurves]
+    label: str | None = None
+    """Only probes with this axis."""
 
 
 def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: float) -> RunCurves:
-    """Of the kinds asked for, those there are."""
-    if x_axis not in X_FIELDS:
-        raise ConfigError(f"--x {x_axis}", "no such axis", f"Known: {', '.join(X_FIELDS)}.")
+    """Reads the curves of these kinds, as far as the run has them."""
+    if x_axis not in AXES:
+        raise ConfigError(f"--x {x_axis}", "unknown axis", f"Known: {', '.join(AXES)}.")
     if not 0.0 <= smooth < 1.0:
-        raise ConfigError(f"--smooth {smooth:g}", "must be from 0 to 0.999", "0 does not smooth, 0.9 does so gently.")
+        raise ConfigError(f"--smooth {smooth:g}", "must be from 0 to 0.999", "0 does not smooth, 0.9 smooths a little.")
     folder = RunFolder(run_dir)
-    asked = _asked_mixture(folder.events)
-    reader = _Reader(run_dir, kinds, x_axis, smooth, [stage.first_step for stage in asked])
-    tail = LineTail(LocalFile(folder.metrics))
-    size = LocalFile(folder.metrics).size()
+    events = _read_events(folder.events)
+    mixtures = [event["mixture"] for event in events if event["event"] == "started" and event.get("mixture")]
+    requested = [StageMixture(stage["first_step"], stage["shares"]) for stage in mixtures[-1]] if mixtures else []
+    reader = _Reader(folder.metrics, kinds, x_axis, smooth, [stage.first_step for stage in requested])
+    size = folder.metrics.stat().st_size if folder.metrics.exists() else 0
     if size < PROGRESS_FROM_BYTES:
-        reader = _read_all(tail, reader)
+        reader.read(lambda amount, note="": None)
     else:
         with progress(f"reading {name}", size, "bytes") as advance:
-            reader = _read_all(tail, reader, advance)
-    if not reader.has_steps:
+            reader.read(advance)
+    steps = reader.points("step")
+    if not steps.x.size:
         rule = "no metrics.jsonl with a step in it"
         raise DataError(f"{run_dir}", rule, "Give the folder of a run that has trained.")
-    run = reader.found(name, asked)
-    run.probe_labels = _probe_labels(folder.events)
-    run.marks = _marks(folder.events, run, x_axis, reader.first_x)
+    names = [name for name in reader.buckets.names if any(KINDS[kind].has(name) for kind in kinds)]
+    run = RunCurves(
+        name,
+        {name: points for name in names if (points := reader.points(name)).x.size},
+        {name: reader.points(SMOOTHED + name) for name in names if SMOOTHED + name in reader.buckets.names},
+        reader.buckets.width,
+        requested=requested,
+        kinds_there=[kind for kind, known in KINDS.items() if any(known.has(name) for name in reader.names)],
+        steps_and_x=(steps.y, steps.x),
+    )
+    probes = [probe for event in events for probe in event.get("probes") or () if probe["kind"] in PROBE_LABELS]
+    run.probe_labels = {f"{PROBE_PREFIX}{probe['name']}": PROBE_LABELS[probe["kind"]] for probe in probes}
+    run.marks = _marks(events, run, x_axis, reader.first_x)
     return run
 
 
-def _read_all(tail: LineTail, reader: "_Reader", advance: Any = None) -> "_Reader":
-    while True:
-        before = tail.offset
-        new = tail.read()
-        if new.begins_anew:  # the run went back while we read
-            reader = reader.begun_anew()
-        reader.take(new.lines)
-        if advance:
-            advance(max(0, tail.offset - before))
-        if new.is_all or not new.lines:
-            return reader
-
-
 class _Reader:
-    """Deals the values of records out to their curves."""
+    """Reads metrics.jsonl into buckets."""
 
-    def __init__(self, run_dir: Path, kinds: list[str], x_axis: str, smooth: float, stage_starts: list[int]) -> None:
-        self._arguments = (run_dir, kinds, x_axis, smooth, stage_starts)
-        self._run_dir, self._x_field, self._smooth = run_dir, X_FIELDS[x_axis], smooth
-        self._is_time = x_axis == "time"
+    def __init__(self, path: Path, kinds: list[str], x_axis: str, smooth: float, stage_starts: list[int]) -> None:
+        self._path, self._x_field, self._smooth = path, AXES[x_axis], smooth
         self._wanted = [KINDS[kind] for kind in kinds]
         self._stage_starts = stage_starts
-        self._curves: dict[str, DownsampledCurve] = {}
-        self._takers: dict[str, list[Callable[[float, float], None]]] = {}
-        """Of every field met so far; most have none."""
-        self._token_keys: list[str] = []
-        self._averages: dict[str, _MovingAverage] = {}
-        self._steps = DownsampledCurve()
-        self._tokens: dict[str, float] = {}
-        self._stage = 0
-        self.has_steps = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.buckets = Buckets(MOST_POINTS)
+        self.names: set[str] = set()
+        """All fields with values, wanted or not."""
         self.first_x = 0.0
+        self._averages: dict[str, tuple[float, float]] = {}
+        """Weighted sum of the values so far, and the sum of the weights."""
+        self._tokens: dict[str, float] = {}
+        """Since the stage began."""
+        self._stage = 0
 
-    def begun_anew(self) -> "_Reader":
-        return _Reader(*self._arguments)
+    def read(self, advance: Advance) -> None:
+        tail = LineTail(self._path)
+        while True:
+            before = tail.offset
+            new = tail.read()
+            if new.is_restarted:  # the run went back meanwhile
+                self._reset()
+            self._add(new.lines)
+            advance(max(0, tail.offset - before))
+            if new.is_all or not new.lines:
+                return
 
-    def take(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            try:
-                self._take_record(parse_record(line))
-            except (ValueError, KeyError) as error:
-                what = f"has no {error}" if isinstance(error, KeyError) else f"is not JSON ({error})"
-                raise DataError(
-                    f"{RunFolder(self._run_dir).metrics}",
-                    f"a record {what}",
-                    "Give a run's folder as it was written, or another --x.",
-                ) from None
+    def points(self, name: str) -> Points:
+        x, y = self.buckets.table(X), self.buckets.table(name)
+        known = y[COUNT] > 0
+        return Points(*(row[known] for row in (mean_of(x), mean_of(y), y[MIN], y[MAX])))
 
-    def _take_record(self, record: dict[str, Any]) -> None:
-        step, x = record["step"], record[self._x_field]
-        if not self.has_steps:
-            self.has_steps, self.first_x = True, x if self._is_time else 0.0
-        x -= self.first_x
-        self._steps.add(step, x)
-        takers, isfinite = self._takers, math.isfinite
-        for key, value in record.items():
-            if value is None:
-                continue
-            if key not in takers:
-                self._meet(key)
-            for take in takers[key]:
-                if isfinite(value):
-                    take(x, value)
-        if self._token_keys:
-            self._take_tokens(step, x, record)
-
-    def _meet(self, key: str) -> None:
-        """A field that was in no record before."""
-        self._takers[key] = []
-        kind = next((kind for kind in self._wanted if kind.has(key)), None)
-        if kind is None:
+    def _add(self, lines: list[bytes]) -> None:
+        try:
+            records = [parse_record(line) for line in lines]
+        except ValueError as error:
+            raise self._bad_record(f"is not JSON ({error})") from None
+        for name in ("step", self._x_field):
+            if not all(name in record for record in records):
+                raise self._bad_record(f"has no '{name}'")
+        if not records:
             return
-        curve = self._curves[key] = DownsampledCurve()
-        if key.startswith(TOKENS_PREFIX):
-            self._token_keys.append(key)
-            return
-        self._takers[key].append(curve.add)
-        if kind.is_smoothed and self._smooth:
-            average = self._averages[key] = _MovingAverage(self._smooth)
-            self._takers[key].append(average.add)
+        if not self.names and self._x_field == "time_unix":
+            self.first_x = records[0]["time_unix"]
+        columns = columns_of(records)
+        self.names |= columns.keys()
+        kept = {X: columns[self._x_field] - self.first_x, "step": columns["step"]}
+        for name, values in columns.items():
+            kind = next((kind for kind in self._wanted if kind.has(name)), None)
+            if kind is not None and not name.startswith(TOKENS_PREFIX):
+                kept[name] = values
+                if kind.is_smoothed and self._smooth:
+                    kept[SMOOTHED + name] = self._smoothed(name, values)
+        if KINDS["mixture"] in self._wanted:
+            kept |= self._token_shares(columns, len(records))
+        self.buckets.add(kept, len(records))
 
-    def _take_tokens(self, step: int, x: float, record: dict[str, Any]) -> None:
-        stage = bisect.bisect_left(self._stage_starts, step)
-        if stage != self._stage:
-            self._stage, self._tokens = stage, {}
-        for key in self._token_keys:
-            self._tokens[key] = self._tokens.get(key, 0.0) + (record.get(key) or 0.0)
-        total = sum(self._tokens.values())
-        for key, tokens in self._tokens.items() if total else ():
-            self._curves[key].add(x, tokens / total)
+    def _bad_record(self, what: str) -> DataError:
+        return DataError(f"{self._path}", f"a record {what}", "Give an unchanged run folder, or another --x.")
 
-    def found(self, name: str, asked: list[Asked]) -> RunCurves:
-        steps = self._steps.points()
-        curves = {key: curve for key, curve in self._curves.items() if curve.points().x}
-        kinds = [kind for kind, known in KINDS.items() if any(known.has(key) for key in self._takers)]
-        smoothed = {key: average.curve for key, average in self._averages.items()}
-        return RunCurves(name, curves, smoothed, {}, asked, {}, kinds, (steps.x, steps.y))
+    def _smoothed(self, name: str, values: Numbers) -> Numbers:
+        """Returns the exponential moving average, corrected for its start."""
+        averages, (total, weight) = np.full(len(values), np.nan), self._averages.get(name, (0.0, 0.0))
+        for number in np.flatnonzero(np.isfinite(values)):
+            total = self._smooth * total + (1 - self._smooth) * values[number]
+            weight = self._smooth * weight + 1 - self._smooth
+            averages[number] = total / weight
+        self._averages[name] = (total, weight)
+        return averages
 
-
-class _MovingAverage:
-    """Exponential, and free of its beginning: the first values weigh as much as they should, not more."""
-
-    def __init__(self, keeps: float) -> None:
-        self.curve = DownsampledCurve()
-        self._keeps, self._sum, self._weight = keeps, 0.0, 0.0
-
-    def add(self, x: float, value: float) -> None:
-        self._sum = self._keeps * self._sum + (1 - self._keeps) * value
-        self._weight = self._keeps * self._weight + 1 - self._keeps
-        self.curve.add(x, self._sum / self._weight)
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines that say what happened; others are passed over, as on the board."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                event: Any = parse_record(line) if line.endswith(b"\n") else None
-            except ValueError:
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
-                yield event
+    def _token_shares(self, columns: dict[str, Numbers], records: int) -> dict[str, Numbers]:
+        """Returns the share of each domain since the stage began."""
+        names = [
+            *self._tokens,
+            *(name for name in columns if name.startswith(TOKENS_PREFIX) and name not in self._tokens),
+        ]
+        stages = np.searchsorted(self._stage_starts, columns["step"])
+        shares = {name: np.full(records, np.nan) for name in names}
+        for stage in np.unique(stages):
+            inside, before = stages == stage, self._tokens if stage == self._stage else {}
+            sums = {
+                name: before.get(name, 0.0) + np.nan_to_num(columns.get(name, shares[name])[inside]).cumsum()
+                for name in names
+            }
+            total = np.sum(list(sums.values()), axis=0)
+            for name in names:
+                shares[name][inside] = np.divide(sums[name], total, out=np.full(len(total), np.nan), where=total > 0)
+            self._stage, self._tokens = stage, {name: float(sums[name][-1]) for name in names}
+        return shares
 
 
-def _asked_mixture(events: Path) -> list[Asked]:
-    """As the last start has said it, for all stages."""
-    found: list[Asked] = []
-    for event in _events(events):
-        if event["event"] == "started" and event.get("mixture"):
-            found = [Asked(stage["first_step"], stage["shares"]) for stage in event["mixture"]]
-    return found
+def _read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns all events; lines that are not events are skipped, as on the board."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [event for line in lines if (event := parse_line(line)) and isinstance(event.get("event"), str)]
 
 
-def _probe_labels(events: Path) -> dict[str, str]:
-    asked = [probe for event in _events(events) for probe in event.get("probes") or ()]
-    return {f"{PROBE_PREFIX}{one['name']}": PROBE_LABELS[one["kind"]] for one in asked if one["kind"] in PROBE_LABELS}
-
-
-def _marks(events: Path, run: RunCurves, x_axis: str, first_x: float) -> dict[str, list[float]]:
-    """Several that would fall onto one another are one."""
+def _marks(events: Sequence[dict[str, Any]], run: RunCurves, x_axis: str, first_x: float) -> dict[str, list[float]]:
+    """Returns the marks by kind; those that would be drawn over each other are one."""
     last_x = run.steps_and_x[1][-1]
     width = (last_x - run.steps_and_x[1][0]) / MOST_MARKS_OF_A_KIND
     marks: dict[str, dict[int, float]] = {}
     has_started = False
-    for event in _events(events):
+    for event in events:
         kind = MARKS.get(event["event"])
         if event["event"] == "started":
             kind, has_started = ("restart" if has_started else None), True
-        place = event.get("time_unix" if x_axis == "time" else "step")
-        if kind is None or (kind == "stage" and not event.get("step")) or not isinstance(place, int | float):
+        value = event.get("time_unix" if x_axis == "time" else "step")
+        if kind is None or (kind == "stage" and not event.get("step")) or not isinstance(value, int | float):
             continue
-        x = place - first_x if x_axis == "time" else run.x_of_step(place)
+        x = value - first_x if x_axis == "time" else run.x_of_step(value)
         if x <= last_x or x_axis != "time":
             marks.setdefault(kind, {}).setdefault(int(x / width) if width else 0, x)
-    return {kind: list(places.values()) for kind, places in marks.items()}
-
-
-MARKS = {"spike": "spike", "rolled_back": "rollback", "checkpoint": "checkpoint", "stage": "stage"}
-"""Events of a run, and what the picture calls them; a start that is not the first is a restart."""
+    return {kind: list(found.values()) for kind, found in marks.items()}

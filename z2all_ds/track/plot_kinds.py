@@ -1,4 +1,4 @@
-"""What can be plotted of a run: kinds of curves, and the fields of metrics.jsonl they are made of."""
+"""Kinds of plots, the fields of metrics.jsonl they show, and the options of a plot."""
 
 from dataclasses import dataclass
 
@@ -6,41 +6,61 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.track.fields import LOSS_PREFIX, PROBE_PREFIX, TOKENS_PREFIX
 
 TIME_PARTS = ("forward", "backward", "optimizer", "data_wait", "validation", "checkpoint", "other")
-"""They add up to the step; communication is a part of the first three."""
+"""They add up to the step; communication is included in the first three."""
 PROBE_LABELS = {
     "completion": "probability",
     "format": "probability",
     "sentence": "perplexity per token",
     "compare": "margin (nats)",
 }
-"""Values of probes by what they ask: they share no axis."""
+"""Axis of each kind of probe."""
 LOG_PROBES = ("probability", "perplexity per token")
-"""They span powers of ten while a model learns."""
+"""Axes that span powers of ten while a model learns."""
 ALL = "all"
 
 
 @dataclass(frozen=True)
+class PlotOptions:
+    """Options of `z2all plot`."""
+
+    what: str = "loss"
+    """Comma-separated kinds, or `all`."""
+    x: str = "step"
+    log: bool = False
+    smooth: float = 0.0
+    """Weight of the past in the moving average."""
+    events: bool = True
+    title: str = ""
+    width: float | None = None
+    """In inches, as is the height; None: by the number of panels."""
+    height: float | None = None
+    dpi: int = 120
+    file_format: str = "png"
+    """Of the files in a folder."""
+
+
+@dataclass(frozen=True)
 class Kind:
-    """One panel's curves."""
+    """The curves of one panel."""
 
     y_label: str
     keys: tuple[str, ...] = ()
     prefix: str | None = None
-    """Fields that begin so are one curve each: of a domain or a probe."""
+    """Each field with this prefix is a curve: one per domain or probe."""
     factor: float = 1.0
     """From the record's unit to the label's."""
     is_sparse: bool = False
-    """Measured once in many steps: its points are shown."""
+    """Measured once in many steps, so the points are drawn."""
     is_smoothed: bool = False
-    """`--smooth` is for it."""
+    """`--smooth` applies to it."""
     per_run: bool = False
-    """Areas or dashes of its own: runs are not laid over each other."""
+    """Each run has its own panel."""
 
     def has(self, key: str) -> bool:
         return key in self.keys or bool(self.prefix and key.startswith(self.prefix))
 
     def label(self, key: str) -> str:
-        """Of one curve in the legend."""
+        """Returns the name of a curve in the legend."""
         if key in LABELS:
             return LABELS[key]
         if self.prefix and key.startswith(self.prefix):
@@ -55,7 +75,7 @@ LABELS = {
     "mfu_exact": "MFU, exact count",
     "hfu": "HFU",
     "memory_bytes": "allocated",
-    "peak_memory_bytes": "most allocated",
+    "peak_memory_bytes": "peak allocated",
     "reserved_memory_bytes": "reserved",
     "host_memory_bytes": "main memory",
 }
@@ -85,10 +105,10 @@ KINDS = {
 
 
 def chosen_kinds(what: str) -> list[str]:
-    """Of a list with commas, each once; `all` stands for every kind."""
+    """Parses a comma-separated list of kinds; `all` stands for every kind."""
     names = list(dict.fromkeys(name.strip() for name in what.split(",") if name.strip()))
     unknown = [name for name in names if name not in (*KINDS, ALL)]
     if unknown or not names:
         wrong = ", ".join(unknown) or "(empty)"
-        raise ConfigError(f"--what {wrong}", "no such curves", f"Known: {', '.join([*KINDS, ALL])}.")
+        raise ConfigError(f"--what {wrong}", "unknown kind", f"Known: {', '.join([*KINDS, ALL])}.")
     return list(KINDS) if ALL in names else names

@@ -1,95 +1,89 @@
-"""What was added to a JSON-lines file since the last look, read in steps.
+"""Incremental reading of a JSON-lines file that grows.
 
-metrics.jsonl grows, and is cut back to an earlier step where a run goes back or is started again. By the next look it
-may be longer than before all the same, so its size tells nothing: the last bytes that were read are looked at again. A
-record holds the moment it was written at, so other bytes there mean another history, which is read from its beginning.
+metrics.jsonl is also truncated to an earlier step when a run goes back or restarts. By the next read it may be longer
+than before, so its size shows nothing. Instead, the last bytes already read are compared: a record contains the time
+when it was written, so different bytes mean that the file was truncated and must be read from its beginning.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+from z2all_ds.track.files import Files
+from z2all_ds.track.writer import parse_line
 
 MARK_BYTES = 256
-"""Of the lines already read, looked at again: a record's last fields and its time are among them."""
+"""Compared before each read; they contain a record's last fields and its time."""
 STEP_BYTES = 4 << 20
-
-
-class Source(Protocol):
-    """A file that others write to, here or elsewhere."""
-
-    def size(self) -> int:
-        """0 where it is missing."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Fewer bytes where the file ends."""
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """Opened anew for every look: the file may have been put in another's place."""
-
-    path: Path
-
-    def size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def read(self, offset: int, length: int) -> bytes:
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY)
-        except FileNotFoundError:
-            return b""
-        try:
-            return os.pread(descriptor, length, offset)
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True)
 class NewLines:
-    """One look's."""
+    """Result of one read."""
 
     lines: list[bytes]
-    """Whole ones, without their ends."""
-    begins_anew: bool
-    """The file has another history than what was read before: these are its first lines."""
+    """Whole lines without their line ends."""
+    is_restarted: bool
+    """The file was truncated since the last read; these are its first lines."""
     is_all: bool
     """There is nothing more to read now."""
 
 
 class LineTail:
-    """Follows one file from its beginning, or from where `skip_to` puts it."""
+    """Reads a file from its beginning, or from the offset given to `skip_to`."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, path: Path | str, files: Files | None = None) -> None:
+        self._files, self._path = files or Files(), str(path)
         self.offset = 0
         """Bytes of whole lines read so far."""
         self._mark = b""
 
     def skip_to(self, offset: int) -> None:
-        """Goes on from here: the beginning of a line."""
+        """Continues at `offset`, which must be the beginning of a line."""
         self.offset = offset
-        self._mark = self._source.read(max(0, offset - MARK_BYTES), min(offset, MARK_BYTES))
+        self._mark = self._files.read(self._path, max(0, offset - MARK_BYTES), min(offset, MARK_BYTES))
 
     def read(self, most_bytes: int = STEP_BYTES) -> NewLines:
-        """A line longer than `most_bytes` is read whole, in as many looks as it takes."""
-        begins_anew = not self._is_where_it_was()
-        if begins_anew:
+        """Reads the next lines. A line longer than `most_bytes` is read whole, in several steps."""
+        mark = self._files.read(self._path, self.offset - len(self._mark), len(self._mark))
+        is_restarted = mark != self._mark
+        if is_restarted:
             self.offset, self._mark = 0, b""
-        size = self._source.size()
-        content = self._source.read(self.offset, most_bytes)
+        size = self._files.size(self._path)
+        content = self._files.read(self._path, self.offset, most_bytes)
         while b"\n" not in content and self.offset + len(content) < size:
-            more = self._source.read(self.offset + len(content), most_bytes)
+            more = self._files.read(self._path, self.offset + len(content), most_bytes)
             if not more:
                 break
             content += more
         end = content.rfind(b"\n") + 1
         self.offset += end
         self._mark = (self._mark + content[:end])[-MARK_BYTES:]
-        return NewLines(content[:end].splitlines(), begins_anew, is_all=self.offset + len(content) - end >= size)
+        return NewLines(content[:end].splitlines(), is_restarted, is_all=self.offset + len(content) - end >= size)
 
-    def _is_where_it_was(self) -> bool:
-        return self._source.read(self.offset - len(self._mark), len(self._mark)) == self._mark
+
+class RecordLog:
+    """A JSON-lines file whose records are passed to `add` as they appear; `reset` is called when it was truncated."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._tail = LineTail(path, files)
+        self._stat: list[float] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all records; also called once at the beginning."""
+
+    def add(self, record: dict[str, Any] | None) -> None:
+        """Takes one record; None if the line is not one."""
+
+    def update(self, stat: list[float]) -> bool:
+        """Reads new records, given the file's current stat. Returns whether there is more to read."""
+        if stat == self._stat:
+            return False
+        new = self._tail.read()
+        if new.is_restarted:
+            self.reset()
+        for line in new.lines:
+            self.add(parse_line(line))
+        self._stat = stat if new.is_all else None
+        return not new.is_all

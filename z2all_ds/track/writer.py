@@ -1,5 +1,5 @@
-"""JSON lines that are added to: metrics.jsonl (one flat record a step), events.jsonl (what happened when), health.jsonl
-(what steps cost each rank). Whatever their length, they are opened and cut back by their ends alone."""
+"""JSON-lines files of a run: metrics.jsonl (one flat record per step), events.jsonl and health.jsonl (cost of steps per
+rank). They are opened and truncated by reading only their ends, whatever their length."""
 
 import json
 import os
@@ -18,13 +18,13 @@ TAIL_BYTES = 1 << 16
 
 
 class RunWriter:
-    """Writes all files; used by rank 0 alone. A full disk costs a warning and no record: they wait for room."""
+    """Writes all three files, on rank 0. On a full disk it warns once and keeps records in memory until they fit."""
 
     def __init__(self, folder: RunFolder, warn: Callable[[str], None] = say) -> None:
         self._warn = warn
-        self._metrics = _LineFile(folder.metrics, warn)
-        self._events = _LineFile(folder.events, warn)
-        self._health = _LineFile(folder.health, warn)
+        self._metrics, self._events, self._health = (
+            _LineFile(path, warn) for path in (folder.metrics, folder.events, folder.health)
+        )
 
     def metric(self, record: dict[str, Any]) -> None:
         self._metrics.append(record)
@@ -36,7 +36,7 @@ class RunWriter:
         self._health.append({"step": step, "time_unix": round(time.time(), 3), **figures_by_rank})
 
     def drop_metrics_after(self, step: int) -> int:
-        """Forgets steps that will be taken again. Returns how many were dropped."""
+        """Drops records of later steps, which will be repeated. Returns their number."""
         self._metrics.close()
         dropped = drop_metrics_after(self._metrics.path, step)
         self._metrics = _LineFile(self._metrics.path, self._warn)
@@ -48,7 +48,7 @@ class RunWriter:
 
 
 class _LineFile:
-    """A file that lines are added to. A line is in the file when `append` returns, so a killed run loses none."""
+    """A file to append lines to. A line is in the file when `append` returns, so a killed run loses none."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         _drop_torn_line(path)
@@ -79,20 +79,19 @@ class _LineFile:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A line cut off by a crash would run together with the next record."""
+    """Removes a last line that a crash has cut off; the next record would be appended to it."""
     if path.exists():
-        size = path.stat().st_size
-        end = next((start + len(line) for start, line in lines_from_the_end(path) if line.endswith(b"\n")), 0)
-        if end != size:
+        end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
+        if end != path.stat().st_size:
             os.truncate(path, end)
 
 
-def lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each with its place; the last line, which may be cut off, comes first."""
+def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields offset and content of each line, the last one first, which may be cut off."""
     with path.open("rb") as file:
         begin = file.seek(0, os.SEEK_END)
         content = b""
-        """From `begin` to the beginning of the last line given."""
+        """From `begin` to the beginning of the last line yielded."""
         while begin or content:
             start = content.rfind(b"\n", 0, len(content) - 1) + 1
             if start == 0 and begin:
@@ -106,7 +105,7 @@ def lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a JSON-lines file; a last line cut off by a crash is passed over."""
+    """Yields the records of a JSON-lines file; skips a last line that a crash has cut off."""
     if not path.exists():
         return
     with path.open("rb") as file:  # bytes: the cut may be inside a character
@@ -116,27 +115,36 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
-    """Found from the file's end."""
-    lines = lines_from_the_end(path) if path.exists() else iter(())
+    """Returns the last whole record, found from the file's end."""
+    lines = _lines_from_the_end(path) if path.exists() else iter(())
     return next((parse_record(line) for _, line in lines if line.endswith(b"\n")), None)
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """One line; a ValueError where it is none."""
+    """Parses one line; raises ValueError if it is not JSON."""
     try:
         record: dict[str, Any] = orjson.loads(line)
-    except orjson.JSONDecodeError:  # Infinity and NaN, which Python writes and JSON does not have
+    except orjson.JSONDecodeError:  # Infinity and NaN, which Python writes although JSON does not have them
         record = json.loads(line)
     return record
 
 
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Parses one line; returns None if it is not a record."""
+    try:
+        record: Any = parse_record(line)
+    except ValueError:  # also raised for invalid UTF-8
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def drop_metrics_after(path: Path, step: int) -> int:
-    """Forgets steps that will be taken again after a resume from `step`. Returns how many were dropped."""
+    """Drops records of steps that will be repeated after a resume from `step`. Returns their number."""
     if not path.exists():
         return 0
     dropped, size = 0, path.stat().st_size
     end = size
-    for start, line in lines_from_the_end(path):  # steps only grow
+    for start, line in _lines_from_the_end(path):  # steps only grow
         if line.endswith(b"\n") and parse_record(line)["step"] <= step:
             break
         dropped, end = dropped + 1, start
@@ -146,7 +154,9 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def last_outcome(folder: RunFolder) -> str | None:
-    """The run's own last word: `started` (it runs, or died), `stopped` (a planned stop), `requeue` (it was asked to
-    stop), `done`; None without one."""
-    words = [record["event"] for record in read_records(folder.events) if record["event"] in OUTCOMES]
-    return words[-1] if words else None
+    """Returns the last outcome that the run has recorded, None if there is none.
+
+    `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished.
+    """
+    outcomes = [record["event"] for record in read_records(folder.events) if record["event"] in OUTCOMES]
+    return outcomes[-1] if outcomes else None

@@ -13,9 +13,10 @@ from tests.helpers.warm_python import FRESH
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.bench.board import started_board
-from z2all_ds.track.board import curves as room
+from z2all_ds.track.board import curves as curves_module
 from z2all_ds.track.board.curves import Curves
-from z2all_ds.track.board.files import LocalFiles, Unreachable
+from z2all_ds.track.board.remote import Unreachable
+from z2all_ds.track.files import Files
 from z2all_ds.track.writer import RunWriter, drop_metrics_after
 
 START = 1_790_000_000.0
@@ -30,10 +31,10 @@ def write(path: Path, steps: int, **more: Any) -> None:
     path.write_bytes(b"".join(line(step, **more) for step in range(1, steps + 1)))
 
 
-class FarFiles(LocalFiles):
+class FarFiles(Files):
     """Counts what goes over the network."""
 
-    is_far = True
+    is_remote = True
     bytes_read = 0
 
     def read(self, path: str, offset: int, length: int) -> bytes:
@@ -41,13 +42,16 @@ class FarFiles(LocalFiles):
         self.bytes_read += len(content)
         return content
 
+    def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
+        return Files().lines_with(path, words, offset, length)  # searched on the other machine
 
-def curves_of(path: Path, files: LocalFiles | None = None) -> Curves:
-    return Curves(files or LocalFiles(), str(path))
+
+def curves_of(path: Path, files: Files | None = None) -> Curves:
+    return Curves(files or Files(), str(path))
 
 
 def look(curves: Curves, path: Path) -> bool:
-    return curves.look(LocalFiles().signs([str(path)])[1][0])
+    return curves.update(Files().stats([str(path)])[1][0])
 
 
 def read_all(curves: Curves, path: Path) -> Curves:
@@ -69,7 +73,7 @@ def test_points_of_a_short_run(tmp_path: Path) -> None:
     tokens = curves.points(["loss"], "tokens", 2048, 4096, 100)
     assert tokens["x"].tolist() == [2048, 3072, 4096]
     assert curves.points(["loss"], "step", 50, 60, 5)["x"].tolist() == []
-    assert curves.tokens_at([0, 3, 11]) == [0, 3072, None]
+    assert curves.values_at([0, 3, 11], "tokens_seen") == [0, 3072, None]
 
 
 def test_followed_while_it_grows(tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_cut_back_and_grown_again(tmp_path: Path) -> None:
     assert [record["step"] for record in curves.recent][-2:] == [31, 32]
 
 
-class BreakingFiles(LocalFiles):
+class BreakingFiles(Files):
     """A connection that breaks at the n-th call."""
 
     calls_left = 1000
@@ -166,7 +170,7 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for step in range(1, 30_001)
         )
     )
-    assert path.stat().st_size > room.SAMPLE_FROM_BYTES
+    assert path.stat().st_size > curves_module.SAMPLE_FROM_BYTES
     return path
 
 
@@ -179,13 +183,16 @@ def test_a_long_file_is_seen_before_it_is_read(long_file: Path) -> None:
     assert sample["x"][0] < 60 and sample["x"][-1] > 29_940
     assert len(sample["x"]) > 500
     assert sample["weight"].sum() == 30_000  # each of the sample weighs as many as it stands for
-    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]
+    assert curves.values_at([30_000, 30_001], "tokens_seen") == [1024 * 30_000, None]
     assert curves.counted_seconds() is None
     assert curves.recent[-1]["step"] == 30_000
     read_all(curves, long_file)
     assert (curves.is_sample, curves.read_share, curves.records) == (False, 1.0, 30_000)
-    assert curves.tokens_at([30_000, 30_001]) == [1024 * 30_000, None]  # though buckets hold several records
-    assert curves.times_at([29_999], START) == [START + 29_999]
+    assert curves.values_at([30_000, 30_001], "tokens_seen") == [
+        1024 * 30_000,
+        None,
+    ]  # though buckets hold several records
+    assert curves.values_at([29_999], "time_unix", START) == [START + 29_999]
     whole = curves.points(["loss"], "step", None, None, 800)
     assert whole["weight"].sum() == 30_000
     total = float((whole["series"]["loss"]["mean"] * whole["weight"]).sum())
@@ -204,7 +211,7 @@ def test_a_zoom_reads_the_records_again(long_file: Path) -> None:
 
 
 def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "FAR_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     files = FarFiles()
@@ -227,7 +234,7 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
 def test_a_long_file_elsewhere_is_followed_sparsely(
     long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "FAR_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     curves = read_all(curves_of(path, FarFiles()), path)
@@ -245,7 +252,7 @@ def test_a_long_file_elsewhere_is_followed_sparsely(
     assert found == {next(iter(fields)): [step] for step, fields in rare.items()}
     assert len(whole["x"]) < kept + 1000  # the rest goes on as sparse as the sample is
     assert whole["weight"].sum() == 32_000
-    assert curves.tokens_at([32_000, 32_001]) == [1024 * 32_000, None]
+    assert curves.values_at([32_000, 32_001], "tokens_seen") == [1024 * 32_000, None]
 
 
 def test_steps_left_out_do_not_count(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.track.board.events import MARKS_KEPT, EventLog, title_of
-from z2all_ds.track.board.files import LocalFiles
+from z2all_ds.track.board.events import MARKS_KEPT, EventLog
+from z2all_ds.track.fields import event_title
+from z2all_ds.track.files import Files
 
 
 def write(path: Path, *events: dict[str, Any]) -> None:
@@ -15,13 +16,13 @@ def write(path: Path, *events: dict[str, Any]) -> None:
 
 
 def look(log: EventLog, path: Path) -> None:
-    while log.look(LocalFiles().signs([str(path)])[1][0]):
+    while log.update(Files().stats([str(path)])[1][0]):
         pass
 
 
 def test_marks_starts_and_the_last_word(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    log = EventLog(LocalFiles(), str(path))
+    log = EventLog(Files(), str(path))
     look(log, path)
     assert (log.count, log.outcome) == (0, None)
     start: dict[str, Any] = {"time_unix": 100.0, "event": "started", "step": 0, "world_size": 2, "steps": 9}
@@ -41,13 +42,13 @@ def test_marks_starts_and_the_last_word(tmp_path: Path) -> None:
         (3, "requeue", 20.0),
         (4, "restart", 100.0),
     ]
-    assert shown[2]["title"] == "started again at step 5 on 2 ranks"
+    assert shown[2]["title"] == "restarted at step 5 on 2 ranks"
     assert shown[2]["details"] == again
 
 
 def test_odd_lines_and_another_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    log = EventLog(LocalFiles(), str(path))
+    log = EventLog(Files(), str(path))
     path.write_text('no record\n{"event": 7}\n{"event": "done"}\n{"event": "half')
     look(log, path)
     assert (log.count, log.unparsable, log.outcome) == (1, 2, "done")
@@ -68,16 +69,16 @@ def test_odd_lines_and_another_file(tmp_path: Path) -> None:
         ("checkpoint", {"path": "step_00000060"}, "checkpoint step_00000060"),
         ("spike", {"policy": "skip", "outliers": ["grad_norm", "loss"]}, "spike of grad_norm, loss: skip"),
         ("spike", {}, "spike"),
-        ("rolled_back", {"from_step": 40}, "rolled back from step 40"),
+        ("rolled_back", {"from_step": 40, "step": 30}, "rolled back from step 40 to 30"),
         ("fault", {"fault": "hang", "rank": 0}, "fault: hang on rank 0"),
         ("fault", {}, "fault: unknown"),
         ("recovered", {"seconds": 65}, "recovered in 1m05s"),
         ("recovered", {}, "recovered"),
         ("stopped", {}, "stopped"),
-        ("requeue", {}, "stopped on request, to be started again"),
+        ("requeue", {}, "stopped on request, to be restarted"),
         ("done", {"goodput": 0.9094}, "done, goodput 90.9%"),
         ("done", {}, "done"),
     ],
 )
 def test_titles(kind: str, record: dict[str, Any], title: str) -> None:
-    assert title_of(kind, record) == title
+    assert event_title({"event": kind, **record}) == title

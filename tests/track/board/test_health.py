@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.track.board import health as room
-from z2all_ds.track.board.files import LocalFiles
+from z2all_ds.track.board import health as health_module
 from z2all_ds.track.board.health import HealthLog
+from z2all_ds.track.files import Files
 
 
 def record(step: int, work: list[float], wait: list[float] | None = None) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def record(step: int, work: list[float], wait: list[float] | None = None) -> dic
 
 def log_of(path: Path, records: list[dict[str, Any]]) -> HealthLog:
     path.write_text("".join(json.dumps(one) + "\n" for one in records) + '{"torn')
-    log = HealthLog(LocalFiles(), str(path))
-    while log.look(LocalFiles().signs([str(path)])[1][0]):
+    log = HealthLog(Files(), str(path))
+    while log.update(Files().stats([str(path)])[1][0]):
         pass
     return log
 
@@ -44,22 +44,20 @@ def test_verdicts(tmp_path: Path) -> None:
     assert (shown["step"], shown["age_seconds"]) == (5, 10.0)
     assert shown["ranks"][0]["work_seconds"] == 9.0
     assert shown["nodes"][1]["work_seconds"] == pytest.approx(1.15)
-    assert shown["history"]["step"] == [0, 1, 1, 1, 1, 5]
-    assert len(shown["history"]["work_seconds"][-1]) == 4
 
 
 def test_nothing_known(tmp_path: Path) -> None:
-    shown = HealthLog(LocalFiles(), str(tmp_path / "health.jsonl")).shown([], 0.0)
+    shown = HealthLog(Files(), str(tmp_path / "health.jsonl")).shown([], 0.0)
     assert (shown["step"], shown["age_seconds"], shown["ranks"], shown["nodes"]) == (None, None, [], [])
 
 
 def test_only_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "FILE_TAIL_BYTES", 1000)
+    monkeypatch.setattr(health_module, "FILE_TAIL_BYTES", 1000)
     path = tmp_path / "health.jsonl"
     log = log_of(path, [record(step, [1.0, None]) for step in range(500)])  # type: ignore[list-item]
     assert log.count < 20
     assert log.records[-1]["step"] == 499
     assert log.shown([], 0.0)["ranks"][1]["verdict"] == "ok"
     path.write_text(json.dumps(record(1, [1.0])) + "\n")
-    log.look(LocalFiles().signs([str(path)])[1][0])
+    log.update(Files().stats([str(path)])[1][0])
     assert [one["step"] for one in log.records] == [1]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from z2all_ds.track.board.mixture import domains_in, mixture_of, stage_in_force
+from z2all_ds.track.board.mixture import domains_in, mixture_of, stage_at
 
 STAGES = [
     {"name": "first", "first_step": 1, "shares": {"zh": 0.5, "en": 0.5}},
@@ -10,15 +10,15 @@ STAGES = [
 ]
 
 
-def test_the_stage_in_force() -> None:
-    assert [stage_in_force(STAGES, step).get("name") for step in (0, 1, 10, 11, 99)] == [
+def test_the_stage_at() -> None:
+    assert [stage_at(STAGES, step).get("name") for step in (0, 1, 10, 11, 99)] == [
         "first",
         "first",
         "first",
         "second",
         "second",
     ]
-    assert stage_in_force([], 3) == {}
+    assert stage_at([], 3) == {}
 
 
 def test_shares() -> None:

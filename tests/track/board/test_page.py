@@ -93,7 +93,7 @@ def page(opened: "tuple[Page, Watch]") -> "Iterator[Page]":
 
 
 def show(page: "Page", *runs: str, **words: str) -> None:
-    """These runs alone, by the address's hash; waits until their curves are drawn."""
+    """Shows only these runs, by the URL's hash; waits until their curves are drawn."""
     hidden = [name for run, name in HIDE.items() if run not in runs]
     words_of_hash = """([hidden, words]) => {
       const hash = new URLSearchParams(words);
@@ -280,14 +280,14 @@ def test_health_data_and_configuration(page: "Page") -> None:
     show(page, SECOND, FIRST)
     until(page, "() => document.querySelectorAll('#health .block').length === 2")
     health = page.inner_text("#health .block:nth-child(2)")
-    assert "1 of 4 ranks stands out" in health
+    assert "1 of 4 ranks slow or waiting, last seen at step 300" in health
     assert "last seen at step 300" in health
     slow = page.locator("#health .block:nth-child(2) tr", has_text="slow").all_inner_texts()
     assert any(row.split()[:2] == ["2", "node-b"] for row in slow)
     until(page, "() => document.querySelectorAll('#data .block').length === 2")
     data = page.inner_text("#data .block:nth-child(2)")
     assert "Next global sample: 9,600" in data
-    assert "33.3 %" in data and "31.7 %" in data and "退火" in data  # asked 1/3, realised 20 of 63
+    assert "33.3 %" in data and "31.7 %" in data and "退火" in data  # requested 1/3, actual 20 of 63
     until(page, "() => document.querySelectorAll('#config tbody tr').length === 2")
     assert page.inner_text("#config tbody").split() == [
         "optimizer.lr",
@@ -435,7 +435,7 @@ def test_a_link_shows_the_same_view(page: "Page", address: str) -> None:
 def test_a_board_that_does_not_answer_is_told(opened: "tuple[Page, Watch]", page: "Page") -> None:
     page.context.set_offline(True)
     until(page, "() => !document.getElementById('banner').hidden")
-    assert page.inner_text("#banner").startswith("The board does not answer, trying again.")
+    assert page.inner_text("#banner").startswith("The board does not answer, retrying.")
     page.context.set_offline(False)
     until(page, "() => document.getElementById('banner').hidden")
     opened[1].errors[:] = [words for words in opened[1].errors if "ERR_INTERNET_DISCONNECTED" not in words]

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.board_page import GRAPHS, TRACE, served
 from tests.helpers.board_runs import write_run
 from tests.helpers.browser import browser, until
-from z2all_ds.track.board import pace
+from z2all_ds.track.board import run as board_run
 from z2all_ds.track.board.curves import SAMPLE_FROM_BYTES, one_at_a_time
 
 
@@ -73,7 +73,7 @@ def test_curves_are_seen_before_the_library_is_there(tmp_path: Path) -> None:
 
 
 def test_a_page_that_opens_holds_up_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "GIVE_WAY_SECONDS", 3600.0)
+    monkeypatch.setattr(board_run, "YIELD_SECONDS", 3600.0)
     write_run(tmp_path / "long", 5500)
 
     def read_share(address: str) -> float:

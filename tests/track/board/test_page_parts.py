@@ -48,7 +48,7 @@ def test_smoothing_hardly_depends_on_the_number_of_points(page: "Page") -> None:
 
 
 def test_newer_figures_do_not_keep_the_last_charts_waiting(page: "Page") -> None:
-    """Each of the first 12 drawings brings newer figures, the last of them a wish: that alone begins at the top."""
+    """Each of the first 12 drawings has newer data; only the last is a user action, which starts at the top."""
     drawings = """async () => {
       const { Charts } = await import('/page/charts.js');
       const holder = document.body.appendChild(document.createElement('div'));
@@ -104,7 +104,7 @@ def test_a_zoom_reaches_what_was_written_since(page: "Page", metrics: Path) -> N
 
 
 def test_words_on_reading_and_samples(page: "Page") -> None:
-    told = """async changes => {
+    shown = """async changes => {
       const { showRuns } = await import('/page/runs.js');
       const { runs: [run] } = await (await fetch('/api/runs')).json();
       delete run.is_sample;
@@ -112,13 +112,13 @@ def test_words_on_reading_and_samples(page: "Page") -> None:
       const [reading] = document.querySelectorAll('.reading');
       return [reading.hidden, reading.querySelector('progress').hidden, reading.textContent];
     }"""
-    assert page.evaluate(told, {"read_share": 1.0})[0]
-    assert page.evaluate(told, {"read_share": 1.0, "is_sample": False})[0]
+    assert page.evaluate(shown, {"read_share": 1.0})[0]
+    assert page.evaluate(shown, {"read_share": 1.0, "is_sample": False})[0]
     for is_sample in (True, False):
         words = [False, False, "reading 25 %, curves are a sample until then"]
-        assert page.evaluate(told, {"read_share": 0.256, "is_sample": is_sample}) == words
+        assert page.evaluate(shown, {"read_share": 0.256, "is_sample": is_sample}) == words
     words = [False, True, "curves are a sample: zoom in for every step"]
-    assert page.evaluate(told, {"read_share": 1.0, "is_sample": True}) == words
+    assert page.evaluate(shown, {"read_share": 1.0, "is_sample": True}) == words
 
 
 def test_a_domain_whose_tokens_are_not_known(page: "Page") -> None:

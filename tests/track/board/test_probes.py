@@ -9,9 +9,9 @@ import pytest
 
 from z2all_ds.evaluate.probe_report import Answer, ModelAnswers, as_file
 from z2all_ds.evaluate.probes import load_probes
-from z2all_ds.track.board.files import LocalFiles
 from z2all_ds.track.board.probes import probes_of
 from z2all_ds.track.board.run import WatchedRun
+from z2all_ds.track.files import Files
 
 START = 1_790_000_000.0
 DEFINED = [
@@ -39,13 +39,13 @@ def started(step: int, moment: float, **more: Any) -> dict[str, Any]:
 
 
 def look(run: WatchedRun) -> dict[str, dict[str, Any]]:
-    while run.look():
+    while run.update():
         pass
     return {probe["name"]: probe for probe in run.probes()}
 
 
 def run_in(folder: Path) -> WatchedRun:
-    return WatchedRun(0, LocalFiles(), str(folder), str(folder))
+    return WatchedRun(0, Files(), str(folder), str(folder))
 
 
 def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
@@ -133,7 +133,7 @@ def test_the_newest_answer_counts() -> None:
 
 
 def test_a_folder_that_has_settled_is_not_listed_again(tmp_path: Path) -> None:
-    class CountingFiles(LocalFiles):
+    class CountingFiles(Files):
         lists = 0
 
         def file_names(self, path: str) -> list[str]:

@@ -16,7 +16,7 @@ from tests.helpers.warm_python import FRESH
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.bench.board import started_board
 from z2all_ds.track.board import remote
-from z2all_ds.track.board.remote import RemoteFiles, RemoteRunPath, parse_place
+from z2all_ds.track.board.remote import RemoteFiles, RemoteFolder, parse_remote
 from z2all_ds.track.board.watch import Watch
 
 PATIENCE_SECONDS = 60.0
@@ -49,31 +49,31 @@ def until(what: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ("me@box:runs/first", RemoteRunPath("me@box", None, "runs/first")),
-        ("box:/data/run/", RemoteRunPath("box", None, "/data/run")),
-        ("box:", RemoteRunPath("box", None, ".")),
-        ("me@[fe80::1]:x", RemoteRunPath("me@fe80::1", None, "x")),
-        ("ssh://me@box:2222/data/run", RemoteRunPath("me@box", 2222, "/data/run")),
-        ("ssh://box/~/runs/a%20b", RemoteRunPath("box", None, "~/runs/a b")),
+        ("me@box:runs/first", RemoteFolder("me@box", None, "runs/first")),
+        ("box:/data/run/", RemoteFolder("box", None, "/data/run")),
+        ("box:", RemoteFolder("box", None, ".")),
+        ("me@[fe80::1]:x", RemoteFolder("me@fe80::1", None, "x")),
+        ("ssh://me@box:2222/data/run", RemoteFolder("me@box", 2222, "/data/run")),
+        ("ssh://box/~/runs/a%20b", RemoteFolder("box", None, "~/runs/a b")),
         ("runs/first", None),
         ("./odd:name", None),
         ("/data/odd:name", None),
     ],
 )
-def test_places(given: str, place: RemoteRunPath | None) -> None:
-    assert parse_place(given) == place
+def test_places(given: str, place: RemoteFolder | None) -> None:
+    assert parse_remote(given) == place
 
 
 @pytest.mark.parametrize("given", ["ssh://", "ssh://box", "ssh://box:x/run", "-oProxyCommand=x:run", "ssh://-x/run"])
 def test_places_that_cannot_be_meant(given: str) -> None:
     with pytest.raises(ConfigError):
-        parse_place(given)
+        parse_remote(given)
 
 
 def test_a_folder_here_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("odd:name").mkdir()
-    assert parse_place("odd:name") is None
+    assert parse_remote("odd:name") is None
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
@@ -82,10 +82,10 @@ def test_files_there(tmp_path: Path) -> None:
     run.mkdir()
     metrics = run / "metrics.jsonl"
     metrics.write_text(line(1) + line(2))
-    files = RemoteFiles(RemoteRunPath("far", None, str(tmp_path)))
+    files = RemoteFiles(RemoteFolder("far", None, str(tmp_path)))
     try:
         assert files.run_folders(str(tmp_path)) == [str(run)]
-        now, (sign, missing) = files.signs([str(metrics), str(run / "missing")])
+        now, (sign, missing) = files.stats([str(metrics), str(run / "missing")])
         assert sign[0] == metrics.stat().st_size and missing == [0, 0, 0]
         assert abs(now - time.time()) < 60
         assert files.read(str(metrics), 2, 4) == b"step"
@@ -113,7 +113,7 @@ def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
     try:
         until(lambda: bool(watch.runs()) and watch.runs()[0].curves.records == 10)
         (run,) = watch.runs()
-        assert run.summary("x")["place"] == f"far:{tmp_path}"
+        assert run.summary("x")["location"] == f"far:{tmp_path}"
         with metrics.open("a") as file:
             file.write(line(11))
         until(lambda: run.curves.records == 11)
@@ -139,7 +139,7 @@ def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
     until(lambda: not far.has_session())
 
 
-def trouble(place: RemoteRunPath) -> str:
+def trouble(place: RemoteFolder) -> str:
     files = RemoteFiles(place)
     try:
         with pytest.raises(remote.Unreachable) as caught:
@@ -152,15 +152,15 @@ def trouble(place: RemoteRunPath) -> str:
 
 @pytest.mark.usefixtures("_with_its_ssh")
 def test_not_in(far: OwnSshd) -> None:
-    assert "Could not resolve hostname" in trouble(RemoteRunPath("nowhere.invalid", None, "run"))
-    assert "Connection refused" in trouble(RemoteRunPath("127.0.0.1", 1, "run"))
-    denied = trouble(RemoteRunPath("nobody-here@far", None, "run"))
+    assert "Could not resolve hostname" in trouble(RemoteFolder("nowhere.invalid", None, "run"))
+    assert "Connection refused" in trouble(RemoteFolder("127.0.0.1", 1, "run"))
+    denied = trouble(RemoteFolder("nobody-here@far", None, "run"))
     assert "Permission denied" in denied and "without a password" in denied
     known = far.folder / "known_hosts"
     right = known.read_text()
     known.write_text(f"[127.0.0.1]:{far.port} {(far.folder / 'key.pub').read_text()}")
     try:
-        assert "by hand" in trouble(RemoteRunPath("far", None, "run"))
+        assert "Check the host key" in trouble(RemoteFolder("far", None, "run"))
     finally:
         known.write_text(right)
 
@@ -185,21 +185,21 @@ def instead(far: OwnSshd, command: str) -> Iterator[None]:
 def test_no_python_there(far: OwnSshd, tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     with instead(far, f'exec /usr/bin/env -i PATH={tmp_path} sh -c "$SSH_ORIGINAL_COMMAND"'):
-        assert "no python3" in trouble(RemoteRunPath("far", None, "run"))
+        assert "no python3" in trouble(RemoteFolder("far", None, "run"))
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
 def test_a_login_that_never_gets_to_python(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "GREETING_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "LOGIN_SECONDS", 1.0)
     with instead(far, "echo Welcome; sleep 600"):
         watch = Watch([f"far:{tmp_path}"])
         watch.start()
         try:
             (run,) = watch.shown_runs()  # before there is any answer
-            assert run.summary("x")["note"] == "no answer from there yet"
+            assert run.summary("x")["note"] == "no answer yet"
             until(lambda: run.summary("x")["status"] == "unreachable")
             note = run.summary("x")["note"]
-            assert note.startswith("far: the login did not get to python3 within 1 s. `ssh far ")
+            assert note.startswith("far: the login did not start python3 within 1 s. `ssh far ")
         finally:
             watch.stop()
 
@@ -213,7 +213,7 @@ def test_the_board_ends_its_ssh(far: OwnSshd, tmp_path: Path, monkeypatch: pytes
     with started_board(place) as board:
         until(lambda: any(run["records"] for run in board.get("/api/runs")[0]["runs"]))
         (run,) = board.get("/api/runs")[0]["runs"]
-        assert (run["name"], run["place"]) == ("first", f"{place}/first")
+        assert (run["name"], run["location"]) == ("first", f"{place}/first")
         children = psutil.Process(board.process.pid).children(recursive=True)
         assert [child.name() for child in children] == ["ssh"]
     until(lambda: not any(child.is_running() for child in children))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.track.board.files import LocalFiles
 from z2all_ds.track.board.run import WatchedRun
 from z2all_ds.track.board.watch import Watch
+from z2all_ds.track.files import Files
 from z2all_ds.track.goodput import goodput
 from z2all_ds.track.writer import read_records
 
@@ -30,8 +30,8 @@ def write(path: Path, *records: dict[str, Any]) -> None:
 
 
 def run_in(folder: Path) -> WatchedRun:
-    run = WatchedRun(0, LocalFiles(), str(folder), str(folder))
-    while run.look():
+    run = WatchedRun(0, Files(), str(folder), str(folder))
+    while run.update():
         pass
     return run
 
@@ -61,7 +61,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert (summary["status"], summary["step"], summary["records"], summary["read_share"]) == ("empty", None, 0, 1.0)
 
 
-class WatchedFiles(LocalFiles):
+class WatchedFiles(Files):
     """Looks at the run whenever a file of that name is read."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ def test_settings_are_known_before_the_first_event(tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     files = WatchedFiles("events.jsonl", lambda: found.append(run.settings.flat))
     run = WatchedRun(0, files, str(tmp_path), str(tmp_path))
-    run.look()
+    run.update()
     assert found[0] == {"train.steps": 77}
 
 
@@ -94,7 +94,7 @@ def test_a_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             seen.append((run.summary("x")["is_sample"], domain["realised"], domain["tokens"]))
 
     run = WatchedRun(0, WatchedFiles("metrics.jsonl", look), str(tmp_path), str(tmp_path))
-    while run.look():
+    while run.update():
         pass
     assert seen and set(seen) == {(True, 1.0, None)}
     assert run.summary("x")["is_sample"] is False
@@ -104,12 +104,10 @@ def test_a_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_running_with_eta_then_silent(tmp_path: Path) -> None:
     now = time.time()
     write(tmp_path / "metrics.jsonl", *steps(10, now))
-    write(
-        tmp_path / "events.jsonl", {"time_unix": now - 30, "event": "started", "step": 0, "steps": 110, "world_size": 4}
-    )
+    write(tmp_path / "events.jsonl", {"time_unix": now - 30, "event": "started", "step": 0, "steps": 110})
     run = run_in(tmp_path)
     summary = run.summary("x")
-    assert (summary["status"], summary["step"], summary["steps"], summary["world_size"]) == ("running", 10, 110, 4)
+    assert (summary["status"], summary["step"], summary["steps"]) == ("running", 10, 110)
     assert summary["eta_seconds"] == pytest.approx(200.0, rel=1e-3)
     assert 30 <= summary["elapsed_seconds"] < 40
     write(tmp_path / "metrics.jsonl", *steps(10, now - 3000))
@@ -178,17 +176,17 @@ def test_a_real_run(name: str, tmp_path: Path) -> None:
 def test_odd_lines_are_told(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", {"time_unix": 1.0, "event": "done", "step": 1})
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_unix": 1.0}\nodd\n\n')
-    assert run_in(tmp_path).summary("x")["note"] == "2 lines could not be read and were passed over"
+    assert run_in(tmp_path).summary("x")["note"] == "2 unreadable lines skipped"
 
 
 def test_runs_that_appear_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("z2all_ds.track.board.watch.SEEK_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr("z2all_ds.track.board.run.LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("z2all_ds.track.board.watch.SEARCH_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("z2all_ds.track.board.run.UPDATE_EVERY_SECONDS", 0.05)
     runs = tmp_path / "runs"
     watch = Watch([f"{runs}/", str(tmp_path / "other" / "first")])
     watch.start()
     try:
-        assert [run.place for run in watch.shown_runs()] == [str(runs), str(tmp_path / "other" / "first")]
+        assert [run.location for run in watch.shown_runs()] == [str(runs), str(tmp_path / "other" / "first")]
         write(runs / "first" / "metrics.jsonl", *steps(3, time.time()))
         until(lambda: [run.id for run in watch.shown_runs()] == ["1", "2"])
         assert watch.names() | {"0": ""} == {"0": "", "1": str(tmp_path / "other" / "first"), "2": f"{runs}/first"}

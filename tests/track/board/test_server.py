@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.track.board.hosts import host_of, is_loopback
-from z2all_ds.track.board.serve import bind, said_at, serve
-from z2all_ds.track.board.server import make_app
+from z2all_ds.track.board.serve import address, bind, serve
+from z2all_ds.track.board.server import host_of, is_loopback, make_app
 from z2all_ds.track.board.watch import Watch
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
@@ -171,9 +170,8 @@ def test_a_token(watch: Watch) -> None:
 
 @pytest.mark.parametrize("token", ["a+b", "a&b=c", "a#b", "a%41", '密码 ;"x'])
 def test_the_address_that_is_printed_opens_with_any_token(watch: Watch, token: str) -> None:
-    address = said_at("box.example", 8765, token).removeprefix("board: ")
     client = TestClient(make_app(watch, token, 8765), base_url="http://box.example:8765")
-    assert client.get(address).status_code == 200
+    assert client.get(address("box.example", 8765, token)).status_code == 200
     assert client.get("/api/runs").status_code == 200
 
 
@@ -189,10 +187,8 @@ def test_words_about_hosts() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "box")] == [True] * 3 + [
         False
     ] * 2
-    assert said_at("127.0.0.1", 8765, None) == (
-        "board: http://127.0.0.1:8765 (ssh -L 8765:127.0.0.1:8765 HOST from elsewhere)"
-    )
-    assert said_at("::", 80, "t") == "board: http://[::]:80/?token=t"
+    assert address("127.0.0.1", 8765, None) == "http://127.0.0.1:8765"
+    assert address("::", 80, "t") == "http://[::]:80/?token=t"
 
 
 def test_ports() -> None:

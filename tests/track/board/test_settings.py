@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from z2all_ds.track.board.files import LocalFiles
 from z2all_ds.track.board.settings import Settings, differences, flattened, parse
+from z2all_ds.track.files import Files
 
 
 def test_flat_keys() -> None:
@@ -25,10 +25,10 @@ def test_flat_keys() -> None:
 
 def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
     config, ds_config = tmp_path / "run.yaml", tmp_path / "ds_config.json"
-    settings = Settings(LocalFiles(), str(config), str(ds_config))
+    settings = Settings(Files(), str(config), str(ds_config))
 
     def look() -> None:
-        settings.look(LocalFiles().signs([str(config), str(ds_config)])[1])
+        settings.update(Files().stats([str(config), str(ds_config)])[1])
 
     look()
     assert settings.flat == {}

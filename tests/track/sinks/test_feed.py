@@ -1,4 +1,4 @@
-"""Sinks that are killed, hang, lack a login, a package or room: one warning, no delay, and every record in the end."""
+"""Sinks that are killed, hang, or lack a login, a package or disk space: one warning, no delay, no lost record."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ time.sleep(120)
 
 
 def warnings(run: FedRun) -> list[str]:
-    return [line for line in run.said if "fails" in line or "has not confirmed" in line]
+    return [line for line in run.said if "failed" in line or "has not confirmed" in line]
 
 
 def is_sending(run: FedRun) -> bool:
@@ -46,7 +46,7 @@ def is_sending(run: FedRun) -> bool:
 
 
 def sessions_opened(run: FedRun) -> int:
-    """Of W&B, so far."""
+    """Number of W&B sessions so far."""
     log = (run.folder.root / "logs" / "sinks.log").read_text(encoding="utf-8")
     return sum(line.startswith("W&B: ") and line.endswith("(offline)") for line in log.splitlines())
 
@@ -69,7 +69,7 @@ def test_a_wandb_service_that_is_killed_and_then_hangs_loses_no_record(tmp_path:
     run.close()
 
     (warning,) = warnings(run)
-    assert warning.startswith("W&B fails (") and warning.endswith("training goes on")
+    assert warning.startswith("W&B failed (") and warning.endswith("training continues")
     rows = offline_rows(run.folder.root)
     written = {record["step"]: record["time_unix"] for record in read_records(run.folder.metrics)}
     assert {row["step"]: row["time_unix"] for row in rows} == written  # of steps taken again the last
@@ -154,7 +154,7 @@ def test_waiting_for_a_sink_is_told_and_is_no_hang(tmp_path: Path) -> None:
     waiting, left = run.said[-2:]
     assert waiting == "waiting for W&B, up to 3 s (track.finish_seconds)"
     command = f"z2all track sync '{tmp_path / 'run 1'}'"
-    assert left == f"W&B has not confirmed 3 records: `{command}` sends what it lacks"
+    assert left == f"W&B has not confirmed 3 records: `{command}` sends the missing ones"
     assert not sink_processes(os.getpid())
 
 
@@ -192,15 +192,15 @@ def test_a_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
 
 def test_why_it_is_offline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed for these words
+    monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed
     for key in ("", "k"):
         monkeypatch.setenv("WANDB_API_KEY", key)
         monkeypatch.setenv("WANDB_MODE", "offline")
         SinkFeed(TrackSection(wandb="auto"), RunFolder(tmp_path), said.append)
-    sync = f"`z2all track sync {tmp_path}` sends it"
+    sync = f"`z2all track sync {tmp_path}` sends the run"
     assert said == [
-        f"W&B: offline, as no API key is set; `wandb login`, then {sync}",
-        f"W&B: offline, as WANDB_MODE says so; {sync}",
+        f"W&B: offline (no API key); `wandb login`, then {sync}",
+        f"W&B: offline (WANDB_MODE=offline); {sync}",
     ]
 
 
@@ -210,8 +210,8 @@ def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> No
     run.wait_for(lambda: warnings(run))
     run.close()
     first, last = warnings(run)
-    assert first.startswith("W&B fails (no API key is set: `wandb login` sets one): it is tried again")
-    assert last == f"W&B has not confirmed 3 records: `z2all track sync {tmp_path}` sends what it lacks"
+    assert first.startswith("W&B failed (no API key: run `wandb login`): retrying")
+    assert last == f"W&B has not confirmed 3 records: `z2all track sync {tmp_path}` sends the missing ones"
 
 
 def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatc
     run.wait_for(lambda: len(warnings(run)) == 2)
     run.close()
     of_wandb, of_tensorboard = sorted(warnings(run)[:2], reverse=True)
-    assert "OSError: half of it is missing" in of_wandb and "it is tried again" in of_wandb
+    assert "OSError: half of it is missing" in of_wandb and "retrying" in of_wandb
     assert "pip install 'z2all_ds[tensorboard]'" in of_tensorboard and "switched off" in of_tensorboard
 
 

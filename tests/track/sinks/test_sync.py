@@ -53,8 +53,8 @@ def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest
         run.go_back_to(10)
         run.steps(11, 14)
         run.close()
-        assert [line.partition(" (")[0] for line in run.said if "fails" in line] == ["W&B fails"]
-        assert f"`z2all track sync {shlex.quote(str(tmp_path / '名字'))}` sends what it lacks" in run.said[-1]
+        assert [line.partition(" (")[0] for line in run.said if "failed" in line] == ["W&B failed"]
+        assert f"`z2all track sync {shlex.quote(str(tmp_path / '名字'))}` sends the missing ones" in run.said[-1]
 
         server.refuses_rows = False
         answer = sync(str(tmp_path / "名字"))
@@ -114,11 +114,11 @@ def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(DataError, match=r"no metrics\.jsonl in it"):
+    with pytest.raises(DataError, match=r"has no metrics\.jsonl"):
         sync_runs([tmp_path / "x"], "wandb", None, offline=False)
     with pytest.raises(ConfigError, match="--to paper: must be one of wandb, tensorboard"):
         sync_runs([tmp_path], "paper", None, offline=False)
-    with pytest.raises(ConfigError, match="--offline: is for W&B alone"):
+    with pytest.raises(ConfigError, match="--offline: only applies to W&B"):
         sync_runs([tmp_path], "tensorboard", None, offline=True)
     answer = sync(str(tmp_path))
     assert answer.returncode == ConfigError.exit_code

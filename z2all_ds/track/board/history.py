@@ -1,37 +1,39 @@
-"""What is known of one history of a metrics file: its buckets, and which bytes hold which steps."""
+"""The content of a metrics file since it was last truncated: its buckets, and the byte offsets of its steps."""
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from z2all_ds.track.fields import PROBE_PREFIX
-from z2all_ds.track.tables import Buckets, Numbers, columns_of, parse_line
+from z2all_ds.track.fields import AXES, PROBE_PREFIX
+from z2all_ds.track.goodput import counted_seconds
+from z2all_ds.track.tables import Buckets, Numbers, columns_of
+from z2all_ds.track.writer import parse_line
 
 STEP_BYTES = 1 << 20
-"""Read and parsed at a time: some 20 ms of a processor."""
-INDEXED = ("step", "tokens_seen", "time_unix")
+"""Read and parsed at a time, in about 20 ms."""
 RARE_FIELDS = ("validation_loss", PROBE_PREFIX)
-"""How fields begin that few records have: a sample would miss them, so it takes all of those records."""
+"""Beginnings of fields that few records have. A sample would miss them, so it contains all of those records."""
 
 
 class Index:
-    """Which bytes hold which steps: places in the file, each with what its record says."""
+    """Offsets in the file, each with the step, tokens and time of its record."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
-        self._columns: dict[str, list[float]] = {name: [] for name in INDEXED}
+        self._columns: dict[str, list[float]] = {name: [] for name in AXES.values()}
 
     def add(self, offset: int, record: dict[str, Any]) -> None:
-        values = {name: record.get(name) for name in INDEXED}
-        if all(isinstance(value, int | float) for value in values.values()):
+        values = [record.get(name) for name in AXES.values()]
+        if all(isinstance(value, int | float) for value in values):
             self.offsets.append(offset)
-            for name, value in values.items():
-                self._columns[name].append(float(value))  # type: ignore[arg-type]
+            for column, value in zip(self._columns.values(), values, strict=True):
+                column.append(float(value))  # type: ignore[arg-type]
 
-    def part(self, name: str, low: float, high: float, size: int) -> tuple[int, int]:
-        """First and last byte of what may hold records from `low` to `high`."""
+    def range(self, name: str, low: float, high: float, size: int) -> tuple[int, int]:
+        """Returns the first and last byte of the part that may contain records from `low` to `high`."""
         column = self._columns[name]
         first, end = bisect_right(column, low) - 1, bisect_left(column, high)
         begin = self.offsets[first] if first >= 0 else 0
@@ -39,94 +41,79 @@ class Index:
 
 
 class History:
-    """What is known of one history of the file; another begins where the file is cut back."""
+    """All records of the file, or a sample of them; a truncated file gets a new history."""
 
     def __init__(self, is_sample: bool) -> None:
         self.is_sample = is_sample
         self.buckets, self.index = Buckets(), Index()
         self.records, self.unparsable = 0, 0
-        self.last_step = np.nan
-        """Of the records that were kept."""
-        self.untaken_seconds = 0.0
-        """Of steps that the guard left out."""
+        self._last_step = np.nan
+        self.counted_seconds = 0.0
+        """For the goodput; not known of a sample."""
         self.probes: dict[str, tuple[float, float]] = {}
-        """Step and value of the last answer to each."""
+        """Step and last value of each probe."""
 
-    def add(self, offset: int, batch: "Batch") -> None:
-        """The next records, the first of which begins at this byte."""
-        self.unparsable += batch.unparsable
-        if not batch.records:
-            return
-        if not self.index.offsets or offset - self.index.offsets[-1] >= STEP_BYTES // 2:
-            self.index.add(offset, batch.records[0])
-        self.keep(batch.columns, batch.rows)
-        self.records += len(batch.records)
-        self.probes |= batch.probes
-        self.untaken_seconds += sum(_counted(record) for record in batch.records if record.get("step_taken") is False)
+    @classmethod
+    def sample(cls, lines: Mapping[int, bytes]) -> "History":
+        """Returns a sample of the file made of these lines, by their offsets."""
+        sample = cls(is_sample=True)
+        parsed = [(offset, parse_line(line)) for offset, line in sorted(lines.items())]
+        records = [(offset, record) for offset, record in parsed if record is not None]
+        for offset, record in records:
+            sample.index.add(offset, record)
+        columns = columns_of([record for _, record in records])
+        sample._keep(columns, len(records))
+        sample.probes = last_probes(columns)
+        sample.records = len(records)
+        return sample
 
-    def keep(self, columns: Mapping[str, Numbers], rows: int) -> None:
-        """The next records that curves are drawn from. One of a sample stands for those since the one before it, of
-        which there is one a step."""
+    def add(self, offset: int, lines: Sequence[bytes], lock: threading.Lock) -> list[dict[str, Any]]:
+        """Adds the next lines, the first of which begins at `offset`, and returns their records.
+
+        The lock is taken after parsing, so that requests are answered meanwhile.
+        """
+        parsed = [parse_line(line) for line in lines]
+        records = [record for record in parsed if record is not None]
+        columns, is_kept = columns_of(records), np.zeros(len(records), dtype=bool)
+        stride = self._stride((sum(map(len, lines)) + len(lines)) / max(1, len(lines)))
+        is_kept[-self.records % stride :: stride] = True
+        for name, column in columns.items() if stride > 1 else ():
+            if name.startswith(RARE_FIELDS):
+                is_kept |= np.isfinite(column)
+        columns = {name: column[is_kept] for name, column in columns.items()}
+        with lock:
+            self.unparsable += len(parsed) - len(records)
+            if records and (not self.index.offsets or offset - self.index.offsets[-1] >= STEP_BYTES // 2):
+                self.index.add(offset, records[0])
+            self._keep(columns, int(is_kept.sum()))
+            self.records += len(records)
+            self.probes |= last_probes(columns)
+            self.counted_seconds += sum(map(counted_seconds, records))
+        return records
+
+    def _keep(self, columns: Mapping[str, Numbers], rows: int) -> None:
+        """Adds records to the buckets. A record of a sample stands for all steps since the previous one."""
         if not self.is_sample:
             self.buckets.add(columns, rows)
             return
         steps = columns.get("step", np.full(rows, np.nan))
-        gaps = np.diff(steps, prepend=self.last_step)
+        gaps = np.diff(steps, prepend=self._last_step)
         self.buckets.add(columns, rows, np.where(gaps > 1, gaps, 1.0))
-        self.last_step = steps[np.isfinite(steps)][-1] if np.isfinite(steps).any() else self.last_step
+        self._last_step = steps[np.isfinite(steps)][-1] if np.isfinite(steps).any() else self._last_step
 
-    def stride(self, record_bytes: float) -> int:
-        """Records from one that is kept to the next: a sample goes on as sparse as it is, or its end would crowd out
-        the rest."""
+    def _stride(self, record_bytes: float) -> int:
+        """Returns the distance of records to keep: a sample stays as sparse as it is."""
         if not self.is_sample or not self.index.offsets:
             return 1
         return max(1, round(self.index.offsets[-1] / len(self.index.offsets) / max(1.0, record_bytes)))
 
 
-class Batch:
-    """Lines made ready to be added, while requests are still answered from what there was."""
-
-    def __init__(self, lines: Sequence[bytes], history: History) -> None:
-        parsed = [parse_line(line) for line in lines]
-        self.records = [record for record in parsed if record is not None]
-        self.unparsable = len(parsed) - len(self.records)
-        stride = history.stride((sum(map(len, lines)) + len(lines)) / max(1, len(lines)))
-        columns = columns_of(self.records)
-        is_kept = np.zeros(len(self.records), dtype=bool)
-        is_kept[-history.records % stride :: stride] = True
-        for name, column in columns.items() if stride > 1 else ():
-            if name.startswith(RARE_FIELDS):
-                is_kept |= np.isfinite(column)
-        self.probes = last_probes(columns)
-        self.columns = {name: column[is_kept] for name, column in columns.items()}
-        self.rows = int(is_kept.sum())
-
-
-def sample_of(found: Mapping[int, bytes]) -> History:
-    """Of lines here and there, by where they begin."""
-    sample = History(is_sample=True)
-    parsed = [(offset, parse_line(line)) for offset, line in sorted(found.items())]
-    records = [(offset, record) for offset, record in parsed if record is not None]
-    for offset, record in records:
-        sample.index.add(offset, record)
-    if records:
-        columns = columns_of([record for _, record in records])
-        sample.keep(columns, len(records))
-        sample.probes = last_probes(columns)
-    sample.records = len(records)
-    return sample
-
-
 def last_probes(columns: Mapping[str, Numbers]) -> dict[str, tuple[float, float]]:
+    """Returns step and value of the last answer to each probe."""
     found = {}
-    for name, column in columns.items():
-        if name.startswith(PROBE_PREFIX) and "step" in columns:
-            last = np.flatnonzero(np.isfinite(column))[-1]
-            found[name.removeprefix(PROBE_PREFIX)] = (float(columns["step"][last]), float(column[last]))
+    for name in [name for name in columns if name.startswith(PROBE_PREFIX) and "step" in columns]:
+        known = np.flatnonzero(np.isfinite(columns[name]))
+        if known.size:
+            last = known[-1]
+            found[name.removeprefix(PROBE_PREFIX)] = (float(columns["step"][last]), float(columns[name][last]))
     return found
-
-
-def _counted(record: dict[str, Any]) -> float:
-    """Seconds of a step that goodput counts."""
-    values = [record.get(f"{kind}_seconds") or 0.0 for kind in ("step", "data_wait", "validation", "checkpoint")]
-    return float(values[0] - sum(values[1:]))

@@ -1,4 +1,4 @@
-"""Shares of the domains, as asked for and as counted."""
+"""Shares of the domains, as requested and as counted."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,20 +7,15 @@ from z2all_ds.track.fields import LOSS_PREFIX, TOKENS_PREFIX
 
 
 def domains_in(names: Sequence[str]) -> list[str]:
-    """Of the series that are there."""
-    found = {
-        name.removeprefix(prefix)
-        for name in names
-        for prefix in (TOKENS_PREFIX, LOSS_PREFIX)
-        if name.startswith(prefix)
-    }
-    return sorted(found)
+    """Returns the domains that these fields of metrics.jsonl belong to."""
+    prefixes = (TOKENS_PREFIX, LOSS_PREFIX)
+    return sorted({name.removeprefix(prefix) for name in names for prefix in prefixes if name.startswith(prefix)})
 
 
-def stage_in_force(stages: Sequence[dict[str, Any]], step: float) -> dict[str, Any]:
-    """The last one that has begun; a stage's first_step is the number of steps done before it."""
+def stage_at(stages: Sequence[dict[str, Any]], step: float) -> dict[str, Any]:
+    """Returns the last stage that has begun; a stage's first_step is the number of steps before it."""
     begun = [stage for stage in stages if (stage.get("first_step") or 0) <= step]
-    return begun[-1] if begun else (stages[0] if stages else {})
+    return begun[-1] if begun else next(iter(stages), {})
 
 
 def mixture_of(
@@ -30,10 +25,12 @@ def mixture_of(
     total: Callable[[str], float],
     is_sample: bool = False,
 ) -> dict[str, Any]:
-    """`total` sums a series over the run, or over a sample of it, which tells shares alone; `recent` are the last
-    records."""
+    """Returns the mixture for the page.
+
+    `total` sums a field over the run, or over a sample of it, which gives only shares; `recent` are the last records.
+    """
     last = recent[-1] if recent else {}
-    asked = stage_in_force(stages, last.get("step") or 0).get("shares") or {}
+    asked = stage_at(stages, last.get("step") or 0).get("shares") or {}
     names = [*dict.fromkeys([*asked, *domains])]
     tokens = {name: total(TOKENS_PREFIX + name) for name in names}
     lately = {name: sum(record.get(TOKENS_PREFIX + name) or 0 for record in recent) for name in names}

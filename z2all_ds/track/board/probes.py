@@ -1,7 +1,7 @@
-"""Probes as the board shows them: what each asks and expects, what it found last, and curves of later evaluations.
+"""Probes for the board: what each asks and expects, its last value, and curves of later evaluations.
 
-A run writes the values of its probes beside the loss, and what they expect into its start. `z2all evaluate probes`
-asks the kept checkpoints afterwards and leaves a file of the same in the run's folder.
+A run writes the values of its probes into metrics.jsonl, and their definitions into its start event. `z2all evaluate
+probes` asks the saved checkpoints later and writes a file with the same content into the run folder.
 """
 
 import posixpath
@@ -9,57 +9,51 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from z2all_ds.track.board.files import Files
-from z2all_ds.track.tables import parse_line
+from z2all_ds.track.files import Files
+from z2all_ds.track.writer import parse_line
 
 LONGEST_BYTES = 16 << 20
 MOST_FILES = 32
 SETTLED_SECONDS = 2.0
-"""A folder that was changed just now may change again within the same tick of its clock."""
+"""A folder changed more recently may change again within the same tick of its clock."""
 StepsTo = Callable[[Sequence[float]], list[float | None]]
 
 
 class EvaluationFiles:
-    """The files that `z2all evaluate probes` leaves in a run's folder; they may come, and be written anew, later."""
+    """The files that `z2all evaluate probes` writes into a run folder; they may appear and change at any time."""
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._folder = files, folder
-        self._seen: list[float] | None = None
-        self._signs: dict[str, list[float]] = {}
+        self._stat: list[float] | None = None
+        self._stats: dict[str, list[float]] = {}
         self._found: dict[str, dict[str, Any]] = {}
         self.version = 0
-        """Goes up where there is something new."""
+        """Incremented when the content has changed."""
 
-    def look(self, sign: list[float], now_there: float) -> None:
-        """Given the folder's sign of just now; a file that is renamed into it changes that."""
-        if sign == self._seen:
+    def update(self, stat: list[float], now_unix: float) -> None:
+        """Reads changed files, given the folder's current stat; renaming a file into the folder changes it."""
+        if stat == self._stat:
             return
-        names = [name for name in self._files.file_names(self._folder) if _is_of_probes(name)][:MOST_FILES]
+        names = [name for name in self._files.file_names(self._folder) if name.startswith("probes_")]
+        names = [name for name in names if name.endswith(".json")][:MOST_FILES]
         paths = {name: posixpath.join(self._folder, name) for name in names}
-        signs = dict(zip(names, self._files.signs(list(paths.values()))[1], strict=True)) if names else {}
-        changed = [name for name in names if signs[name] != self._signs.get(name)]
+        stats = dict(zip(names, self._files.stats(list(paths.values()))[1], strict=True)) if names else {}
+        changed = [name for name in names if stats[name] != self._stats.get(name)]
         read = {name: parse_line(self._files.read(paths[name], 0, LONGEST_BYTES)) for name in changed}
-        if changed or self._found.keys() - signs.keys():
-            kept = {name: content for name, content in self._found.items() if name in signs}
-            self._found = kept | {name: content for name, content in read.items() if content is not None}
+        if changed or self._found.keys() - stats.keys():
+            found = {name: self._found.get(name) for name in names} | read
+            self._found = {name: content for name, content in found.items() if content is not None}
             self.version += 1
-        self._signs = signs
-        self._seen = sign if now_there - sign[1] > SETTLED_SECONDS else None
+        self._stats = stats
+        self._stat = stat if now_unix - stat[1] > SETTLED_SECONDS else None
 
     def contents(self) -> list[dict[str, Any]]:
-        """In the order of their names."""
-        found = self._found
-        return [found[name] for name in sorted(found)]
-
-
-def _is_of_probes(name: str) -> bool:
-    return name.startswith("probes_") and name.endswith(".json")
+        """Returns the parsed files in the order of their names."""
+        return list(self._found.values())
 
 
 @dataclass
-class _Row:
-    """One probe, as far as it is known."""
-
+class _Probe:
     definition: Mapping[str, Any] = field(default_factory=dict)
     evaluated: dict[int, tuple[float | None, bool | None]] = field(default_factory=dict)
     """Value and verdict by step."""
@@ -72,17 +66,20 @@ def probes_of(
     tokens_at: StepsTo,
     seconds_at: StepsTo,
 ) -> list[dict[str, Any]]:
-    """`defined`: by the run's start; `trained`: step and value of each probe that the run asks itself."""
-    rows: dict[str, _Row] = {}
+    """Returns all probes for the page.
+
+    `defined`: by the run's start event; `trained`: step and value of each probe that the run itself asks.
+    """
+    probes: dict[str, _Probe] = {}
     for definition in [*defined, *(one for content in evaluations for one in _list(content, "probes"))]:
         if isinstance(definition, dict) and isinstance(definition.get("name"), str):
-            rows.setdefault(definition["name"], _Row(definition))
+            probes.setdefault(definition["name"], _Probe(definition))
     for content in evaluations:
         for row in _list(content, "rows"):
-            _take(rows, row)
+            _add_row(probes, row)
     for name in trained:
-        rows.setdefault(name, _Row())
-    return [_shown(name, row, trained.get(name), tokens_at, seconds_at) for name, row in rows.items()]
+        probes.setdefault(name, _Probe())
+    return [_shown(name, probe, trained.get(name), tokens_at, seconds_at) for name, probe in probes.items()]
 
 
 def _list(content: Mapping[str, Any], key: str) -> list[Any]:
@@ -90,34 +87,34 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _take(rows: dict[str, _Row], row: Any) -> None:
+def _add_row(probes: dict[str, _Probe], row: Any) -> None:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("values"), dict):
         return
     passed = row.get("passed")
     for name, value in row["values"].items():
         verdict = passed.get(name) if isinstance(passed, dict) else None
-        known = rows.setdefault(name, _Row())
-        known.evaluated[row["step"]] = (_number(value), verdict if isinstance(verdict, bool) else None)
+        probe = probes.setdefault(name, _Probe())
+        probe.evaluated[row["step"]] = (_number(value), verdict if isinstance(verdict, bool) else None)
 
 
 def _shown(
-    name: str, row: _Row, trained: tuple[float, float] | None, tokens_at: StepsTo, seconds_at: StepsTo
+    name: str, probe: _Probe, trained: tuple[float, float] | None, tokens_at: StepsTo, seconds_at: StepsTo
 ) -> dict[str, Any]:
-    bounds = {key: _number(row.definition.get(key)) for key in ("at_least", "at_most")}
-    from_step = _number(row.definition.get("from_step")) or 0
+    bounds = {key: _number(probe.definition.get(key)) for key in ("at_least", "at_most")}
+    from_step = _number(probe.definition.get("from_step")) or 0
     step, value, passed = None, None, None
-    if row.evaluated:
-        step = float(max(row.evaluated))
-        value, passed = row.evaluated[int(step)]
+    if probe.evaluated:
+        step = float(max(probe.evaluated))
+        value, passed = probe.evaluated[int(step)]
     if trained is not None and (step is None or trained[0] >= step):
-        # Of the same step, an evaluation's verdict knows more: it has read the answer too.
-        knows_more = step == trained[0] and passed is not None
+        # At the same step, the verdict of an evaluation is better: it has also checked the answer's form.
+        keeps_verdict = step == trained[0] and passed is not None
         step, value = trained
-        passed = passed if knows_more else _is_met(value, step, from_step, **bounds)
-    steps = sorted(row.evaluated) if trained is None else []
+        passed = passed if keeps_verdict else _is_met(value, step, from_step, **bounds)
+    steps = sorted(probe.evaluated) if trained is None else []
     return {
         "name": name,
-        "kind": row.definition.get("kind"),
+        "kind": probe.definition.get("kind"),
         **bounds,
         "from_step": from_step,
         "value": value,
@@ -127,7 +124,7 @@ def _shown(
             "step": steps,
             "tokens": tokens_at(steps),
             "seconds": seconds_at(steps),
-            "value": [row.evaluated[step][0] for step in steps],
+            "value": [probe.evaluated[step][0] for step in steps],
         },
     }
 

@@ -1,33 +1,29 @@
 """Run folders on other machines, read over ssh with the user's own config and keys.
 
-One ssh a place: it starts a bare Python there with the text of `far_side`, which answers requests until the board is
-gone. A connection that breaks is made again, after pauses that grow; until then calls say why it cannot be had.
+There is one ssh process per given folder. It starts a bare Python on the other machine with the text of
+`track/files.py`, which answers requests until the board ends. A lost connection is opened again, after increasing
+pauses; until then, calls raise an error with the reason.
 """
 
-import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from z2all_ds.base.child_process import PIPES, start
+from z2all_ds.base.child_process import MARK, JsonProcess
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.ssh_errors import recognise
-from z2all_ds.track.board import remote_agent
-from z2all_ds.track.board.files import Unreachable
+from z2all_ds.track import files
+from z2all_ds.track.files import Files
 
-GREETING = b"z2all board\n"
-GREETING_SECONDS = 20.0
-"""From ssh's start to our side's first word; ssh itself gives up a machine that does not answer after 10."""
-LAST_WORDS_SECONDS = 2.0
+LOGIN_SECONDS = 20.0
+"""From the start of ssh to the first answer; ssh itself gives up on an unreachable machine after 10."""
+END_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 OPTIONS = {
     "BatchMode": "yes",
@@ -37,19 +33,25 @@ OPTIONS = {
     "ControlMaster": "no",  # a shared connection would outlive the board
 }
 NO_PYTHON = 127
+START_AGENT = f"import json, sys; exec(json.loads(sys.stdin.readline()[{len(MARK)}:])['source'])"
+LOGIN_FIX = "`ssh {target}` must log in without a password (ssh-copy-id, ssh-agent)"
 FIXES = {
-    "host_key": "See who answers there with `ssh {target}` by hand",
-    "key": "`ssh {target}` must come in without a password (ssh-copy-id, ssh-agent)",
-    "key_file": "`ssh {target}` must come in without a password (ssh-copy-id, ssh-agent)",
-    "name": "Correct the name, or give it in ~/.ssh/config",
-    "port": "No sshd answers there: ssh://user@host:port/path names another port",
-    "unreachable": "Is the machine up and reached from here?",
+    "host_key": "Check the host key with `ssh {target}`",
+    "key": LOGIN_FIX,
+    "key_file": LOGIN_FIX,
+    "name": "Correct the name, or define it in ~/.ssh/config",
+    "port": "No sshd listens on this port; give another one with ssh://user@host:port/path",
+    "unreachable": "Check that the machine is up and reachable from here",
 }
 
 
+class Unreachable(OSError):
+    """The other machine does not answer now; the message is one line."""
+
+
 @dataclass(frozen=True)
-class RemoteRunPath:
-    """Where a folder is."""
+class RemoteFolder:
+    """A folder on another machine."""
 
     target: str
     """user@host, or a name from ~/.ssh/config."""
@@ -57,17 +59,24 @@ class RemoteRunPath:
     folder: str
 
     def command(self) -> list[str]:
-        """ssh, with what starts our side there."""
-        source_bytes = len(_source())
-        python = f"import sys; exec(compile(sys.stdin.buffer.read({source_bytes}), 'board', 'exec'))"
-        there = f"command -v python3 >/dev/null || exit {NO_PYTHON}; exec python3 -c {shlex.quote(python)}"
+        """Returns the ssh command that starts Python there; it expects its source as the first message."""
+        agent = f"command -v python3 >/dev/null || exit {NO_PYTHON}; exec python3 -c {shlex.quote(START_AGENT)}"
         options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
         port = ["-p", str(self.port)] if self.port else []
-        return ["ssh", "-C", "-T", "-x", *options, *port, "--", self.target, f"exec sh -c {shlex.quote(there)}"]
+        return ["ssh", "-C", "-T", "-x", *options, *port, "--", self.target, f"exec sh -c {shlex.quote(agent)}"]
+
+    def reason(self, exit_code: int, error_lines: str) -> str:
+        """Returns ssh's own error line and its fix."""
+        if exit_code == NO_PYTHON:
+            return f"{self.target}: no python3 on its PATH; the board needs it to read the run there"
+        kind, line = recognise(error_lines)
+        if kind in FIXES:
+            return f"{line}. {FIXES[kind].format(target=self.target)}"
+        return line or f"the connection to {self.target} has ended"
 
 
-def parse_place(given: str) -> RemoteRunPath | None:
-    """user@host:path or ssh://user@host:port/path; None for a folder on this machine."""
+def parse_remote(given: str) -> RemoteFolder | None:
+    """Parses user@host:path or ssh://user@host:port/path; returns None for a folder on this machine."""
     if given.startswith("ssh://"):
         try:
             parts = urlsplit(given)
@@ -78,161 +87,96 @@ def parse_place(given: str) -> RemoteRunPath | None:
         if not host or not folder.strip("/"):
             raise ConfigError(given, "names no host or no folder", "Write ssh://user@host:port/path.")
         target = f"{unquote(parts.username)}@{host}" if parts.username else host
-        place = RemoteRunPath(target, port, "~" + folder[2:] if folder.startswith("/~") else folder)
+        folder = "~" + folder[2:] if folder.startswith("/~") else folder
     else:
-        # As scp reads it: a colon before any slash. What is there under that very name is a folder here.
+        # As in scp: a colon before any slash, unless a local folder has that name.
         found = re.fullmatch(r"([^/:\[\]]+|(?:[^/@]+@)?\[[^\]/]+\]):(.*)", given, flags=re.DOTALL)
         if found is None or Path(given).exists():
             return None
-        place = RemoteRunPath(found[1].replace("[", "").replace("]", ""), None, found[2] or ".")
-    if place.target.startswith("-"):
-        raise ConfigError(given, "a host's name does not begin with -", "Write user@host:path.")
-    return RemoteRunPath(place.target, place.port, place.folder.rstrip("/") or "/")
+        target, port, folder = found[1].replace("[", "").replace("]", ""), None, found[2] or "."
+    if target.startswith("-"):
+        raise ConfigError(given, "a host name does not begin with -", "Write user@host:path.")
+    return RemoteFolder(target, port, folder.rstrip("/") or "/")
 
 
-def _source() -> bytes:
-    return Path(remote_agent.__file__).read_bytes().replace(b'if __name__ == "__main__":', b"if True:")
+class RemoteFiles(Files):
+    """Reads files of another machine; one request at a time."""
 
+    is_remote = True
 
-class RemoteFiles:
-    """The other machine's files; one request at a time."""
-
-    is_far = True
-
-    def __init__(self, place: RemoteRunPath) -> None:
-        self._place = place
+    def __init__(self, folder: RemoteFolder) -> None:
+        self._folder = folder
         self._lock = threading.Lock()
-        self._ssh: subprocess.Popen[bytes] | None = None
-        self._said: list[bytes] = []
-        self._listener: threading.Thread | None = None
-        self._trouble = ""
+        self._ssh: JsonProcess | None = None
+        self._reason, self._is_closed = "", False
         self._pause_seconds, self._not_before = FIRST_PAUSE_SECONDS, 0.0
-        self._is_closed, self._gave_up = False, False
 
-    def signs(self, paths: list[str]) -> tuple[float, list[list[float]]]:
-        answer = json.loads(self._ask({"ask": "signs", "paths": paths})[0])
-        return answer["now"], answer["signs"]
+    def stats(self, paths: list[str]) -> tuple[float, list[list[float]]]:
+        now, found = self._call("stats", paths)
+        return now, found
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        return self._ask({"ask": "read", "path": path, "offset": offset, "length": length})[0]
+        return _as_bytes(self._call("read", path, offset, length))
 
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
-        return _lines(self._ask({"ask": "lines_at", "path": path, "offsets": offsets}))
+        return [(offset, _as_bytes(line)) for offset, line in self._call("lines_at", path, offsets)]
 
     def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
-        request = {"ask": "lines_with", "path": path, "words": words, "offset": offset, "length": length}
-        return _lines(self._ask(request))
+        found = self._call("lines_with", path, words, offset, length)
+        return [(begin, _as_bytes(line)) for begin, line in found]
 
     def run_folders(self, path: str) -> list[str]:
-        folders: list[str] = json.loads(self._ask({"ask": "run_folders", "path": path})[0])
-        return folders
+        return list(self._call("run_folders", path))
 
     def file_names(self, path: str) -> list[str]:
-        names: list[str] = json.loads(self._ask({"ask": "file_names", "path": path})[0])
-        return names
+        return list(self._call("file_names", path))
 
     def close(self) -> None:
-        """Ends ssh, and with it what runs there."""
+        """Ends ssh, and with it the process on the other machine."""
         self._is_closed = True
-        ssh = self._ssh
-        if ssh is not None and ssh.poll() is None:
-            ssh.terminate()
-
-    def _ask(self, request: dict[str, Any]) -> list[bytes]:
-        with self._lock:
-            ssh = self._connected()
-            try:
-                return self._exchange(ssh, request)
-            except (BrokenPipeError, EOFError, ValueError):
-                raise self._lost(ssh) from None
-
-    def _exchange(self, ssh: "subprocess.Popen[bytes]", request: dict[str, Any]) -> list[bytes]:
-        assert ssh.stdin and ssh.stdout
-        ssh.stdin.write(json.dumps(request).encode() + b"\n")
-        ssh.stdin.flush()
-        head = json.loads(ssh.stdout.readline())
-        if "error" in head:
-            raise OSError(head["error"])
-        pieces = [ssh.stdout.read(size) for size in head["sizes"]]
-        if [len(piece) for piece in pieces] != head["sizes"]:
-            raise EOFError
-        return pieces
-
-    def _connected(self) -> "subprocess.Popen[bytes]":
         if self._ssh is not None:
-            return self._ssh
+            self._ssh.process.terminate()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        with self._lock:
+            ssh = self._ssh or self._connect()
+            ssh.send({"method": method, "arguments": arguments})
+            answer = ssh.receive()
+            if answer is None:
+                raise self._lost(ssh)
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["result"]
+
+    def _connect(self) -> JsonProcess:
         if self._is_closed or time.monotonic() < self._not_before:
-            raise Unreachable(self._trouble)
+            raise Unreachable(self._reason)
         try:
-            ssh = start(self._place.command(), {**os.environ, "LC_ALL": "C"}, **PIPES)  # words that we know to read
+            # In English, since the error messages are parsed.
+            ssh = JsonProcess(self._folder.command(), {**os.environ, "LC_ALL": "C"})
         except FileNotFoundError:
             raise Unreachable("ssh is not installed here: install openssh-client") from None
-        self._ssh, self._said, self._gave_up = ssh, [], False
-        self._listener = threading.Thread(target=_listen, args=[ssh, self._said], daemon=True)
-        self._listener.start()
-        assert ssh.stdin and ssh.stdout
-        limit = threading.Timer(GREETING_SECONDS, self._give_up, args=[ssh])
-        limit.daemon = True
-        limit.start()
+        self._ssh = ssh
+        ssh.send({"source": Path(files.__file__).read_text(encoding="utf-8")})
         try:
-            ssh.stdin.write(_source())
-            ssh.stdin.flush()
-            # A login that greets people may say something first.
-            greeted = any(line.endswith(GREETING) for line in iter(ssh.stdout.readline, b""))
-        except BrokenPipeError:
-            greeted = False
-        finally:
-            limit.cancel()
-        if not greeted:
-            raise self._lost(ssh)
+            if ssh.receive(LOGIN_SECONDS) is None:
+                raise self._lost(ssh)
+        except TimeoutError:
+            target, rule = self._folder.target, f"the login did not start python3 within {LOGIN_SECONDS:.0f} s"
+            raise self._lost(ssh, f"{target}: {rule}. `ssh {target} python3 -V` shows where it stops") from None
         self._pause_seconds = FIRST_PAUSE_SECONDS
         return ssh
 
-    def _give_up(self, ssh: "subprocess.Popen[bytes]") -> None:
-        self._gave_up = True
-        with suppress(ProcessLookupError):
-            os.killpg(ssh.pid, signal.SIGKILL)  # with what it has started: that would hold our pipe open
-
-    def _lost(self, ssh: "subprocess.Popen[bytes]") -> Unreachable:
-        """Why there is no connection, after ssh's end."""
-        try:
-            code = ssh.wait(LAST_WORDS_SECONDS)  # of its own accord, or its code says nothing
-        except subprocess.TimeoutExpired:
-            ssh.kill()
-            code = ssh.wait()
+    def _lost(self, ssh: JsonProcess, reason: str = "") -> Unreachable:
+        """Ends ssh and sets the time of the next attempt; without a `reason`, its own error line is the reason."""
+        ssh.close(0.0 if reason else END_SECONDS)
+        exit_code = ssh.wait()
         self._ssh = None
-        if self._listener is not None:
-            self._listener.join(LAST_WORDS_SECONDS)
-        said = b"".join(self._said).decode(errors="replace")
-        self._trouble = no_greeting(self._place) if self._gave_up else trouble_of(self._place, code, said)
+        self._reason = reason or self._folder.reason(exit_code, "\n".join(ssh.error_lines))
         self._not_before = time.monotonic() + self._pause_seconds
         self._pause_seconds = min(LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
-        return Unreachable(self._trouble)
+        return Unreachable(self._reason)
 
 
-def _listen(ssh: "subprocess.Popen[bytes]", said: list[bytes]) -> None:
-    """Keeps ssh's last words, so that its stderr never fills up."""
-    assert ssh.stderr
-    for line in ssh.stderr:
-        said.append(line)
-        del said[:-20]
-
-
-def _lines(pieces: list[bytes]) -> list[tuple[int, bytes]]:
-    return list(zip(json.loads(pieces[0]), pieces[1:], strict=True))
-
-
-def no_greeting(place: RemoteRunPath) -> str:
-    """Of a login that takes us in and then gets no further."""
-    fix = f"`ssh {place.target} python3 -V` by hand shows where it stops"
-    return f"{place.target}: the login did not get to python3 within {GREETING_SECONDS:.0f} s. {fix}"
-
-
-def trouble_of(place: RemoteRunPath, code: int, stderr: str) -> str:
-    """ssh's own line and what to do about it."""
-    if code == NO_PYTHON:
-        return f"{place.target}: there is no python3 on its PATH, which the board needs to read the run there"
-    kind, line = recognise(stderr)
-    if kind in FIXES:
-        return f"{line}. {FIXES[kind].format(target=place.target)}"
-    return line or f"the connection to {place.target} has ended"
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,10 +1,12 @@
-"""The board's web server: the page, its charts' library, and the runs as JSON.
+"""The board's web server: the page, its chart library, and the runs as JSON.
 
-It answers this machine alone unless it is told otherwise, and then only those who know a token. Without a token a
-request that names another host is refused: a page from elsewhere could have had its name point here.
+Without a token it answers only requests to a loopback address; a request with another Host header is refused, since a
+page from another server could have its name resolved to this machine. With a token it answers those who have it.
 """
 
 import gzip
+import ipaddress
+import math
 import secrets
 from collections.abc import Callable
 from functools import cache
@@ -24,15 +26,14 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from z2all_ds.track.board.curves import AXES
-from z2all_ds.track.board.hosts import host_of, is_loopback
 from z2all_ds.track.board.run import WatchedRun
 from z2all_ds.track.board.settings import differences
 from z2all_ds.track.board.watch import Watch
+from z2all_ds.track.fields import AXES
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_POINTS, MOST_POINTS = 800, 20_000
-# Plotly sets styles on its elements and makes pictures of charts as data and blob addresses; it needs no eval.
+# Plotly sets styles on its elements and exports charts as data and blob URLs; it needs no eval.
 POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -45,14 +46,28 @@ HEADERS = {
 }
 
 
-def answer_of(content: Any, status: int = 200) -> Response:
-    """As JSON; what is not finite becomes null."""
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_of(header: str) -> str:
+    """Returns `::1` for `[::1]:8765`."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Returns JSON; NaN and infinities become null."""
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     return Response(body, status, media_type="application/json")
 
 
 class Guard:
-    """In front of everything: who may ask, and the headers of every answer."""
+    """Refuses requests that are not allowed, and adds headers to all responses."""
 
     def __init__(self, app: ASGIApp, token: str | None, cookie: str) -> None:
         self._app, self._token, self._cookie = app, token, cookie
@@ -78,132 +93,124 @@ class Guard:
             host = host_of(Headers(scope=scope).get("host", ""))
             if is_loopback(host):
                 return None
-            return answer_of({"error": f"host {host!r}: the board answers to 127.0.0.1 and localhost alone"}, 403)
+            return json_response({"error": f"host {host!r}: the board only answers to 127.0.0.1 and localhost"}, 403)
         if self._is_right(request.query_params.get("token")):
             rest = request.url.remove_query_params("token").query
             answer = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""))
-            words = quote(self._token or "", safe="")  # a cookie holds few characters as they are
-            answer.set_cookie(self._cookie, words, httponly=True, samesite="strict")
+            value = quote(self._token, safe="")  # a cookie may contain only a few characters unquoted
+            answer.set_cookie(self._cookie, value, httponly=True, samesite="strict")
             return answer
         if self._is_right(unquote(request.cookies.get(self._cookie, ""))):
             return None
-        words = "token missing or wrong: open the address that `z2all board` has printed"
-        return PlainTextResponse(words, 403) if request.url.path == "/" else answer_of({"error": words}, 403)
+        error = "token missing or wrong: open the address that `z2all board` has printed"
+        return PlainTextResponse(error, 403) if request.url.path == "/" else json_response({"error": error}, 403)
 
-    def _is_right(self, said: str | None) -> bool:
-        return said is not None and secrets.compare_digest(said.encode(), (self._token or "").encode())
+    def _is_right(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), (self._token or "").encode())
 
 
 def make_app(watch: Watch, token: str | None = None, port: int = 0) -> Starlette:
-    """`token` None: this machine alone. The port is in the cookie's name, or two boards would share one."""
-
-    def run_of(request: Request) -> WatchedRun:
-        return _run(watch, request.query_params.get("run", ""))
-
-    def runs(request: Request) -> Response:
-        names = watch.names()
-        return answer_of({"runs": [run.summary(names[run.id]) for run in watch.shown_runs()]})
-
-    def curves(request: Request) -> Response:
-        query = request.query_params
-        names = query.getlist("name") + [name for name in query.get("names", "").split(",") if name]
-        axis = query.get("x", "step")
-        if axis not in AXES:
-            raise HTTPException(400, f"x={axis}: must be one of {', '.join(AXES)}")
-        most = int(_number(request, "points") or DEFAULT_POINTS)
-        most = max(1, min(MOST_POINTS, most))
-        low, high = _number(request, "from"), _number(request, "to")
-        try:
-            return answer_of(run_of(request).points(names, axis, low, high, most))
-        except OSError as error:  # a zoom reads the file again
-            raise HTTPException(503, f"{error}") from None
-
-    def events(request: Request) -> Response:
-        return answer_of({"events": run_of(request).shown_events()})
-
-    def health(request: Request) -> Response:
-        return answer_of(run_of(request).shown_health())
-
-    def mixture(request: Request) -> Response:
-        return answer_of(run_of(request).mixture())
-
-    def probes(request: Request) -> Response:
-        return answer_of({"probes": run_of(request).probes()})
-
-    def differing(request: Request) -> Response:
-        chosen = [_run(watch, number) for number in request.query_params.get("runs", "").split(",")]
-        return answer_of({"keys": differences([run.settings.flat for run in chosen])})
+    """Returns the web application. The port is part of the cookie's name, so that two boards do not share it."""
 
     def index(request: Request) -> Response:
-        watch.pace.give_way()
+        watch.pace.yield_to_page()
         return _page_file("index.html")
 
-    def page(request: Request) -> Response:
-        return _page_file(request.path_params["name"])
+    def runs(request: Request) -> Any:
+        names = watch.names()
+        return {"runs": [run.summary(names[run.id]) for run in watch.shown_runs()]}
 
-    apis: dict[str, Callable[[Request], Response]] = {
+    def differing(request: Request) -> Any:
+        chosen = [_run(watch, number) for number in request.query_params.get("runs", "").split(",")]
+        return {"keys": differences([run.settings.flat for run in chosen])}
+
+    def of_run(content: Callable[[WatchedRun, Request], Any]) -> Callable[[Request], Any]:
+        return lambda request: content(_run(watch, request.query_params.get("run", "")), request)
+
+    apis: dict[str, Callable[[Request], Any]] = {
         "runs": runs,
-        "curves": curves,
-        "events": events,
-        "health": health,
-        "mixture": mixture,
-        "probes": probes,
         "differences": differing,
+        "curves": of_run(_curves),
+        "events": of_run(lambda run, _: {"events": run.shown_events()}),
+        "health": of_run(lambda run, _: run.shown_health()),
+        "mixture": of_run(lambda run, _: run.mixture()),
+        "probes": of_run(lambda run, _: {"probes": run.probes()}),
     }
+
+    def api(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in apis:
+            raise HTTPException(404)
+        return json_response(apis[name](request))
+
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/page/{name}", page),
+            Route("/page/{name}", lambda request: _page_file(request.path_params["name"])),
             Route("/plotly.js", plotly),
-            *(Route(f"/api/{name}", endpoint) for name, endpoint in apis.items()),
+            Route("/api/{name}", api),
         ],
         middleware=[
             Middleware(Guard, token=token, cookie=f"z2all_board_{port}"),
             Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
         ],
-        exception_handlers={HTTPException: _told},
+        exception_handlers={HTTPException: _error_response},
     )
 
 
-def _told(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return answer_of({"error": error.detail}, error.status_code)
+    return json_response({"error": error.detail}, error.status_code)
 
 
 def _run(watch: Watch, number: str) -> WatchedRun:
     found = {run.id: run for run in watch.runs()}
     if number not in found:
-        raise HTTPException(404, f"run={number}: there is no such run on the board")
+        raise HTTPException(404, f"run={number}: no such run on the board")
     return found[number]
 
 
+def _curves(run: WatchedRun, request: Request) -> Any:
+    query = request.query_params
+    names = query.getlist("name") + [name for name in query.get("names", "").split(",") if name]
+    axis = query.get("x", "step")
+    if axis not in AXES:
+        raise HTTPException(400, f"x={axis}: must be one of {', '.join(AXES)}")
+    most = max(1, min(MOST_POINTS, int(_number(request, "points") or DEFAULT_POINTS)))
+    try:
+        return run.points(names, axis, _number(request, "from"), _number(request, "to"), most)
+    except OSError as error:  # a zoom reads the file again
+        raise HTTPException(503, f"{error}") from None
+
+
 def _number(request: Request, name: str) -> float | None:
-    said = request.query_params.get(name)
-    if said is None or said == "":
+    text = request.query_params.get(name)
+    if not text:
         return None
     try:
-        number = float(said)
+        number = float(text)
     except ValueError:
-        number = float("nan")
-    if abs(number) < float("inf"):
-        return number
-    raise HTTPException(400, f"{name}={said}: must be a finite number")
+        number = math.nan
+    if not math.isfinite(number):
+        raise HTTPException(400, f"{name}={text}: must be a finite number")
+    return number
 
 
 def _page_file(name: str) -> Response:
-    """Only names that are there, so that no path leads out."""
-    found = {file.name: file for file in PAGE.iterdir() if file.is_file()} if PAGE.is_dir() else {}
+    """Returns a file by its name in the folder's list, so that no path leads outside."""
+    found = {file.name: file for file in PAGE.iterdir() if file.is_file()}
     if name not in found:
-        raise HTTPException(404, f"{name}: the page has no such file")
+        raise HTTPException(404, f"{name}: no such file of the page")
     return FileResponse(found[name], headers={"cache-control": "no-cache"})
 
 
 def plotly(request: Request) -> Response:
-    """The charts' library, from the installed package, whose Python is never loaded."""
+    """Returns the chart library, from the installed package, which is not imported."""
     headers = {"cache-control": "private, max-age=86400", "vary": "accept-encoding"}
     if "gzip" not in request.headers.get("accept-encoding", ""):
         return FileResponse(_plotly_file(), headers=headers, media_type="text/javascript")
-    return Response(_plotly_packed(), headers={**headers, "content-encoding": "gzip"}, media_type="text/javascript")
+    headers["content-encoding"] = "gzip"
+    return Response(_compressed_plotly(), headers=headers, media_type="text/javascript")
 
 
 def _plotly_file() -> Path:
@@ -213,6 +220,6 @@ def _plotly_file() -> Path:
 
 
 @cache
-def _plotly_packed() -> bytes:
-    """A third of its size, for those behind `ssh -L`."""
+def _compressed_plotly() -> bytes:
+    """Returns it in a third of its size, for `ssh -L`."""
     return gzip.compress(_plotly_file().read_bytes(), 4)

@@ -1,30 +1,29 @@
-"""run.yaml and ds_config.json as flat keys, and where runs differ in them."""
+"""run.yaml and ds_config.json as flat keys, and the keys in which runs differ."""
 
 import json
 from typing import Any
 
 import yaml
 
-from z2all_ds.track.board.files import Files
+from z2all_ds.track.files import Files
 
 LONGEST_BYTES = 4 << 20
-MISSING = None
 
 
 class Settings:
-    """Both files of one run; read again where they have changed."""
+    """Both files of one run; read again when they change."""
 
     def __init__(self, files: Files, config: str, ds_config: str) -> None:
         self._files, self._paths = files, (config, ds_config)
-        self._seen: list[list[float]] = [[], []]
+        self._stats: list[list[float]] = [[], []]
         self._flat: list[dict[str, Any]] = [{}, {}]
 
-    def look(self, signs: list[list[float]]) -> None:
-        for number, sign in enumerate(signs):
-            if sign != self._seen[number]:
+    def update(self, stats: list[list[float]]) -> None:
+        for number, stat in enumerate(stats):
+            if stat != self._stats[number]:
                 content = self._files.read(self._paths[number], 0, LONGEST_BYTES)
                 self._flat[number] = flattened(parse(content), "ds_config." if number else "")
-                self._seen[number] = sign
+                self._stats[number] = stat
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -32,20 +31,20 @@ class Settings:
 
 
 def parse(content: bytes) -> Any:
-    """JSON or YAML; nothing where the file is half-written."""
+    """Parses JSON or YAML; returns {} for a file that is only half written."""
     try:
         return json.loads(content)
     except ValueError:
         pass
     try:
-        # The C loader reads a run's YAML in a tenth of the time, where PyYAML was built with it.
+        # PyYAML's C loader, if it was built, takes a tenth of the time.
         return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError):  # also what is not UTF-8, and a date that is none
+    except (yaml.YAMLError, ValueError):  # ValueError: invalid UTF-8, invalid dates
         return {}
 
 
 def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. Lists stay whole, unless they hold sections."""
+    """Returns {"a.b": 1} for {"a": {"b": 1}}. Lists are kept as values unless they contain dicts."""
     if isinstance(value, dict) and value:
         items = [(str(key), inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -59,10 +58,9 @@ def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every key of any run, those that differ first."""
-    keys = dict.fromkeys(key for flat in settings for key in flat)
+    """Returns every key of any run with its values, those that differ first."""
     rows = []
-    for key in sorted(keys):
-        values = [flat.get(key, MISSING) for flat in settings]
+    for key in sorted({key for flat in settings for key in flat}):
+        values = [flat.get(key) for flat in settings]
         rows.append({"key": key, "values": values, "differs": any(value != values[0] for value in values[1:])})
     return sorted(rows, key=lambda row: not row["differs"])

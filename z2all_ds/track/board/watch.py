@@ -1,4 +1,4 @@
-"""All runs on the board: places that people give, and the run folders found there, also those that appear later."""
+"""All runs on the board: the folders given on the command line, and run folders in them, also those created later."""
 
 import os
 import posixpath
@@ -6,102 +6,102 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from z2all_ds.track.board.files import Files, LocalFiles
-from z2all_ds.track.board.pace import Pace
-from z2all_ds.track.board.remote import RemoteFiles, parse_place
-from z2all_ds.track.board.run import WatchedRun
+from z2all_ds.track.board.remote import RemoteFiles, parse_remote
+from z2all_ds.track.board.run import Pace, WatchedRun
+from z2all_ds.track.files import Files
 
-SEEK_EVERY_SECONDS = 3.0
+SEARCH_EVERY_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class WatchedFolder:
-    """What a person gave: a run's folder, or a folder of runs, here or elsewhere."""
+    """A run folder or a folder of runs, as given on the command line."""
 
     given: str
     files: Files
     folder: str
 
+    @classmethod
+    def parse(cls, given: str) -> "WatchedFolder":
+        remote = parse_remote(given)
+        if remote is None:
+            return cls(given, Files(), given.rstrip("/") or "/")
+        return cls(given, RemoteFiles(remote), remote.folder)
+
     def name_of(self, folder: str) -> str:
-        """As a person would write it."""
+        """Returns a folder inside this one, written like `given`."""
         inside = folder.removeprefix(self.folder).lstrip("/")
         return self.given.rstrip("/") + (f"/{inside}" if inside else "")
 
 
 class Watch:
-    """Between `start` and `stop` it follows every run. Its list only grows, so that a run keeps its number."""
+    """Follows all runs between `start` and `stop`. Its list only grows, so a run keeps its number."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = [self._place(given) for given in dict.fromkeys(places)]
+    def __init__(self, given: Sequence[str]) -> None:
+        self._folders = [WatchedFolder.parse(one) for one in dict.fromkeys(given)]
         self._runs: list[WatchedRun] = []
         self.pace = Pace()
         self._lock, self._over = threading.Lock(), threading.Event()
 
-    def _place(self, given: str) -> WatchedFolder:
-        far = parse_place(given)
-        if far is None:
-            return WatchedFolder(given, LocalFiles(), given.rstrip("/") or "/")
-        return WatchedFolder(given, RemoteFiles(far), far.folder)
-
     def start(self) -> None:
-        for place in self._places:
-            if not place.files.is_far:
-                self._seek(place)  # so that the first answer knows them
+        for watched in self._folders:
+            if not watched.files.is_remote:
+                self._search(watched)  # so that the first answer has them
             else:
-                self._add(place, place.folder)  # seen while ssh is on its way, and if it never gets there
-            threading.Thread(target=self._keep_seeking, args=[place], daemon=True).start()
+                self._add(watched, watched.folder)  # shown until ssh has connected, and if it never does
+            threading.Thread(target=self._keep_searching, args=[watched], daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
         for run in self.runs():
             run.stop()
-        for place in self._places:
-            place.files.close()
+        for watched in self._folders:
+            watched.files.close()
 
     def runs(self) -> list[WatchedRun]:
         with self._lock:
             return list(self._runs)
 
     def shown_runs(self) -> list[WatchedRun]:
-        """Without the places themselves where the runs in them have appeared."""
+        """Returns all runs, without given folders that turned out to be folders of runs."""
         runs = self.runs()
-        roots = {place.given.rstrip("/") for place in self._places}
-        parents = {posixpath.dirname(run.place) for run in runs}
-        return [run for run in runs if not (run.place in roots & parents and run.is_empty)]
+        roots = {watched.given.rstrip("/") for watched in self._folders}
+        parents = {posixpath.dirname(run.location) for run in runs}
+        return [run for run in runs if not (run.location in roots & parents and run.is_empty)]
 
     def names(self) -> dict[str, str]:
-        """Folder names by run; where two are the same, more of the path."""
+        """Returns the folder name of each run, or its whole path if two have the same name."""
         runs = self.runs()
-        short = {run.id: _last_name(run) for run in runs}
-        counts = {name: list(short.values()).count(name) for name in short.values()}
-        return {run.id: short[run.id] if counts[short[run.id]] == 1 else run.place for run in runs}
+        short = {run.id: _folder_name(run) for run in runs}
+        names = list(short.values())
+        return {run.id: short[run.id] if names.count(short[run.id]) == 1 else run.location for run in runs}
 
-    def _keep_seeking(self, place: WatchedFolder) -> None:
-        if place.files.is_far and not self._over.is_set():
-            self._seek(place)
-        while not self._over.wait(SEEK_EVERY_SECONDS):
-            self._seek(place)
+    def _keep_searching(self, watched: WatchedFolder) -> None:
+        if watched.files.is_remote:
+            self._search(watched)
+        while not self._over.wait(SEARCH_EVERY_SECONDS):
+            self._search(watched)
 
-    def _seek(self, place: WatchedFolder) -> None:
+    def _search(self, watched: WatchedFolder) -> None:
         try:
-            folders = place.files.run_folders(place.folder)
+            folders = watched.files.run_folders(watched.folder)
         except OSError:
-            folders = [place.folder]  # shown, with why it cannot be read
+            folders = [watched.folder]  # shown with the reason why it cannot be read
         for folder in folders:
-            self._add(place, folder)
+            self._add(watched, folder)
 
-    def _add(self, place: WatchedFolder, folder: str) -> None:
+    def _add(self, watched: WatchedFolder, folder: str) -> None:
+        location = watched.name_of(folder)
         with self._lock:
-            if self._over.is_set() or any(run.place == place.name_of(folder) for run in self._runs):
+            if self._over.is_set() or any(run.location == location for run in self._runs):
                 return
-            run = WatchedRun(len(self._runs), place.files, folder, place.name_of(folder), self.pace)
+            run = WatchedRun(len(self._runs), watched.files, folder, location, self.pace)
             self._runs.append(run)
         run.start()
 
 
-def _last_name(run: WatchedRun) -> str:
-    """The folder's; of one that is named by dots alone, here what it stands for."""
+def _folder_name(run: WatchedRun) -> str:
     name = posixpath.basename(run.folder)
     if name.strip(".~"):
         return name
-    return run.place if run.is_far else posixpath.basename(os.path.abspath(run.folder)) or run.place
+    return run.location if run.is_remote else posixpath.basename(os.path.abspath(run.folder)) or run.location

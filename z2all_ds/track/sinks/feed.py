@@ -1,6 +1,6 @@
-"""Rank 0's part of the sinks: starts a session per sink, says what it reports, starts it again when it fails.
+"""Rank 0's part of the sinks: starts a session per sink, prints its reports, and restarts it when it fails.
 
-Nothing here waits for a session while the run trains, and nothing raises because of one.
+While the run trains, nothing here waits for a session or raises because of one.
 """
 
 import json
@@ -22,13 +22,13 @@ from z2all_ds.track.sinks.records import Progress, RecordFollower
 from z2all_ds.track.sinks.settings import HANG_SECONDS, LABELS, WANDB, SinkSettings, has_wandb_key, resolve_wandb_mode
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-SAY_AFTER_SECONDS = 2.0
+REPORT_WAIT_AFTER_SECONDS = 2.0
 KILL_SECONDS = 5.0
-"""A killed process may need so long to be gone."""
+"""Longest wait for a killed process to end."""
 
 
 class SinkProcess:
-    """The session of one sink. `track sync` starts it once; `poll` starts it again when it fails."""
+    """The session of one sink. `track sync` starts it once; `poll` restarts it when it fails."""
 
     def __init__(self, folder: RunFolder, sink: str, settings: SinkSettings, say: Callable[[str], None]) -> None:
         self._folder, self._sink, self._settings, self._say = folder, sink, settings, say
@@ -38,7 +38,7 @@ class SinkProcess:
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._must_end = self._has_opened = self._has_warned = False
         self.is_over = False
-        """Everything is delivered, or another try is useless."""
+        """Everything is delivered, or another attempt is useless."""
 
     def start(self) -> None:
         self._began_at, self._unread = time.monotonic(), b""
@@ -50,7 +50,6 @@ class SinkProcess:
         path = self._folder.root / "logs" / "sinks.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
-            # In a session of its own: Ctrl-C at the terminal is for the run.
             self._process = start(
                 module_command("z2all_ds.track.sinks.session", *arguments),
                 package_environment(),
@@ -66,7 +65,7 @@ class SinkProcess:
             self.ask_to_end()
 
     def ask_to_end(self) -> None:
-        """Asks the session to deliver everything and end; one that waits for its next try may start now."""
+        """Asks the session to deliver everything and end; one that waits for its next attempt may start now."""
         self._must_end, self._start_at = True, 0.0
         if self._process:
             assert self._process.stdin
@@ -74,7 +73,7 @@ class SinkProcess:
                 self._process.stdin.write(b"\n")
 
     def reports(self) -> list[dict[str, Any]]:
-        """Returns the reports since the last call; when the process is gone, `finished` or `failed` is the last."""
+        """Returns the reports since the last call; after the end of the process, `finished` or `failed` is the last."""
         assert self._process and self._process.stdout
         code = self._process.poll()  # before reading: after the end all reports are in the pipe
         while chunk := self._process.stdout.read(1 << 16):
@@ -89,12 +88,12 @@ class SinkProcess:
                 found.append(report)
         if code is not None:
             self.kill()
-            why = "it does not answer" if code == -signal.SIGALRM else f"its process ended with code {code}"
-            found.append(self._outcome or {"state": "failed", "words": why, "for_good": False})
+            why = "it hangs" if code == -signal.SIGALRM else f"its process ended with code {code}"
+            found.append(self._outcome or {"state": "failed", "message": why, "is_permanent": False})
         return found
 
     def kill(self) -> None:
-        """Ends the session and what it has started: W&B's service has a process group of its own."""
+        """Kills the session and the processes it has started: W&B's service has its own process group."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -111,51 +110,51 @@ class SinkProcess:
         self._process = None
 
     def poll(self) -> None:
-        """Says what is new, and starts the session if it is time for it. Does not wait."""
+        """Prints new reports, and starts the session if it is due. Does not wait."""
         for report in self.reports() if self._process else ():
             if report["state"] == "open" and not self._has_opened:
                 self._has_opened = True
-                self._say(f"{self.label}: {report['words']}")
+                self._say(f"{self.label}: {report['message']}")
             elif report["state"] == "finished":
                 self.is_over = True
             elif report["state"] == "failed":
-                self._failed(report["words"], report["for_good"])
+                self._failed(report["message"], report["is_permanent"])
         if not self._process and not self.is_over and time.monotonic() >= self._start_at:
             try:
                 self.start()
-            except OSError as error:  # no process, no memory, no log
-                self._failed(str(error), for_good=False)
+            except OSError as error:
+                self._failed(str(error), is_permanent=False)
 
-    def _failed(self, why: str, for_good: bool) -> None:
+    def _failed(self, why: str, is_permanent: bool) -> None:
         now = time.monotonic()
         if now - self._began_at > LONGEST_PAUSE_SECONDS or self._must_end:
             self._pause_seconds = FIRST_PAUSE_SECONDS
         self._start_at = now + self._pause_seconds
         self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
-        self.is_over = for_good
+        self.is_over = is_permanent
         if not self._has_warned:
             self._has_warned = True
-            rest = "switched off" if for_good else "it is tried again, and its records wait in metrics.jsonl"
-            self._say(f"{self.label} fails ({' '.join(why.split())}): {rest}; training goes on")
+            rest = "switched off" if is_permanent else "retrying, its records wait in metrics.jsonl"
+            self._say(f"{self.label} failed ({' '.join(why.split())}): {rest}; training continues")
 
     def end(self) -> None:
-        """Ends the session, and says how many records the sink has not confirmed."""
+        """Ends the session, and reports how many records the sink has not confirmed."""
         self.kill()
         with suppress(OSError, ValueError, KeyError):
             if left := unconfirmed(self._folder, self._sink, self._settings):
                 option = "" if self._sink == WANDB else f" --to {self._sink}"
                 command = f"z2all track sync {shlex.quote(str(self._folder.root))}{option}"
-                self._say(f"{self.label} has not confirmed {left:,} records: `{command}` sends what it lacks")
+                self._say(f"{self.label} has not confirmed {left:,} records: `{command}` sends the missing ones")
 
 
 def unconfirmed(folder: RunFolder, sink: str, settings: SinkSettings) -> int:
     """Returns the number of records of metrics.jsonl that the sink has not confirmed."""
-    mark = Progress.load(folder.sinks / f"{sink}.json").mark(settings.place(sink), "metrics")
+    mark = Progress.load(folder.sinks / f"{sink}.json").mark(settings.destination(sink), "metrics")
     return sum(map(len, iter(RecordFollower(folder.metrics, mark).read, [])))
 
 
 class SinkFeed:
-    """The sinks of a run. Without any it does nothing and starts no process."""
+    """The sinks of a run. Without any, it starts no process."""
 
     def __init__(
         self, track: TrackSection, folder: RunFolder, say: Callable[[str], None], hang_seconds: float = HANG_SECONDS
@@ -165,20 +164,20 @@ class SinkFeed:
         settings = SinkSettings(mode, track.tensorboard, track.project, track.finish_seconds, hang_seconds)
         self._sinks = [SinkProcess(folder, sink, settings, say) for sink in settings.sinks]
         if track.wandb == "auto" and mode == "offline":
-            reason, way = "no API key is set", "`wandb login`, then "
-            if has_wandb_key():
-                reason, way = "WANDB_MODE says so", ""
-            say(f"W&B: offline, as {reason}; {way}`z2all track sync {shlex.quote(str(folder.root))}` sends it")
+            reason, login = ("WANDB_MODE=offline", "") if has_wandb_key() else ("no API key", "`wandb login`, then ")
+            say(f"W&B: offline ({reason}); {login}`z2all track sync {shlex.quote(str(folder.root))}` sends the run")
         self.poll()
 
     def poll(self) -> None:
-        """Called every step."""
+        """Must be called every step."""
         for sink in self._sinks:
             sink.poll()
 
     def close(self, waits: bool = True, beat: Callable[[], None] = lambda: None) -> None:
-        """Gives the sinks `finish_seconds` to deliver what is left, and calls `beat` meanwhile. If nobody waits, they
-        have that time too, and end themselves."""
+        """Waits up to `finish_seconds` until the sinks have delivered everything, and calls `beat` meanwhile.
+
+        Without waiting, they have the same time and then end by themselves.
+        """
         for sink in self._sinks:
             sink.ask_to_end()
         if not waits:
@@ -188,7 +187,7 @@ class SinkFeed:
             waited = time.monotonic() - began
             if waited > self._finish_seconds:
                 break
-            if waited > SAY_AFTER_SECONDS and not has_said:
+            if waited > REPORT_WAIT_AFTER_SECONDS and not has_said:
                 has_said = True
                 limit = f"up to {self._finish_seconds:.0f} s (track.finish_seconds)"
                 self._say(f"waiting for {' and '.join(left)}, {limit}")

@@ -1,8 +1,8 @@
-"""The records that a sink does not have yet, and the file that says how far it has come.
+"""Records that a sink does not have yet, and the file with its progress.
 
-Records have no number that only grows: after a rollback steps are repeated, and metrics.jsonl is cut back. So the last
-delivered record is identified by its place in the file, its step and its time. If another record is at that place, the
-file was cut back before it, and its new records have a later time.
+Steps are repeated after a rollback, and metrics.jsonl is truncated. So the last delivered record is identified by its
+offset in the file, its step and its time. If another record is at that offset, the file was truncated before it, and
+its new records have a later time.
 """
 
 import json
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import write_whole
-from z2all_ds.track.tail import LineTail, LocalFile
+from z2all_ds.track.files import Files
+from z2all_ds.track.tail import LineTail
 from z2all_ds.track.writer import parse_record
 
 LONGEST_LINE_BYTES = 1 << 20
@@ -19,10 +20,10 @@ LONGEST_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Mark:
-    """A sink has the records of a file up to this one."""
+    """The last record of a file that a sink has."""
 
     offset: int = 0
-    """Where the record's line ends."""
+    """End of the record's line."""
     step: int = 0
     time_unix: float = 0.0
 
@@ -32,12 +33,12 @@ class RecordFollower:
 
     def __init__(self, path: Path, mark: Mark) -> None:
         self.mark = mark
-        """Of the last record returned."""
+        """Mark of the last record returned."""
         self.has_more = False
-        """The file has more than what was read last."""
-        self._tail = LineTail(LocalFile(path))
+        """The file has more records than the last call returned."""
+        self._tail = LineTail(path)
         self._known_until = mark.time_unix
-        if mark.offset and _is_in_place(path, mark):
+        if mark.offset and _is_unchanged(path, mark):
             self._tail.skip_to(mark.offset)
             self._known_until = 0.0
 
@@ -46,12 +47,12 @@ class RecordFollower:
         found: list[dict[str, Any]] = []
         self.has_more = True
         while not found and self.has_more:
-            look = self._tail.read()
-            self.has_more = not look.is_all
-            if look.begins_anew:
+            new = self._tail.read()
+            self.has_more = not new.is_all
+            if new.is_restarted:
                 self._known_until = self.mark.time_unix
-            offset = self._tail.offset - sum(len(line) + 1 for line in look.lines)
-            for line in look.lines:
+            offset = self._tail.offset - sum(len(line) + 1 for line in new.lines)
+            for line in new.lines:
                 offset += len(line) + 1
                 record = parse_record(line)
                 if record["time_unix"] > self._known_until:
@@ -60,9 +61,10 @@ class RecordFollower:
         return found
 
 
-def _is_in_place(path: Path, mark: Mark) -> bool:
+def _is_unchanged(path: Path, mark: Mark) -> bool:
+    """Returns whether the file still has the marked record at its offset."""
     begin = max(0, mark.offset - LONGEST_LINE_BYTES)
-    before = LocalFile(path).read(begin, mark.offset - begin)
+    before = Files().read(str(path), begin, mark.offset - begin)
     try:
         record = parse_record(before.splitlines()[-1])
         found = Mark(begin + len(before), record.get("step") or 0, record["time_unix"])
@@ -73,21 +75,22 @@ def _is_in_place(path: Path, mark: Mark) -> bool:
 
 @dataclass
 class Progress:
-    """How far one sink has come; kept as JSON in the run folder."""
+    """Progress of one sink; saved as JSON in the run folder."""
 
     path: Path
     facts: dict[str, Any]
-    """What the sink itself needs next time."""
+    """Data that the sink itself needs next time."""
     marks: dict[str, dict[str, Mark]]
-    """Place (`SinkSettings.place`) -> file (`metrics`, `events`) -> mark."""
+    """By destination (`SinkSettings.destination`) and file (`metrics`, `events`)."""
 
     @classmethod
     def load(cls, path: Path) -> "Progress":
-        """Returns an empty one if the file cannot be read."""
+        """Reads the file; the progress is empty if that fails."""
         try:
             content = json.loads(path.read_bytes())
             marks = {
-                place: {file: Mark(**mark) for file, mark in files.items()} for place, files in content["marks"].items()
+                destination: {file: Mark(**mark) for file, mark in files.items()}
+                for destination, files in content["marks"].items()
             }
             return cls(path, content["facts"], marks)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -98,9 +101,9 @@ class Progress:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps(content, default=asdict, indent=1, ensure_ascii=False))
 
-    def save_marks(self, place: str, **marks: Mark) -> None:
-        self.marks[place] = marks
+    def save_marks(self, destination: str, **marks: Mark) -> None:
+        self.marks[destination] = marks
         self.save()
 
-    def mark(self, place: str, file: str) -> Mark:
-        return self.marks.get(place, {}).get(file, Mark())
+    def mark(self, destination: str, file: str) -> Mark:
+        return self.marks.get(destination, {}).get(file, Mark())

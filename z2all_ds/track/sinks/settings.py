@@ -1,9 +1,10 @@
-"""Settings of sinks, the methods of an adapter, and where W&B's records go: to its server or into the run folder."""
+"""Settings of sinks, the interface of an adapter, and W&B's mode: online or offline."""
 
 import configparser
 import netrc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 WANDB, TENSORBOARD = "wandb", "tensorboard"
 LABELS = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 HANG_SECONDS = 30.0
-"""A session that gives no sign of life for so long is ended."""
+"""A session that reports nothing for this long is killed."""
 PUBLIC_SERVER = "https://api.wandb.ai"
 
 
@@ -21,7 +22,7 @@ class SinkSettings:
     """Settings of a session, passed as JSON on its command line."""
 
     wandb: str = "disabled"
-    """disabled, offline or online; `auto` is resolved before."""
+    """disabled, offline or online; `auto` must be resolved before."""
     tensorboard: bool = False
     project: str = "z2all"
     finish_seconds: float = 15.0
@@ -31,25 +32,25 @@ class SinkSettings:
     def sinks(self) -> list[str]:
         return [*([WANDB] if self.wandb != "disabled" else []), *([TENSORBOARD] if self.tensorboard else [])]
 
-    def place(self, sink: str, environment: Mapping[str, str] = os.environ) -> str:
-        """Returns the name of a sink's marks: W&B's offline folder and each project of a server have their own."""
+    def destination(self, sink: str) -> str:
+        """Returns the key of a sink's progress: W&B's offline folder and each project of a server have their own."""
         if sink == TENSORBOARD:
             return "files"
         if self.wandb != "online":
             return self.wandb
-        return "/".join([_server(environment), environment.get("WANDB_ENTITY", ""), self.project])
+        return "/".join([_server(), os.environ.get("WANDB_ENTITY", ""), self.project])
 
 
 class SinkFailure(Exception):
-    """A sink cannot continue, and why. `for_good`: another try is useless."""
+    """A sink cannot continue. `is_permanent`: another attempt is useless."""
 
-    def __init__(self, why: str, for_good: bool = False) -> None:
-        self.for_good = for_good
+    def __init__(self, why: str, is_permanent: bool = False) -> None:
+        self.is_permanent = is_permanent
         super().__init__(why)
 
 
 class Sink(Protocol):
-    """An adapter for one session; whatever it raises ends the session."""
+    """An adapter for one session; any exception it raises ends the session."""
 
     def open(self) -> str:
         """Returns where the curves can be seen."""
@@ -64,39 +65,32 @@ class Sink(Protocol):
         """Returns when everything is delivered."""
 
 
-def resolve_wandb_mode(asked: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`auto` is what WANDB_MODE says, else online if there is a key, else offline."""
-    if asked != "auto":
-        return asked
-    wanted = environment.get("WANDB_MODE", "")
+def resolve_wandb_mode(mode: str) -> str:
+    """Resolves `auto`: the value of WANDB_MODE, else online if there is a key, else offline."""
+    if mode != "auto":
+        return mode
+    wanted = os.environ.get("WANDB_MODE", "")
     if wanted in ("disabled", "offline", "online"):
         return wanted
-    return "online" if has_wandb_key(environment) else "offline"
+    return "online" if has_wandb_key() else "offline"
 
 
-def has_wandb_key(environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether W&B will find a login. Looks where W&B looks, without importing it."""
-    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+def has_wandb_key() -> bool:
+    """Returns whether W&B will find a login. Checks the same variables and files as W&B, without importing it."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(_server(environment)).hostname or ""
-    named, home = environment.get("NETRC"), _home(environment)
-    for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
-        try:
+    host, named = urlsplit(_server()).hostname or "", os.environ.get("NETRC")
+    for path in [Path(named).expanduser()] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
             if netrc.netrc(path).hosts.get(host):
                 return True
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            continue
     return False
 
 
-def _home(environment: Mapping[str, str]) -> Path:
-    return Path(environment.get("HOME") or os.path.expanduser("~"))
-
-
-def _server(environment: Mapping[str, str]) -> str:
-    if url := environment.get("WANDB_BASE_URL"):
+def _server() -> str:
+    if url := os.environ.get("WANDB_BASE_URL"):
         return url
-    folder = environment.get("WANDB_CONFIG_DIR") or _home(environment) / ".config" / "wandb"
+    folder = os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb"
     settings = configparser.ConfigParser(interpolation=None)
     try:
         settings.read(Path(folder) / "settings")

@@ -1,6 +1,6 @@
-"""`z2all track sync`: sends what a sink does not have of a run, in the foreground.
+"""`z2all track sync`: sends the records of a run that a sink is missing, in the foreground.
 
-It continues the run that W&B knows. It reads metrics.jsonl; W&B's own offline files are not needed.
+It continues the existing W&B run. It reads metrics.jsonl; W&B's own offline files are not needed.
 """
 
 import shlex
@@ -15,19 +15,19 @@ from z2all_ds.track.sinks.settings import LABELS, TENSORBOARD, WANDB, SinkSettin
 from z2all_ds.track.sinks.wandb_sink import run_config
 
 PATIENCE_SECONDS = 600.0
-"""For W&B's server. A person is watching, and can stop it earlier."""
+"""For W&B's server; the user can stop it earlier."""
 
 
 def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -> None:
-    """Checks everything before the first record is sent."""
+    """Sends the missing records of all runs. Checks everything before the first record is sent."""
     if sink not in LABELS:
         raise ConfigError(f"--to {sink}", f"must be one of {', '.join(LABELS)}", "Choose one of these.")
     for option, given in {"--project": project is not None, "--offline": offline}.items():
         if given and sink == TENSORBOARD:
-            raise ConfigError(option, "is for W&B alone", f"Leave {option} out.")
+            raise ConfigError(option, "only applies to W&B", f"Leave out {option}.")
     for run in runs:
         if not RunFolder(run).metrics.exists():
-            raise DataError(str(run), "no metrics.jsonl in it", "Give the folder of a run that has trained.")
+            raise DataError(str(run), "has no metrics.jsonl", "Give the folder of a run that has trained.")
     if sink == WANDB and not offline and not has_wandb_key():
         fix = "Run `wandb login` or set WANDB_API_KEY; --offline writes W&B's files without it."
         raise ConfigError("W&B", "no API key is set", fix)
@@ -55,13 +55,13 @@ def _sync_one(folder: RunFolder, sink: str, settings: SinkSettings, again: str) 
                     if report["state"] == "sent":
                         advance(report["records"])
                     elif report["state"] == "open":
-                        say(f"{LABELS[sink]}: {report['words']}")
+                        say(f"{LABELS[sink]}: {report['message']}")
                     elif report["state"] == "closing":
-                        advance(0, "waiting until all of it is delivered")
+                        advance(0, "waiting until everything is delivered")
                     elif report["state"] == "finished":
                         return
                     elif report["state"] == "failed":
-                        raise MachineError(LABELS[sink], report["words"], f"Put that right, then run `{again}` again.")
+                        raise MachineError(LABELS[sink], report["message"], f"Fix it, then run `{again}` again.")
                 time.sleep(0.1)
     finally:
         session.kill()

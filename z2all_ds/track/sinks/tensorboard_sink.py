@@ -1,9 +1,9 @@
-"""TensorBoard's event files, written with the package `tensorboard` alone: no torch, no TensorFlow.
+"""TensorBoard's event files, written with the package `tensorboard`, without torch and TensorFlow.
 
-Each session writes a new file. A START mark tells TensorBoard to drop the points from that step on. It is at the
-beginning of a file and where steps are repeated, so that unconfirmed points of a killed session do not show twice.
-Events have a folder of their own: a spike must stay visible after a rollback. TensorBoard's fast reader ignores the
-mark, hence `--load_fast=false`.
+Each session writes a new file. A START mark makes TensorBoard drop the points from that step on. It is written at the
+beginning of a file and where steps are repeated, so that unconfirmed points of a killed session do not appear twice.
+Events have their own folder: a spike must stay visible after a rollback. TensorBoard's fast loader ignores the mark,
+hence `--load_fast=false`.
 """
 
 import json
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.track.fields import MARKED
 from z2all_ds.track.sinks.settings import SinkFailure
 
 NOT_CURVES = ("step", "time_unix")
-SHOWN_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered", "stopped", "done")
 
 
 class TensorBoardSink:
@@ -31,7 +31,7 @@ class TensorBoardSink:
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError as error:
-            raise SinkFailure(f"{error}: `pip install 'z2all_ds[tensorboard]'` would help", for_good=True) from error
+            raise SinkFailure(f"{error}: run `pip install 'z2all_ds[tensorboard]'`", is_permanent=True) from error
         (self._folder / "events").mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self._folder))
         self._events = EventFileWriter(str(self._folder / "events"))
@@ -43,7 +43,7 @@ class TensorBoardSink:
         for line in lines:
             step, wall_time = line.get("step") or self._last_step or 0, line["time_unix"]
             if "event" in line:
-                if line["event"] in SHOWN_EVENTS:
+                if line["event"] in MARKED:
                     self._events.add_event(Event(step=step, wall_time=wall_time, summary=_text_of(line)))
                 continue
             if self._last_step is None or step <= self._last_step:

@@ -1,12 +1,12 @@
-"""One W&B session: opens the run at W&B, or resumes it, and logs records.
+"""One W&B session: opens or resumes the W&B run and logs records.
 
 The id of the W&B run is created once and saved, so that every later session and `track sync` continue the same run.
-W&B's own step (the row) must only grow, while our steps go back after a rollback. So curves are drawn over the field
-`step`, and the row equals the step as long as steps grow.
+W&B's own step (the row) must increase, while our steps go back after a rollback. So curves are drawn over the field
+`step`, and the row equals the step as long as steps increase.
 
 Records that W&B has taken are not yet safe: its service keeps up to 32 KiB in memory (offline) or sends later (online).
-If the service is killed or hangs, calls succeed for a while. So records count as delivered when a session has ended
-well; otherwise the next session sends them again, except rows that the server has. A repeated row changes no curve.
+If the service is killed or hangs, calls still succeed for a while. So records count as delivered after a clean end of a
+session; otherwise the next session sends them again, except rows that the server has. A repeated row changes no curve.
 """
 
 import os
@@ -21,10 +21,10 @@ from z2all_ds.track.sinks.records import Progress
 from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_wandb_key
 
 MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered")
-LOSS_WORDS = "will not be synced"
-"""In W&B's warning that it no longer uploads."""
+LOSS_WARNING = "will not be synced"
+"""Part of W&B's warning that it has stopped uploading."""
 NEVER_SECONDS = 1e6
-"""W&B must not time out: the session is ended if it hangs."""
+"""W&B must not time out: a session that hangs is ended."""
 
 
 class WandbSink:
@@ -34,26 +34,26 @@ class WandbSink:
         self._folder, self._settings, self._progress = folder, settings, progress
         self._run: Any = None
         self._row = self._server_has_until = -1
-        """The last row that is planned, and the last that the server has."""
+        """The last row assigned to a record, and the last that the server has."""
         self._events: Counter[str] = Counter()
         self._last_step = 0
         progress.facts.setdefault("id", secrets.token_hex(4))
-        self._place: dict[str, Any] = progress.facts.setdefault(
-            settings.place(WANDB), {"row": -1, "logged_until_unix": 0.0, "shifts": []}
+        self._logged: dict[str, Any] = progress.facts.setdefault(
+            settings.destination(WANDB), {"row": -1, "logged_until_unix": 0.0, "shifts": []}
         )
         """`shifts`: [from this time on, row minus step], which gives the row of every record sent before."""
 
     def open(self) -> str:
         online = self._settings.wandb == "online"
         if online and not has_wandb_key():
-            raise SinkFailure("no API key is set: `wandb login` sets one")
+            raise SinkFailure("no API key: run `wandb login`")
         try:
             import wandb
         except ModuleNotFoundError as error:
-            raise SinkFailure(f"{error}: `pip install wandb` would help", for_good=True) from error
+            raise SinkFailure(f"{error}: run `pip install wandb`", is_permanent=True) from error
         self._stderr = _StderrWatch(sys.stderr)
         sys.stderr = cast(TextIO, self._stderr)
-        self._progress.save()  # the id first: a run that W&B knows must be found again
+        self._progress.save()  # the id, before W&B knows the run
         self._run = wandb.init(
             project=self._settings.project,
             name=os.environ.get("WANDB_NAME") or self._folder.root.absolute().name,
@@ -75,12 +75,12 @@ class WandbSink:
         self._run.define_metric("*", step_metric="step")
         if self._run.resumed:
             self._server_has_until = self._run.starting_step - 1
-        self._row = max(self._place["row"], self._server_has_until)
+        self._row = max(self._logged["row"], self._server_has_until)
         return str(self._run.url) if online else f"{self._folder.sinks / 'wandb'} (offline)"
 
     def send(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Saves the plan before it logs: after a kill it is known which rows the server may have."""
-        rows = [None if "event" in line else self._plan(line) for line in lines]
+        """Saves the assigned rows before it logs: after a kill, it is known which rows the server may have."""
+        rows = [None if "event" in line else self._assign_row(line) for line in lines]
         if lines:
             self._progress.save()
         for line, row in zip(lines, rows, strict=True):
@@ -93,24 +93,24 @@ class WandbSink:
                 self._log(line, row)
                 self._last_step = line["step"]
 
-    def _plan(self, record: dict[str, Any]) -> int | None:
-        """Returns the row for the record; None if the server has it."""
+    def _assign_row(self, record: dict[str, Any]) -> int | None:
+        """Returns the row of a record; None if the server has it."""
         step, time_unix = record["step"], record["time_unix"]
-        shift = next((shift for begin, shift in reversed(self._place["shifts"]) if begin <= time_unix), 0)
-        sent_before = time_unix <= self._place["logged_until_unix"]
+        shift = next((shift for begin, shift in reversed(self._logged["shifts"]) if begin <= time_unix), 0)
+        sent_before = time_unix <= self._logged["logged_until_unix"]
         if sent_before and step + shift <= self._server_has_until:
             return None
         self._row = max(step + shift if sent_before else step, self._row + 1)
         if not sent_before:
             if self._row - step != shift:
-                self._place["shifts"].append([time_unix, self._row - step])
-            self._place["logged_until_unix"] = time_unix
+                self._logged["shifts"].append([time_unix, self._row - step])
+            self._logged["logged_until_unix"] = time_unix
         return self._row
 
     def settle(self) -> bool:
-        """Asks for a value, which W&B's service returns only after it has taken everything before."""
+        """Requests a value, which W&B's service returns only after it has taken everything before."""
         self._run.summary.get("step")
-        self._refuse_losses()
+        self._check_losses()
         return False
 
     def close(self) -> None:
@@ -118,13 +118,13 @@ class WandbSink:
             self._row += 1
             self._log({"step": self._last_step}, self._row)
         self._run.finish()
-        self._refuse_losses()
-        self._place["row"] = self._row
+        self._check_losses()
+        self._logged["row"] = self._row
 
-    def _refuse_losses(self) -> None:
-        """If the server refuses a record, W&B stops uploading and reports no error."""
+    def _check_losses(self) -> None:
+        """Raises an error if W&B has stopped uploading, which it only reports as a warning."""
         if self._stderr.has_lost:
-            raise SinkFailure("its server has refused records")
+            raise SinkFailure("its server has rejected records")
 
     def _log(self, fields: dict[str, Any], row: int) -> None:
         marks = {f"events/{kind}": count for kind, count in self._events.items()}
@@ -134,14 +134,14 @@ class WandbSink:
 
 
 class _StderrWatch:
-    """Passes everything on to a stream, and notices the warning that W&B has lost records."""
+    """Forwards everything to a stream and notices the warning that W&B has lost records."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.has_lost = False
 
     def write(self, text: str) -> int:
-        self.has_lost |= LOSS_WORDS in text
+        self.has_lost |= LOSS_WARNING in text
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -149,7 +149,7 @@ class _StderrWatch:
 
 
 def run_config(folder: RunFolder) -> dict[str, Any]:
-    """Returns the run's config; an empty one if it cannot be read."""
+    """Reads the run's config; returns {} if that fails."""
     import yaml
 
     try:

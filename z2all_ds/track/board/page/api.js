@@ -1,8 +1,8 @@
-// Questions to the board's server, and the banner that tells when it does not answer.
+// Requests to the board's server, and the banner shown when it does not answer.
 
 import { find, setText } from "./dom.js";
 
-/** The server answered, and said in one line what is wrong. */
+/** The server answered with an error message of one line. */
 class Refused extends Error {}
 
 export async function ask(path, signal) {
@@ -11,14 +11,14 @@ export async function ask(path, signal) {
     answer = await fetch(path, { signal, cache: "no-store", credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The board does not answer, trying again. Is its command still running?");
+    throw new Error("The board does not answer, retrying. Is `z2all board` still running?");
   }
   if (answer.ok) return answer.json();
   let words = `The board answered ${answer.status}.`;
   try {
     words = (await answer.json()).error || words;
   } catch {
-    // Not one of its own answers, a proxy's perhaps: the number is all there is.
+    // Not an answer of the board, perhaps of a proxy: only the status code is known.
   }
   throw new Refused(words);
 }

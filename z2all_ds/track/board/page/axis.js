@@ -1,4 +1,4 @@
-// The x axis that all charts share: its unit, its range, and moving about in it.
+// The x axis that all charts share: its unit, its range, zoom and pan.
 
 import { isNumber } from "./format.js";
 import { xOf } from "./marks.js";
@@ -10,14 +10,14 @@ const TIME_UNITS = [
   { upTo: Infinity, factor: 86400, title: "days since the start", hover: "%{x:.4~g} d" },
 ];
 
-/** {factor, title, hover}: x divided by `factor` is what is drawn. */
+/** {factor, title, hover}: x is divided by `factor` before it is drawn. */
 export function unitOf(xKind, [, last]) {
   if (xKind === "time") return TIME_UNITS.find(({ upTo }) => last <= upTo);
   if (xKind === "tokens") return { factor: 1, title: "tokens", hover: "%{x:.4~s} tokens" };
   return { factor: 1, title: "step", hover: "step %{x:,.7~g}" };
 }
 
-/** From the first to the last x of all these runs; the last events come after the last step. */
+/** From the first to the last x of all these runs; the last events are later than the last step. */
 export function wholeRange(runs, curves, events, xKind) {
   const ends = runs.map((run) => curves.extent(run, xKind));
   const marks = runs.map((run) => xOf(events.of(run.id).at(-1) || {}, xKind)).filter(isNumber);
@@ -26,13 +26,13 @@ export function wholeRange(runs, curves, events, xKind) {
   return runs.length ? [from, to] : [0, 1];
 }
 
-/** With some air at both ends, so that the first and the last point are seen whole. */
+/** With a margin at both ends, so that the first and last point are fully visible. */
 export function padded([from, to]) {
   const air = (to - from) * 0.015 || 0.5;
   return [from - air, to + air];
 }
 
-/** The range `factor` times as wide, around its middle; null where that is everything. */
+/** The range `factor` times as wide, around its middle; null if that is everything. */
 export function zoomed([from, to], factor, all) {
   const middle = (from + to) / 2;
   const half = (factor * (to - from)) / 2;
@@ -46,7 +46,7 @@ export function panned([from, to], share, all) {
   return move * allowed > 0 ? within([from + allowed, to + allowed], all) : [from, to];
 }
 
-/** Cut to what there is; null where that is everything. */
+/** Limited to the existing range; null if that is everything. */
 export function within([from, to], all) {
   const [first, last] = padded(all);
   const cut = [Math.max(from, first), Math.min(to, last)];

@@ -1,11 +1,11 @@
-// Which charts there are and which series of the records each shows.
+// The charts and the series of the records that each shows.
 
 const GIB = 2 ** 30;
 const KNOWN_KINDS = ["completion", "format", "sentence", "compare"];
 
 const ofDomains = (prefix) => (run) => run.domains.map((name) => ({ series: `${prefix}_of_${name}`, label: name }));
 const allAndDomains = (name) => (run) => [{ series: name, label: "all" }, ...ofDomains(name)(run)];
-/** `run.probeList` is the server's word on them, and missing before it has come. `points`: of later evaluations. */
+/** `run.probeList` is the server's answer, missing until it arrives. `points`: of later evaluations. */
 const ofProbes = (...kinds) => (run) => {
   const own = (run.probeList || []).filter(({ kind }) => kinds.includes(KNOWN_KINDS.includes(kind) ? kind : null));
   return own.map(({ name, points }) => ({ series: `probe_${name}`, label: name, points }));
@@ -13,8 +13,8 @@ const ofProbes = (...kinds) => (run) => {
 const one = (series, label) => () => [{ series, label }];
 
 /**
- * `isSmoothed`: noise of single steps; `hasLog`: the log switch is for it; `isLog`: it is logarithmic whatever the
- * switch says; `floor`: what is less is drawn there; `isSparse`: only some steps have a value; `fromZero`: the axis
+ * `isSmoothed`: smoothing applies; `hasLog`: the log switch applies; `isLog`: always logarithmic, whatever the
+ * switch is; `floor`: lower values are drawn there; `isSparse`: only some steps have a value; `fromZero`: the axis
  * begins at 0; `hasZero`: 0 is on it, with a line; `byDomain`: colours and dashes are those of the domains in all
  * charts; `isCrowded`: too many lines for one label with all of them.
  */
@@ -58,7 +58,7 @@ const CHARTS = [
     ],
   },
   {
-    id: "probes_probability", title: "Probes: probability", unit: "of the expected words, 1e-12 and less at the bottom",
+    id: "probes_probability", title: "Probes: probability", unit: "of the expected text; below 1e-12 at the bottom",
     lines: ofProbes("completion", "format"), isSparse: true, isCrowded: true, isLog: true, floor: 1e-12,
     tickExponent: "e",
   },
@@ -67,7 +67,7 @@ const CHARTS = [
     isSparse: true, isCrowded: true, isLog: true,
   },
   {
-    id: "probes_margin", title: "Probes: margin", unit: "nats by which the better one is more likely",
+    id: "probes_margin", title: "Probes: margin", unit: "nats; positive if the better text is more likely",
     lines: ofProbes("compare"), isSparse: true, isCrowded: true, hasZero: true,
   },
   { id: "probes", title: "Probes", unit: "", lines: ofProbes(null), isSparse: true, isCrowded: true, hasLog: true },
@@ -75,12 +75,12 @@ const CHARTS = [
 
 const TIME_PARTS = ["data_wait", "forward", "backward", "optimizer", "checkpoint", "validation", "other"];
 
-/** Stacks of two runs in one chart cannot be read: each run has its own. */
+/** Each run has its own chart: stacks of two runs in one chart are unreadable. */
 function timeSplit(run, isOnly) {
   const lines = TIME_PARTS.map((part) => ({ series: `${part}_seconds`, label: part.replace("_", " ") }));
   return {
     id: `time_split ${run.id}`, title: "Time split", unit: `${isOnly ? "" : `${run.name}, `}seconds per step`,
-    lines: () => [...lines, { series: "communication_seconds", label: "communication (within these)", isOver: true }],
+    lines: () => [...lines, { series: "communication_seconds", label: "communication (included)", isOver: true }],
     onlyRun: run.id, isSmoothed: true, isStack: true, fromZero: true,
   };
 }
@@ -92,7 +92,7 @@ export function chartsFor(runs) {
   return [...CHARTS.slice(0, place), ...split, ...CHARTS.slice(place)];
 }
 
-/** Those of the run's series that some chart shows. */
+/** The run's series that some chart shows. */
 export function seriesOf(run) {
   const there = new Set(run.names);
   const wanted = new Set(run.probes.map((name) => `probe_${name}`));

@@ -8,7 +8,7 @@ import { kindOf, signOf } from "./marks.js";
 import { css, dash, lineSymbol } from "./palette.js";
 import { MARGIN, sketch } from "./sketch.js";
 
-/** Of a line 22 long, as Plotly draws the same names. */
+/** Of a line of length 22, as Plotly draws the same names. */
 const DASH_ARRAYS = {
   solid: "", dash: "6 3", dot: "2 2.5", longdash: "9 3", dashdot: "6 2.5 2 2.5", longdashdot: "9 2.5 2 2.5",
 };
@@ -19,11 +19,11 @@ const SMALL_SIGNS = {
 /** A drag on a touch screen scrolls the page; there are buttons for zooming. */
 const DRAG_MODE = matchMedia("(pointer: coarse)").matches ? false : "zoom";
 
-/** More names than this stand small below their chart: above it they would push it down. */
+/** A legend with more names is small and below the chart; above, it would push the chart down. */
 const MANY_LABELS = 8;
-/** How far from its middle a click is still on a mark. */
+/** Largest distance in pixels of a click on a mark. */
 const MARK_PIXELS = 12;
-/** Time enough for the browser to show a picture; an animation frame never comes where the page is not seen. */
+/** Time for the browser to paint; animation frames stop while the page is hidden. */
 const SHOW_MILLISECONDS = 40;
 const AGAIN_MILLISECONDS = 2000;
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false, scrollZoom: false };
@@ -33,18 +33,18 @@ export class Charts {
   #on;
   #isHeld = false;
   #isDrawing = false;
-  /** {charts, axis, isLaidOut} of the last drawing asked for. */
+  /** {charts, axis, isLaidOut} of the last requested drawing. */
   #newest = { charts: [], isLaidOut: true };
-  /** Ids of those of its charts that are not drawn yet. */
+  /** Ids of its charts that are not drawn yet. */
   #left = new Set();
-  /** Where on the page the drawing is. */
+  /** Position on the page of the chart being drawn. */
   #reached = 0;
 
   /** `on`: {zoom([from, to]), reset(), mark(runId, number), toggle(chartId, label), only(chartId, label, labels)}. */
   constructor(holder, on) {
     this.#holder = holder;
     this.#on = on;
-    // Drawing anew in the middle of a drag would end it.
+    // Redrawing during a drag would end the drag.
     holder.addEventListener("pointerdown", () => (this.#isHeld = true));
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.#letGo());
   }
@@ -61,7 +61,7 @@ export class Charts {
     return this.#goOn();
   }
 
-  /** One after the other, so that keys are heard in between. */
+  /** One after the other, so that key presses are handled in between. */
   async #goOn() {
     if (this.#isHeld) return;
     this.#layOut();
@@ -80,7 +80,7 @@ export class Charts {
     if (!this.#left.size) this.#reached = 0;
   }
 
-  /** A card for each chart, with a sketch as long as the library is not there. */
+  /** A card for each chart, with a sketch until the library is loaded. */
   #layOut() {
     if (this.#newest.isLaidOut) return;
     const { charts, axis } = this.#newest;
@@ -92,7 +92,7 @@ export class Charts {
     if (!isLoaded()) for (const chart of charts) sketch(this.#plotOf(chart.id), chart, axis.range);
   }
 
-  /** Of those left the next on the page, after the last the first. */
+  /** The next remaining chart on the page; after the last, the first. */
   #drawNext() {
     const { charts, axis } = this.#newest;
     const isLeft = ({ id }) => this.#left.has(id);
@@ -106,7 +106,7 @@ export class Charts {
     if (isNew) this.#listenTo(plot);
   }
 
-  /** The library takes the page's only thread for a while: what was sketched is shown before. */
+  /** The library blocks the page for a while: sketches are shown before. */
   async #loadLibrary() {
     await pause(SHOW_MILLISECONDS);
     while (!isLoaded()) {
@@ -126,11 +126,11 @@ export class Charts {
   #letGo() {
     if (!this.#isHeld) return;
     this.#isHeld = false;
-    // After Plotly's own end of the drag, which may ask for another range.
+    // After Plotly has ended the drag, which may change the range.
     setTimeout(() => this.#goOn());
   }
 
-  /** After the first drawing, with which Plotly gives an element its `on`. */
+  /** After the first drawing, when Plotly has added `on` to the element. */
   #listenTo(plot) {
     plot.on("plotly_relayout", (change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
@@ -151,7 +151,7 @@ function pause(milliseconds = 0) {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
-/** By the distance on the screen: Plotly's own click is on what is hovered, which may be the curve below a mark. */
+/** By the distance on the screen: Plotly reports a click on the hovered item, which may be the curve below a mark. */
 function markAt(plot, { clientX, clientY }) {
   const area = plot.querySelector(".nsewdrag").getBoundingClientRect();
   const { xaxis, yaxis } = plot.layout;
@@ -191,7 +191,7 @@ function fillCard(card, chart, on) {
   const labels = chart.legend.filter(({ label }) => label !== undefined).map(({ label }) => label);
   const create = (entry) => {
     if (entry.label === undefined || labels.length < 2) return make("li", {}, signFor(entry), oneLine(entry.text));
-    const title = "Show or hide this line; double click: this one alone, or all again";
+    const title = "Show or hide this line; double click: only this one, or all";
     const button = make("button", { type: "button", title, value: entry.label }, signFor(entry), oneLine(entry.text));
     button.addEventListener("click", () => on.toggle(chart.id, entry.label));
     button.addEventListener("dblclick", () => on.only(chart.id, entry.label, namesIn(legend)));
@@ -247,7 +247,7 @@ function layoutOf(chart, axis) {
   };
 }
 
-/** Powers of ten alone, or round numbers: Plotly's own ticks are single digits, whose decade one must guess. */
+/** Powers of ten, or round numbers: Plotly's own ticks are single digits without their power of ten. */
 function logTicks(range) {
   if (!range) return {};
   if (range[1] - range[0] > 3) return { dtick: Math.ceil((range[1] - range[0]) / 7) };

@@ -1,18 +1,18 @@
-// The curves of each run as the server gave them last, fetched again only where there is something new to see.
+// The last curves of each run from the server, fetched again only if there is something new.
 
 import { ask, showTrouble } from "./api.js";
 import { isNumber } from "./format.js";
 
 const POINTS = 800;
-/** Beyond both ends of a zoom, as parts of it: smoothing needs a past, and a pan shows something at once. */
+/** Fetched beyond both ends of a zoom, as a share of it: for smoothing, and so that a pan shows something at once. */
 const MARGIN = 0.25;
-/** Names in one question: an address has a largest length. */
+/** Names per request: the length of a URL is limited. */
 const NAMES_AT_ONCE = 60;
-/** A fetch of growing curves may take this part of the time at most; slow lines are asked less often. */
+/** Largest share of the time for fetching growing curves; slow connections are asked less often. */
 const BUSY_SHARE = 0.2;
 
 export class Curves {
-  /** Goes up with every answer. */
+  /** Incremented with every answer. */
   version = 0;
   #onChange;
   #runs = new Map();
@@ -21,7 +21,7 @@ export class Curves {
     this.#onChange = onChange;
   }
 
-  /** Sees to it that the run's curves become those that the view needs. */
+  /** Fetches the curves that the view needs. */
   update(run, names, view) {
     if (!run.records || !names.length) {
       this.#runs.delete(run.id);
@@ -43,12 +43,12 @@ export class Curves {
     return this.#runs.get(runId)?.have;
   }
 
-  /** Whether the series ever had a figure: a chart stays where a zoom shows a part without any. */
+  /** Whether the series ever had a value: a chart stays even if a zoom shows a part without any. */
   hasFigures(runId, name) {
     return this.#runs.get(runId)?.seen.has(name) ?? false;
   }
 
-  /** [first, last] of the whole run: it goes on while curves are of a part of it. */
+  /** [first, last] of the whole run, which grows while the curves show a part of it. */
   extent(run, xKind) {
     const seen = this.#runs.get(run.id)?.extents[xKind];
     const [first, lastSeen] = seen?.history === run.history ? seen.ends : [0, 0];
@@ -62,7 +62,7 @@ export class Curves {
     return this.#runs.get(runId);
   }
 
-  /** New records cannot change a look at what is long written. */
+  /** New records do not change a zoom into older ones. */
   #isPast(run, view) {
     if (!view.zoom || run.read_share < 1) return false;
     const [from, to] = withMargin(view.zoom);

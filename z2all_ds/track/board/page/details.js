@@ -1,4 +1,4 @@
-// The panel with everything that is known of one event.
+// The panel with all details of one event.
 
 import { find, headRow, make } from "./dom.js";
 import { duration, figure, isNumber, MISSING, moment, oneLine, whole } from "./format.js";
@@ -27,7 +27,7 @@ export function openDetails(run, event) {
   title.focus({ preventScroll: true });
 }
 
-/** True where there was something to close. */
+/** Returns whether it was open. */
 export function closeDetails() {
   const panel = find("details");
   if (panel.hidden) return false;
@@ -36,7 +36,7 @@ export function closeDetails() {
   return true;
 }
 
-/** Short facts first, as keys and values; then every table under its own name. */
+/** Single values first, as keys and values; then every table under its own name. */
 function partsOf(facts) {
   const list = make("dl", { className: "facts" });
   const tables = [];

@@ -1,4 +1,4 @@
-// The runs' configuration side by side: what differs, or every key, as far as the filter lets through.
+// The configuration of the runs side by side: differing keys or all keys that match the filter.
 
 import { ask, showTrouble } from "./api.js";
 import { find, headRow, make, setText } from "./dom.js";
@@ -17,7 +17,7 @@ export class Differences {
     find("config-all").addEventListener("change", () => this.#show());
   }
 
-  /** A run that was started again may have another configuration: its events tell. */
+  /** A restarted run may have another configuration; its events show a restart. */
   async update(runs) {
     const key = JSON.stringify(runs.map((run) => [run.id, run.name, run.events]));
     if (key === this.#have || this.#isBusy) return;

@@ -1,4 +1,4 @@
-// Making and changing elements. Words from files only ever become text here, never markup.
+// Creates and changes elements. Text from files is only inserted as text, never as markup.
 
 export function find(id) {
   return document.getElementById(id);
@@ -23,7 +23,7 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Changes only what is different: a screen reader and a selection are not disturbed by the same words again. */
+/** Changes only different text, so that screen readers and selections are not disturbed. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -50,7 +50,7 @@ export function keyed(parent, items, keyOf, create, update) {
   for (const child of before.values()) child.remove();
 }
 
-/** A table's head; a name that begins with # is one of numbers. */
+/** A table's head; a name that begins with # marks a column of numbers. */
 export function headRow(names) {
   const cells = names.map((name) => {
     const isNumber = name.startsWith("#");
@@ -59,13 +59,13 @@ export function headRow(names) {
   return make("thead", {}, make("tr", {}, ...cells));
 }
 
-/** A table that is scrolled in its own place where it is too large, by keys too. */
+/** A table that scrolls if it is too large, also with keys. */
 export function tableIn(name, head, body) {
   const region = { className: "scroll", tabIndex: 0, role: "region", "aria-label": name };
   return make("div", region, make("table", {}, head, body));
 }
 
-/** A share of 0 to 1 as a bar with its words beside it. */
+/** A share of 0 to 1 as a bar with text next to it. */
 export function bar(share, words, className = "") {
   const fill = make("span", { className: "fill" });
   fill.style.width = `${Math.round(1000 * Math.min(1, Math.max(0, share || 0))) / 10}%`;

@@ -1,4 +1,4 @@
-// The events of the runs shown: fetched where there are new ones, as a list, and by kinds that can be switched off.
+// The events of the visible runs: fetched if there are new ones, shown as a list, with kinds that can be hidden.
 
 import { ask, showTrouble } from "./api.js";
 import { openDetails } from "./details.js";
@@ -6,13 +6,13 @@ import { find, keyed, make, setText } from "./dom.js";
 import { isNumber, moment, oneLine, whole } from "./format.js";
 import { KINDS, kindOf, signOf } from "./marks.js";
 
-/** Rows at first, and more with each wish. */
+/** Rows at first, and rows added per click. */
 const ROWS = 100;
 
 export class Events {
-  /** Kinds that are switched off, in list and chart. */
+  /** Hidden kinds, in list and chart. */
   hiddenKinds = new Set();
-  /** Goes up with every answer. */
+  /** Incremented with every answer. */
   version = 0;
   #onChange;
   #runs = new Map();
@@ -39,7 +39,7 @@ export class Events {
   async update(run) {
     const kept = this.#runs.get(run.id) || { list: [] };
     this.#runs.set(run.id, kept);
-    // The tokens of an event's step are known when its record is read, which may be later.
+    // The tokens of an event's step are known once its record is read, which may be later.
     const waits = kept.list.some((event) => event.tokens_seen === null);
     const key = JSON.stringify([run.history, run.events, run.read_share === 1, waits ? run.records : 0]);
     if (kept.key === key || kept.isBusy) return;
@@ -69,7 +69,7 @@ export class Events {
     keyed(find("events"), newest, keyOf, (row) => createRow(row, hasMany));
     const more = find("events-more");
     more.hidden = rows.length <= newest.length;
-    setText(more, `Show older ones (${whole(rows.length - newest.length)} more)`);
+    setText(more, `Show older events (${whole(rows.length - newest.length)} more)`);
   }
 
   #showKinds(all) {

@@ -1,15 +1,15 @@
-// Figures as people read them.
+// Formats numbers for people.
 
 export const MISSING = "\u2013";
 
 const ODD_CHARACTERS = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
-/** A name on one line: no control characters, and none that turn the direction of what stands around it. */
+/** A name on one line, without control characters and characters that change the text direction. */
 export function oneLine(text) {
   return String(text).replace(ODD_CHARACTERS, " ");
 }
 
-/** For Plotly, which reads tags and entities in every name: as it stands, and not longer than a hover label bears. */
+/** Escapes a name for Plotly, which reads tags and entities, and shortens it for hover labels. */
 export function plotlyText(text) {
   const line = [...oneLine(text)];
   const short = line.length > 60 ? [...line.slice(0, 59), "\u2026"] : line;
@@ -20,7 +20,7 @@ export function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-/** About four digits that count. */
+/** About four significant digits. */
 export function figure(value) {
   if (!isNumber(value)) return MISSING;
   const size = Math.abs(value);

@@ -1,21 +1,21 @@
-// How each node and each rank is doing.
+// The health of each node and rank.
 
 import { bar, headRow, make, setText, tableIn } from "./dom.js";
 import { bytes, duration, oneLine, whole } from "./format.js";
 
-/** With more ranks, those that are well are only counted. */
+/** With more ranks, those that are ok are only counted. */
 const MOST_RANKS = 64;
 
-/** Which runs' ranks the person has asked to see in full. */
+/** Runs whose ranks are all shown. */
 const wantsAll = new Set();
 
-/** One run's block, or null where nothing is known; `drawAgain` is called when the person asks for all ranks. */
+/** One run's block, or null if nothing is known; `drawAgain` is called when the user asks for all ranks. */
 export function healthOf(run, health, hasMany, drawAgain) {
   if (!health?.ranks?.length) return null;
   const bad = health.ranks.filter((rank) => rank.verdict !== "ok");
   const verdict = bad.length
-    ? `${bad.length} of ${health.ranks.length} ranks ${bad.length === 1 ? "stands" : "stand"} out`
-    : health.ranks.length === 1 ? "the only rank is well" : `all ${health.ranks.length} ranks are well`;
+    ? `${bad.length} of ${health.ranks.length} ranks slow or waiting`
+    : health.ranks.length === 1 ? "the only rank is ok" : `all ${health.ranks.length} ranks are ok`;
   const words = make("p", { className: bad.length ? "verdict-bad" : "verdict-good" }, verdict);
   words.append(make("span", { className: "quiet age" }));
   const block = make("div", { className: "block" }, hasMany ? make("h3", {}, oneLine(run.name)) : null, words);
@@ -36,11 +36,11 @@ export function healthOf(run, health, hasMany, drawAgain) {
   return block;
 }
 
-/** Goes up while the tables stay as they are. */
+/** Updates the age; the tables stay as they are. */
 export function tellAge(block, health) {
   const sinceAnswer = (performance.now() - health.answered_ms) / 1000;
   const age = duration(Math.round(health.age_seconds + sinceAnswer));
-  setText(block.querySelector(".age"), ` last seen at step ${whole(health.step)}, ${age} ago`);
+  setText(block.querySelector(".age"), `, last seen at step ${whole(health.step)}, ${age} ago`);
 }
 
 function nodesTable(nodes, most) {

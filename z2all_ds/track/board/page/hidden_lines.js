@@ -1,7 +1,7 @@
-// Lines that a person has switched off by their names in a chart's legend.
+// Lines that the user has hidden by clicking their names in a chart's legend.
 
 export class HiddenLines {
-  /** Goes up with every change. */
+  /** Incremented with every change. */
   version = 0;
   #charts = new Map();
 
@@ -15,7 +15,7 @@ export class HiddenLines {
     this.#set(chartId, off);
   }
 
-  /** This one of `labels` alone; where it is alone already, all again. */
+  /** Shows only this one of `labels`; if it is already the only one, shows all. */
   only(chartId, label, labels) {
     const others = labels.filter((one) => one !== label);
     const isAlone = !this.has(chartId, label) && others.every((one) => this.has(chartId, one));

@@ -1,4 +1,4 @@
-// The keyboard's short ways. What a focused control does with a key itself stays with it.
+// Keyboard shortcuts. Keys that a focused control uses itself are left to it.
 
 const ARROWS = ["ArrowLeft", "ArrowRight"];
 

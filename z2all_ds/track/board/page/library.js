@@ -1,4 +1,4 @@
-// Plotly, fetched when there is something to draw: the page and its first picture come before it.
+// Plotly, loaded when there is something to draw, after the page and its first sketch.
 
 const SOURCE = "/plotly.js";
 
@@ -8,7 +8,7 @@ export function isLoaded() {
   return "Plotly" in window;
 }
 
-/** Settled when `Plotly` can be used; after a failure the next call tries again. */
+/** Resolves when `Plotly` can be used; after a failure the next call tries again. */
 export function load() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
@@ -16,9 +16,9 @@ export function load() {
     const fail = () => {
       loading = null;
       script.remove();
-      reject(new Error("The board's charts could not be loaded. Is its command still running?"));
+      reject(new Error("The board's charts could not be loaded. Is `z2all board` still running?"));
     };
-    // A proxy's page of words, or a file cut short, is loaded too.
+    // A proxy's error page or a truncated file also loads without an error.
     script.onload = () => (isLoaded() ? resolve() : fail());
     script.onerror = fail;
     document.head.append(script);

@@ -1,4 +1,4 @@
-// The board's page: asks the server every two seconds what is new, and draws what has changed.
+// The board's page: asks the server for news every two seconds, and draws what has changed.
 
 import { ask, hideTrouble, showTrouble } from "./api.js";
 import { padded, panned, unitOf, wholeRange, within, zoomed } from "./axis.js";
@@ -25,9 +25,9 @@ const EVERY_SECONDS = Math.max(0.1, Number(new URLSearchParams(location.search).
 
 let runs = [];
 let drawnUnit = { factor: 1 };
-/** Charts are drawn anew only where this changes: a hover label stays, and an idle board costs nothing. */
+/** Charts are redrawn only if this changes: a hover label stays, and an idle board costs nothing. */
 let drawnKey = "";
-/** What the person had chosen at the last drawing. */
+/** The view at the last drawing. */
 let drawnWish = "";
 let isDrawWanted = false;
 let timer = null;
@@ -60,7 +60,7 @@ const charts = new Charts(find("charts"), {
   },
 });
 
-/** A run without any is not asked: new records alone tell nothing of its probes. */
+/** A run without probes is not asked about them when it has new records. */
 function probesKey(run) {
   return [run.history, run.events, run.evaluations, run.probes.length ? run.records : 0];
 }
@@ -109,7 +109,7 @@ function fetchWhatChanged() {
 function wantDraw() {
   if (isDrawWanted) return;
   isDrawWanted = true;
-  // A timer, not an animation frame: those stop where the page is not seen, and a test would wait for ever.
+  // A timer, since animation frames stop while the page is hidden.
   setTimeout(() => {
     isDrawWanted = false;
     draw();
@@ -127,13 +127,13 @@ function draw() {
   probes.show(shown, wantDraw);
   const nothing = find("nothing");
   nothing.hidden = shown.some((run) => run.records);
-  const words = shown.length ? "No records yet. Curves appear with the first step." : "No run is switched on.";
-  setText(nothing, runs.length ? words : "Asking the board\u2026");
+  const words = shown.length ? "No records yet. Curves appear with the first step." : "All runs are hidden.";
+  setText(nothing, runs.length ? words : "Loading\u2026");
 }
 
 function drawCharts(shown) {
   const withRecords = shown.filter((run) => run.records);
-  // Curves over another x axis than the one chosen: the picture before is kept until the new ones have come.
+  // Curves of another x axis than the chosen one: the old charts stay until the new curves arrive.
   if (withRecords.some((run) => curves.of(run.id) && curves.of(run.id).x !== view.x)) return;
   const { x, log, window, zoom } = view;
   const versions = [curves.version, events.version, probes.version];
@@ -172,9 +172,9 @@ function drawControls() {
   setText(find("live"), view.paused ? "Paused" : "Live");
 }
 
-// Wishes
+// User actions
 
-/** `isFetched`: the wish needs other figures than those at hand. */
+/** `isFetched`: the action needs other data from the server. */
 function changed(isFetched) {
   writeHash();
   wantDraw();

@@ -1,4 +1,4 @@
-// Events on the loss curve: a sign for each kind, at the smoothed curve's height.
+// Events on the loss curve: a symbol for each kind, at the height of the smoothed curve.
 
 import { make, makeSvg } from "./dom.js";
 import { isNumber, plotlyText } from "./format.js";
@@ -11,7 +11,7 @@ const CROSS = "M4.5 1h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z";
 const DIAGONAL_CROSS = "M3 1l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z";
 const STAR = "M6 .8l1.6 3.4 3.7.5-2.7 2.6.7 3.7-3.3-1.8-3.3 1.8.7-3.7-2.7-2.6 3.7-.5z";
 
-/** In the order of the legend. `path` draws the sign within 12 by 12, `symbol` is Plotly's of the same shape. */
+/** In the order of the legend. `path` draws the symbol within 12 by 12, `symbol` is Plotly's of the same shape. */
 export const KINDS = {
   started: { word: "start", symbol: "triangle-right", path: RIGHT, colour: "--good" },
   restart: { word: "restart", symbol: "triangle-right-open", path: RIGHT, isOpen: true, colour: "--good" },
@@ -28,7 +28,7 @@ export const KINDS = {
 
 const UNKNOWN = { word: "event", symbol: "circle", path: CIRCLE, colour: "--quiet" };
 
-/** `event.event` may be one that this page does not know yet. */
+/** `event.event` may be unknown to this page. */
 export function kindOf(event) {
   return Object.hasOwn(KINDS, event.event) ? KINDS[event.event] : { ...UNKNOWN, word: event.event };
 }
@@ -41,14 +41,14 @@ export function signOf(kind) {
   return holder;
 }
 
-/** Where the event stands on the x axis, in its units; null where that is not known. */
+/** The event's position on the x axis, in its units; null if unknown. */
 export function xOf(event, xKind) {
   return { step: event.step, tokens: event.tokens_seen ?? (event.step === 0 ? 0 : null), time: event.seconds }[xKind];
 }
 
-/** Of the chart's height: marks of one moment stand above each other, so that each can be seen and clicked. */
+/** Share of the chart's height: marks at the same position are stacked, so that each can be clicked. */
 const SHIFT = 0.055;
-/** Of the chart's width: of marks of one kind that are closer, only the newest is drawn; a zoom shows the others. */
+/** Share of the chart's width: of closer marks of one kind, only the newest is drawn; a zoom shows the others. */
 const CLOSEST = 0.012;
 
 /** One trace of marks for each kind. `chart`: the loss chart as built; `eventsOf`: a run's events, newest last. */
@@ -78,7 +78,7 @@ export function markTraces(chart, eventsOf, hiddenKinds, xKind, unit, range) {
   return [...traces.values()].sort((one, other) => order.indexOf(one.meta.kind) - order.indexOf(other.meta.kind));
 }
 
-/** Those within the range, in drawn units, oldest first. */
+/** The events within the range, in drawn units, oldest first. */
 function thinned(events, xKind, unit, [from, to]) {
   const newest = new Map();
   const kept = [];
@@ -107,7 +107,7 @@ function traceOf(event) {
   };
 }
 
-/** Between the two points around it; that of the nearest end outside the curve. `places`: those with a value. */
+/** Interpolated; outside the curve, the value of the nearest end. `places`: points with a value. */
 function heightAt(line, places, x) {
   if (!places.length) return null;
   let low = 0;

@@ -1,4 +1,4 @@
-// Where the run is in its data, its stages, and the shares of domains: asked for and realised.
+// The run's data position, its stages, and the shares of domains: requested and actual.
 
 import { bar, headRow, make, tableIn } from "./dom.js";
 import { count, isNumber, MISSING, oneLine, percent, whole } from "./format.js";
@@ -35,7 +35,7 @@ function domainsTable(domains) {
       ),
     );
   }
-  const head = headRow(["Domain", "Asked", "Realised", "Lately", "#Tokens"]);
+  const head = headRow(["Domain", "Requested", "Actual", "Recent", "#Tokens"]);
   return tableIn("Mixture", head, body);
 }
 

@@ -1,4 +1,4 @@
-// Colours, dashes and signs. Colours differ in lightness too, for those who do not see all hues, and on both grounds.
+// Colours, dashes and symbols. Colours also differ in lightness, for colour-blind users, in light and dark mode.
 
 const ON_LIGHT = ["#0a6ebd", "#d1560a", "#12855d", "#9a3fb5", "#b8860b", "#c2185b", "#3f51b5", "#5d7a00", "#795548"];
 const ON_DARK = ["#5ab0f5", "#ff9d57", "#4cc79a", "#d08be6", "#e6c34d", "#ff7fa8", "#98a6ff", "#b3d15c", "#c9a793"];
@@ -20,7 +20,7 @@ export function colour(number) {
   return colours[number % colours.length];
 }
 
-/** The value of one of board.css's own names, such as --ink. */
+/** The value of a CSS variable of board.css, such as --ink. */
 export function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -29,12 +29,12 @@ export function dash(number) {
   return DASHES[number % DASHES.length];
 }
 
-/** Where dashes are used up, signs on the line tell the next ones apart; null for the first ones. */
+/** When all dashes are used, symbols on the line distinguish further lines; null for the first ones. */
 export function lineSymbol(number) {
   return number < DASHES.length ? null : SYMBOLS[(Math.floor(number / DASHES.length) - 1) % SYMBOLS.length];
 }
 
-/** Of the line at this place where colours tell lines apart: their second round is dashed, and so on. */
+/** Dash of the n-th line if colours distinguish lines: after all colours are used, lines are dashed, and so on. */
 export function dashOfRound(place) {
   return Math.floor(Math.max(0, place) / ON_LIGHT.length);
 }

@@ -1,4 +1,4 @@
-// What each probe has found last, and whether that is as expected.
+// The last value of each probe, and whether it is as expected.
 
 import { headRow, make, tableIn } from "./dom.js";
 import { figure, isNumber, MISSING, oneLine, whole } from "./format.js";
@@ -60,7 +60,7 @@ function verdictCell(passed) {
   return make("td", { className: passed ? "verdict-good" : "verdict-bad" }, passed ? "pass" : "fail");
 }
 
-/** The runs with `probeList` for the charts: of an older run, which tells no kinds, those of its neighbours' probes. */
+/** The runs with `probeList` for the charts; an older run without kinds gets those of the other runs' probes. */
 export function withProbeLists(runs, listOf) {
   const kinds = new Map();
   for (const run of runs) for (const { name, kind } of listOf(run.id)) if (kind) kinds.set(name, kind);

@@ -1,11 +1,11 @@
-// The list of runs: a switch for each, and how it is doing.
+// The list of runs: a checkbox and the status of each.
 
 import { find, keyed, make, setText } from "./dom.js";
 import { count, duration, figure, isNumber, MISSING, percent, whole } from "./format.js";
 import { colour } from "./palette.js";
 
 const STATUS_WORDS = {
-  running: "running", done: "done", stopped: "stopped", requeue: "waits for its turn", silent: "silent",
+  running: "running", done: "done", stopped: "stopped", requeue: "waiting for restart", silent: "silent",
   empty: "no records yet", unreachable: "unreachable",
 };
 const FIGURES = [
@@ -18,7 +18,7 @@ const FIGURES = [
   ["goodput", "Goodput", (run) => percent(run.goodput)],
 ];
 
-/** `onToggle(run)` is called when its switch is used. */
+/** `onToggle(run)` is called when its checkbox is used. */
 export function showRuns(runs, hidden, onToggle) {
   keyed(find("runs"), runs, (run) => `${run.id} ${run.name}`, (run) => createRun(run, onToggle), (item, run) =>
     fillRun(item, run, hidden),
@@ -28,7 +28,7 @@ export function showRuns(runs, hidden, onToggle) {
 function createRun(run, onToggle) {
   const box = make("input", { type: "checkbox", "data-run": run.id });
   box.addEventListener("change", () => onToggle(run));
-  const name = make("span", { className: "name", title: `${run.name}\n${run.place}` }, run.name);
+  const name = make("span", { className: "name", title: `${run.name}\n${run.location}` }, run.name);
   const hint = "Key that shows or hides this run";
   const key = run.number < 9 ? make("kbd", { title: hint }, String(run.number + 1)) : null;
   const figures = FIGURES.map(([id, word]) =>

@@ -1,16 +1,16 @@
-// A first picture of a chart, drawn here: the charts' library is megabytes, which take their time over a slow line and
-// a second or two to start. Curves, and figures at the ends of both axes; the library draws over it when it is there.
+// A first sketch of a chart: the chart library has megabytes, which take time to load over a slow connection and a
+// second or two to start. It has curves, and numbers at the ends of both axes; the library draws over it later.
 
 import { makeSvg } from "./dom.js";
 import { count, figure, isNumber } from "./format.js";
 import { isDot } from "./traces.js";
 
-/** Around what is drawn, in pixels, as the library leaves it. */
+/** Margins in pixels, as the library has them. */
 export const MARGIN = { l: 54, r: 14, t: 8, b: 34, pad: 2 };
-/** Of the inner picture, which is stretched to the room there is. */
+/** Of the inner image, which is stretched to the available space. */
 const SIZE = 1000;
 
-/** `chart`: what buildChart made; `xRange`: [from, to] in drawn units. */
+/** `chart`: the result of buildChart; `xRange`: [from, to] in drawn units. */
 export function sketch(plot, chart, xRange) {
   const [width, height] = [plot.clientWidth - MARGIN.l - MARGIN.r, plot.clientHeight - MARGIN.t - MARGIN.b];
   if (!chart.yRange || width <= 0 || height <= 0) return;
@@ -44,14 +44,14 @@ function pathOf({ x, y, line, marker, fill, fillcolor, opacity }, place) {
   return makeSvg("path", { d: outline(x, y, place), "vector-effect": "non-scaling-stroke", ...looks });
 }
 
-/** A line of no length with round ends: a circle would be stretched with the picture. */
+/** A line of length zero with round ends: a circle would be stretched with the image. */
 function dotOf(x, y, { color, size }, place) {
   const looks = { stroke: color, "stroke-width": size, "stroke-linecap": "round" };
   const path = outline(x, y, place);
   return makeSvg("path", { d: path && `${path}h0`, "vector-effect": "non-scaling-stroke", ...looks });
 }
 
-/** Each from the sum of those before it to the sum with it. */
+/** Each layer from the sum of the layers below it to the sum including it. */
 function stackPaths(chart, place) {
   const sums = new Map();
   const stacked = chart.traces.filter(({ meta }) => meta.part === "stack");
@@ -64,7 +64,7 @@ function stackPaths(chart, place) {
   });
 }
 
-/** A path through these points, broken where a figure is missing. */
+/** A path through these points, interrupted at missing values. */
 function outline(xs, ys, place) {
   let isDown = false;
   let path = "";

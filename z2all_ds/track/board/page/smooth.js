@@ -1,8 +1,8 @@
 // Smoothing that looks the same whether a curve came in 200 points or in 2,000.
 
 /**
- * Exponential mean over about `window` records, without the pull of an arbitrary first value. A point that stands for
- * many records weighs as many: the past fades by records, not by points.
+ * Exponential mean over about `window` records, corrected for its start. A point that stands for
+ * many records has their weight: the past fades by records, not by points.
  */
 export function smooth(means, weights, window) {
   let sum = 0;

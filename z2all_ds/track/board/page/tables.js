@@ -1,4 +1,4 @@
-// A section of the page with one block of tables per run, from one of the server's answers.
+// A section of the page with one block of tables per run, from one API of the server.
 
 import { ask, showTrouble } from "./api.js";
 import { find } from "./dom.js";
@@ -11,7 +11,7 @@ export class Tables {
   #refresh;
   #runs = new Map();
   #drawn = "";
-  /** Goes up with every answer that is another one. */
+  /** Incremented with every answer that differs from the one before. */
   version = 0;
 
   /**
@@ -54,7 +54,7 @@ export class Tables {
     return this.#runs.get(runId)?.answer;
   }
 
-  /** Builds only where an answer is new: a person may be reading, or have the focus in a table. */
+  /** Rebuilds only if an answer is new: the user may be reading, or have the focus in a table. */
   show(runs, wantDraw) {
     const numbers = JSON.stringify(runs.map((run) => [run.id, run.name, this.#runs.get(run.id)?.number]));
     const holder = find(this.#section);

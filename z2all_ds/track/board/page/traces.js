@@ -1,14 +1,14 @@
-// From curves to what Plotly draws: traces, legend, ranges and the words that stand for a chart.
+// From curves to Plotly's input: traces, legend, ranges and the text alternative of a chart.
 
 import { figure, isNumber, plotlyText } from "./format.js";
 import { colour, css, dash, dashOfRound, faint, lineSymbol } from "./palette.js";
 import { smooth } from "./smooth.js";
 
-/** With more lines than this, the faint raw ones are left out: they would be a fog. */
+/** With more lines than this, the faint raw curves are left out. */
 const MOST_RAW_LINES = 6;
 
 /**
- * One chart of the runs shown, or null where none of them has anything for it.
+ * One chart of the visible runs, or null if none of them has data for it.
  * `board`: {runs, curves, domains, restartsOf, hiddenLines}; `range`: [from, to] in drawn units; `unit`: {factor} from
  * x to drawn units.
  */
@@ -49,7 +49,7 @@ function linesOf(chart, run, board, view, unit) {
   });
 }
 
-/** Of an evaluation's points those whose place is known. */
+/** The points of an evaluation whose position is known. */
 function curveOf(points, xKind) {
   const xs = points[{ step: "step", tokens: "tokens", time: "seconds" }[xKind]];
   const places = [...xs.keys()].filter((place) => isNumber(xs[place]));
@@ -57,7 +57,7 @@ function curveOf(points, xKind) {
   return { x: places.map((place) => xs[place]), weight: places.map(() => 1), mean: values, min: values, max: values };
 }
 
-/** Nothing is drawn while a run was not running. At both ends of the gap, so that a stack falls to 0 there. */
+/** Adds gaps for the time when a run was stopped. At both ends of the gap, so that a stack falls to 0 there. */
 function withGaps(line, gaps) {
   const names = Object.keys(line);
   const broken = Object.fromEntries(names.map((name) => [name, []]));
@@ -75,7 +75,7 @@ function withGaps(line, gaps) {
   return broken;
 }
 
-/** The curve in drawn units; of a sparse one only the steps that have a value, so that its line does not break. */
+/** The curve in drawn units; of a sparse curve only the steps with a value, so that its line is not interrupted. */
 function dense(curve, chart, unit) {
   const scale = chart.scale || 1;
   const places = [...curve.x.keys()].filter((place) => !chart.isSparse || isNumber(curve.mean[place]));
@@ -132,12 +132,12 @@ function tracesOf(chart, line, numLines, runs, unit) {
   return traces;
 }
 
-/** Whether a line through these would not be seen. */
+/** Whether a line through these points would be invisible. */
 export function isDot(values) {
   return values.filter(isNumber).length < 2;
 }
 
-/** One closed shape for each part without a gap. */
+/** One closed shape per part without a gap. */
 function bandOf(line) {
   const [x, y] = [[], []];
   let part = [];
@@ -153,7 +153,7 @@ function bandOf(line) {
   return { x: x.slice(0, -1), y: y.slice(0, -1) };
 }
 
-/** {ends, isCut} of what is seen between the ends of x: Plotly's own range would look at what lies beyond them too. */
+/** {ends, isCut} of the values within the x range: Plotly's own range would include values outside. */
 function yRange(chart, lines, [from, to], isLog) {
   let low = Infinity;
   let high = -Infinity;
@@ -186,13 +186,13 @@ function yRange(chart, lines, [from, to], isLog) {
   return { ends: [chart.fromZero && !isLog && low === 0 ? 0 : low - pad, high + pad], isCut };
 }
 
-/** A first step or a checkpoint takes a hundred steps' time: at its scale nothing else could be seen. */
+/** Cuts off the highest peaks: a first step or a checkpoint can take the time of a hundred steps. */
 function withoutPeaks(sums, high) {
   const usual = sums.sort((one, other) => one - other)[Math.floor(0.95 * (sums.length - 1))];
   return usual && high > 2 * usual ? 1.5 * usual : high;
 }
 
-/** Of several runs: the colour of each, then the dash of each label in no run's colour. */
+/** With several runs: the colour of each run, then the dash of each label in grey. */
 function legendOf(lines, labels, isColourOfRun, isOff) {
   const entries = new Map();
   if (isColourOfRun) {

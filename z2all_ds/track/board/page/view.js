@@ -1,4 +1,4 @@
-// What the person has chosen to see. It lives in the address's hash, so that a link shows the same.
+// The view that the user has chosen. It is stored in the URL's hash, so that a link shows the same.
 
 export const X_KINDS = ["step", "tokens", "time"];
 const LARGEST_WINDOW = 1e5;
@@ -7,16 +7,16 @@ const DEFAULT_WINDOW = 10;
 export const view = {
   x: "step",
   log: false,
-  /** Steps that the smoothing reaches back; 1 is none. */
+  /** Window of the smoothing in steps; 1 is none. */
   window: DEFAULT_WINDOW,
-  /** Names of runs: numbers would mean other runs when the board is started with others. */
+  /** Names of runs, since numbers change when the board is started with other runs. */
   hidden: new Set(),
   /** [from, to] in the units of x: steps, tokens, seconds; null shows everything. */
   zoom: null,
   paused: false,
 };
 
-/** The slider is logarithmic: a window of 2 and one of 100,000 steps are both wanted. */
+/** The slider is logarithmic: windows from 2 to 100,000 steps are useful. */
 export function windowOfSlider(place) {
   return place <= 0 ? 1 : Math.max(2, Math.round(LARGEST_WINDOW ** (place / 100)));
 }

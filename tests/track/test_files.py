@@ -1,0 +1,73 @@
+"""Files of runs, and the requests that another machine answers."""
+
+import ast
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from z2all_ds.base import child_process
+from z2all_ds.track import files
+from z2all_ds.track.files import MARK, Files, serve
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 9000), min_size=1, max_size=12), st.lists(st.integers(0, 30000), max_size=12))
+def test_the_line_at_a_place(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], places: list[int]) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_bytes(b"".join(b"x" * length + b"\n" for length in lengths) + b"torn")
+    begins = [sum(lengths[:number]) + number for number in range(len(lengths))]
+    places = sorted(places)
+    expected = []
+    for place in places:
+        after = [begin for begin in begins if begin >= place]
+        if after and after[0] not in expected:
+            expected.append(after[0])
+    found = Files().lines_at(str(path), places)
+    assert [offset for offset, _ in found] == expected
+    assert [len(line) for _, line in found] == [lengths[begins.index(begin)] for begin in expected]
+
+
+def test_lines_with_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [b'{"a": 1}', b'{"b": 1, "probe_x": 2}', b'{"a": 2}', b'{"probe_y": 1, "b": 1}', b'{"probe_torn']
+    path.write_bytes(b"\n".join(lines))
+    found = Files().lines_with(str(path), ['"b"', '"probe_'], 0, 1000)
+    assert found == [(9, lines[1]), (9 + len(lines[1]) + 1 + 9, lines[3])]
+    assert Files().lines_with(str(tmp_path / "missing"), ["x"], 0, 1000) == []
+
+
+def test_folders_of_runs(tmp_path: Path) -> None:
+    assert Files().run_folders(str(tmp_path / "later")) == [str(tmp_path / "later")]
+    for name, file in (("b", "metrics.jsonl"), ("a", "run.yaml"), ("no_run", "notes.txt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    assert Files().run_folders(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert Files().run_folders(str(tmp_path / "a")) == [str(tmp_path / "a")]
+
+
+def test_requests_and_answers(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\n\xff\xe4\xb8\xad\n")
+    calls = [("read", str(path), 4, 2), ("read", str(tmp_path), 0, 3), ("lines_at", str(path), [0, 2])]
+    requests = [json.dumps({"method": method, "arguments": arguments}) for method, *arguments in calls]
+    answers = io.StringIO()
+    serve(io.StringIO("".join(f"{MARK}{request}\n" for request in requests)), answers)
+    ready, *found = [json.loads(line.removeprefix(MARK)) for line in answers.getvalue().splitlines()]
+    assert ready == {}
+    assert found[0]["result"].encode("utf-8", "surrogateescape") == b"\xff\xe4"
+    assert "directory" in found[1]["error"]
+    assert found[2]["result"] == [[0, "one"], [4, "\udcff中"]]
+
+
+def test_another_machine_needs_only_a_bare_python() -> None:
+    tree = ast.parse(Path(files.__file__).read_text(encoding="utf-8"), feature_version=(3, 7))
+    nodes = list(ast.walk(tree))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported <= sys.stdlib_module_names
+    assert MARK == child_process.MARK

@@ -1,0 +1,116 @@
+"""Access to the files of runs on this machine.
+
+For a run on another machine, the board sends the text of this file over ssh, and a bare Python 3.7 there runs `serve`.
+So this file uses only the standard library. Requests and answers are JSON objects on one line after MARK, as in
+`base/child_process.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import IO
+
+MARK = "z2all: "
+MISSING = (FileNotFoundError, NotADirectoryError)
+NEAR_BYTES = 4096
+"""Read at once to find a line at an offset."""
+LONGEST_LINE_BYTES = 1 << 22
+RUN_FILES = ("metrics.jsonl", "run.yaml", "events.jsonl")
+"""A folder with one of these is a run folder."""
+
+
+class Files:
+    """Reads files of this machine; a missing file is empty. Other errors are raised as OSError."""
+
+    is_remote = False
+
+    def stats(self, paths: list[str]) -> tuple[float, list[list[float]]]:
+        """Returns this machine's clock, and [size, modification time, inode] of each file, zeros if it is missing."""
+        return time.time(), [_stat(path) for path in paths]
+
+    def size(self, path: str) -> int:
+        return int(self.stats([path])[1][0][0])
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Returns fewer bytes at the end of the file. Opens it each time, since it may have been replaced."""
+        with suppress(*MISSING), open(os.path.expanduser(path), "rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+        return b""
+
+    def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
+        """Returns the first whole line that begins at or after each offset, with its own offset; none twice."""
+        found: list[tuple[int, bytes]] = []
+        with suppress(*MISSING), open(os.path.expanduser(path), "rb", NEAR_BYTES) as file:
+            for offset in offsets:
+                # From one byte before: if a line ends there, the next one begins at the offset itself.
+                file.seek(max(0, offset - 1))
+                if offset and not file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
+                    continue
+                begin, line = file.tell(), file.readline(LONGEST_LINE_BYTES)
+                if line.endswith(b"\n") and (not found or begin > found[-1][0]):
+                    found.append((begin, line[:-1]))
+        return found
+
+    def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
+        """Returns the whole lines of a part of the file that contain one of these words, with their offsets."""
+        *lines, _ = self.read(path, offset, length).split(b"\n")
+        found, start = [], offset
+        for line in lines:
+            is_whole = start > offset or offset == 0
+            if is_whole and any(word.encode() in line for word in words):
+                found.append((start, line))
+            start += len(line) + 1
+        return found
+
+    def run_folders(self, path: str) -> list[str]:
+        """Returns the folder itself if it is a run folder or has none inside, else the run folders inside."""
+        folder = os.path.expanduser(path)
+        if _is_run(folder):
+            return [path]
+        inside = [name for name in self.file_names(path) if _is_run(os.path.join(folder, name))]
+        return [os.path.join(path, name) for name in inside] or [path]
+
+    def file_names(self, path: str) -> list[str]:
+        with suppress(*MISSING):
+            return sorted(os.listdir(os.path.expanduser(path)))
+        return []
+
+    def close(self) -> None:
+        """Closes the connection to another machine."""
+
+
+def _stat(path: str) -> list[float]:
+    with suppress(*MISSING):
+        found = os.stat(os.path.expanduser(path))
+        return [found.st_size, found.st_mtime, found.st_ino]
+    return [0, 0.0, 0]
+
+
+def _is_run(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, name)) for name in RUN_FILES)
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    """Calls the methods of `Files` that `requests` name, until the board closes the connection."""
+    files = Files()
+    answers.write(MARK + "{}\n")
+    answers.flush()
+    for line in requests:
+        request = json.loads(line[len(MARK) :])
+        try:
+            answer = {"result": getattr(files, request["method"])(*request["arguments"])}
+        except OSError as error:
+            answer = {"error": str(error)}
+        # surrogateescape: bytes become a string without loss
+        text = json.dumps(answer, default=lambda content: content.decode("utf-8", "surrogateescape"))
+        answers.write(MARK + text + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.stdin, sys.stdout)
