@@ -1,6 +1,6 @@
-"""What a raw file contains: itself, what it packs, or the members of an archive, each as a stream.
+"""Yields the contents of a raw file as streams: the file itself, its decompressed data, or the members of an archive.
 
-Nothing is unpacked to disk, so the name of a member cannot reach outside.
+Nothing is unpacked to disk, so a member's name cannot write outside a folder.
 """
 
 import tarfile
@@ -13,18 +13,19 @@ from typing import Any
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms.detect import HEAD_BYTES, form_of, is_packed_tar, packing_of, without_packing_endings
+from z2all_ds.corpus.forms.detect import HEAD_BYTES, form_of, packing_of, without_packing_endings
 from z2all_ds.corpus.forms.slices import ReadLimits
 from z2all_ds.corpus.forms.streams import CHUNK_BYTES, DiskFile, ExpansionGuard, Stream, Unreadable, decompressed
 
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+_COMPRESSED_TAR = (".tgz", ".tzst", ".tar.gz", ".tar.zst")
 Members = Iterator[tuple[str, Stream]]
-"""Names and bytes of the members of an archive. Each must be read before the next."""
+"""Names and streams of the members of an archive. Each stream must be read before the next is requested."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of one file. `name` has no packing endings; `member` is empty unless it comes from an archive."""
+    """The bytes of one file. `name` has no packing endings; `member` is empty outside archives."""
 
     name: str
     member: str
@@ -36,9 +37,9 @@ class Content:
 
 
 def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | None = None) -> Iterator[Content]:
-    """Yields the contents of a file, of a zip only the members from `start` to `stop`.
+    """Yields the contents of a file; for a zip only the members from `start` to `stop`.
 
-    Each must be read before the next. Raises `Unreadable` where an archive is broken.
+    Each stream must be read before the next is requested. Raises `Unreadable` where an archive is broken.
     """
     name = disk.path.name
     if disk.packing == "zip":
@@ -47,7 +48,7 @@ def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | Non
         stream, packing = _decompress(Stream(disk.chunks()), disk.packing, name, disk, limits)
         if packing != "tar":
             if packing:
-                stream = _faulty(f"{packing} data in packed data; unpack it once")
+                stream = _faulty(f"compressed twice: {packing} data in {disk.packing} data; unpack it once")
             yield Content(without_packing_endings(name), "", stream, bool(disk.packing))
             return
         members = _tar_members(stream)
@@ -55,12 +56,12 @@ def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | Non
         packing = packing_of(stream.peek(HEAD_BYTES), member)
         stream, packing = _decompress(stream, packing, member, disk, limits)
         if packing:
-            stream = _faulty(f"{packing} inside an archive; unpack the outer one first")
+            stream = _faulty(f"{packing} file inside an archive; unpack the archive first")
         yield Content(without_packing_endings(member), member, stream, True)
 
 
 def detect(disk: DiskFile) -> str:
-    """Returns the form of a file, or auto for an archive. Raises ConfigError if nothing in it can be read."""
+    """Returns the form of a file, or auto for an archive. Raises ConfigError if all its contents are unsupported."""
     refused: ConfigError | None = None
     try:
         for content in contents(disk, ReadLimits()):
@@ -70,33 +71,33 @@ def detect(disk: DiskFile) -> str:
             except ConfigError as error:
                 refused = refused or ConfigError(str(disk.path), error.rule, error.fix)
     except Unreadable:
-        pass  # reading it says what is wrong
+        pass  # the reader reports the reason
     if refused:
         raise refused
     return "auto"
 
 
 def open_zip(disk: DiskFile) -> zipfile.ZipFile:
-    advance, disk.advance = disk.advance, lambda _: None  # the table of contents is no progress
+    advance, disk.advance = disk.advance, lambda _: None  # reading the table of contents is not progress
     try:
         return zipfile.ZipFile(disk)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        raise Unreadable(f"no readable zip archive ({error})") from None
+        raise Unreadable(f"not a readable zip archive ({error})") from None
     finally:
         disk.advance = advance
 
 
 def zip_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Returns the members that hold data, in the order of the archive; slices count in this list."""
+    """Returns the members with data, in archive order; slices index into this list."""
     return [info for info in archive.infolist() if not info.is_dir() and not _is_hidden(info.filename)]
 
 
 def _decompress(stream: Stream, packing: str, name: str, disk: DiskFile, limits: ReadLimits) -> tuple[Stream, str]:
-    """Returns the stream without its compression, and the packing of what is inside."""
+    """Returns the decompressed stream and the packing of its data."""
     if packing not in ("gz", "zst"):
         return stream, packing
     stream = Stream(decompressed(stream, packing, ExpansionGuard(disk, limits)))
-    return stream, packing_of(stream.peek(HEAD_BYTES), ".tar" if is_packed_tar(name) else "")
+    return stream, packing_of(stream.peek(HEAD_BYTES), ".tar" if name.lower().endswith(_COMPRESSED_TAR) else "")
 
 
 def _faulty(detail: str) -> Stream:
@@ -104,7 +105,7 @@ def _faulty(detail: str) -> Stream:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether it is something that tools leave in archives next to the data."""
+    """Returns whether a member is hidden or was added by an archive tool."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return any(part == "__MACOSX" or (part.startswith(".") and part not in (".", "..")) for part in parts)
 
@@ -114,17 +115,17 @@ def _zip_members(disk: DiskFile, limits: ReadLimits, start: int, stop: int | Non
         guard = ExpansionGuard(disk, limits)
         for info in zip_files(archive)[start:stop]:
             if info.flag_bits & 0x1:
-                yield info.filename, _faulty("encrypted; unpack it with its password")
+                yield info.filename, _faulty("encrypted; unpack it with the password")
             else:
                 yield info.filename, Stream(_zip_chunks(archive, info, guard))
 
 
 def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, guard: ExpansionGuard) -> Iterator[bytes]:
-    size = HEAD_BYTES  # small at first: a read that fails loses all its bytes
+    size = HEAD_BYTES  # small at first: a failed read loses all its bytes
     try:
         opened: Any = archive.open(info)
         with opened as file:
-            # read1 may give nothing in the middle; read does so only at the end, and there checks the sum.
+            # read1 may return b"" before the end; read does so only at the end, where it verifies the checksum.
             while data := file.read1(size) or file.read(size):
                 guard.count(len(data))
                 yield data
@@ -134,15 +135,15 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, guard: Expansio
 
 
 def _tar_members(stream: Stream) -> Members:
-    """Yields regular files. Links, devices and what is left of a member are passed over."""
+    """Yields regular files; skips links, devices and the unread rest of a member."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
             while (info := archive.next()) is not None:
-                archive.members = []  # tarfile would keep every header it saw
+                archive.members = []  # else tarfile keeps every header
                 if not info.isreg() or _is_hidden(info.name):
                     continue
-                if info.issparse():  # a few bytes that can stand for exabytes of zeros
-                    yield info.name, _faulty("a sparse file; pack it without holes")
+                if info.issparse():  # a few bytes can describe exabytes of zeros
+                    yield info.name, _faulty("a sparse file; pack it without --sparse")
                     continue
                 archive.fileobj.seek(info.offset_data)
                 yield info.name, Stream(_tar_chunks(archive.fileobj, info.size, stream))
@@ -154,7 +155,7 @@ def _tar_members(stream: Stream) -> Members:
 
 
 def _tar_chunks(file: Any, size: int, stream: Stream) -> Iterator[bytes]:
-    """Yields the bytes of a member. The file object of tarfile returns nothing where it cannot return all."""
+    """Yields the bytes of a member. The file object of tarfile returns b"" where it cannot return all bytes."""
     while size:
         data: bytes = file.read(min(size, CHUNK_BYTES))
         if not data:
