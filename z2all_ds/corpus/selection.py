@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.base.console import heartbeat
-from z2all_ds.corpus.cleaning.exact_duplicates import KEY_BYTES, find_exact_duplicates
+from z2all_ds.corpus.cleaning.duplicates import KEY_BYTES, find_exact_duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
 from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn

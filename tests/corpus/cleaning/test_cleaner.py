@@ -73,7 +73,6 @@ def test_code_is_untouched_byte_for_byte():
     assert cleaner.report.not_applied_to_code == ["control_characters", "space_before_cjk", "repeated_punctuation"]
     assert not set(cleaner.report.rules) & set(cleaner.report.not_applied_to_code)
     assert cleaner.clean(Draft("", "x = 1")) is None  # dropping rules hold for code too
-    assert any("never altered" in row[-1] for row in cleaner.report.rows())
 
 
 @settings(max_examples=80, deadline=None)

@@ -165,7 +165,7 @@ def test_a_block_keeps_its_own_rows_only(tmp_path: Path, own_cache: BoundedCache
     before = pa.total_allocated_bytes()
     block = reader.open_block(500, 502)
     with_cache = pa.total_allocated_bytes() - before
-    own_cache.start_anew_in_child()
+    own_cache.reset()
     assert with_cache > 1_000_000
     assert pa.total_allocated_bytes() - before < 20_000
     assert (block.text(0), block.text(1)) == (texts[500], texts[501])

@@ -15,7 +15,7 @@ from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.detect import PARQUET_MAGIC
 from z2all_ds.corpus.forms.json_rows import BadValue, utf8_fault
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row
-from z2all_ds.corpus.forms.streams import unreadable
+from z2all_ds.corpus.forms.streams import read_failure
 from z2all_ds.corpus.shard_text import one_line
 
 BATCH_BYTES = 2 * 2**20
@@ -122,7 +122,7 @@ def _open_fault(file: Path | IO[bytes], error: Exception) -> Fault:
             opened.seek(max(0, size - 4))
             tail = opened.read(4)
     except OSError as os_error:
-        return unreadable(os_error).fault
+        return read_failure(os_error).fault
     if size == 0:
         return Fault("empty_file", "0 bytes")
     if head == PARQUET_MAGIC != tail:

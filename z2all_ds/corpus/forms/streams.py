@@ -1,5 +1,6 @@
 """Byte streams: files on disk, decompressed data, and a guard against decompression bombs."""
 
+import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,28 +26,28 @@ class Unreadable(Exception):
         self.fault = Fault(kind, " ".join(detail.split()))
 
 
-def unreadable(error: OSError) -> Unreadable:
+def read_failure(error: OSError) -> Unreadable:
     """Returns the exception for a failed read."""
     return Unreadable(f"cannot be read: {error.strerror or error}")
 
 
-class DiskFile:
+class DiskFile(io.BufferedReader):
     """A file on disk that counts the bytes read, for the progress bar and the expansion guard."""
 
     def __init__(self, path: Path, advance: Advance = lambda _: None) -> None:
         self.path, self.advance, self.bytes_read = path, advance, 0
         try:
-            self._file = path.open("rb")
-            self.packing = packing_of(self._file.read(HEAD_BYTES), path.name)
-            self._file.seek(0)
+            super().__init__(io.FileIO(path))
+            self.packing = packing_of(super().read(HEAD_BYTES), path.name)
+            self.seek(0)
         except OSError as error:
-            raise unreadable(error) from None
+            raise read_failure(error) from None
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         try:
-            data = self._file.read(size)
+            data = super().read(size)
         except OSError as error:
-            raise unreadable(error) from None
+            raise read_failure(error) from None
         self.bytes_read += len(data)
         self.advance(len(data))
         return data
@@ -54,18 +55,6 @@ class DiskFile:
     def chunks(self) -> Iterator[bytes]:
         while data := self.read(CHUNK_BYTES):
             yield data
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Stream:

@@ -94,7 +94,7 @@ class _LineReader:
 
     @cached_property
     def _lines_before(self) -> int:
-        """Number of lines before the first line of the slice, which follows the first line end at start - 1 or later."""
+        """Number of lines before the slice, which begins after the first line end at start - 1 or later."""
         if self._start == 0:
             return 0
         count, left = 1, self._start - 1
