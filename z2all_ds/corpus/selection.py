@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.base.console import heartbeat
+from z2all_ds.corpus.cleaning.cleaner import visible
 from z2all_ds.corpus.cleaning.duplicates import KEY_BYTES, find_exact_duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
-from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn
 from z2all_ds.corpus.parts import Part
 from z2all_ds.corpus.settings import SourceSpec

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.corpus.cleaning.test_text_rules import runs, texts
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
-from z2all_ds.corpus.cleaning.cleaner import EMPTIED, first_change, num_bytes
-from z2all_ds.corpus.cleaning.report import SAMPLES_PER_RULE
+from z2all_ds.corpus.cleaning.cleaner import EMPTIED, SAMPLES_PER_RULE, first_change, num_bytes
 from z2all_ds.corpus.draft import Draft
 
 ALL = CleaningRules.parse(["all"])

@@ -5,8 +5,7 @@ duplicates, workers store `content_key` and `signature` of each document, and th
 `find_exact_duplicates` and `find_near_duplicates`.
 """
 
-from z2all_ds.corpus.cleaning.cleaner import Cleaner
-from z2all_ds.corpus.cleaning.report import CleaningReport
+from z2all_ds.corpus.cleaning.cleaner import Cleaner, CleaningReport
 from z2all_ds.corpus.cleaning.rules import CleaningRules
 
 __all__ = ["Cleaner", "CleaningReport", "CleaningRules"]

@@ -88,9 +88,7 @@ def why_too_long(text: str, max_chars: int) -> str:
 _ASCII_SYMBOLS = b"$+<=>^`|~" + bytes([*range(9), *range(14, 28), 127])
 # Bytes that are neither an ASCII symbol nor the first byte of another symbol: the rest of ASCII, continuation bytes (80
 # to BF), first bytes of most of Han and of Hangul.
-_BYTES_OF_NO_SYMBOL = bytes(
-    sorted({*range(0xC2), *range(0xE4, 0xEA), *range(0xEB, 0xEE)} - set(_ASCII_SYMBOLS)),
-)
+_BYTES_OF_NO_SYMBOL = bytes(sorted({*range(0xC2), *range(0xE4, 0xEA), *range(0xEB, 0xEE)} - set(_ASCII_SYMBOLS)))
 
 
 def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:

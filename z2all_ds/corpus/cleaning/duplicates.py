@@ -61,10 +61,10 @@ def find_exact_duplicates(keys: Sequence[npt.NDArray[np.generic]]) -> Duplicates
         is_start[repeats] = False
         starts = np.maximum.accumulate(np.where(is_start, np.arange(len(rows)), 0))
         pairs = first_pairs(pairs, duplicates, numbers[order[starts[repeats]]])
-    return Duplicates(split_by_part(keep, parts), pairs)
+    return Duplicates(split_mask(keep, parts), pairs)
 
 
-def split_by_part(flat: Mask, parts: Sequence[np.ndarray]) -> list[Mask]:
+def split_mask(flat: Mask, parts: Sequence[np.ndarray]) -> list[Mask]:
     """Splits a mask over all documents into one mask per part."""
     ends = np.cumsum([len(part) for part in parts])
     return np.split(flat, ends[:-1]) if len(parts) else []

@@ -22,16 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from z2all_ds.base.errors import MachineError
-from z2all_ds.corpus.cleaning.duplicates import (
-    Duplicates,
-    Indices,
-    Mask,
-    Pairs,
-    Rows,
-    buckets,
-    first_pairs,
-    split_by_part,
-)
+from z2all_ds.corpus.cleaning.duplicates import Duplicates, Indices, Mask, Pairs, Rows, buckets, first_pairs, split_mask
 from z2all_ds.corpus.cleaning.shingles import shingle_hashes
 
 Signatures = npt.NDArray[np.uint32]
@@ -108,7 +99,7 @@ def find_near_duplicates(
             is_similar = _values_in_common(signatures, offsets, later, earlier) >= needed
             keep[later[is_similar]] = False
             pairs = first_pairs(pairs, later[is_similar], earlier[is_similar])
-    return Duplicates(split_by_part(keep, signatures), pairs)
+    return Duplicates(split_mask(keep, signatures), pairs)
 
 
 def _runs(

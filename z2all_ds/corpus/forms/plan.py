@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.forms.contents import detect, open_zip, zip_files
 from z2all_ds.corpus.forms.detect import FORMS, form_of, without_packing_endings
+from z2all_ds.corpus.forms.opening import detect, open_zip, zip_files
 from z2all_ds.corpus.forms.parquet import open_parquet
 from z2all_ds.corpus.forms.slices import Slice
 from z2all_ds.corpus.forms.streams import DiskFile, Unreadable
