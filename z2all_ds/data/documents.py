@@ -103,7 +103,7 @@ class RawDomain:
         return RawBlock(self._reader.open_block(first, end), self._tokenizer)
 
     def place(self, document_index: int) -> DocumentLocation:
-        return DocumentLocation(*self._reader.place(document_index))
+        return DocumentLocation(*self._reader.locate(document_index))
 
 
 class RawBlock:

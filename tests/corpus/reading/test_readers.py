@@ -71,7 +71,7 @@ def test_documents_are_numbered_through_the_shards(tmp_path: Path) -> None:
         assert texts_of(reader, block_documents) == TEXTS
     assert [reader.read(number) for number in (6, 0, 3)] == [TEXTS[6], TEXTS[0], TEXTS[3]]
     places = [("a.jsonl", 0), ("a.jsonl", 1), *(("sub/c.parquet", n) for n in range(3)), ("e.jsonl", 0), ("e.jsonl", 1)]
-    assert [reader.place(number) for number in range(7)] == places
+    assert [reader.locate(number) for number in range(7)] == places
 
 
 @pytest.mark.parametrize("location", ["{}", "file://{}", "memory://mixed"])

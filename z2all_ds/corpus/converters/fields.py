@@ -36,7 +36,8 @@ def take_draft(row: Row, content_field: str, title_field: str, category_field: s
 
 def take_optional(row: Row, name: str) -> str:
     """Removes a field from the row and returns it as text; "" if it is missing."""
-    return text_or_refusal(row, name, row.pop(name)) if name in row else ""
+    value = row.pop(name, None)
+    return value if type(value) is str else text_or_refusal(row, name, value)
 
 
 def text_or_refusal(row: Row, name: str, value: Any) -> str:

@@ -48,9 +48,10 @@ def _chosen_names(columns: tuple[str, ...]) -> list[str]:
 
 def _take(row: Row, name: str) -> str:
     """Removes a text or a number from the row and returns it as text. A guess refuses nothing, so others stay."""
-    if name and type(row[name]) in (str, int, float):
-        return str(row.pop(name))
-    return ""
+    kind = type(row[name]) if name else None
+    if kind is str:
+        return row.pop(name)
+    return str(row.pop(name)) if kind is int or kind is float else ""
 
 
 @source("jsonl", form="jsonl")

@@ -94,9 +94,9 @@ class JsonArrayReader:
         self._text, self._text_of = "", b""  # the buffer as Latin-1
 
     def where(self) -> str:
-        place = f", element {self._element}" if self._element else ""
+        element = f", element {self._element}" if self._element else ""
         line = f" (line {self._line()})" if self._line else ""
-        return f"{self._name}{place}{line}"
+        return f"{self._name}{element}{line}"
 
     def __iter__(self) -> Iterator[Row | Fault]:
         buffer = self._buffer

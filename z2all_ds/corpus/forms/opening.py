@@ -1,7 +1,6 @@
 """Opens a slice: its contents (the file itself, decompressed data, or archive members) with the readers of their forms.
 
-Nothing is unpacked to disk except Parquet, which goes to a nameless temporary file, so a member's name cannot write
-outside a folder.
+Only packed Parquet is unpacked to disk, into a temporary file without a name, so no member can write outside a folder.
 """
 
 import shutil

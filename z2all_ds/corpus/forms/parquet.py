@@ -40,10 +40,10 @@ class ParquetReader:
 
     def __init__(self, file: Path | IO[bytes], name: str, limits: ReadLimits, advance: Advance, groups: slice) -> None:
         self._file, self._name, self._limits, self._advance, self._groups = file, name, limits, advance, groups
-        self._place = ""
+        self._position = ""
 
     def where(self) -> str:
-        return self._name + self._place
+        return self._name + self._position
 
     def __iter__(self) -> Iterator[Row | Fault]:
         import pyarrow as pa
@@ -72,7 +72,7 @@ class ParquetReader:
             try:
                 batch = next(batches, None)
             except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-                self._place = f", row {rows_before + done + 1}"
+                self._position = f", row {rows_before + done + 1}"
                 lost = f"{meta.num_rows - done:,} rows of row group {group + 1} are lost"
                 yield Fault("row_group", f"{lost} ({one_line(error)})")
                 break
@@ -80,7 +80,7 @@ class ParquetReader:
                 break
             names, columns, faults = batch
             for number, values in enumerate(zip(*columns, strict=True)):
-                self._place = f", row {rows_before + done + number + 1}"
+                self._position = f", row {rows_before + done + number + 1}"
                 yield faults[number] if number in faults else dict(zip(names, values, strict=True))
             done += len(columns[0]) if columns else 0
             reached = bytes_on_disk * done // max(1, meta.num_rows)

@@ -67,7 +67,7 @@ class DomainReader:
             position = stop
         return blocks[0] if len(blocks) == 1 else _JoinedBlocks(starts, blocks)
 
-    def place(self, document_index: int) -> tuple[str, int]:
+    def locate(self, document_index: int) -> tuple[str, int]:
         """Returns the path of the shard in the manifest and the number of the record in it."""
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)
         shard = bisect_right(self._first_document, document_index) - 1
