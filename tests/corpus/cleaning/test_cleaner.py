@@ -1,4 +1,4 @@
-"""The cleaner: exact counts, code untouched, reports that add up, and that cleaning twice is cleaning once."""
+"""The cleaner: exact counts, code untouched, consistent reports, and idempotence."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_code_is_untouched_byte_for_byte():
     assert draft == Draft("a\u200b.py", DIRTY_CODE, desc="!!!!!")
     assert cleaner.report.not_applied_to_code == ["control_characters", "space_before_cjk", "repeated_punctuation"]
     assert not set(cleaner.report.rules) & set(cleaner.report.not_applied_to_code)
-    assert cleaner.clean(Draft("", "x = 1")) is None  # dropping rules hold for code too
+    assert cleaner.clean(Draft("", "x = 1")) is None  # dropping rules apply to code too
 
 
 @settings(max_examples=80, deadline=None)

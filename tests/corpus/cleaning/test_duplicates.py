@@ -17,7 +17,7 @@ def keys_of(texts):
 def test_the_key_is_of_the_content_without_blanks_at_its_ends():
     assert content_key(" 一段话\n") == content_key("一段话") != content_key("一段 话")
     assert len(content_key("")) == 16
-    content_key("\ud800")  # half a pair is no reason to stop
+    content_key("\ud800")  # a lone surrogate is accepted
 
 
 def test_the_first_stays():

@@ -101,7 +101,7 @@ def test_planted_copies(tokens, joint, changes, found):
     assert (similarity > 0.87) if found else (similarity < 0.6)
     keep = keep_of([*originals, *copies])
     assert keep[:40] == [True] * 40
-    # 14 bands of 9 miss a copy of similarity 0.87 one time in fifty, and its estimate may fall short; identical never
+    # 14 bands of 9 miss 2 % of the copies of similarity 0.87, and its estimate may be too low; exact copies are found
     dropped = keep[40:].count(False)
     assert dropped == (40 if changes == 0 else dropped) and (dropped >= 37 if found else dropped == 0)
 
@@ -123,12 +123,12 @@ def test_in_a_chain_each_is_judged_by_any_earlier_one():
     third[-20:] += 1000  # 108 in common with the second
     assert find([np.stack([base, third])]).keep[0].tolist() == [True, True]
     assert find([np.stack([base, second, third])]).keep[0].tolist() == [True, False, False]
-    # two that are not alike both stay, although a later one is like both
+    # two different documents stay, although a later one is similar to both
     assert find([np.stack([base, third, second])]).keep[0].tolist() == [True, True, False]
 
 
 def test_candidates_below_the_threshold_stay():
-    """They share a band by chance; the whole signature decides."""
+    """They share a band by chance; the complete signature decides."""
     base = np.arange(NUM_PERM, dtype=np.uint32)
     for common, kept in ((102, True), (103, False)):  # 0.8 * 128 = 102.4
         other = base.copy()

@@ -20,7 +20,7 @@ def test_every_converter_says_what_it_is_for() -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a converter comes with the package, not from a plugin."""
+    """Returns whether a converter belongs to the package, not to a plugin."""
     found = find_converter(name)
     function = found.convert if isinstance(found, Source) else found.generate
     return function.__module__.startswith("z2all_ds.")

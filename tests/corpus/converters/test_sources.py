@@ -23,7 +23,7 @@ def json_array(name: str) -> list[dict[str, Any]]:
 
 
 def through_parquet(name: str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON array as they come out of a Parquet file."""
+    """Returns the rows of a JSON array after a round trip through Parquet."""
     pq.write_table(pa.Table.from_pylist(json_array(name)), folder / "x.parquet", row_group_size=2)
     return pq.read_table(folder / "x.parquet").to_pylist()
 

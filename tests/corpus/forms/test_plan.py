@@ -1,4 +1,4 @@
-"""Which files, and which form."""
+"""Expansion of paths into files, and detection of their form."""
 
 import gzip
 from pathlib import Path

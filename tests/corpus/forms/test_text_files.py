@@ -1,4 +1,4 @@
-"""JSON lines, text lines and plain text: every line once whatever the slices, and every broken line named."""
+"""JSON lines, text lines and plain text: slices of any size yield every line once; every broken line is reported."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The documents of a domain, by number and in blocks, wherever their shards lie."""
+"""The documents of a domain, by number and in blocks, on disk and in object stores."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seve
 
 
 def mixed_shards(folder: Path) -> list[ShardInfo]:
-    """TEXTS in shards of both kinds, some of them empty."""
+    """Writes TEXTS to shards of both formats, some of them empty."""
     return [
         write_jsonl(folder, "a.jsonl", TEXTS[:2]),
         write_jsonl(folder, "b.jsonl", []),

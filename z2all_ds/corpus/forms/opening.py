@@ -3,7 +3,6 @@
 Only packed Parquet is unpacked to disk, into a temporary file without a name, so no member can write outside a folder.
 """
 
-import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -119,7 +118,8 @@ class _SliceReader:
     def _spooled(self, stream: Stream) -> IO[bytes]:
         try:
             file = tempfile.TemporaryFile(dir=self._spool_folder)  # noqa: SIM115
-            shutil.copyfileobj(stream, file)
+            while data := stream.read(CHUNK_BYTES):
+                file.write(data)
             file.flush()
         except OSError as error:
             rule = f"cannot be copied to a temporary file ({error.strerror})"
