@@ -146,7 +146,7 @@ def test_sources_are_listed(tmp_path: Path) -> None:
             "ConfigError: source 'notes': must have the form DOMAIN=CONVERTER[:PATH,...]. E.g. code=python_code.",
         ),
         ("notes=", 2, "ConfigError: source 'notes=': must have the form DOMAIN=CONVERTER"),
-        ("notes=jsonlines:x", 2, "ConfigError: converter 'jsonlines': the converters are "),
+        ("notes=jsonlines:x", 2, "ConfigError: converter 'jsonlines': must be one of "),
         ("a/b=jsonl:x", 2, "ConfigError: domain 'a/b': "),
         ("notes=jsonl:missing.jsonl", 3, "DataError: missing.jsonl: does not exist."),
     ],

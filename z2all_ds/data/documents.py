@@ -97,7 +97,7 @@ class RawDomain:
         return RawBlock(self._reader.open_block(first, end), self._tokenizer)
 
     def location(self, document_index: int) -> tuple[str, int]:
-        return self._reader.place(document_index)
+        return self._reader.locate(document_index)
 
 
 class RawBlock:

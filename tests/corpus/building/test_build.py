@@ -412,7 +412,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_partial_files(tmp_path: Path, mon
     ("specs", "words"),
     [
         ([], "at least one"),
-        ([SourceSpec("a", "nope")], "the converters are"),
+        ([SourceSpec("a", "nope")], "must be one of baike2018qa, "),
         ([SourceSpec("a/b", "python_code")], "becomes a file name"),
         ([SourceSpec("a", "python_code"), SourceSpec("a", "chinese_sample")], "used by two sources"),
         ([SourceSpec("a", "jsonl")], "needs raw files"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from z2all_ds.corpus.building import parts as parts_module
 from z2all_ds.corpus.building.parts import PartWriter
 from z2all_ds.corpus.cleaning import CleaningRules
-from z2all_ds.corpus.cleaning.exact_duplicates import KEY_BYTES, content_key
+from z2all_ds.corpus.cleaning.duplicates import KEY_BYTES, content_key
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, signature
 from z2all_ds.corpus.draft import Draft
 

@@ -1,4 +1,4 @@
-"""The dropping steps that see one text: what goes, what stays, and how code is judged."""
+"""The dropping steps for one text: what is dropped, what stays, and the rules for code."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_good_text_is_not_garbled(text: str) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
 @pytest.mark.parametrize("text", [CHINESE, FRENCH, ENGLISH, "Привет, как дела? Все хорошо.", "ok 😀 fine 🎉"])
 def test_utf8_read_as_latin(text: str, encoding: str) -> None:
-    # bytes that Windows-1252 has no character for come out as C1 controls, as browsers do it
+    # bytes without a character in Windows-1252 become C1 controls, as in browsers
     garbled = "".join(bytes([byte]).decode(encoding, "ignore") or chr(byte) for byte in text.encode())
     assert "decoded wrongly" in why_garbled(garbled)
     assert why_garbled(garbled, is_code=True)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import MachineError
-from z2all_ds.corpus.cleaning import near_duplicates, prefix_buckets
+from z2all_ds.corpus.cleaning import duplicates, near_duplicates
+from z2all_ds.corpus.cleaning.duplicates import Duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import (
     NUM_PERM,
     SEED,
@@ -44,8 +45,24 @@ def sign(texts: Sequence[str]) -> np.ndarray:
     return np.stack([signature(text) for text in texts])
 
 
-def keep_of(texts: Sequence[str], threshold: float = 0.8, **options: Any) -> Any:
-    return find_near_duplicates([sign(texts)], threshold, **options).keep[0].tolist()
+def find(
+    signatures: list[np.ndarray],
+    threshold: float = 0.8,
+    alive: list[np.ndarray] | None = None,
+    scratch: Any = None,
+) -> Duplicates:
+    """The search with all documents alive, and with the default folder for temporary files."""
+    alive = alive or [np.ones(len(part), dtype=bool) for part in signatures]
+    return find_near_duplicates(signatures, threshold, alive, scratch)
+
+
+def keep_of(texts: Sequence[str], threshold: float = 0.8) -> Any:
+    return find([sign(texts)], threshold).keep[0].tolist()
+
+
+def count(found: Duplicates) -> int:
+    """Number of documents that were dropped."""
+    return sum(int((~mask).sum()) for mask in found.keep)
 
 
 def jaccard(one: str, other: str) -> float:
@@ -76,8 +93,8 @@ def test_the_candidates_are_those_of_datasketchs_index(tmp_path: Path, threshold
         theirs |= {(number, earlier) for earlier in index.query(minhash)}
         index.insert(number, minhash)
     ours = set()
-    parts = [signatures[:100], signatures[100:]]
-    for numbers, places in near_duplicates._runs(parts, bands_and_rows(threshold), None, tmp_path):
+    parts, alive = [signatures[:100], signatures[100:]], np.ones(len(signatures), dtype=bool)
+    for numbers, places in near_duplicates._runs(parts, bands_and_rows(threshold), alive, tmp_path):
         for at, place in enumerate(places):
             ours |= {(int(numbers[at]), int(earlier)) for earlier in numbers[at - place : at]}
     assert ours == theirs and len(ours) >= 30
@@ -93,7 +110,7 @@ def test_planted_copies(tokens: Sequence[str], joint: str, changes: int, found: 
     assert (similarity > 0.87) if found else (similarity < 0.6)
     keep = keep_of([*originals, *copies])
     assert keep[:40] == [True] * 40
-    # 14 bands of 9 miss a copy of similarity 0.87 one time in fifty, and its estimate may fall short; identical never
+    # 14 bands of 9 miss 2 % of the copies of similarity 0.87, and its estimate may be too low; exact copies are found
     dropped = keep[40:].count(False)
     assert dropped == (40 if changes == 0 else dropped) and (dropped >= 37 if found else dropped == 0)
 
@@ -102,8 +119,8 @@ def test_the_reason_is_an_earlier_document_that_is_alike() -> None:
     rng = random.Random(3)
     texts = [document(rng, HAN, joint="") for _ in range(20)]
     texts += [edited(rng, texts[number], 1, HAN, "") for number in (3, 7, 11)]
-    found = find_near_duplicates([sign(texts[:9]), sign(texts[9:])], 0.8)
-    assert found.pairs == [(20, 3), (21, 7), (22, 11)] and found.count == 3
+    found = find([sign(texts[:9]), sign(texts[9:])])
+    assert found.pairs == [(20, 3), (21, 7), (22, 11)] and count(found) == 3
     assert [len(mask) for mask in found.keep] == [9, 14]
 
 
@@ -113,19 +130,19 @@ def test_in_a_chain_each_is_judged_by_any_earlier_one() -> None:
     second[-20:] += 1000  # 108 of 128 in common with the first
     third[-40:-20] += 5000  # 88 in common with the first
     third[-20:] += 1000  # 108 in common with the second
-    assert find_near_duplicates([np.stack([base, third])], 0.8).count == 0
-    assert find_near_duplicates([np.stack([base, second, third])], 0.8).keep[0].tolist() == [True, False, False]
-    # two that are not alike both stay, although a later one is like both
-    assert find_near_duplicates([np.stack([base, third, second])], 0.8).keep[0].tolist() == [True, True, False]
+    assert find([np.stack([base, third])]).keep[0].tolist() == [True, True]
+    assert find([np.stack([base, second, third])]).keep[0].tolist() == [True, False, False]
+    # two different documents stay, although a later one is similar to both
+    assert find([np.stack([base, third, second])]).keep[0].tolist() == [True, True, False]
 
 
 def test_candidates_below_the_threshold_stay() -> None:
-    """They share a band by chance; the whole signature decides."""
+    """They share a band by chance; the complete signature decides."""
     base = np.arange(NUM_PERM, dtype=np.uint32)
     for common, kept in ((102, True), (103, False)):  # 0.8 * 128 = 102.4
         other = base.copy()
         other[common:] += 1000
-        assert find_near_duplicates([np.stack([base, other])], 0.8).keep[0].tolist() == [True, kept]
+        assert find([np.stack([base, other])]).keep[0].tolist() == [True, kept]
 
 
 def test_short_and_empty_documents() -> None:
@@ -136,8 +153,8 @@ def test_short_and_empty_documents() -> None:
 
 def test_dropped_documents_are_compared_with_nothing() -> None:
     signatures = sign(["one two three four five six"] * 3)
-    found = find_near_duplicates([signatures], 0.8, alive=[np.array([False, True, True])])
-    assert found.keep[0].tolist() == [False, True, False] and found.count == 1 and found.pairs == [(2, 1)]
+    found = find([signatures], alive=[np.array([False, True, True])])
+    assert found.keep[0].tolist() == [False, True, False] and found.pairs == [(2, 1)]
 
 
 def test_long_runs_of_one_band() -> None:
@@ -147,8 +164,8 @@ def test_long_runs_of_one_band() -> None:
     signatures[:, :13] = 7
     signatures[150] = signatures[10]  # one of the first of the run
     signatures[190] = signatures[170]  # one of those just before
-    found = find_near_duplicates([signatures], 0.8)
-    assert found.pairs == [(150, 10), (190, 170)] and found.count == 2
+    found = find([signatures])
+    assert found.pairs == [(150, 10), (190, 170)] and count(found) == 2
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -158,15 +175,15 @@ def test_parts_buckets_and_files_make_no_difference(
     rng = random.Random(4)
     texts = [document(rng, WORDS, 60) for _ in range(60)]
     texts += [edited(rng, rng.choice(texts), rng.randint(0, 3), WORDS) for _ in range(60)]
-    whole = find_near_duplicates([sign(texts)], 0.8)
+    whole = find([sign(texts)])
     np.save(tmp_path / "part.npy", sign(texts[:50]))
     parts = [np.load(tmp_path / "part.npy", mmap_mode="r"), sign(texts[50:51]), sign(texts[51:])]
     if limit is not None:
         monkeypatch.setattr(near_duplicates, "_BYTES_IN_MEMORY", limit)
-    monkeypatch.setattr(prefix_buckets, "ROWS_PER_BUCKET", 7)
-    found = find_near_duplicates(parts, 0.8, scratch=tmp_path)
+    monkeypatch.setattr(duplicates, "ROWS_PER_BUCKET", 7)
+    found = find(parts, scratch=tmp_path)
     assert np.concatenate(found.keep).tolist() == whole.keep[0].tolist() and found.pairs == whole.pairs
-    assert 10 < found.count == whole.count < 60
+    assert 10 < count(found) == count(whole) < 60
     assert [path.name for path in tmp_path.iterdir()] == ["part.npy"]
 
 
@@ -177,8 +194,8 @@ def test_a_threshold_of_one_is_for_the_same_shingles() -> None:
 
 
 def test_no_documents() -> None:
-    assert find_near_duplicates([], 0.8).count == 0
-    assert find_near_duplicates([np.zeros((0, NUM_PERM), np.uint32)], 0.8).count == 0
+    assert find([]).keep == []
+    assert count(find([np.zeros((0, NUM_PERM), np.uint32)])) == 0
 
 
 def test_shingles_do_not_see_case_blanks_and_signs() -> None:

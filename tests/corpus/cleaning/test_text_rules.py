@@ -1,4 +1,4 @@
-"""The altering steps: examples in Chinese and English, what must survive, and that a second time changes nothing."""
+"""The altering steps: examples in Chinese and English, what must stay, and idempotence."""
 
 from collections.abc import Callable
 
@@ -175,6 +175,6 @@ def test_the_quick_test_for_cjk_misses_none(char: str) -> None:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("piece", [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n"])
 def test_a_megabyte_of_one_thing_ends(step: Callable[[str], str], piece: str) -> None:
-    """It takes a fraction of a second; were the time to grow with the square of the length, this would take hours."""
+    """It takes a fraction of a second; with quadratic time it would take hours."""
     once = step(piece * (500_000 // len(piece)) + "中")
     assert step(once) is once

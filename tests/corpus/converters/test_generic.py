@@ -42,7 +42,7 @@ def test_nothing_to_guess_from() -> None:
         generic({"headline": "x", "corpus": "y"})
     names = ", ".join(CONTENT_NAMES)
     assert str(caught.value) == (
-        f"none of the fields {names} is there; the row has headline, corpus; name one with --fields content=NAME"
+        f"has none of the fields {names}; the row has headline, corpus; name one with --fields content=NAME"
     )
     with pytest.raises(RowRefused, match="field text is null; the row has text, answer"):
         generic({"text": None, "answer": "a row of the same file has its text elsewhere"})
@@ -90,11 +90,11 @@ def test_a_mapped_value_of_another_type() -> None:
     [
         (
             {"contents": "x"},
-            "record field 'contents': a map fills content, title, category, desc.*Did you mean content?",
+            "record field 'contents': must be one of content, title, category, desc.*Did you mean content?",
         ),
-        ({"content": "x", "others": "y"}, "everything else goes to others by itself"),
-        ({"title": "x"}, "does not say where the content comes from. Add content=NAME"),
-        ({"content": ""}, "no raw field is named"),
+        ({"content": "x", "others": "y"}, "all other fields go to others"),
+        ({"title": "x"}, "has no field for the content. Add content=NAME"),
+        ({"content": ""}, "has no raw field"),
     ],
 )
 def test_senseless_maps(fields: dict[str, str], words: str) -> None:

@@ -1,4 +1,4 @@
-"""One big array: the same rows as JSON lines would give, and broken elements cost only themselves."""
+"""One large array: the same rows as from JSON lines; a broken element does not affect others."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_any_array_gives_its_rows(
 
 
 def rows(count: int = 5, size: int = 10) -> list[dict]:
-    """With a list of objects inside, which looks like elements."""
+    """Returns rows that contain a list of objects, which resemble elements."""
     return [{"id": n, "talk": [{"role": "a", "text": "x" * size}, {"role": "b", "text": "}, {"}]} for n in range(count)]
 
 

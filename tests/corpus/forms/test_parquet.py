@@ -1,4 +1,4 @@
-"""Parquet: plain values, small batches, and row groups that fail alone."""
+"""Parquet: plain values, small batches, and broken row groups that do not affect others."""
 
 import datetime
 import io

@@ -1,4 +1,4 @@
-"""Which files, and which form."""
+"""Expansion of paths into files, and detection of their form."""
 
 import gzip
 from pathlib import Path
@@ -56,5 +56,5 @@ def test_expanding(tmp_path: Path) -> None:
     assert names("c.jsonl", "b/?.txt", "*.txt", "c.jsonl") == ["c.jsonl", "b/2.txt", "a.txt"]
     assert names("**/*.txt") == ["a.txt", "b/10.txt", "b/2.txt"]
     for missing in ("nothing.txt", "*.nothing", ".git/y"):
-        with pytest.raises(DataError, match=r"does not exist|holds no file"):
+        with pytest.raises(DataError, match=r"does not exist|contains no file"):
             names(missing)

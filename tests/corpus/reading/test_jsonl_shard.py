@@ -1,4 +1,4 @@
-"""Blocks of JSON lines: what is read, how often, and what is said when the file breaks under a reader."""
+"""Blocks of JSON lines: which reads happen, and the errors when the file changes while it is open."""
 
 import os
 import threading
@@ -104,7 +104,7 @@ def test_between_blocks(
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE)
 def test_between_documents_of_a_block(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
-    """A file that is gone from its folder but still open gives its texts; the next block notices."""
+    """A deleted file that is still open can be read; the next block reports the deletion."""
     reader = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"]))
     block = reader.open_block(0, 3)
     assert block.text(1) == "bb"
@@ -134,7 +134,7 @@ def test_a_block_elsewhere_is_fetched_once_and_whole(flaky: type[FlakyStore], tm
     reader.open_block(0, 1)
     flaky.calls.clear()
     block = reader.open_block(1, 4)
-    assert flaky.calls == ["info", "cat_file", "cat_file"]  # is it still the same; offsets; lines
+    assert flaky.calls == ["info", "cat_file", "cat_file"]  # unchanged?; offsets; lines
     put("flaky://c", {"x.jsonl": b"gone"})
     assert [block.text(number) for number in (2, 0, 1)] == ["dddd", "bb", "ccc"]
     with pytest.raises(DataError, match=r"flaky://c/x\.jsonl, record 1: the shard has 4 bytes and had \d+"):
@@ -207,7 +207,7 @@ def test_threads_index_a_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_other_writers_json_is_read(tmp_path: Path) -> None:
-    """NaN, a byte order mark and Windows line ends are no JSON lines by the book, and met everywhere."""
+    """NaN, a byte order mark and Windows line ends are not valid in JSON lines, but common."""
     data = b'\xef\xbb\xbf{"content": "a", "score": NaN}\r\n{"content": "b", "score": Infinity}\r\n'
     info = write_jsonl(tmp_path, "x.jsonl", ["?", "?"])
     (tmp_path / "x.jsonl").write_bytes(data)

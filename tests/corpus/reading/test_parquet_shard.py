@@ -1,4 +1,4 @@
-"""Blocks of Parquet: row groups, types of columns, what is kept, and what is said when the file breaks."""
+"""Blocks of Parquet: row groups, types of columns, the cache, and the errors when the file changes."""
 
 import os
 import threading
@@ -138,7 +138,7 @@ def test_broken_between_blocks(
 
 
 def test_a_broken_row_group_is_named(tmp_path: Path) -> None:
-    """The footer is whole; the others can still be read."""
+    """With an intact footer the other row groups can still be read."""
     info = write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=30, compression="zstd", use_dictionary=False)
     data = (tmp_path / "x.parquet").read_bytes()
     frames = [place for place in range(len(data)) if data.startswith(b"\x28\xb5\x2f\xfd", place)]
@@ -165,7 +165,7 @@ def test_a_block_keeps_its_own_rows_only(tmp_path: Path, own_cache: BoundedCache
     before = pa.total_allocated_bytes()
     block = reader.open_block(500, 502)
     with_cache = pa.total_allocated_bytes() - before
-    own_cache.start_anew_in_child()
+    own_cache.reset()
     assert with_cache > 1_000_000
     assert pa.total_allocated_bytes() - before < 20_000
     assert (block.text(0), block.text(1)) == (texts[500], texts[501])

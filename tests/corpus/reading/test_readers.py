@@ -1,4 +1,4 @@
-"""The documents of a domain, by number and in blocks, wherever their shards lie."""
+"""The documents of a domain, by number and in blocks, on disk and in object stores."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seve
 
 
 def mixed_shards(folder: Path) -> list[ShardInfo]:
-    """TEXTS in shards of both kinds, some of them empty."""
+    """Writes TEXTS to shards of both formats, some of them empty."""
     return [
         write_jsonl(folder, "a.jsonl", TEXTS[:2]),
         write_jsonl(folder, "b.jsonl", []),
@@ -72,7 +72,7 @@ def test_documents_are_numbered_through_the_shards(tmp_path: Path) -> None:
         assert texts_of(reader, block_documents) == TEXTS
     assert [reader.read(number) for number in (6, 0, 3)] == [TEXTS[6], TEXTS[0], TEXTS[3]]
     places = [("a.jsonl", 0), ("a.jsonl", 1), *(("sub/c.parquet", n) for n in range(3)), ("e.jsonl", 0), ("e.jsonl", 1)]
-    assert [reader.place(number) for number in range(7)] == places
+    assert [reader.locate(number) for number in range(7)] == places
 
 
 @pytest.mark.parametrize("location", ["{}", "file://{}", "memory://mixed"])

@@ -18,7 +18,7 @@ import orjson
 
 from z2all_ds.base.atomic import HashedFile
 from z2all_ds.corpus.cleaning import CleaningRules
-from z2all_ds.corpus.cleaning.exact_duplicates import content_key
+from z2all_ds.corpus.cleaning.duplicates import content_key
 from z2all_ds.corpus.cleaning.near_duplicates import signature
 from z2all_ds.corpus.draft import Draft
 

@@ -16,9 +16,9 @@ from z2all_ds.base.console import heartbeat
 from z2all_ds.corpus.building.parts import Part
 from z2all_ds.corpus.building.settings import SourceSpec
 from z2all_ds.corpus.building.units import MISSES_BEFORE_FULL
-from z2all_ds.corpus.cleaning.exact_duplicates import KEY_BYTES, find_exact_duplicates
+from z2all_ds.corpus.cleaning.cleaner import visible
+from z2all_ds.corpus.cleaning.duplicates import KEY_BYTES, find_exact_duplicates
 from z2all_ds.corpus.cleaning.near_duplicates import NUM_PERM, find_near_duplicates
-from z2all_ds.corpus.cleaning.report import visible
 from z2all_ds.corpus.converters import BuiltIn
 
 TITLE_CHARS = 40

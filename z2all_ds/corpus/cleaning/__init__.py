@@ -1,12 +1,11 @@
-"""Cleaning: rules over one text, and duplicates over a whole build; every step optional, counted and shown.
+"""Cleaning steps: rules for one text, and the search for duplicates in a whole build.
 
-`CleaningRules` says which steps, `Cleaner` takes those that see one document, `CleaningReport` tells what they did.
-Duplicates need all documents: workers store `content_key` and `signature` of each, and the driver decides with
-`find_exact_duplicates` and `find_near_duplicates` (imported from their own modules, which need numpy).
+`CleaningRules` selects the steps, `Cleaner` applies those for one document, `CleaningReport` counts their effects. For
+duplicates, workers store `content_key` and `signature` of each document, and the driver decides with
+`find_exact_duplicates` and `find_near_duplicates`.
 """
 
-from z2all_ds.corpus.cleaning.cleaner import Cleaner
-from z2all_ds.corpus.cleaning.report import CleaningReport
+from z2all_ds.corpus.cleaning.cleaner import Cleaner, CleaningReport
 from z2all_ds.corpus.cleaning.rules import CleaningRules
 
 __all__ = ["Cleaner", "CleaningReport", "CleaningRules"]

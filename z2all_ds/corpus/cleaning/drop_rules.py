@@ -1,7 +1,7 @@
-"""The dropping steps that look at one text: each says why a text has to go, or nothing.
+"""The dropping steps for one text. Each returns the reason to drop a text, or "".
 
-Shares are of characters. The limits are meant to be far from good text on both sides: an article that quotes a few
-garbled signs stays, a page that was decoded wrongly has them in every line.
+The limits are fractions of the characters, chosen with a wide margin: an article that quotes a few garbled characters
+stays, a page that was decoded with a wrong encoding has them in every line.
 """
 
 import re
@@ -13,11 +13,11 @@ MAX_BLOCK_SHARE = 0.2
 
 # -- garbled text -----------------------------------------------------------------------------------------------------
 
-# What bytes 80 to BF are read as: in Latin-1 themselves, in Windows-1252 partly these.
+# Bytes 80 to BF as decoded by Latin-1 (unchanged) and by Windows-1252 (partly these).
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
-# By first character: UTF-8 read as Latin-1 or Windows-1252 (Ã© for é, â€™ for ’, ä½ å¥½ for 你好, ï¼Œ for ，, ðŸ˜€ for
-# an emoji); 锟斤拷, which is U+FFFD in UTF-8 read as GBK; 烫 and 屯, memory that a compiler filled with CC and CD.
-# Of two-byte characters only those of European, Greek and Cyrillic letters, so that CAFÉ» and MENÜ“ do not count.
+# By first character: UTF-8 decoded as Latin-1 or Windows-1252 (Ã© for é, â€™ for ’, ä½ å¥½ for 你好, ï¼Œ for ，,
+# ðŸ˜€ for an emoji); 锟斤拷, which is U+FFFD in UTF-8 decoded as GBK; 烫 and 屯, memory filled with CC and CD.
+# Two-byte characters only for European, Greek and Cyrillic letters, so that CAFÉ» and MENÜ“ do not count.
 _GARBLED_BY_START = {
     "\ufffd": "",
     "ÂÃÎÏÐÑ": _TAIL,
@@ -29,22 +29,22 @@ _GARBLED_BY_START = {
     "烫": "烫烫+",
     "屯": "屯屯+",
 }
-# One set of first characters in front, so that the search runs from one to the next; as plain alternatives it was 15
-# MB/s on European text instead of 81.
+# The set of first characters comes first, so that the search skips to the next one: 81 MB/s on European text, 15 with
+# plain alternatives.
 _GARBLED = re.compile(
     f"[{''.join(_GARBLED_BY_START)}](?:{'|'.join(f'(?<=[{one}]){rest}' for one, rest in _GARBLED_BY_START.items())})"
 )
-# UTF-8 read as GBK: ， 。 的 是 “ 在 我 可 become these, which modern Chinese hardly ever has. One alone may be a word
-# of a dictionary, so three different ones are asked for.
+# UTF-8 decoded as GBK: ， 。 的 是 “ 在 我 可 become these, which are very rare in modern Chinese. A single one may be
+# a dictionary entry, so three different ones are required.
 _UTF8_AS_GBK = re.compile("[锛銆鐨鏄鈥鍦鎴鍙]")
-_LATIN_START_UTF8 = b"\xc3"  # of all Latin letters above
+_LATIN_START_UTF8 = b"\xc3"  # first byte of all Latin letters above
 _GARBLED_WORDS = ("\ufffd", "锟斤拷", "烫烫烫", "屯屯屯")
 _BLOCKS = re.compile("[\u2500-\u259f\u25a0\u25a1\u25ae\u25af\u25fb-\u25fe]+")
 _BLOCKS_START_UTF8 = b"\xe2"
 
 
 def why_garbled(text: str, is_code: bool = False) -> str:
-    """Why the text is garbled, or nothing. In code, drawings made of blocks and boxes are fine: programs print them."""
+    """Returns why the text is garbled, or "". Code may contain drawings of blocks and boxes."""
     if text.isascii():
         return ""
     encoded = text.encode("utf-8", "surrogatepass")
@@ -61,7 +61,7 @@ def why_garbled(text: str, is_code: bool = False) -> str:
 
 def _chars_decoded_wrongly(text: str, encoded: bytes) -> int:
     wrong = 0
-    # Finding one byte or one word first: 62 -> 142 MB/s on Chinese.
+    # Searching for one byte or one word first: 62 -> 142 MB/s on Chinese.
     if _LATIN_START_UTF8 in encoded or any(word in text for word in _GARBLED_WORDS):
         wrong += sum(len(match) for match in _GARBLED.findall(text))
     if ("锛" in text or "銆" in text) and len(set(signs := _UTF8_AS_GBK.findall(text))) >= 3:
@@ -86,17 +86,15 @@ def why_too_long(text: str, max_chars: int) -> str:
 # -- symbols ----------------------------------------------------------------------------------------------------------
 
 _ASCII_SYMBOLS = b"$+<=>^`|~" + bytes([*range(9), *range(14, 28), 127])
-# Bytes that are no symbol of ASCII and begin none beyond: the rest of ASCII, the later bytes of a character (80 to BF),
-# first bytes of most of Han and of Hangul.
-_BYTES_OF_NO_SYMBOL = bytes(
-    sorted({*range(0xC2), *range(0xE4, 0xEA), *range(0xEB, 0xEE)} - set(_ASCII_SYMBOLS)),
-)
+# Bytes that are neither an ASCII symbol nor the first byte of another symbol: the rest of ASCII, continuation bytes (80
+# to BF), first bytes of most of Han and of Hangul.
+_BYTES_OF_NO_SYMBOL = bytes(sorted({*range(0xC2), *range(0xE4, 0xEA), *range(0xEB, 0xEE)} - set(_ASCII_SYMBOLS)))
 
 
 def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:
-    """Whether too many characters are neither letters, digits, blanks nor punctuation."""
+    """Returns why the text has too many symbols: characters other than letters, digits, whitespace and punctuation."""
     encoded, enough = text.encode("utf-8", "surrogatepass"), max_share * len(text)
-    # An upper bound first: it settles nearly all texts without looking at characters.
+    # An upper bound first: it decides nearly all texts without a search over characters.
     if len(encoded.translate(None, _BYTES_OF_NO_SYMBOL)) <= enough:
         return ""
     symbols = 0 if is_code else len(encoded) - len(encoded.translate(None, _ASCII_SYMBOLS))
@@ -107,11 +105,11 @@ def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:
 
 @cache
 def _symbols_beyond_ascii() -> re.Pattern[str]:
-    """Symbols (S*), controls and private use. Unassigned code points are left out, the next version of Unicode may
-    make them letters, and so are the hexagrams among Han."""
+    """Matches symbols (S*), controls and private use characters, but not unassigned code points, which the next Unicode
+    version may make letters, and not the hexagrams within the Han range."""
     found = [chr(code) for code in range(0x80, 0xFFFE) if unicodedata.category(chr(code)) in _SYMBOL_CATEGORIES]
     basic = "".join(re.escape(char) for char in found if not "\u4dc0" <= char <= "\u4dff")
-    # Music, emoji and pictures, private use: whole blocks, for a search tries each range of these one by one.
+    # Music, emoji and pictures, private use as whole blocks, because a search tries each range in turn.
     return re.compile(f"[{basic}\U0001d000-\U0001d24f\U0001f000-\U0001fbef\U000f0000-\U0010ffff]+")
 
 

@@ -1,13 +1,13 @@
-"""Near duplicates, in two phases: each worker stores a MinHash signature per document, the driver joins all of them.
+"""Near duplicates: each worker stores a MinHash signature per document, then the driver compares all signatures.
 
-Signatures and the number of bands come from datasketch. Its index (`MinHashLSH`) keeps Python dictionaries, several
-kilobytes a document; the join here finds the same candidates by sorting hashes of bands, in bounded memory.
+Signatures and the number of bands come from datasketch. Its index (`MinHashLSH`) stores Python dictionaries, several
+kilobytes per document; the join here finds the same candidates by sorting hashes of bands, in bounded memory.
 
-A document is dropped if its signature has at least the threshold's share of values in common with an *earlier*
-document that it meets in a band, whether that one stays or not. Two reasons: the decision on a pair needs no other
-pair, so it is the same for any number of workers and any order of work; and less is lost than when the first of each
-connected group stays (the other usual rule), where two documents that are not alike can meet through a later third.
-The price is the same as there: in a chain of versions, each like the one before it, only the first stays.
+A document is dropped if its signature shares at least the threshold's fraction of values with an *earlier* document of
+the same band, even if that one is dropped too. So the decision on a pair depends on no other pair: it is the same for
+any number of workers and any order of work. The other usual rule, keeping the first document of each connected group,
+drops more: two different documents can be connected by a later third. With both rules only the first document of a
+chain of versions stays, where each version is similar to the previous one.
 """
 
 import importlib
@@ -22,122 +22,94 @@ import numpy as np
 import numpy.typing as npt
 
 from z2all_ds.base.errors import MachineError
-from z2all_ds.corpus.cleaning.prefix_buckets import (
-    PAIRS_SHOWN,
-    Duplicates,
-    Indices,
-    Mask,
-    Rows,
-    buckets,
-    split_like,
-)
+from z2all_ds.corpus.cleaning.duplicates import Duplicates, Indices, Mask, Pairs, Rows, buckets, first_pairs, split_mask
 from z2all_ds.corpus.cleaning.shingles import shingle_hashes
 
 Signatures = npt.NDArray[np.uint32]
 
 NUM_PERM = 128
-"""512 bytes a document; a similarity of 0.8 is told with a standard error of 0.035."""
+"""512 bytes per document; a similarity of 0.8 is estimated with a standard error of 0.035."""
 SEED = 1
 EMPTY = np.uint32(0xFFFFFFFF)
-"""All values of the signature of a document without shingles; it is like no other."""
+"""All signature values of a document without shingles; it is similar to no other."""
 NEIGHBOURS = 32
-"""A document is compared with that many before it in its run, and with that many at the run's start: with all, in runs
-of up to 65. Longer ones are boilerplate, where the first comparison decides."""
+"""A document is compared with that many predecessors in its run and with that many documents at the start of the run;
+in runs of up to 65 documents, with all. Longer runs are boilerplate, where the first comparison decides."""
 _WEIGHTS = (0.1, 0.9)  # of false and of missing candidates
-_SHINGLES_PER_UPDATE = (
-    512  # times 128 permutations times 4 bytes is 256 KB, which fits the cache; 2048 took twice as long
-)
+_SHINGLES_PER_UPDATE = 512
+"""512 shingles x 128 permutations x 4 bytes = 256 KB, which fits into the cache; 2048 took twice as long."""
 _ROWS_PER_READ = 65_536
 _BYTES_IN_MEMORY = 256 * 1024**2
 
 
 def require_datasketch() -> Any:
-    """The library, or one line about how to get it. Call it before a build starts, not after hours of conversion."""
+    """Returns the datasketch module. Called before a build starts, so that it does not fail after hours."""
     try:
         return importlib.import_module("datasketch")
     except ImportError:
         rule, fix = "near_duplicates needs it and it is not installed", "Install it: pip install 'z2all_ds[corpus]'"
-        raise MachineError("library datasketch", rule, fix) from None
-
-
-# -- phase 1 ----------------------------------------------------------------------------------------------------------
+        raise MachineError("package datasketch", rule, fix) from None
 
 
 def signature(text: str) -> Signatures:
-    """The MinHash signature of a document, (NUM_PERM,)."""
+    """Returns the MinHash signature of a document, (NUM_PERM,)."""
     hashes = shingle_hashes(text)
-    minhash = _minhash().copy()  # shares the permutations; making them anew takes longer than a short document
+    minhash = _minhash().copy()  # shares the permutations, whose creation takes longer than a short document
     for start in range(0, len(hashes), _SHINGLES_PER_UPDATE):
-        # One "value" that is an array: the hash function below gives it back, and datasketch permutes it whole instead
-        # of value by value. A test compares with single updates.
+        # One "value" that is an array: the identity as hash function lets datasketch permute all hashes at once.
         minhash.update_batch([hashes[start : start + _SHINGLES_PER_UPDATE]])
     return minhash.hashvalues.astype(np.uint32)  # 32 bits in every scheme of datasketch that we use
 
 
 @cache
 def _minhash() -> Any:
-    return require_datasketch().MinHash(num_perm=NUM_PERM, seed=SEED, hashfunc=_already_hashed)
-
-
-def _already_hashed(hashes: Any) -> Any:
-    return hashes
-
-
-# -- phase 2 ----------------------------------------------------------------------------------------------------------
+    return require_datasketch().MinHash(num_perm=NUM_PERM, seed=SEED, hashfunc=lambda hashes: hashes)
 
 
 @cache
 def bands_and_rows(threshold: float) -> tuple[int, int]:
-    """How datasketch cuts signatures into bands for the threshold, with weights for many candidates: each is compared
-    anyway, so a false one costs time and a missing one is a duplicate in the corpus. For 0.8 that is 14 bands of 9,
-    which find 87% of the pairs of similarity 0.8 and 97% of 0.85; its usual weights find 40% and 69%."""
+    """Returns the bands and rows per band that datasketch chooses for the threshold.
+
+    The weights favour many candidates: each is verified, so a false one costs time, but a missing one is a duplicate in
+    the corpus. For 0.8 they give 14 bands of 9 rows, which find 87% of the pairs with similarity 0.8 and 97% of those
+    with 0.85; the default weights find 40% and 69%.
+    """
     try:
         index = require_datasketch().MinHashLSH(threshold=threshold, num_perm=NUM_PERM, weights=_WEIGHTS)
-    except ValueError:  # near 1 it wants a single band, and refuses that itself
+    except ValueError:  # near 1 datasketch chooses a single band, which it rejects
         return 2, NUM_PERM // 2
     return index.b, index.r
 
 
 def find_near_duplicates(
-    signatures: Sequence[Signatures],
-    threshold: float,
-    alive: Sequence[Mask] | None = None,
-    scratch: Path | None = None,
+    signatures: Sequence[Signatures], threshold: float, alive: Sequence[Mask], scratch: Path
 ) -> Duplicates:
-    """Which documents are like an earlier one. `signatures`: (documents, NUM_PERM) per part, mapped or not.
+    """Finds documents that are similar to an earlier one. `signatures`: (documents, NUM_PERM) per part, mapped or not.
 
-    Documents that are not `alive` were dropped before, say as exact duplicates, and are compared with nothing. The
-    hashes of bands, 8 bytes a band and document, go to a file under `scratch` (the system's place for temporary files
-    if None) when they are more than a few hundred megabytes: 7 GB for 60 million documents at 0.8. A million documents
-    took 11 s and 290 MB of private memory, four million 41 s and 380 MB, on two busy cores.
+    Documents that are not `alive` were dropped before and are not compared. The hashes of bands, 8 bytes per band and
+    document, go to a temporary file in the folder `scratch` when they exceed 256 MB: 7 GB for 60 million documents at
+    0.8. One million documents took 11 s and 290 MB of private memory, four million 41 s and 380 MB, on two busy cores.
     """
-    assert all(part.shape[1:] == (NUM_PERM,) for part in signatures), [part.shape for part in signatures]
     offsets = np.cumsum([0, *(len(part) for part in signatures)])
     needed = math.ceil(threshold * NUM_PERM - 1e-9)
-    alive_flat = None if alive is None else np.concatenate([np.zeros(0, dtype=bool), *alive])
-    assert alive_flat is None or len(alive_flat) == offsets[-1], "the masks belong to other parts"
-    keep = np.ones(offsets[-1], dtype=bool) if alive_flat is None else alive_flat.copy()
-    pairs: list[tuple[int, int]] = []
-    with tempfile.TemporaryDirectory(prefix="near_duplicates_", dir=scratch) as folder:
-        for numbers, places in _runs(signatures, bands_and_rows(threshold), alive_flat, Path(folder)):
-            for later, earlier in _neighbours(numbers, places, keep):
-                alike = _values_in_common(signatures, offsets, later, earlier) >= needed
-                keep[later[alike]] = False
-                pairs = sorted([*pairs, *_first_pairs(later[alike], earlier[alike])])[:PAIRS_SHOWN]
-    before = len(keep) if alive_flat is None else int(alive_flat.sum())
-    return Duplicates(split_like(keep, signatures), before - int(keep.sum()), pairs)
+    alive_flat = np.concatenate([np.zeros(0, dtype=bool), *alive])
+    keep, pairs = alive_flat.copy(), Pairs()
+    for numbers, ranks in _runs(signatures, bands_and_rows(threshold), alive_flat, scratch):
+        for later, earlier in _neighbours(numbers, ranks, keep):
+            is_similar = _values_in_common(signatures, offsets, later, earlier) >= needed
+            keep[later[is_similar]] = False
+            pairs = first_pairs(pairs, later[is_similar], earlier[is_similar])
+    return Duplicates(split_mask(keep, signatures), pairs)
 
 
 def _runs(
-    signatures: Sequence[Signatures], bands: tuple[int, int], alive: Mask | None, folder: Path
+    signatures: Sequence[Signatures], bands: tuple[int, int], alive: Mask, scratch: Path
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Documents that share a band, per band and bucket: (their numbers, run after run, ascending in each; the place of
-    each in its run)."""
+    """Yields (documents that share a band, ascending in each run; their ranks in their runs) per band and bucket."""
     num_bands, rows = bands
-    hashes, not_empty = _band_hashes(signatures, num_bands, rows, folder)
-    usable = not_empty if alive is None else not_empty & alive
+    hashes, not_empty = _band_hashes(signatures, num_bands, rows, scratch)
     for band in range(num_bands):
-        for values, numbers in buckets([hashes[band]], usable):
+        for values, numbers in buckets([hashes[band]], not_empty & alive):
             order = np.argsort(values, kind="stable")
             values = values[order]
             same_as_before = np.zeros(len(values), dtype=bool)
@@ -149,16 +121,15 @@ def _runs(
             yield numbers, at - np.maximum.accumulate(np.where(same_as_before, 0, at))
 
 
-def _band_hashes(signatures: Sequence[Signatures], num_bands: int, rows: int, folder: Path) -> tuple[Rows, Mask]:
-    """(bands, documents) hashes of 64 bits, and which documents have shingles at all. One pass over the signatures:
-    reading a band's columns means reading the whole file."""
+def _band_hashes(signatures: Sequence[Signatures], num_bands: int, rows: int, scratch: Path) -> tuple[Rows, Mask]:
+    """Returns 64-bit hashes (bands, documents), and which documents have shingles, in one pass over the signatures."""
     num_documents = sum(len(part) for part in signatures)
-    shape = (num_bands, num_documents)
     hashes: Rows
     if num_bands * num_documents * 8 <= _BYTES_IN_MEMORY:
-        hashes = np.empty(shape, dtype=np.uint64)
+        hashes = np.empty((num_bands, num_documents), dtype=np.uint64)
     else:
-        hashes = np.lib.format.open_memmap(folder / "bands.npy", mode="w+", dtype=np.uint64, shape=shape)
+        with tempfile.TemporaryFile(dir=scratch) as file:
+            hashes = np.memmap(file, np.uint64, "w+", shape=(num_bands, num_documents))
     not_empty = np.empty(num_documents, dtype=bool)
     first = 0
     for part in signatures:
@@ -177,23 +148,23 @@ def _band_hashes(signatures: Sequence[Signatures], num_bands: int, rows: int, fo
     return hashes, not_empty
 
 
-def _neighbours(numbers: Indices, places: Indices, keep: Mask) -> Iterator[tuple[Indices, Indices]]:
-    """Pairs (later, earlier) to compare, in rounds; a document that was dropped in one round is not in the next."""
-    # The run's first members, then those just before: in runs of copies the very first round decides.
-    for distance_from_start in range(NEIGHBOURS):
-        at = np.flatnonzero(places > distance_from_start)
+def _neighbours(numbers: Indices, ranks: Indices, keep: Mask) -> Iterator[tuple[Indices, Indices]]:
+    """Yields pairs (later, earlier) to compare, in rounds. A document dropped in one round is not in the next."""
+    # First with the start of the run, then with predecessors: in runs of copies the first round decides.
+    for rank in range(NEIGHBOURS):
+        at = np.flatnonzero(ranks > rank)
         at = at[keep[numbers[at]]]
         if not len(at):
-            return  # no run has members left beyond this place, which holds for the places behind it as well
-        yield numbers[at], numbers[at - places[at] + distance_from_start]
+            return  # no documents of a higher rank are left either
+        yield numbers[at], numbers[at - ranks[at] + rank]
     for distance in range(1, NEIGHBOURS + 1):
-        at = np.flatnonzero(places >= distance + NEIGHBOURS)  # nearer to the start: compared above
+        at = np.flatnonzero(ranks >= distance + NEIGHBOURS)  # lower ranks were compared above
         at = at[keep[numbers[at]]]
         yield numbers[at], numbers[at - distance]
 
 
 def _values_in_common(signatures: Sequence[Signatures], offsets: Indices, one: Indices, other: Indices) -> Indices:
-    """How many of the NUM_PERM values two documents share, per pair."""
+    """Returns how many of the NUM_PERM values the two documents of each pair share."""
     common = np.empty(len(one), dtype=np.int64)
     for start in range(0, len(one), _ROWS_PER_READ):
         cut = slice(start, start + _ROWS_PER_READ)
@@ -209,9 +180,3 @@ def _signatures_of(signatures: Sequence[Signatures], offsets: Indices, numbers: 
         inside = part_of == part
         found[inside] = signatures[part][numbers[inside] - offsets[part]]
     return found
-
-
-def _first_pairs(later: Indices, earlier: Indices) -> list[tuple[int, int]]:
-    """Those with the smallest numbers, so that the ones shown do not depend on the order of bands."""
-    first = np.argsort(later, kind="stable")[:PAIRS_SHOWN]
-    return list(zip(later[first].tolist(), earlier[first].tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""Shingles: the set of hashes by which two documents are compared, five consecutive tokens each.
+"""Shingles: hashes of five consecutive tokens. Two documents are compared by their sets of shingles.
 
-A token is one CJK character, or a run of other letters and digits; case, blanks and signs do not count. So Chinese is
-compared by five characters and English by five words, and a text with both needs no decision about which it is: with
-one, a copy on the other side of the limit would share nothing with its original.
+A token is one CJK character, or a run of other letters and digits; case, whitespace and punctuation do not count. So
+Chinese is compared by five characters and English by five words, without a decision on the language of a text: near the
+limit of such a decision, a copy might share nothing with its original.
 
-All is done on arrays of code points; there is no Python object per token.
+All operations are on arrays of code points, without a Python object per token.
 """
 
 import zlib
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 TOKENS_PER_SHINGLE = 5
 MAX_SHINGLES = 16_384
-"""Of a longer document those with the smallest hashes: the same ones in a copy, which a sample by place is not."""
+"""A longer document keeps its smallest hashes, which are the same in a copy; a sample by position is not."""
 
 _SEPARATOR, _LETTER, _CJK = 0, 1, 2
 _CJK_RANGES = (
@@ -29,15 +29,18 @@ _SIGN_RANGES = (
     *((0xFFE0, 0xFFFF), (0x1F000, 0x1FAFF), (0xE0000, 0x10FFFF)),
 )
 _BASE = 0x9E3779B1
-"""Of the polynomial over the characters of a token. Odd, so that it has an inverse modulo 2^32."""
+"""Base of the polynomial over the characters of a token. Odd, so that it has an inverse modulo 2^32."""
 _SHORT_TEXT = 1 << 16
 
 Hashes = npt.NDArray[np.uint32]
 
 
 def shingle_hashes(text: str) -> Hashes:
-    """Hashes of the shingles, in any order and perhaps repeated. A text of fewer tokens than a shingle has one, of all
-    of them; a text of signs alone has one, of the signs; a text of blanks has none."""
+    """Returns the hashes of all shingles, in any order and possibly repeated.
+
+    A text with too few tokens has one shingle of all tokens; a text of only punctuation has one of its characters; a
+    text of only whitespace has none.
+    """
     tokens = _token_hashes(text)
     if not len(tokens):
         signs = "".join(text.split())
@@ -48,27 +51,27 @@ def shingle_hashes(text: str) -> Hashes:
         tokens = np.concatenate([tokens, np.zeros(TOKENS_PER_SHINGLE - len(tokens), dtype=np.uint32)])
     num_shingles = len(tokens) - TOKENS_PER_SHINGLE + 1
     hashes = tokens[:num_shingles].copy()
-    for place in range(1, TOKENS_PER_SHINGLE):
+    for shift in range(1, TOKENS_PER_SHINGLE):
         hashes *= np.uint32(_BASE)
-        hashes += tokens[place : place + num_shingles]
+        hashes += tokens[shift : shift + num_shingles]
     hashes = _mix(hashes)
     return hashes if num_shingles <= MAX_SHINGLES else np.unique(hashes)[:MAX_SHINGLES]
 
 
 def _token_hashes(text: str) -> Hashes:
-    """One hash per token, in order: a polynomial over the characters from the token's start, modulo 2^32.
+    """Returns one hash per token, in order: a polynomial over the characters of the token, modulo 2^32.
 
-    The sums of all tokens come from one running sum over the text: separators add nothing to it, and the difference
-    between two starts, divided by the power of the first, is the token's own sum wherever it stands.
+    All sums come from one running sum over the text, to which separators add nothing. The difference between two token
+    starts, divided by the power of the first, does not depend on the position of the token.
     """
     class_of, hash_of = _tables()
     if text.isascii():
         codes: npt.NDArray[np.generic] = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    at = codes.astype(np.intp)  # once here instead of in both look-ups
+    at = codes.astype(np.intp)  # converted once for both lookups
     classes = class_of.take(at, mode="clip")
-    # A token starts at every CJK character, and at a letter that follows something else.
+    # A token starts at every CJK character, and at a letter that does not follow a letter.
     letter = classes == _LETTER
     starts_here = classes == _CJK
     starts_here[:1] |= letter[:1]
@@ -83,15 +86,15 @@ def _token_hashes(text: str) -> Hashes:
 
 
 def _mix(values: Hashes) -> Hashes:
-    """Spreads every bit over all (the finalizer of MurmurHash3)."""
+    """Mixes the bits (the finalizer of MurmurHash3)."""
     values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return values ^ (values >> np.uint32(16))
 
 
-@lru_cache(maxsize=2)  # the short ones, and those of the longest text lately
+@lru_cache(maxsize=2)  # for short texts, and for the longest text so far
 def _powers(count: int) -> tuple[Hashes, Hashes]:
-    """_BASE^0, _BASE^1 ... and their inverses."""
+    """Returns _BASE^0, _BASE^1 ... and their inverses."""
     found = []
     for base in (_BASE, pow(_BASE, -1, 1 << 32)):
         powers = np.full(count, base, dtype=np.uint32)
@@ -102,8 +105,8 @@ def _powers(count: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint8], Hashes]:
-    """Class and hash of every code point: six megabytes, made once per process. Capitals have the hash of their small
-    letter, separators none. Classes are ranges and not Python's Unicode tables, which differ between versions."""
+    """Returns class and hash of every code point: six megabytes, made once per process. Uppercase letters have the hash
+    of their lowercase, separators 0. Classes are fixed ranges, as Python's Unicode tables differ between versions."""
     classes = np.full(0x110000, _LETTER, dtype=np.uint8)
     classes[:128] = [_LETTER if chr(code).isalnum() or chr(code) == "_" else _SEPARATOR for code in range(128)]
     for first, last in _SIGN_RANGES:
@@ -120,4 +123,4 @@ def _tables() -> tuple[npt.NDArray[np.uint8], Hashes]:
 
 
 _LAST_WITH_CASE = 0x52F
-"""Latin, Greek and Cyrillic, whose case is settled; the full-width letters are far beyond and rarely mixed."""
+"""The end of Latin, Greek and Cyrillic; case is ignored only for these."""

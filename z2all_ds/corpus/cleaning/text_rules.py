@@ -1,9 +1,9 @@
-"""The altering steps: functions from text to text. Each gives the same again when applied to its own result.
+"""The altering steps: idempotent functions from text to text.
 
-So does the chain in the order of `CleaningRules`. The order matters for that: taking blanks out can make a longer run
-of signs (。。 。。), while shortening a run never makes a blank or a control.
+Their chain in the order of `CleaningRules` is idempotent too. This depends on the order: removing spaces can make a
+longer run of marks (。。 。。), while shortening a run never makes a space or a control character.
 
-A text without a hit comes back as the same object, which is how the caller knows cheaply that nothing changed.
+An unchanged text is returned as the same object, so that the caller detects it cheaply.
 """
 
 import re
@@ -20,14 +20,14 @@ _JOINERS = "\u200c\u200d"
 _TAGS = "\U000e0000-\U000e007f"
 _ANY_CONTROL = re.compile(f"[{_GO_ALWAYS}\r\x0b\x0c\x85\u2028\u2029{_JOINERS}{_TAGS}]")
 _CONTROLS = re.compile(f"[{_GO_ALWAYS}]+")
-# ASCII has no other controls, and deleting bytes is far faster than a search over characters.
+# All controls of ASCII: deleting bytes is far faster than a search over characters.
 _ASCII_CONTROLS = bytes([*range(9), *range(11, 32), 127])
 
-# A flag of a region (England, Wales) is a black flag and tags; any other tag is invisible text.
+# A region flag (England, Wales) is a black flag followed by tags; other tags are invisible text.
 _FLAGS_AND_TAGS = re.compile(f"(\U0001f3f4[\U000e0020-\U000e007e]+\U000e007f)|[{_TAGS}]+")
 
-# Scripts whose letters join, so that a joiner after one is spelling: Arabic to N'Ko, Indic, South-East Asian,
-# Mongolian, Arabic presentation forms. The character after it does not matter: Malayalam and Kannada words end in one.
+# Scripts in which a joiner after a letter is part of the spelling: Arabic to N'Ko, Indic, South-East Asian, Mongolian,
+# Arabic presentation forms. The next character does not matter: Malayalam and Kannada words can end in a joiner.
 _JOINING_SCRIPTS = re.compile(
     "[\u0600-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1bff\ua800-\uabff\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc]"
 )
@@ -36,7 +36,7 @@ _JOINER_RUN = re.compile(f"[{_JOINERS}]+")
 
 
 def control_characters(text: str) -> str:
-    """Removes what is not seen, and makes every line break a line feed; see `CleaningRules` for the list."""
+    """Removes invisible characters and makes every line break a line feed; `CleaningRules` has the list."""
     if text.isascii():
         if len(text.encode("ascii").translate(None, _ASCII_CONTROLS)) == len(text):
             return text
@@ -44,16 +44,16 @@ def control_characters(text: str) -> str:
         return text
     cleaned = _CONTROLS.sub("", text)
     if not cleaned.isascii():
-        # Tags before joiners: a flag's last tag may be followed by one, and tags behind one are no flag.
+        # Tags before joiners: a joiner may follow the last tag of a flag, and tags after a joiner are not a flag.
         cleaned = _FLAGS_AND_TAGS.sub(lambda match: match[1] or "", cleaned)
         cleaned = _JOINER_RUN.sub(_keep_joiner, cleaned)
-    # Last: \r and \n with nothing visible between them are one line break, not two.
+    # Last: \r and \n with only invisible characters between them are one line break.
     cleaned = _OTHER_LINE_BREAKS.sub("\n", cleaned)
     return text if cleaned == text else cleaned
 
 
 def _keep_joiner(match: re.Match[str]) -> str:
-    """What stays of a run of joiners: at most one, decided by the visible characters on both sides."""
+    """Returns the joiner that stays of a run, or "", depending on the visible characters on both sides."""
     text, before = match.string, match.start() - 1
     if before < 0:
         return ""
@@ -64,43 +64,43 @@ def _keep_joiner(match: re.Match[str]) -> str:
     return ""
 
 
-# -- blanks in CJK text -----------------------------------------------------------------------------------------------
+# -- spaces in CJK text -----------------------------------------------------------------------------------------------
 
-# Tabs are columns and stay. Hangul is not here: Korean writes blanks between words.
+# Tabs are columns and stay. Hangul is not included: Korean has spaces between words.
 _BLANKS = " \xa0\u2000-\u200a\u202f\u205f\u3000"
 _LETTERS_CJK = (
     "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31a0-\u31bf"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _OPENING_CJK = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\uff3b\uff5b\uff5f\uff62"
-# Quotes “” and dashes are not here: Latin text has them too, with a blank before.
+# Quotes “” and dashes are not included: Latin text has them too, after a space.
 _CLOSING_CJK = (
     "\u3001-\u3003\u3009\u300b\u300d\u300f\u3011\u3015\u3017\u3019\u301b\u301e\u301f\u30fb\uff01\uff0c\uff0e"
     "\uff1a\uff1b\uff1f\uff09\uff3d\uff5d\uff5e\uff60\uff61\uff63-\uff65\ufe10-\ufe16\ufe30\ufe50-\ufe57"
 )
 _CJK = _LETTERS_CJK + _OPENING_CJK + _CLOSING_CJK
-# The lookbehinds let a run be tried from its start alone; a megabyte of blanks would take hours without them. They
-# stand after the first blank, so that the search can run from blank to blank: 24 -> 61 MB/s on Chinese.
+# The lookbehinds match a run only from its start; without them a megabyte of spaces takes hours. They come after the
+# first space, so that the search skips from space to space: 24 -> 61 MB/s on Chinese.
 _CJK_BLANKS = re.compile(
     f"[{_BLANKS}](?:(?<=[{_CJK}][{_BLANKS}])[{_BLANKS}]*(?=[{_CJK}])|(?<=\\S[{_BLANKS}])[{_BLANKS}]*(?=[{_CLOSING_CJK}]))"
 )
-# First bytes of everything below U+3000, of the scripts behind Han (Hangul among them), and of planes above 3.
+# First bytes of characters below U+3000, of the scripts after Han (with Hangul), and of planes above 3.
 _UTF8_NOT_CJK = bytes([*range(0xE3), *range(0xEA, 0xEF), *range(0xF1, 0x100)])
 
 
 def has_cjk_bytes(text: str) -> bool:
-    """Whether a CJK character may be in the text: a test of the first bytes in UTF-8, faster than a regex."""
+    """Returns whether the text may contain a CJK character. Testing UTF-8 first bytes is faster than a regex."""
     if text.isascii():
         return False
-    if "。" in text or "的" in text:  # at once in nearly all Chinese
+    if "。" in text or "的" in text:  # in nearly all Chinese
         return True
     return bool(text.encode("utf-8", "surrogatepass").translate(None, _UTF8_NOT_CJK))
 
 
 def space_before_cjk(text: str) -> str:
-    """Takes out blanks between two CJK characters, and between anything and a CJK sign that ends or separates.
+    """Removes spaces between two CJK characters, and before CJK punctuation that ends or separates.
 
-    An opening bracket after a Latin word keeps its blank (`Python 《手册》`), as do Latin and CJK side by side.
+    A space stays before an opening bracket after a Latin word (`Python 《手册》`), and between Latin and CJK words.
     """
     if not has_cjk_bytes(text):
         return text
@@ -110,8 +110,8 @@ def space_before_cjk(text: str) -> str:
 
 # -- repeated punctuation ---------------------------------------------------------------------------------------------
 
-# Signs of sentences. Not here, because four and more of them mean something: brackets (they nest), quotes and
-# backslashes (they escape), slashes and colons (paths, fences), - = _ * # + (rules, tables, headings, gaps to fill in).
+# Not included, because four and more of them have a meaning: brackets (nesting), quotes and backslashes (escapes),
+# slashes and colons (paths, fences), - = _ * # + (rules, tables, headings, gaps to fill in).
 _ENDING = "!?.,;·•・。，、；！？．～〜｡､﹏"
 _WRITTEN_DOUBLE = "…—⋯"
 _REPEATED = re.compile(rf"([{_ENDING}{_WRITTEN_DOUBLE}])\1{{3,}}")
@@ -119,8 +119,7 @@ _TILDES_AFTER_WORD = re.compile(r"(?<=\w)~{4,}")
 
 
 def repeated_punctuation(text: str) -> str:
-    """Shortens runs of one sentence sign. ~ counts after a word (好的~~~~~), where it is a tone and no fence; a line of
-    nothing but — is a rule and stays."""
+    """Shortens runs of one sentence mark. ~ only after a word (好的~~~~~), not as a code fence; lines of — stay."""
     cleaned = _REPEATED.sub(_shorten, text)
     if "~~~~" in cleaned:
         cleaned = _TILDES_AFTER_WORD.sub("~~~", cleaned)

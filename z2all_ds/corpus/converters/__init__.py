@@ -1,6 +1,6 @@
-"""Where drafts come from: one decorated function for each kind of raw data, found by name (see registry.py).
+"""Converters of raw data into drafts, registered by name (`registry.py`).
 
-`sources.py` has the well-known corpora, `generic.py` rows of any shape, `builtin.py` text that every machine has.
+`sources.py` has well-known corpora, `generic.py` rows with any fields, `builtin.py` text without raw files.
 """
 
 from z2all_ds.corpus.converters import builtin as _builtin  # noqa: F401 - registers its converters

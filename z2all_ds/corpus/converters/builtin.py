@@ -1,7 +1,6 @@
-"""Text that every machine has: the standard library of Python, its docstrings, and the Chinese that comes with us.
+"""Built-in sources of text: Python's standard library, its docstrings, and the Chinese texts of this package.
 
-Each generator gives documents in an order that depends on nothing but the Python version, spread so that any beginning
-is a fair sample of the whole.
+The order of documents depends only on the Python version, and the first documents are a fair sample of all.
 """
 
 import ast
@@ -17,21 +16,21 @@ from z2all_ds.corpus.draft import Draft
 from z2all_ds.corpus.schema import without_lone_surrogates
 
 SHORTEST_DOCSTRING = 80
-"""In characters: shorter docstrings are mostly signatures in words ("Return the value.")."""
+"""In characters; shorter docstrings mostly repeat the signature ("Return the value.")."""
 CHINESE_TEXTS = Path(__file__).with_name("chinese_texts.txt")
 CHINESE_SAMPLE_BYTES = 2_000_000
-"""What `chinese_sample` gives when the build sets no limit: it could go on for ever."""
+"""Size of `chinese_sample` without a limit in the build; the generator itself has no end."""
 CHINESE_SEED = 20230717
 
 _LEFT_OUT_FOLDERS = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "lib2to3",
-    "encodings", "pydoc_data",  # generated tables, not code that anyone wrote
+    "encodings", "pydoc_data",  # generated tables, not written by people
 }  # fmt: skip
 
 
 @built_in("python_code", is_code=True)
 def python_code(wanted_bytes: int | None) -> Iterator[Draft]:
-    """The sources of the standard library of the running Python."""
+    """Code: the sources of the standard library of the running Python."""
     for name in _spread(_library_files()):
         content = _library_text(name)
         if content.strip():
@@ -40,7 +39,7 @@ def python_code(wanted_bytes: int | None) -> Iterator[Draft]:
 
 @built_in("python_docstrings")
 def python_docstrings(wanted_bytes: int | None) -> Iterator[Draft]:
-    """English: the docstrings of each standard library module, as one document with headings, and help topics."""
+    """English: docstrings of the standard library, one document per module, and help topics."""
     topics = _help_topics()
     for name in _spread([*_library_files(), *topics]):
         if name in topics:
@@ -48,7 +47,7 @@ def python_docstrings(wanted_bytes: int | None) -> Iterator[Draft]:
             continue
         try:
             tree = ast.parse(_library_text(name))
-        except (SyntaxError, ValueError):  # templates and files for other versions
+        except (SyntaxError, ValueError):  # templates and files for other Python versions
             continue
         sections = list(_docstring_sections(tree, ""))
         if sections:
@@ -59,7 +58,7 @@ def python_docstrings(wanted_bytes: int | None) -> Iterator[Draft]:
 
 @built_in("chinese_sample")
 def chinese_sample(wanted_bytes: int | None) -> Iterator[Draft]:
-    """Chinese: the essays and stories that come with the package, then generated texts."""
+    """Chinese: essays and stories of this package, then generated texts."""
     size = 0
     for title, content in read_chinese_texts():
         size += len(content.encode())
@@ -70,13 +69,13 @@ def chinese_sample(wanted_bytes: int | None) -> Iterator[Draft]:
 
 
 def read_chinese_texts() -> list[tuple[str, str]]:
-    """(title, text with its title) of the shipped essays; lines of === stand between them."""
+    """Returns (title, text with its title) of the shipped essays, which lines of === separate."""
     texts = CHINESE_TEXTS.read_text("utf-8").split("\n===\n")
     return [(whole.strip().split("\n", 1)[0], whole.strip() + "\n") for whole in texts]
 
 
 def _spread(names: list[str]) -> list[str]:
-    """In the order of a hash: always the same, and any beginning of it comes from all over the alphabet."""
+    """Sorts names by a hash: the order is always the same and mixes the whole alphabet."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
@@ -85,18 +84,18 @@ def _library_root() -> Path:
 
 
 def _library_files() -> list[str]:
-    """Paths within the standard library."""
+    """Returns paths relative to the standard library."""
     root, files = _library_root(), []
     for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name not in _LEFT_OUT_FOLDERS]  # not even looked into: they are large
-        # _sysconfigdata holds the paths and flags of the machine Python was built on
+        inner[:] = [name for name in inner if name not in _LEFT_OUT_FOLDERS]  # large folders
+        # _sysconfigdata has paths and flags of the machine that built Python
         wanted = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         files += [(Path(folder) / name).relative_to(root).as_posix() for name in wanted]
     return files
 
 
 def _library_text(name: str) -> str:
-    """Empty for the few files that are not UTF-8."""
+    """Returns the text of a file, "" for the few that are not UTF-8."""
     try:
         return (_library_root() / name).read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -104,7 +103,7 @@ def _library_text(name: str) -> str:
 
 
 def _help_topics() -> dict[str, str]:
-    """name -> text of what `help("NAME")` prints; {} where a distribution leaves them out."""
+    """Returns name -> text that `help("NAME")` prints; {} in distributions without them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -113,12 +112,12 @@ def _help_topics() -> dict[str, str]:
 
 
 def _docstring_sections(node: ast.AST, prefix: str) -> Iterator[str]:
-    """The long docstrings of a module, a class or a function and of what is inside, each under its heading."""
+    """Yields the long docstrings of a module, class or function and of its members, each with a heading."""
     kinds = {ast.ClassDef: "Class", ast.FunctionDef: "Function", ast.AsyncFunctionDef: "Function"}
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        words = ast.get_docstring(node)
-        if words and len(words) >= SHORTEST_DOCSTRING:
-            yield words if isinstance(node, ast.Module) else f"## {kinds[type(node)]} {prefix}{node.name}\n\n{words}"
+        text = ast.get_docstring(node)
+        if text and len(text) >= SHORTEST_DOCSTRING:
+            yield text if isinstance(node, ast.Module) else f"## {kinds[type(node)]} {prefix}{node.name}\n\n{text}"
         if not isinstance(node, ast.Module):
             prefix = f"{prefix}{node.name}."
     for child in ast.iter_child_nodes(node):

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - a Chinese character counts as two columns, and sentences cut in two read worse
-"""The part of the Chinese generator that is about numbers, order and time; every answer is computed."""
+# ruff: noqa: E501 - a Chinese character counts as two columns, and split sentences are harder to read
+"""Chinese documents about numbers, order and time; every answer is computed."""
 
 from itertools import pairwise
 from random import Random
@@ -10,7 +10,7 @@ _DIGITS = "零一二三四五六七八九"
 
 
 def read_number(number: int) -> str:
-    """How a number below one hundred million is read: 30005 -> 三万零五, 14 -> 十四."""
+    """Returns a number below one hundred million in words: 30005 -> 三万零五, 14 -> 十四."""
     assert 0 <= number < 100_000_000
     if number == 0:
         return "零"
@@ -32,7 +32,7 @@ def _read_four(number: int) -> str:
 
 
 def number_portrait(random: Random) -> tuple[str, str]:
-    """Factors, parity, digits and neighbours of a number."""
+    """Writes about factors, parity, digits and neighbours of a number."""
     number = random.randint(11, 400)
     factors = [f for f in range(1, number + 1) if number % f == 0]
     sentences = [f"{number}读作{read_number(number)}，是一个{'偶' if number % 2 == 0 else '奇'}数。"]
@@ -70,7 +70,7 @@ def _prime_product(number: int) -> str:
 
 
 def reading_numbers(random: Random) -> tuple[str, str]:
-    """How numbers are read aloud, largest last, and by how much they differ."""
+    """Writes numbers in words, sorts them, and gives a difference."""
     numbers = sorted(random.sample(range(100, 10_000), 2) + random.sample(range(10_000, 9_000_000), 2))
     lines = [f"{number}读作{read_number(number)}。" for number in random.sample(numbers, 4)]
     gap = numbers[1] - numbers[0]
@@ -82,14 +82,12 @@ def reading_numbers(random: Random) -> tuple[str, str]:
 
 
 def ordering_puzzle(random: Random) -> tuple[str, str]:
-    """Who is tallest, fastest, oldest: clues in a random order, the only answer, and the way to it."""
+    """Writes a puzzle (who is tallest, fastest, oldest): clues in random order, the solution, and the only answer."""
     names = random.sample(PEOPLE, random.randint(3, 5))
     more, less, question = random.choice(
         (("高", "矮", "谁最高"), ("大", "小", "谁的年纪最大"), ("快", "慢", "谁跑得最快"), ("重", "轻", "谁的书包最重"))
     )
-    clues = []
-    for above, below in pairwise(names):
-        clues.append(random.choice((f"{above}比{below}{more}", f"{below}比{above}{less}")))
+    clues = [random.choice((f"{one}比{other}{more}", f"{other}比{one}{less}")) for one, other in pairwise(names)]
     clues = random.sample(clues, len(clues))
     middle = f"，{names[1]}{'排第二' if len(names) > 3 else '在中间'}"
     return random.choice(("排一排", "谁在前面", "动脑筋")), (
@@ -101,7 +99,7 @@ def ordering_puzzle(random: Random) -> tuple[str, str]:
 
 
 def timetable(random: Random) -> tuple[str, str]:
-    """A trip with departures and arrivals that agree with the durations."""
+    """Writes a trip whose departures and arrivals match its durations."""
     stops = random.sample(PLACES, random.randint(3, 4))
     name, clock = random.choice(PEOPLE), random.randint(6 * 60, 10 * 60)
     started, parts = clock, [f"{name}{_clock(clock)}从{stops[0]}出发"]

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - a Chinese character counts as two columns, and sentences cut in two read worse
-"""Words and plain facts from which chinese_generator composes its documents. All of it was written for this package."""
+# ruff: noqa: E501 - a Chinese character counts as two columns, and split sentences are harder to read
+"""Words and facts for `chinese_generator`. All of them were written for this package."""
 
 PEOPLE = (
     "小明", "小红", "林一", "周宁", "陈晨", "阿秀", "大川", "何静", "宋阳", "赵敏之", "李可", "王冬", "孙悦", "吴桐",
@@ -39,54 +39,24 @@ SEASONS = {
 }  # fmt: skip
 
 LOW_HIGH = {"春": (6, 22), "夏": (21, 36), "秋": (8, 24), "冬": (-9, 7)}
-"""Coldest and warmest temperature a day of the season may have."""
+"""Lowest and highest temperature of a day in the season."""
 
 PLACES = (
-    "火车站",
-    "邮局",
-    "博物馆",
-    "中心医院",
-    "图书馆",
-    "老茶馆",
-    "体育场",
-    "人民公园",
-    "南门市场",
-    "钟楼",
-    "码头",
-    "第二小学",
-    "植物园",
-    "电影院",
-)
+    "火车站", "邮局", "博物馆", "中心医院", "图书馆", "老茶馆", "体育场", "人民公园", "南门市场", "钟楼",
+    "码头", "第二小学", "植物园", "电影院",
+)  # fmt: skip
 STREETS = (
-    "槐树街",
-    "解放路",
-    "长安巷",
-    "河沿路",
-    "书院街",
-    "青年路",
-    "麻线胡同",
-    "东风大街",
-    "竹竿巷",
-    "临江路",
-    "石桥街",
-    "柳荫路",
-)
+    "槐树街", "解放路", "长安巷", "河沿路", "书院街", "青年路", "麻线胡同", "东风大街", "竹竿巷", "临江路",
+    "石桥街", "柳荫路",
+)  # fmt: skip
 LANDMARKS = (
-    "一家包子铺",
-    "红绿灯",
-    "一座小石桥",
-    "报刊亭",
-    "一棵很大的槐树",
-    "药店的绿招牌",
-    "公共厕所",
-    "自行车修理摊",
-    "一面画着鲤鱼的墙",
-    "银行门口的石狮子",
-)
+    "一家包子铺", "红绿灯", "一座小石桥", "报刊亭", "一棵很大的槐树", "药店的绿招牌", "公共厕所",
+    "自行车修理摊", "一面画着鲤鱼的墙", "银行门口的石狮子",
+)  # fmt: skip
 DIRECTIONS = ("东", "南", "西", "北")
-"""Clockwise from the east, so that a right turn is the next one."""
+"""Clockwise from the east: a right turn is the next one."""
 
-# unit, unit, factor from the first to the second, a remark
+# unit, smaller unit, factor, remark
 UNITS = (
     ("公里", "米", 1000, "量路程多用公里，量房间多用米。"), ("米", "厘米", 100, "课桌大约六七十厘米高。"),
     ("厘米", "毫米", 10, "一枚硬币的厚度大约是两毫米。"), ("吨", "千克", 1000, "一辆小汽车的质量在一吨到两吨之间。"),
@@ -98,7 +68,12 @@ UNITS = (
     ("千字节", "字节", 1024, "计算机按二进制数数，所以进率不是一千。"), ("字节", "位", 8, "一位只能是零或者一。"),
 )  # fmt: skip
 
-# name, class, where, features, use or habit, a caution or a curious point
+UNIT_TIPS = (
+    "换算之前先想一想，结果应该变大还是变小。", "单位越小，同样的量数字就越大。",
+    "写答案时不要忘了写单位。", "拿不准的时候，用一个熟悉的东西估一估。",
+)  # fmt: skip
+
+# name, class, where to find it, features, use or habit, caution or curiosity
 ENTRIES = (
     ("燕子", "鸟类", "村庄、城镇和开阔的水面附近", ("翅膀尖长", "尾巴分叉", "飞行灵活"), "春天衔泥筑巢，捕食飞行中的小虫", "它们的窝常常用好几年，旧窝修补一下又住进新的一家"),
     ("刺猬", "哺乳动物", "草丛、灌木和农田边", ("背上长满硬刺", "视力较弱", "嗅觉灵敏"), "夜间出来找昆虫和落果吃", "遇到危险时会缩成一团，只把刺留在外面"),
@@ -127,10 +102,7 @@ ENTRIES = (
 )  # fmt: skip
 
 OPENINGS = (
-    "先说说它的样子。",
-    "认识它并不难。",
-    "许多人天天见到它，却没有细看过。",
-    "下面是一份简短的介绍。",
-    "这一条写给初次听说它的读者。",
-)
+    "先说说它的样子。", "认识它并不难。", "许多人天天见到它，却没有细看过。",
+    "下面是一份简短的介绍。", "这一条写给初次听说它的读者。",
+)  # fmt: skip
 WEEKDAYS = ("星期一", "星期二", "星期三", "星期四", "星期五", "星期六", "星期日")

@@ -1,14 +1,14 @@
-"""The converters by name: functions that make drafts, registered with one decorator.
+"""Registry of converters: functions that make drafts, registered with a decorator.
 
-There are two kinds. A *source* is a function from one row of raw data (a dict) to a Draft; what file it came in is none
-of its business. A *built-in* needs no raw data: it is a generator of drafts.
+There are two kinds. A *source* is a function from one row of raw data (a dict) to a Draft, whatever the file format. A
+*built-in* needs no raw data: it is a generator of drafts.
 
     @source("my_forum", form="jsonl")
     def my_forum(row):
         '''Threads of my forum.'''
         return Draft(title=row.pop("subject"), content=row.pop("body"), others=row)
 
-A row that lacks what is taken from it raises KeyError, which the build reports with its place.
+A missing field raises KeyError, which the build reports with the position of the row.
 """
 
 import difflib
@@ -28,21 +28,21 @@ GenerateDrafts = Callable[[int | None], Iterator[Draft]]
 
 @dataclass(frozen=True)
 class Source:
-    """A registered source of rows."""
+    """A registered function of one row."""
 
     name: str
     convert: ConvertRow
     form: str
-    """jsonl, json_array, parquet, txt, lines, or auto: by the file's name and first character."""
+    """jsonl, json_array, parquet, txt, lines, or auto: by the name and the first bytes of the file."""
     is_code: bool
-    """Text of code is never altered by cleaning."""
+    """Cleaning never alters code."""
     revision: int
-    """Raise it when the output changes, so that corpora of the old kind are not taken for new ones."""
+    """Increase it when the output changes, so that corpora built before are not reused."""
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A registered generator of drafts; any beginning of its stream is a fair sample of the whole."""
+    """A registered generator of drafts. Its first documents must be a fair sample of all."""
 
     name: str
     generate: GenerateDrafts
@@ -51,6 +51,7 @@ class BuiltIn:
 
 
 _REGISTRY: dict[str, Source | BuiltIn] = {}
+_PLUGINS: set[Path] = set()
 
 
 def source(name: str, *, form: str, is_code: bool = False, revision: int = 1) -> Callable[[ConvertRow], ConvertRow]:
@@ -64,7 +65,7 @@ def source(name: str, *, form: str, is_code: bool = False, revision: int = 1) ->
 
 
 def built_in(name: str, *, is_code: bool = False, revision: int = 1) -> Callable[[GenerateDrafts], GenerateDrafts]:
-    """Registers a generator of drafts. It gets the number of bytes the build wants, or None."""
+    """Registers a generator of drafts. It gets the number of bytes that the build wants, or None."""
 
     def register(generate: GenerateDrafts) -> GenerateDrafts:
         _add(BuiltIn(name, generate, is_code, revision))
@@ -75,36 +76,31 @@ def built_in(name: str, *, is_code: bool = False, revision: int = 1) -> Callable
 
 def _add(entry: Source | BuiltIn) -> None:
     if entry.name in _REGISTRY:
-        raise ConfigError(f"converter {entry.name!r}", "there is one of that name already", "Choose another name.")
+        raise ConfigError(f"converter {entry.name!r}", "this name is already registered", "Choose another name.")
     _REGISTRY[entry.name] = entry
 
 
 def find_converter(name: str) -> Source | BuiltIn:
-    """The converter of that name; a miss lists those there are."""
+    """Returns the converter of that name; the error for an unknown name lists all."""
     if name in _REGISTRY:
         return _REGISTRY[name]
     near = difflib.get_close_matches(name, _REGISTRY, n=1)
     guess = f"Did you mean {near[0]}? " if near else ""
-    rule = f"the converters are {', '.join(sorted(_REGISTRY))}"
-    raise ConfigError(f"converter {name!r}", rule, f"{guess}Choose one of these, or give --plugin with your own.")
+    rule = f"must be one of {', '.join(sorted(_REGISTRY))}"
+    raise ConfigError(f"converter {name!r}", rule, f"{guess}Choose one of these, or load your own with --plugin.")
 
 
 def describe_converters() -> dict[str, str]:
-    """Name -> first line of its docstring, for those who look for one."""
-    return {
-        name: (_function(found).__doc__ or "").strip().partition("\n")[0] for name, found in sorted(_REGISTRY.items())
-    }
-
-
-def _function(entry: Source | BuiltIn) -> Callable[..., object]:
-    return entry.convert if isinstance(entry, Source) else entry.generate
-
-
-_PLUGINS: set[Path] = set()
+    """Returns name -> first line of the docstring."""
+    found = {}
+    for name, entry in sorted(_REGISTRY.items()):
+        function = entry.convert if isinstance(entry, Source) else entry.generate
+        found[name] = (function.__doc__ or "").strip().partition("\n")[0]
+    return found
 
 
 def load_plugin(path: Path) -> None:
-    """Runs a Python file that registers converters; once per process, however often it is asked for."""
+    """Runs a Python file that registers converters, once per process."""
     path = path.resolve()
     if path in _PLUGINS:
         return
@@ -116,5 +112,5 @@ def load_plugin(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"plugin {path}", f"it fails when run ({error!r})", "Correct it.") from error
+        raise ConfigError(f"plugin {path}", f"importing it failed ({error!r})", "Correct it.") from error
     _PLUGINS.add(path)

@@ -1,15 +1,15 @@
-"""Detects the packing and the form of data by its first bytes and its name. No other module does."""
+"""Detects the packing and the form of a file from its first bytes and its name."""
 
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.corpus.forms.judge import BOM
-from z2all_ds.corpus.forms.slices import harmless
+from z2all_ds.corpus.forms.slices import printable
 
 FORMS = ("jsonl", "json_array", "parquet", "txt", "lines")
 HEAD_BYTES = 4096
-"""How many first bytes the functions below need."""
+"""Number of first bytes that the functions below need."""
 PARQUET_MAGIC = b"PAR1"
 _PACKING_MAGICS = {
     "gz": (b"\x1f\x8b",),
@@ -24,14 +24,14 @@ _FORM_BY_ENDING = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".py", ".html", ".htm"), "txt"),
 }
 _OTHER_FORMATS = {
-    ".csv": "pandas.read_csv(...).to_json(..., orient='records', lines=True) makes JSON lines of it.",
-    ".tsv": "pandas.read_csv(..., sep='\\t').to_json(..., orient='records', lines=True) makes JSON lines of it.",
+    ".csv": "Convert it to JSON lines: pandas.read_csv(...).to_json(..., orient='records', lines=True).",
+    ".tsv": "Convert it to JSON lines: pandas.read_csv(..., sep='\\t').to_json(..., orient='records', lines=True).",
     ".bz2": "Unpack it with bunzip2, or repack it as .gz or .zst.",
     ".xz": "Unpack it with unxz, or repack it as .gz or .zst.",
     ".7z": "Unpack it with 7z x.",
     ".rar": "Unpack it with unrar x.",
-    ".arrow": "datasets.Dataset.from_file(...).to_parquet(...) makes Parquet of it.",
-    ".pdf": "Take the text out first, e.g. with pdftotext.",
+    ".arrow": "Convert it to Parquet: datasets.Dataset.from_file(...).to_parquet(...).",
+    ".pdf": "Extract the text first, e.g. with pdftotext.",
 }
 
 
@@ -46,10 +46,6 @@ def packing_of(head: bytes, name: str) -> str:
     return next((packing for packing, names in endings if name.lower().endswith(names)), "")
 
 
-def is_packed_tar(name: str) -> bool:
-    return name.lower().endswith((".tgz", ".tzst", ".tar.gz", ".tar.zst"))
-
-
 def without_packing_endings(name: str) -> str:
     """Returns `a` for `a.tar.gz`, `a.jsonl` for `a.jsonl.zst`."""
     return _STRIPPED_ENDINGS.sub("", name)
@@ -60,16 +56,16 @@ def form_of(name: str, head: bytes) -> str:
     ending = Path(name).suffix.lower()
     if form := _FORM_BY_ENDING.get(ending):
         return form
-    rule = f"is of no form that can be read ({', '.join(FORMS)})"
+    rule = f"has an unsupported format (supported: {', '.join(FORMS)})"
     if ending in _OTHER_FORMATS:
-        raise ConfigError(harmless(name), rule, _OTHER_FORMATS[ending])
-    text = head.removeprefix(BOM).lstrip()
+        raise ConfigError(printable(name), rule, _OTHER_FORMATS[ending])
+    text = head.removeprefix(BOM_UTF8).lstrip()
     if ending == ".json":
         return "json_array" if text.startswith(b"[") else "jsonl"
     if head.startswith(PARQUET_MAGIC):
         return "parquet"
     if b"\0" in head:
-        raise ConfigError(harmless(name), rule, "It looks binary; leave it out, or name its form.")
+        raise ConfigError(printable(name), rule, "It looks binary; leave it out, or set its form.")
     if not ending and re.match(rb"\[\s*\{", text):
         return "json_array"
     return "jsonl" if not ending and re.match(rb'\{\s*"', text) else "txt"

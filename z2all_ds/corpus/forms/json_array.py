@@ -1,22 +1,26 @@
-"""Reader of one big JSON array, gigabytes long, in bounded memory, that goes on behind a broken element.
+"""Reader of one JSON array of any size in bounded memory. It continues after a broken element.
 
-Two ways through the same buffer:
+It reads the buffer in one of two ways:
 
-- fast: guess a comma between two elements near the end of the buffer (`}, {` and the key that the first element begins
-  with), put brackets around all before it, and let orjson read the batch. If that is valid JSON, the guess was right:
-  no other reading of those bytes is possible. 300 to 500 MB/s.
-- slow, for the rest and for whatever the fast way refuses: find the end of one element with the decoder of the
-  standard library, and judge its bytes like a JSON line. The decoder sees the bytes as Latin-1, where every byte is one
-  character and structure is what it is in UTF-8, so broken UTF-8 hurts only the element it is in.
+- Fast: guess a comma between two elements near the end of the buffer (`}, {` and the first key of the first element),
+  enclose everything before it in brackets, and parse this batch with orjson. If that is valid JSON, the guess was
+  right, because these bytes have no other interpretation. 300 to 500 MB/s.
+- Slow, where the fast way fails: find the end of one element with the decoder of the standard library, and parse the
+  element like a JSON line. The decoder gets the bytes as Latin-1, in which every byte is one character and the JSON
+  structure is the same as in UTF-8. So invalid UTF-8 affects only its own element.
 """
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+import orjson
+
 from z2all_ds.corpus.faults import Fault
-from z2all_ds.corpus.forms.judge import BOM, fast_loads, read_object
-from z2all_ds.corpus.forms.slices import ReadLimits, Row, harmless
+from z2all_ds.corpus.forms.json_rows import parse_row
+from z2all_ds.corpus.forms.slices import ReadLimits, Row, printable
 from z2all_ds.corpus.forms.streams import Stream
 from z2all_ds.corpus.schema import may_be_huge_number
 
@@ -25,15 +29,15 @@ _BLANKS = b" \t\r\n"
 _ANY_BORDER = re.compile(rb"\}\s{0,200},\s{0,200}(?=\{)")
 _FIRST_KEY = re.compile(rb'\{\s*("(?:[^"\\]|\\.){0,200}")\s*:')
 _BORDER_BYTES = 2048
-"""More than any border that the expressions above match."""
+"""More than the expressions above can match."""
 _GUESS_IN_LAST_BYTES = 64 * 2**10
 _DOUBT_BYTES = 64
-"""An error so near to the buffer's end may come from the cut, not from the file."""
+"""An error this near to the end of the buffer may come from the cut, not from the file."""
 _FIND_END = json.JSONDecoder(strict=False, parse_int=float).raw_decode  # int() refuses more than 4,300 digits
 
 
 class _Buffer:
-    """Some bytes of the stream; `data[at:]` are still to be read."""
+    """A part of the stream; `data[at:]` is unread."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -41,7 +45,7 @@ class _Buffer:
         self._lines_dropped = 0
 
     def grow(self, size: int | None = None) -> bool:
-        """Drops what was read and appends up to `size` bytes; returns False at the end of the file."""
+        """Drops the bytes already read and appends up to `size` bytes; returns False at the end of the file."""
         if self.ended:
             return False
         self._lines_dropped += _line_ends(self.data, self.at)
@@ -51,7 +55,7 @@ class _Buffer:
         return bool(more)
 
     def line_finder(self) -> Callable[[], int]:
-        """Returns a function for the line number of the next byte. Counting at once would cost more than reading."""
+        """Returns a function that counts the line number of the next byte, as counting costs more than reading."""
         dropped, data, at = self._lines_dropped, self.data, self.at
         return lambda: dropped + _line_ends(data, at) + 1
 
@@ -59,7 +63,7 @@ class _Buffer:
         return len(self.data) - self.at
 
     def skip_blanks(self) -> bytes:
-        """Moves to the next byte that is no blank and returns it; b"" at the end of the file."""
+        """Moves to the next byte that is not whitespace and returns it; b"" at the end of the file."""
         while True:
             while rest := self.data[self.at : self.at + 256]:
                 blanks = len(rest) - len(rest.lstrip(_BLANKS))
@@ -71,38 +75,35 @@ class _Buffer:
 
 
 def _line_ends(data: bytes, stop: int) -> int:
-    """Counts those in the first `stop` bytes. bytes.count makes 0.5 GB/s, a fifth of the reader; numpy 10 GB/s."""
-    import numpy as np
-
+    """Returns the number of line ends in the first `stop` bytes. numpy counts 10 GB/s, bytes.count only 0.5."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8, stop) == ord("\n"))) if stop else 0
 
 
 class JsonArrayReader:
-    """Reads `[{...}, {...}]`: rows, and a fault for each element that is no object."""
+    """Reads `[{...}, {...}]`: yields rows, and a fault for each element that is not a valid object."""
 
     def __init__(self, stream: Stream, name: str, limits: ReadLimits) -> None:
         self._stream, self._buffer, self._name, self._limits = stream, _Buffer(stream), name, limits
-        self._loads = fast_loads()
         self._element = 0
         self._line: Callable[[], int] | None = None
         self._border = _ANY_BORDER
-        self._slow_bytes = 0  # still to be read the slow way since the fast one failed
+        self._slow_bytes = 0  # to read the slow way after the fast way failed
         self._fast_failures = 0
         self._over = False
         self._usual_keys: set[str] = set()  # of the first good row, as Latin-1
         self._text, self._text_of = "", b""  # the buffer as Latin-1
 
     def where(self) -> str:
-        place = f", element {self._element}" if self._element else ""
+        element = f", element {self._element}" if self._element else ""
         line = f" (line {self._line()})" if self._line else ""
-        return f"{self._name}{place}{line}"
+        return f"{self._name}{element}{line}"
 
     def __iter__(self) -> Iterator[Row | Fault]:
         buffer = self._buffer
         buffer.grow()
-        if buffer.data.startswith(BOM):
+        if buffer.data.startswith(BOM_UTF8):
             yield self._fault("bom", "before the text")
-            buffer.at = len(BOM)
+            buffer.at = len(BOM_UTF8)
         first = buffer.skip_blanks()
         if first == b"[":
             buffer.at += 1
@@ -117,12 +118,12 @@ class JsonArrayReader:
         return Fault(kind, detail)
 
     def _elements(self) -> Iterator[Row | Fault]:
-        """From behind the `[`."""
+        """Yields the elements after the opening `[`."""
         buffer = self._buffer
         next_byte = buffer.skip_blanks()
         if key := _FIRST_KEY.match(buffer.data, buffer.at):
             self._border = re.compile(_ANY_BORDER.pattern[:-1] + rb"\s{0,200}" + re.escape(key[1]) + rb"\s{0,200}:)")
-        while next_byte and next_byte != b"]":  # each turn begins where an element should
+        while next_byte and next_byte != b"]":  # each iteration begins where an element should
             self._line = None
             items: Sequence[Row | Fault | None] = self._batch() or [self._one()]
             if not self._usual_keys and type(items[0]) is dict:
@@ -138,15 +139,15 @@ class JsonArrayReader:
                 buffer.at += 1
                 next_byte = buffer.skip_blanks()
                 if next_byte == b"]":
-                    yield self._fault("json", "a comma before the end of the array")
+                    yield self._fault("json", "comma before the end of the array")
             elif next_byte and next_byte != b"]":
-                yield self._fault("json", "a comma is missing behind this element")
+                yield self._fault("json", "missing comma after this element")
             if next_byte == b"]":
                 buffer.at += 1
                 if not buffer.skip_blanks():
                     return
-                yield self._fault("json", "something follows the end of the array")
-                # It may have been a stray bracket, or the end of a list inside a broken element.
+                yield self._fault("json", "data after the end of the array")
+                # It may be a stray bracket, or the end of a list inside a broken element.
                 if not self._resume(buffer.at):
                     return
                 buffer.at += 1  # the comma
@@ -154,12 +155,12 @@ class JsonArrayReader:
         if next_byte == b"]":
             buffer.at += 1
             if buffer.skip_blanks():
-                yield self._fault("json", "something follows the end of the array")
+                yield self._fault("json", "data after the end of the array")
         elif not self._stream.fault:
-            yield self._fault("truncated", "the array has no end")
+            yield self._fault("truncated", "the array is not closed")
 
     def _batch(self) -> list[Row]:
-        """The fast way: all elements in front of the last border in the buffer. Empty if it cannot be gone."""
+        """Parses all elements before the last border in the buffer (the fast way). Returns [] where that fails."""
         buffer = self._buffer
         if self._slow_bytes > 0:
             return []
@@ -171,13 +172,13 @@ class JsonArrayReader:
         comma = buffer.data.index(b",", border.start())
         batch = b"".join((b"[", memoryview(buffer.data)[buffer.at : comma], b"]"))
         try:
-            # rfind: the backslash is rare and comes first, so looking from behind is twice as fast as `in`
-            rows: list[Row] = self._loads(batch) if batch.rfind(b"\\u0000") < 0 else []
+            # rfind is twice as fast as `in`: the backslash is rare and is the last byte compared
+            rows: list[Row] = orjson.loads(batch) if batch.rfind(b"\\u0000") < 0 else []
         except ValueError:
             rows = []
         too_long = len(batch) > self._limits.max_record_bytes
         if not rows or too_long or not _all_plain(rows):
-            # One bad batch is one bad row; many in a row mean that borders cannot be guessed in this file.
+            # One bad batch means one bad row; several in succession mean that guessing fails in this file.
             self._fast_failures += 1
             self._slow_bytes = len(batch) << min(6, self._fast_failures - 1)
             return []
@@ -197,7 +198,7 @@ class JsonArrayReader:
         return None
 
     def _one(self) -> Row | Fault | None:
-        """The slow way: one element, or what is wrong with it. None at the end of a file whose fault comes later."""
+        """Parses one element (the slow way). Returns None at the end of a stream that ends with a fault."""
         buffer = self._buffer
         while True:
             self._line = buffer.line_finder()
@@ -213,7 +214,7 @@ class JsonArrayReader:
                 failed_at, why = end, "a number is cut"
             if why.startswith("Unterminated") or failed_at >= len(buffer.data) - _DOUBT_BYTES:
                 rest = buffer.data.rstrip() if buffer.ended else b""
-                # an error before the end of the array is a broken last element
+                # an error before the closing bracket is a broken last element
                 if buffer.ended and not (rest.endswith(b"]") and failed_at < len(rest) - 1):
                     self._over = True
                     return None if self._stream.fault else Fault("truncated", "the file ends inside this element")
@@ -231,7 +232,7 @@ class JsonArrayReader:
         buffer.at = end
         if len(element) > self._limits.max_record_bytes:
             return Fault("too_long", f"{len(element):,} bytes; the limit is {self._limits.max_record_bytes:,}")
-        return read_object(element, self._loads)
+        return parse_row(element)
 
     def _give_up(self, kind: str, detail: str, search_from: int) -> Fault:
         if not self._resume(search_from) and self._stream.fault:
@@ -239,7 +240,7 @@ class JsonArrayReader:
         return Fault(kind, detail)
 
     def _resume(self, search_from: int) -> bool:
-        """Moves to the comma in front of the next element that can be told; else to the end of the file."""
+        """Moves to the comma before the next element that can be recognized, else to the end of the file."""
         buffer = self._buffer
         buffer.at = max(buffer.at, search_from - _BORDER_BYTES) if search_from == len(buffer.data) else search_from
         while True:
@@ -258,11 +259,11 @@ class JsonArrayReader:
         return False
 
     def _may_begin(self, offset: int) -> bool:
-        """Whether an element may begin here, and not an object inside a broken one: it has half of the usual keys."""
+        """Returns whether an element may begin here: an object inside a broken element has fewer of the usual keys."""
         try:
             value, _ = _FIND_END(self._latin1(), offset)
         except (ValueError, RecursionError):
-            return True  # broken as well, or cut by the buffer
+            return True  # broken too, or cut by the end of the buffer
         return 2 * len(self._usual_keys & value.keys()) >= len(self._usual_keys)
 
     def _latin1(self) -> str:
@@ -272,21 +273,21 @@ class JsonArrayReader:
 
     def _not_an_array(self, first: bytes) -> Fault:
         if not first:
-            return self._fault("empty_file", "nothing in it")
+            return self._fault("empty_file", "no content")
         if first != b"{":
-            return self._fault("json", f"begins with {first.decode('latin-1')!a}, where an array begins with '['")
+            return self._fault("json", f"begins with {first.decode('latin-1')!a}, an array begins with '['")
         head = self._buffer.data[self._buffer.at : self._buffer.at + 64 * 2**10]
-        if type(read_object(head.partition(b"\n")[0], self._loads)) is dict:
-            return self._fault("not_an_object", "JSON lines, not one array: read it with the form jsonl")
+        if type(parse_row(head.partition(b"\n")[0])) is dict:
+            return self._fault("not_an_object", "JSON lines instead of an array; read it with the form jsonl")
         if key := re.search(rb'"([^"\\\x00-\x1f]{1,80})"\s*:\s*\[', head):
-            name = harmless(key[1].decode("utf-8", "replace"))
-            rule = f"one object; its key {name!r} holds a list: jq -c '.{name}[]' gives jsonl"
-            return self._fault("not_an_object", rule)
-        return self._fault("not_an_object", "one object, not an array; one object a line is the form jsonl")
+            name = printable(key[1].decode("utf-8", "replace"))
+            detail = f"an object with a list under {name!r}; convert it to jsonl: jq -c '.{name}[]'"
+            return self._fault("not_an_object", detail)
+        return self._fault("not_an_object", "an object instead of an array; one object per line is the form jsonl")
 
 
 def _all_plain(rows: list[Row]) -> bool:
-    """Whether all are objects in which orjson bent no number."""
+    """Returns whether all are objects without a number that orjson may have changed."""
     for row in rows:
         if type(row) is not dict:
             return False

@@ -1,7 +1,7 @@
-"""Reader of Parquet: rows in small batches, so that a row group of gigabytes needs no more memory than a small one.
+"""Reader of Parquet files in small batches, so that memory does not depend on the size of row groups.
 
-A row group that cannot be read costs that row group; the others are still read. Values become plain JSON values:
-times as ISO text, decimals as text, bytes as the text they hold.
+After an unreadable row group the next ones are still read. Values become plain JSON values: times as ISO text, decimals
+as text, bytes as the text they encode.
 """
 
 import base64
@@ -13,21 +13,22 @@ from typing import IO, Any
 
 from z2all_ds.corpus.faults import Fault
 from z2all_ds.corpus.forms.detect import PARQUET_MAGIC
-from z2all_ds.corpus.forms.judge import BadValue, utf8_fault
+from z2all_ds.corpus.forms.json_rows import BadValue, utf8_fault
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row
-from z2all_ds.corpus.forms.streams import os_fault
+from z2all_ds.corpus.forms.streams import read_failure
+from z2all_ds.corpus.shard_text import one_line
 
 BATCH_BYTES = 2 * 2**20
-"""Smaller ones save no memory, larger ones no time."""
+"""Smaller batches do not save memory, larger ones do not save time."""
 MAX_BATCH_ROWS = 1024
-"""Larger batches are not faster: 100 us a batch are nothing against 1,024 rows."""
+"""Larger batches are not faster: the overhead of 100 us per batch is small compared with 1,024 rows."""
 PROBE_ROWS = 16
 COLUMN_BUFFER_BYTES = 2**20
-"""With a buffer a column is read page by page; without one pyarrow loads a row group's whole column."""
+"""With a buffer pyarrow reads a column page by page, without one the whole column of a row group."""
 
 
 def open_parquet(file: Path | IO[bytes]) -> Any:
-    """pyarrow's ParquetFile, set to use little memory."""
+    """Returns a pyarrow ParquetFile with options for low memory use."""
     import pyarrow.parquet as pq
 
     source = str(file) if isinstance(file, Path) else file
@@ -35,14 +36,14 @@ def open_parquet(file: Path | IO[bytes]) -> Any:
 
 
 class ParquetReader:
-    """Reads the row groups `groups` of one file."""
+    """Reads some row groups of one file."""
 
     def __init__(self, file: Path | IO[bytes], name: str, limits: ReadLimits, advance: Advance, groups: slice) -> None:
         self._file, self._name, self._limits, self._advance, self._groups = file, name, limits, advance, groups
-        self._place = ""
+        self._position = ""
 
     def where(self) -> str:
-        return self._name + self._place
+        return self._name + self._position
 
     def __iter__(self) -> Iterator[Row | Fault]:
         import pyarrow as pa
@@ -50,7 +51,7 @@ class ParquetReader:
         try:
             table = open_parquet(self._file)
         except (pa.ArrowException, OSError) as error:
-            yield _why_unreadable(self._file, error)
+            yield _open_fault(self._file, error)
             return
         with table:
             rows_before = 0
@@ -71,15 +72,15 @@ class ParquetReader:
             try:
                 batch = next(batches, None)
             except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-                self._place = f", row {rows_before + done + 1}"
+                self._position = f", row {rows_before + done + 1}"
                 lost = f"{meta.num_rows - done:,} rows of row group {group + 1} are lost"
-                yield Fault("row_group", f"{lost} ({_one_line(error)})")
+                yield Fault("row_group", f"{lost} ({one_line(error)})")
                 break
             if batch is None:
                 break
             names, columns, faults = batch
             for number, values in enumerate(zip(*columns, strict=True)):
-                self._place = f", row {rows_before + done + number + 1}"
+                self._position = f", row {rows_before + done + number + 1}"
                 yield faults[number] if number in faults else dict(zip(names, values, strict=True))
             done += len(columns[0]) if columns else 0
             reached = bytes_on_disk * done // max(1, meta.num_rows)
@@ -89,7 +90,7 @@ class ParquetReader:
 
 
 def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], list[list[Any]], dict[int, Fault]]]:
-    """Yields names of columns, their values, and what is wrong with some rows, for each batch of a row group."""
+    """Yields (column names, values per column, faults by row) for each batch of a row group."""
     for batch in table.iter_batches(_rows_per_batch(table, group), row_groups=[group], use_threads=False):
         names, size = batch.schema.names, batch.nbytes
         faults: dict[int, Fault] = {}
@@ -103,7 +104,7 @@ def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], li
 
 
 def _rows_per_batch(table: Any, group: int) -> int:
-    """By the first rows: a text that comes a million times is stored once, so the file's own sizes tell too little."""
+    """Estimates the batch size from the first rows: repeated texts are stored once, so file sizes are too small."""
     probe = next(table.iter_batches(batch_size=PROBE_ROWS, row_groups=[group], use_threads=False), None)
     if probe is None or probe.num_rows < PROBE_ROWS:
         return PROBE_ROWS
@@ -112,7 +113,8 @@ def _rows_per_batch(table: Any, group: int) -> int:
     return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / bytes_per_row)))
 
 
-def _why_unreadable(file: Path | IO[bytes], error: Exception) -> Fault:
+def _open_fault(file: Path | IO[bytes], error: Exception) -> Fault:
+    """Returns the reason why a file cannot be opened."""
     try:
         with file.open("rb") if isinstance(file, Path) else file as opened:
             opened.seek(0)
@@ -120,20 +122,16 @@ def _why_unreadable(file: Path | IO[bytes], error: Exception) -> Fault:
             opened.seek(max(0, size - 4))
             tail = opened.read(4)
     except OSError as os_error:
-        return os_fault(os_error).fault
+        return read_failure(os_error).fault
     if size == 0:
-        return Fault("empty_file", "no bytes in it")
+        return Fault("empty_file", "0 bytes")
     if head == PARQUET_MAGIC != tail:
-        return Fault("truncated", "a Parquet file without its end, where the table of contents is")
-    return Fault("container", f"no readable Parquet file ({_one_line(error)})")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+        return Fault("truncated", "the footer of the Parquet file is missing")
+    return Fault("container", f"not a readable Parquet file ({one_line(error)})")
 
 
 def _column_values(name: str, column: Any, faults: dict[int, Fault]) -> list[Any]:
-    """Returns one column of a batch as plain values; adds what is wrong with some of them to `faults`, by row."""
+    """Returns one column of a batch as plain values; adds invalid values to `faults` by row."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -145,20 +143,20 @@ def _column_values(name: str, column: Any, faults: dict[int, Fault]) -> list[Any
     if types.is_string(kind) or types.is_large_string(kind):
         try:
             texts: list[Any] = column.to_pylist()
-        except UnicodeDecodeError:  # somewhere in it; as bytes each value can be looked at alone
+        except UnicodeDecodeError:  # read as bytes, so that each value is checked separately
             column = column.cast(pa.large_binary() if types.is_large_string(kind) else pa.binary())
         else:
             faults |= {n: _nul(name).fault for n, text in enumerate(texts) if text is not None and "\0" in text}
             return texts
     if types.is_timestamp(kind):
-        # Nanoseconds need pandas to become Python objects; nobody dates a document so closely.
+        # Conversion of nanoseconds to Python objects needs pandas; documents do not need them.
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
         if not types.is_temporal(kind):
             raise
-        values = column.cast(pa.string()).to_pylist()  # years that Python's calendar does not have
+        values = column.cast(pa.string()).to_pylist()  # years outside the range of datetime
     for number, value in enumerate(values):
         try:
             values[number] = _plain(value, name, inside=False)
@@ -168,11 +166,11 @@ def _column_values(name: str, column: Any, faults: dict[int, Fault]) -> list[Any
 
 
 def _nul(name: str) -> BadValue:
-    return BadValue("nul", f"a NUL character in column {name!r}")
+    return BadValue("nul", f"NUL character in column {name!r}")
 
 
 def _plain(value: Any, name: str, inside: bool) -> Any:
-    """Returns the plain value. `inside` a list or struct, bytes are seldom text (pictures): they may become Base64."""
+    """Returns a JSON value. Bytes `inside` a list or struct that are not UTF-8, often images, become Base64."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
@@ -195,4 +193,4 @@ def _plain(value: Any, name: str, inside: bool) -> Any:
         return [_plain(inner, name, True) for inner in value]
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
-    return str(value)  # a decimal, and whatever else there is
+    return str(value)  # decimals and other types

@@ -1,4 +1,4 @@
-"""Finds the raw files of a domain and cuts them into slices that workers read independently."""
+"""Finds the raw files of a domain and splits them into slices that workers read independently."""
 
 import glob
 import os
@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.forms.contents import detect, open_zip, zip_files
 from z2all_ds.corpus.forms.detect import FORMS, form_of, without_packing_endings
+from z2all_ds.corpus.forms.opening import detect, open_zip, zip_files
 from z2all_ds.corpus.forms.parquet import open_parquet
 from z2all_ds.corpus.forms.slices import Slice
 from z2all_ds.corpus.forms.streams import DiskFile, Unreadable
@@ -17,8 +17,8 @@ DEFAULT_SLICE_BYTES = 128 * 2**20
 
 
 def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
-    """Returns each file once: files as given, folders in sorted order without hidden files, patterns expanded."""
-    found: dict[str, Path] = {}  # by real path: links may give a file several names
+    """Returns each file once. Folders give their files in sorted order without hidden ones; patterns are expanded."""
+    found: dict[str, Path] = {}  # by real path, because links give a file several names
     for given in paths:
         path = Path(given).expanduser()
         if path.exists():
@@ -26,9 +26,9 @@ def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
         elif glob.has_magic(str(path)):
             files = [file for match in sorted(glob.glob(str(path), recursive=True)) for file in _files_in(Path(match))]
         else:
-            raise DataError(str(given), "does not exist", "Check the path; relative ones start at the current folder.")
+            raise DataError(str(given), "does not exist", "Check the path; relative paths start at the current folder.")
         if not files:
-            raise DataError(str(given), "holds no file (hidden ones do not count)", "Check the path.")
+            raise DataError(str(given), "contains no file (hidden files are ignored)", "Check the path.")
         for file in files:
             found.setdefault(os.path.realpath(file), file)
     return list(found.values())
@@ -39,10 +39,9 @@ def _files_in(path: Path) -> list[Path]:
         return [path]
     files, seen = [], set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
-        # a link may lead back to a folder above it
         real = os.path.realpath(folder)
         if real in seen:
-            subfolders.clear()
+            subfolders.clear()  # a link to a parent folder
             continue
         seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -51,7 +50,7 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -> list[Slice]:
-    """Returns slices in the order of the file; together they are the whole file. `form` may be auto."""
+    """Returns the slices of the whole file, in order. `form` may be auto."""
     if form not in (*FORMS, "auto"):
         raise ConfigError(f"form {form!r}", f"must be one of {', '.join(FORMS)} or auto", "Leave it out.")
     assert slice_bytes > 0, slice_bytes
@@ -62,7 +61,7 @@ def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -
         raise DataError(str(path), rule, "Check the path and its permissions.") from None
     try:
         disk = DiskFile(path)
-    except Unreadable:  # reading it says what is wrong
+    except Unreadable:  # the reader reports the reason
         form = form_of(without_packing_endings(path.name), b"") if form == "auto" else form
         return [Slice(str(path), form, raw_bytes=size)]
     with closing(disk):
@@ -88,13 +87,13 @@ def _plan_parquet(path: Path, size: int, slice_bytes: int) -> list[Slice]:
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
     except (pa.ArrowException, OSError):
-        return [Slice(str(path), "parquet", raw_bytes=size)]  # reading it says what is wrong
-    ranges = _together(sizes, slice_bytes)
+        return [Slice(str(path), "parquet", raw_bytes=size)]  # the reader reports the reason
+    ranges = _group_neighbours(sizes, slice_bytes)
     return [Slice(str(path), "parquet", start, stop, raw_bytes=sum(sizes[start:stop])) for start, stop in ranges]
 
 
 def _plan_zip(disk: DiskFile, form: str, size: int, slice_bytes: int) -> list[Slice]:
-    """Puts many small members into one slice, because each slice reads the table of contents again."""
+    """Combines small members into one slice, because each slice reads the table of contents again."""
     path = str(disk.path)
     try:
         with open_zip(disk) as archive:
@@ -102,14 +101,14 @@ def _plan_zip(disk: DiskFile, form: str, size: int, slice_bytes: int) -> list[Sl
     except Unreadable:
         members = []
     slices = []
-    for start, stop in _together([max(info.file_size, info.compress_size) for info in members], slice_bytes):
+    for start, stop in _group_neighbours([max(info.file_size, info.compress_size) for info in members], slice_bytes):
         raw_bytes = sum(info.compress_size for info in members[start:stop])
         slices.append(Slice(path, form, start, stop, members[start].filename, raw_bytes))
     return slices or [Slice(path, form, raw_bytes=size)]
 
 
-def _together(sizes: list[int], slice_bytes: int) -> list[tuple[int, int]]:
-    """Returns ranges of neighbours that stay within the slice size; one that is larger has its own range."""
+def _group_neighbours(sizes: list[int], slice_bytes: int) -> list[tuple[int, int]]:
+    """Returns index ranges whose sums stay within `slice_bytes`; a larger item gets its own range."""
     ranges: list[tuple[int, int]] = []
     start, total = 0, 0
     for number, size in enumerate(sizes):

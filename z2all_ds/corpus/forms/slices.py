@@ -1,4 +1,4 @@
-"""What all readers share: slices of raw files, limits, rows, and names that are safe to print."""
+"""Types that all readers share: slices of raw files, limits and rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from z2all_ds.corpus.faults import Fault
 Row = dict[str, Any]
 Advance = Callable[[int], None]
 """Takes the number of raw bytes read since the last call."""
-_LONGEST_NAME = 300
+_MAX_NAME_CHARS = 300
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class ReadLimits:
 
     max_record_bytes: int = 64 * 2**20
     max_expansion: float = 200.0
-    """Bytes out of a decompressor for each byte in. Text packs ten to one; a bomb a thousand to one."""
+    """Decompressed bytes per compressed byte. Text has a ratio of about 10, a decompression bomb of about 1,000."""
     expansion_allowance_bytes: int = 256 * 2**20
-    """Below this size nothing is called a bomb."""
+    """Decompressed data below this size is never treated as a bomb."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Slice:
     stop: int | None = None
     """One past the last; None is the end."""
     member: str = ""
-    """Name of a zip's first member in this slice."""
+    """Name of the first zip member in this slice."""
     raw_bytes: int = 0
-    """On disk, for the progress bar."""
+    """Bytes on disk, for the progress bar."""
 
 
 class RowReader(Protocol):
-    """Iterates over rows and faults; `where()` names the place of the last one (`news.json:17`)."""
+    """Iterates over rows and faults; `where()` returns the position of the last one (`news.json:17`)."""
 
     def __iter__(self) -> Iterator[Row | Fault]: ...
 
     def where(self) -> str: ...
 
 
-def harmless(name: str) -> str:
-    """Returns the name with U+FFFD for each character that does not print, cut to 300 characters."""
+def printable(name: str) -> str:
+    """Returns the name with U+FFFD for each unprintable character, cut to 300 characters."""
     name = "".join(char if char.isprintable() else "\ufffd" for char in name)
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."

@@ -1,5 +1,6 @@
-"""Byte streams: a file on disk, what a decompressor makes of it, and the guard against decompression bombs."""
+"""Byte streams: files on disk, decompressed data, and a guard against decompression bombs."""
 
+import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,39 +14,40 @@ from z2all_ds.corpus.forms.slices import Advance, ReadLimits
 CHUNK_BYTES = 256 * 2**10
 GZIP_FEED_BYTES = 16 * 2**10
 ZSTD_FEED_BYTES = 4096
-"""The binding of Zstandard returns all that its input holds. A block of 128 KiB can come from 4 bytes, so the input is
-small, and no call makes more than 128 MiB even of a bomb."""
+"""The Zstandard binding returns all output of one input. 4 input bytes can hold a block of 128 KiB, so the input is
+small: one call returns at most 128 MiB even for a bomb."""
 
 
 class Unreadable(Exception):
-    """The rest of a file cannot be read; `fault` says why."""
+    """Raised when the rest of a file cannot be read; `fault` gives the reason."""
 
     def __init__(self, detail: str, kind: str = "container") -> None:
         super().__init__(detail)
         self.fault = Fault(kind, " ".join(detail.split()))
 
 
-def os_fault(error: OSError) -> Unreadable:
+def read_failure(error: OSError) -> Unreadable:
+    """Returns the exception for a failed read."""
     return Unreadable(f"cannot be read: {error.strerror or error}")
 
 
-class DiskFile:
-    """A file on disk. It counts the bytes that are read, for the progress bar and for the expansion guard."""
+class DiskFile(io.BufferedReader):
+    """A file on disk that counts the bytes read, for the progress bar and the expansion guard."""
 
     def __init__(self, path: Path, advance: Advance = lambda _: None) -> None:
         self.path, self.advance, self.bytes_read = path, advance, 0
         try:
-            self._file = path.open("rb")
-            self.packing = packing_of(self._file.read(HEAD_BYTES), path.name)
-            self._file.seek(0)
+            super().__init__(io.FileIO(path))
+            self.packing = packing_of(super().read(HEAD_BYTES), path.name)
+            self.seek(0)
         except OSError as error:
-            raise os_fault(error) from None
+            raise read_failure(error) from None
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         try:
-            data = self._file.read(size)
+            data = super().read(size)
         except OSError as error:
-            raise os_fault(error) from None
+            raise read_failure(error) from None
         self.bytes_read += len(data)
         self.advance(len(data))
         return data
@@ -54,28 +56,16 @@ class DiskFile:
         while data := self.read(CHUNK_BYTES):
             yield data
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-
 
 class Stream:
-    """Reads bytes from chunks. Where the chunks raise `Unreadable`, the stream ends and `fault` says why."""
+    """A byte stream over chunks. It ends where the chunks raise `Unreadable`; `fault` then gives the reason."""
 
     def __init__(self, chunks: Iterable[bytes], fault: Fault | None = None) -> None:
         self._chunks, self.fault = iter(chunks), fault
         self._ahead, self._at = b"", 0
 
     def peek(self, size: int) -> bytes:
-        """Returns the next `size` bytes, fewer only at the end of the stream, and does not move on."""
+        """Returns the next `size` bytes, fewer only at the end of the stream, without consuming them."""
         missing = self._at + size - len(self._ahead)
         if missing > 0:
             pieces = [self._ahead[self._at :]] if self._at < len(self._ahead) else []
@@ -99,11 +89,11 @@ class Stream:
 
 
 class ExpansionGuard:
-    """Stops a stream that gives far more bytes than were read from disk for it."""
+    """Stops a stream that yields far more bytes than were read from disk for it."""
 
     def __init__(self, disk: DiskFile, limits: ReadLimits) -> None:
         self._disk, self._limits = disk, limits
-        # Reading ahead may have begun before this stream did; one chunk is granted for that.
+        # One chunk may have been read ahead before this stream began.
         self._disk_bytes_before = disk.bytes_read - CHUNK_BYTES
         self._bytes_out = 0
 
@@ -111,12 +101,12 @@ class ExpansionGuard:
         self._bytes_out += size
         bytes_in = self._disk.bytes_read - self._disk_bytes_before
         if self._bytes_out > max(self._limits.expansion_allowance_bytes, self._limits.max_expansion * bytes_in):
-            rule = f"{self._bytes_out:,} bytes from {bytes_in:,} so far; the rest is not read"
-            raise Unreadable(f"{rule}; unpack it by hand if it is honest", "expansion")
+            detail = f"{self._bytes_out:,} bytes from {bytes_in:,} so far; the rest is not read"
+            raise Unreadable(f"{detail}; unpack the file yourself if you trust it", "expansion")
 
 
 def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterator[bytes]:
-    """Yields the bytes of gzip members (`gz`) or Zstandard frames (`zst`), of any number of them."""
+    """Yields the decompressed bytes of any number of gzip members (`gz`) or Zstandard frames (`zst`)."""
     new_decompressor, broken, feed_bytes = _codec(packing)
     decompressor: Any = None
     left = b""
@@ -124,7 +114,7 @@ def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterato
         left = b""
         if decompressor is None:
             if packing == "gz" and not (data := data.lstrip(b"\0")):
-                continue  # tapes and some tools pad with zeros after a member
+                continue  # tapes and some tools pad members with zeros
             decompressor = new_decompressor()
         try:
             if packing == "gz":
@@ -133,7 +123,7 @@ def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterato
             else:
                 output = decompressor.decompress(data)
         except broken as error:
-            raise Unreadable(f"broken {packing} data ({error})") from None
+            raise Unreadable(f"invalid {packing} data ({error})") from None
         if decompressor.eof:
             left, decompressor = decompressor.unused_data, None
         if output:
@@ -142,16 +132,16 @@ def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterato
     if stream.fault:
         raise Unreadable(stream.fault.detail, stream.fault.kind)
     if decompressor is not None:
-        raise Unreadable(f"the {packing} data ends in the middle")
+        raise Unreadable(f"the {packing} data is truncated")
 
 
 def _codec(packing: str) -> tuple[Callable[[], Any], type[Exception], int]:
-    """Returns what makes a decompressor, the error it raises, and how many bytes it takes at once."""
+    """Returns a factory of decompressors, the error they raise, and their input size in bytes."""
     if packing == "gz":
         return lambda: zlib.decompressobj(wbits=31), zlib.error, GZIP_FEED_BYTES
     try:
         import zstandard
     except ImportError:
-        rule = "needs the library zstandard, which is not installed"
+        rule = "needs the package zstandard, which is not installed"
         raise MachineError("a .zst file", rule, "pip install 'z2all_ds[corpus]'") from None
     return zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError, ZSTD_FEED_BYTES

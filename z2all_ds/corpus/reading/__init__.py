@@ -1,1 +1,1 @@
-"""Documents out of raw shards: JSON lines by an index of their lines, Parquet by row groups, on disk or in a store."""
+"""Reads documents from raw shards (JSON lines by a line index, Parquet by row groups), on disk or in object stores."""

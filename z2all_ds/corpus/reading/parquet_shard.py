@@ -1,8 +1,8 @@
-"""Blocks of a Parquet shard, by its row groups.
+"""Blocks of a Parquet shard, read by row groups.
 
-A row group is decoded whole, the text column alone, and a block keeps a copy of its own rows of it. Lanes open
-neighbouring blocks one soon after another, so the last decoded row groups are kept, up to a number of bytes. One too
-large for that is read page by page up to the wanted rows: slow, but in little memory.
+The text column of a row group is decoded completely, and a block keeps a copy of its own rows. Neighbouring blocks are
+opened soon after each other, so the last decoded row groups are cached, up to a number of bytes. A row group too large
+for that is read page by page up to the wanted rows, which is slow but needs little memory.
 """
 
 import os
@@ -15,70 +15,70 @@ from typing import Any, NamedTuple
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, Stamp
 from z2all_ds.corpus.manifest import ShardInfo
-from z2all_ds.corpus.reading.shards import ShardFile, TextBlock, place_of, read_errors_named, size_changed
+from z2all_ds.corpus.reading.shards import Shard, TextBlock, explain_read_errors, size_changed
 from z2all_ds.corpus.shard_text import REBUILD, check_text_column, one_line, open_parquet, text_columns
 
 CACHE_BYTES = 256 << 20
 LARGE_GROUP_BYTES = 128 << 20
-"""Of the text column: larger row groups are not decoded whole."""
+"""Row groups with a larger text column are not decoded completely."""
 _FOOTER_BYTES_IN_MEMORY = 4
-"""A byte of a footer costs about so many once it is parsed."""
+"""Bytes of memory per byte of a parsed footer, about."""
 
 
 class BoundedCache:
-    """Things by key, the longest unused dropped first when they are more than so many bytes together."""
+    """A cache of up to `max_bytes` that drops the least recently used values."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._bytes = max_bytes, 0
-        self._things: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._values: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any) -> Any:
         with self._lock:
-            if key not in self._things:
+            if key not in self._values:
                 return None
-            self._things.move_to_end(key)
-            return self._things[key][0]
+            self._values.move_to_end(key)
+            return self._values[key][0]
 
-    def put(self, key: Any, thing: Any, size: int) -> None:
+    def put(self, key: Any, value: Any, size: int) -> None:
         with self._lock:
-            self._bytes += size - self._things.pop(key, (None, 0))[1]
-            self._things[key] = thing, size
+            self._bytes += size - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, size
             while self._bytes > self._max_bytes:
-                self._bytes -= self._things.popitem(last=False)[1][1]
+                self._bytes -= self._values.popitem(last=False)[1][1]
 
-    def start_anew_in_child(self) -> None:
-        """After a fork the lock may be held by a thread that is not here."""
+    def reset(self) -> None:
+        """Empties the cache. Needed after a fork, when a thread of the parent may hold the lock."""
         self.__init__(self._max_bytes)  # type: ignore[misc]
 
 
 _CACHE = BoundedCache(CACHE_BYTES)
-os.register_at_fork(after_in_child=_CACHE.start_anew_in_child)
+os.register_at_fork(after_in_child=_CACHE.reset)
 
 
 class _Footer(NamedTuple):
-    """The table of contents of a file as it was at `stamp`."""
+    """The metadata of a file with this stamp."""
 
     stamp: Stamp
     metadata: Any
     first_rows: list[int]
-    """Of each row group, and the end."""
+    """First row of each row group, then the number of rows."""
     text_bytes: list[int]
-    """Of each row group, uncompressed."""
+    """Uncompressed bytes of the text column per row group."""
 
 
-class ParquetShard(ShardFile):
-    """One record a row."""
+class ParquetShard(Shard):
+    """A shard with one record per row."""
 
     def __init__(self, folder: Folder, entry: ShardInfo, text_field: str) -> None:
         super().__init__(folder, entry, text_field)
-        self._size: int | None = None  # when it was first opened
+        self._size: int | None = None  # at the first opening
 
     def open_block(self, first: int, end: int) -> TextBlock:
         import pyarrow as pa
 
-        where = place_of(self.path, first)
-        with read_errors_named(where):
+        where = self.where(first)
+        with explain_read_errors(where):
             stamp = self.folder.stamp(self.entry.path)
             if self._size not in (None, stamp.size):
                 raise size_changed(where, stamp.size, self._size or 0)
@@ -90,7 +90,7 @@ class ParquetShard(ShardFile):
             stop = min(end, footer.first_rows[group + 1])
             parts.append(self._rows(footer, group, row, stop))
             row = stop
-        return Rows(self, first, parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
+        return Rows(self, first, pa.concat_arrays(parts))
 
     def _footer(self, stamp: Stamp, where: str) -> _Footer:
         key = (self.path, stamp, self.text_field)
@@ -109,21 +109,20 @@ class ParquetShard(ShardFile):
         return footer
 
     def _rows(self, footer: _Footer, group: int, first: int, end: int) -> Any:
-        """The texts of rows `first` to `end` - 1, which lie in one row group, as an array of their own."""
+        """Returns a copy of the texts of rows `first` to `end` - 1 of one row group."""
         import pyarrow as pa
 
         begin, stop = first - footer.first_rows[group], end - footer.first_rows[group]
-        where = place_of(self.path, first)
-        with read_errors_named(where):
+        where = self.where(first)
+        with explain_read_errors(where):
             try:
                 if footer.text_bytes[group] > LARGE_GROUP_BYTES:
                     return self._rows_of_large_group(footer, group, begin, stop, where)
                 key = (self.path, footer.stamp, self.text_field, group)
                 texts = _CACHE.get(key)
                 if texts is None:
-                    texts = _as_large_texts(
-                        self._open(footer, where).read_row_group(group, [self.text_field], False).column(0)
-                    )
+                    table = self._open(footer, where).read_row_group(group, [self.text_field], use_threads=False)
+                    texts = _as_large_texts(table.column(0))
                     _CACHE.put(key, texts, texts.nbytes)
                 return _copy_of(texts, begin, stop)
             except (pa.ArrowException, OSError) as error:
@@ -137,40 +136,39 @@ class ParquetShard(ShardFile):
         import pyarrow as pa
 
         parts, row = [], 0
-        rows_at_once = max(1, stop - begin)
-        batches = self._open(footer, where).iter_batches(rows_at_once, [group], [self.text_field], use_threads=False)
-        for batch in batches:
+        file = self._open(footer, where)
+        for batch in file.iter_batches(max(1, stop - begin), [group], [self.text_field], use_threads=False):
             if row + batch.num_rows > begin:
                 texts = _as_large_texts(pa.chunked_array([batch.column(0)]))
                 parts.append(_copy_of(texts, max(0, begin - row), min(batch.num_rows, stop - row)))
             row += batch.num_rows
             if row >= stop:
                 break
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        return pa.concat_arrays(parts)
 
     def _open(self, footer: _Footer, where: str) -> Any:
         return open_parquet(self.folder, self.entry.path, footer.stamp.size, where, footer.metadata)
 
 
 class Rows:
-    """Some rows of a shard, in memory."""
+    """Neighbouring rows of a shard, in memory."""
 
     def __init__(self, shard: ParquetShard, first: int, texts: Any) -> None:
-        self._path, self._text_field, self._first, self._texts = shard.path, shard.text_field, first, texts
+        self._shard, self._first, self._texts = shard, first, texts
 
     def text(self, number: int) -> str:
-        where = place_of(self._path, self._first + number)
+        where, text_field = self._shard.where(self._first + number), self._shard.text_field
         try:
             text = self._texts[number].as_py()
         except UnicodeDecodeError as error:
-            raise DataError(where, f"`{self._text_field}` is not UTF-8 ({error})", REBUILD) from error
+            raise DataError(where, f"`{text_field}` is not UTF-8 ({error})", REBUILD) from error
         if text is None:
-            raise DataError(where, f"`{self._text_field}` must be a text and is null", REBUILD)
+            raise DataError(where, f"`{text_field}` must be a text and is null", REBUILD)
         return str(text)
 
 
 def _as_large_texts(column: Any) -> Any:
-    """With 64-bit offsets: a row group may hold more than 2 GiB of text."""
+    """Returns the texts with 64-bit offsets, because a row group may have more than 2 GiB of text."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -179,7 +177,7 @@ def _as_large_texts(column: Any) -> Any:
 
 
 def _copy_of(texts: Any, begin: int, stop: int) -> Any:
-    """A slice would keep the whole row group in memory."""
+    """Returns a copy of some texts. A slice would keep the whole row group in memory."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""Random access to documents: the shards of a domain as one row, read in blocks of neighbours.
+"""Random access to the documents of a domain, in blocks of neighbours.
 
-Counts come from the manifest, and a shard is opened only when a document of it is wanted: a corpus of a thousand shards
-opens at once, and a start does not wait for terabytes to be indexed.
+Counts come from the manifest, and a shard is opened when its first document is read. So a corpus of a thousand shards
+opens immediately, without indexing terabytes first.
 """
 
 from bisect import bisect_right
@@ -17,27 +17,27 @@ from z2all_ds.corpus.reading.parquet_shard import ParquetShard
 from z2all_ds.corpus.reading.shards import Shard, TextBlock
 from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
 
-__all__ = ["DomainReader", "TextBlock", "open_domains", "open_shard"]
+__all__ = ["DomainReader", "TextBlock", "open_domains"]
 
 _PACKED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip"}
 
 
-def open_shard(folder: Folder, entry: ShardInfo, text_field: str) -> Shard:
-    """The reader for a shard's format, by its suffix. Nothing is read yet."""
+def _open_shard(folder: Folder, entry: ShardInfo, text_field: str) -> Shard:
+    """Returns the reader for the suffix of a shard. Nothing is read yet."""
     suffix = PurePosixPath(entry.path).suffix.lower()
     if suffix == ".jsonl":
         return JsonlShard(folder, entry, text_field)
     if suffix == ".parquet":
         return ParquetShard(folder, entry, text_field)
-    rule, fix = f"no reader for {suffix or 'no suffix'!r}", "Shards are: .jsonl, .parquet."
+    rule, fix = f"no reader for {suffix or 'no suffix'!r}", "Supported: .jsonl, .parquet."
     if suffix in _PACKED:
-        rule = "a packed shard cannot be read in any order but its own"
+        rule = "a packed shard does not support random access"
         fix = "Unpack it, or make a corpus of it with `z2all corpus convert`. " + fix
     raise DataError(folder.where(entry.path), rule, fix)
 
 
 class DomainReader:
-    """The documents of a domain, numbered through its shards in the order of the manifest. Can be pickled."""
+    """The documents of a domain, numbered through its shards in manifest order. Can be pickled."""
 
     def __init__(
         self, name: str, folder: Folder, shards: Sequence[ShardInfo], text_field: str = DEFAULT_TEXT_FIELD
@@ -47,15 +47,15 @@ class DomainReader:
         self.num_documents = sum(shard.documents for shard in shards)
         self.fingerprint = shards_fingerprint(shards, text_field)
         self._entries = [shard for shard in shards if shard.documents > 0]
-        self._shards = [open_shard(folder, entry, text_field) for entry in self._entries]
-        self._first_document = [0, *accumulate(entry.documents for entry in self._entries)]  # of each, and the end
+        self._shards = [_open_shard(folder, entry, text_field) for entry in self._entries]
+        self._first_document = [0, *accumulate(entry.documents for entry in self._entries)]  # per shard, then the end
 
     def read(self, document_index: int) -> str:
-        """The text of a document, and no more: titles are often paths or numbers, and no part of the text."""
+        """Returns the text of a document, without its title."""
         return self.open_block(document_index, document_index + 1).text(0)
 
     def open_block(self, first: int, end: int) -> TextBlock:
-        """The documents `first` to `end` - 1, from as many shards as it takes."""
+        """Returns the documents `first` to `end` - 1, which may be in several shards."""
         assert 0 <= first < end <= self.num_documents, (self.name, first, end, self.num_documents)
         starts, blocks, position = [], [], first
         while position < end:
@@ -67,15 +67,15 @@ class DomainReader:
             position = stop
         return blocks[0] if len(blocks) == 1 else _JoinedBlocks(starts, blocks)
 
-    def place(self, document_index: int) -> tuple[str, int]:
-        """The shard, as the manifest names it, and the number of the record in it."""
+    def locate(self, document_index: int) -> tuple[str, int]:
+        """Returns the path of the shard in the manifest and the number of the record in it."""
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)
         shard = bisect_right(self._first_document, document_index) - 1
         return self._entries[shard].path, document_index - self._first_document[shard]
 
 
 class _JoinedBlocks:
-    """Neighbours that lie in several shards."""
+    """Neighbouring documents of several shards."""
 
     def __init__(self, starts: list[int], blocks: list[TextBlock]) -> None:
         self._starts, self._blocks = starts, blocks
@@ -86,7 +86,7 @@ class _JoinedBlocks:
 
 
 def open_domains(corpus_dir: str | Path, manifest: Manifest) -> dict[str, DomainReader]:
-    """The domains of a corpus that have documents, by sorted name."""
+    """Returns the domains that have documents, sorted by name."""
     by_domain: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
         if shard.documents > 0:

@@ -1,4 +1,4 @@
-"""Containers: every form comes out of every packing as it went in; broken, hostile and growing ones are faults."""
+"""Containers: every form in every packing is read unchanged; broken and hostile files are reported as faults."""
 
 import gzip
 import io
@@ -46,7 +46,7 @@ def test_every_form_in_every_packing(tmp_path: Path, form: str, packing: str) ->
     items = read_all(path, "lines" if form == "lines" else "auto")
     assert rows_of(items) == wanted
     assert not faults_of(items)
-    # a source with a form of its own reads it under any name
+    # with an explicit form the name of the file does not matter
     plain_name = write(tmp_path, "wiki_00", path.read_bytes())
     rows = rows_of(read_all(plain_name, form))
     if form == "txt":  # only the names differ
@@ -62,10 +62,10 @@ def test_progress_adds_up_to_the_bytes_on_disk(tmp_path: Path) -> None:
         for form, ending in ENDINGS.items():
             path = write(tmp_path, f"p{ending}{packing}", packed(as_form(ROWS * 20, form), f"p{ending}", packing))
             for piece in plan_slices(path, form):
-                told: list[int] = []
-                with open_slice(piece, ReadLimits(), told.append) as reader:
+                advances: list[int] = []
+                with open_slice(piece, ReadLimits(), advances.append) as reader:
                     list(reader)
-                assert abs(sum(told) - piece.raw_bytes) <= 600, (packing, form)
+                assert abs(sum(advances) - piece.raw_bytes) <= 600, (packing, form)
 
 
 def test_members_have_their_own_forms_and_places(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_broken_container_keeps_the_rows_before(tmp_path: Path, packing: str, 
     if damage == "cut":
         assert kinds == ["container"]
     if packing == ".zip" and damage == "cut":
-        return  # a zip without its table of contents gives nothing
+        return  # a zip without its table of contents yields no rows
     good = [row["n"] for row in rows_of(items) if "n" in row]
     assert len(good) > 8_000 and good[:8_000] == list(range(8_000))
 
@@ -175,7 +175,7 @@ def test_bombs(tmp_path: Path) -> None:
         "b.jsonl.zst": zst(bomb),
         "b.zip": zip_of({"b.jsonl": bomb}),
         "b.tar.gz": gzip.compress(tar_of({"b.jsonl": bomb})),
-        # each level grows within reason, both together do not
+        # each level expands within the limit, both together do not
         "twice.tar.zst": zst(tar_of({f"{n}.jsonl.gz": gzip.compress(bomb, 1) for n in range(3)})),
         "inner.zip": zip_of({"b.jsonl.gz": gzip.compress(bomb)}, zipfile.ZIP_STORED),
     }
@@ -195,7 +195,7 @@ def test_honest_files_are_no_bombs(tmp_path: Path) -> None:
 def test_a_zip_that_lies_about_sizes(tmp_path: Path) -> None:
     data = bytearray(zip_of({"b.jsonl": BOMB * 1000}))
     entry = data.rindex(b"PK\x01\x02")
-    data[entry + 24 : entry + 28] = struct.pack("<I", 10_000)  # the size that it says it has
+    data[entry + 24 : entry + 28] = struct.pack("<I", 10_000)  # the declared size
     items = read_all(write(tmp_path, "b.zip", bytes(data)))
     assert [kind for kind, _ in faults_of(items)] == ["container"]
 
