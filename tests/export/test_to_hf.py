@@ -18,7 +18,7 @@ from tests.helpers.stock_names import to_stock
 from z2all_ds.base.errors import CheckpointError, ConfigError, ExportError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.export import to_hf
-from z2all_ds.export.place import UNFINISHED
+from z2all_ds.export.atomic_folder import UNFINISHED
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allForCausalLM

@@ -112,7 +112,7 @@ def test_another_tokenizer_is_found(
     other = Tokenizer.from_file(str(folder / "tokenizer.json"))
     other.pre_tokenizer = None
     other.save(str(folder / "tokenizer.json"))
-    with pytest.raises(ExportError, match="reads the en text differently"):
+    with pytest.raises(ExportError, match="encodes the en text differently"):
         compare(model, tokenizer, folder, {"en": "def main(): return 42"}, whole=False)
 
 

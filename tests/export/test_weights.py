@@ -63,5 +63,5 @@ def test_a_file_that_became_shorter_is_named(checkpoint: Path) -> None:
     file = checkpoint / "state" / file_name(1)
     reader = WeightReader(checkpoint)
     os.truncate(file, file.stat().st_size - 4)
-    with pytest.raises(CheckpointError, match=rf"{file_name(1)}: ends too early"):
+    with pytest.raises(CheckpointError, match=rf"{file_name(1)}: is truncated"):
         reader.read_whole("lm_head.weight")

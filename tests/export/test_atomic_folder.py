@@ -13,14 +13,14 @@ import pytest
 from tests.helpers.command import environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.export.place import folder_in_place_of
+from z2all_ds.export.atomic_folder import atomic_folder
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from z2all_ds.export.place import folder_in_place_of
+from z2all_ds.export.atomic_folder import atomic_folder
 
-with folder_in_place_of(Path(sys.argv[1])) as folder:
+with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
     print(folder, flush=True)
     time.sleep(60)
@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
 
 def test_it_is_there_at_the_end_and_can_be_read_by_others(tmp_path: Path) -> None:
     out = tmp_path / "new" / "model"
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "file").write_text("new")
         assert not out.exists()
         assert folder.parent == out.parent
@@ -46,7 +46,7 @@ def test_it_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "new").touch()
         assert names(out) == ["old"]
     assert names(tmp_path) == ["model"]
@@ -54,7 +54,7 @@ def test_it_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
 
 
 def fill_and_fail(out: Path, error: type[BaseException]) -> None:
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "new").touch()
         raise error
 
@@ -77,7 +77,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())) as process:
         assert process.stdout
         left = Path(process.stdout.readline().strip())
-        with folder_in_place_of(tmp_path / "other"):  # of one that is alive nothing is taken
+        with atomic_folder(tmp_path / "other"):  # of one that is alive nothing is taken
             assert names(left) == ["half"]
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -87,13 +87,13 @@ def killed(tmp_path: Path) -> Iterator[Path]:
 def test_the_next_one_removes_what_a_killed_one_left(killed: Path, tmp_path: Path) -> None:
     assert killed.exists()
     (tmp_path / ".notes").mkdir()
-    with folder_in_place_of(tmp_path / "third"):
+    with atomic_folder(tmp_path / "third"):
         assert not killed.exists()
     assert names(tmp_path) == [".notes", "other", "third"]
 
 
 def test_no_lock_is_left(tmp_path: Path) -> None:
-    with folder_in_place_of(tmp_path / "model"):
+    with atomic_folder(tmp_path / "model"):
         pass
     for folder in (tmp_path, tmp_path / "model"):
         handle = os.open(folder, os.O_RDONLY)
@@ -103,5 +103,5 @@ def test_no_lock_is_left(tmp_path: Path) -> None:
 
 def test_a_place_where_no_folder_can_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be made"), folder_in_place_of(tmp_path / "file" / "model"):
+    with pytest.raises(ConfigError, match="cannot be made"), atomic_folder(tmp_path / "file" / "model"):
         pass
