@@ -13,10 +13,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.evaluate.chat import chat_ids, end_of_turn, is_chat
-from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Answer, Generator, Sampling
+from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.prompts import read_prompts, with_answers, write_answers
+from z2all_ds.evaluate.prompts import (
+    Answer,
+    chat_ids,
+    end_of_turn,
+    is_chat,
+    read_prompts,
+    with_answers,
+    write_answers,
+)
 
 PROMPTS = ["def add(a, b):\n    return", "今天", "import os"]
 GREEDY = Sampling(max_new_tokens=12)

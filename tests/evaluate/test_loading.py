@@ -26,7 +26,7 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
 from z2all_ds.evaluate.generate import Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.perplexity_share import Question, measure_share
+from z2all_ds.evaluate.perplexity_rank import PerplexitySettings, measure_share
 from z2all_ds.evaluate.probe_runs import ask_model
 from z2all_ds.evaluate.probes import FormatProbe
 from z2all_ds.evaluate.texts import open_texts
@@ -183,8 +183,8 @@ def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_pat
         list(Generator(bloom, Sampling()).answer_all(["今天"]))
     (tmp_path / "a.txt").write_text("今天天气很好。" * 20, encoding="utf-8")
     domains = open_texts(tmp_path / "a.txt", None)
-    answer = measure_share(bloom, domains, Question("", window=16), 0, 1, lambda _: None)
-    assert answer.way.window == 16 and answer.sums["a"].nats > 0
+    answer = measure_share(bloom, domains, PerplexitySettings("", window=16), 0, 1, lambda _: None)
+    assert answer.window == 16 and answer.sums["a"].nats > 0
 
 
 def test_what_is_no_model(model_folder: Path, tmp_path: Path) -> None:

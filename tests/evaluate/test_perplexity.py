@@ -2,8 +2,7 @@
 
 import json
 import math
-import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.data.corpus_maker import write_shard
 from tests.evaluate.conftest import WINDOW_TOKENS
+from tests.helpers.marked import marked, new_mark
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.base.run_folder import RunFolder
@@ -21,13 +21,11 @@ from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.perplexity import (
     ModelPerplexity,
     PerplexityRow,
-    Question,
-    Sums,
+    describe,
+    measure_in_ranks,
     measure_perplexity,
-    measure_share,
 )
-from z2all_ds.evaluate.perplexity_ranks import in_ranks
-from z2all_ds.evaluate.perplexity_report import content_of, describe
+from z2all_ds.evaluate.perplexity_rank import PerplexitySettings, Sums, measure_share
 from z2all_ds.evaluate.texts import open_texts
 
 TEXTS = {
@@ -42,11 +40,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def question(tmp_path_factory: pytest.TempPathFactory) -> PerplexitySettings:
     folder = tmp_path_factory.mktemp("texts")
     shards = [write_shard(folder, domain, number, texts) for number, (domain, texts) in enumerate(TEXTS.items())]
     write_manifest(folder, Manifest(1, tuple(shards)))
-    return Question(str(folder))
+    return PerplexitySettings(str(folder))
 
 
 def ignore(_amount: float, _note: str = "") -> None:
@@ -110,14 +108,16 @@ def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("window", "stride"), [(None, None), (16, None), (24, 5), (WINDOW_TOKENS, 40)])
-def test_documents_in_windows(model_folder: Path, question: Question, window: int | None, stride: int | None) -> None:
+def test_documents_in_windows(
+    model_folder: Path, question: PerplexitySettings, window: int | None, stride: int | None
+) -> None:
     (measured,) = measure_perplexity([model_folder], replace(question, window=window, stride=stride, batch=3))
     length = window or WINDOW_TOKENS
     check(measured, lambda *given: sliding_loop(*given, length, stride or length - 1), model_folder)
     assert measured.domains[0].tokens > 2 * length  # a document was cut
 
 
-def test_packed(model_folder: Path, question: Question) -> None:
+def test_packed(model_folder: Path, question: PerplexitySettings) -> None:
     """Documents go into the row in the order they are taken in."""
     (measured,) = measure_perplexity([model_folder], replace(question, packed=True, window=20))
     taken = {domain.name: list(domain.read(0, 1)) for domain in open_texts(question.data, None)}
@@ -126,7 +126,7 @@ def test_packed(model_folder: Path, question: Question) -> None:
     check(measured, lambda folder, texts: packed_loop(folder, loop[tuple(texts)], 20), model_folder)
 
 
-def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
+def test_by_byte_and_character(model_folder: Path, question: PerplexitySettings) -> None:
     """With a begin-of-text token all of the text is predicted, so all of its bytes count."""
     (measured,) = measure_perplexity([model_folder], replace(question, bos="yes"))
     check(measured, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1, bos=True), model_folder)
@@ -152,7 +152,7 @@ def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batches_change_rounding_only(model_folder: Path, question: Question, packed: bool) -> None:
+def test_batches_change_rounding_only(model_folder: Path, question: PerplexitySettings, packed: bool) -> None:
     one, seven = (
         measure_perplexity([model_folder], replace(question, batch=batch, packed=packed, window=16))[0]
         for batch in (1, 7)
@@ -163,7 +163,7 @@ def test_batches_change_rounding_only(model_folder: Path, question: Question, pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, packed: bool) -> None:
+def test_shares_add_up_to_the_same(loaded: LoadedModel, question: PerplexitySettings, packed: bool) -> None:
     asked, domains = replace(question, packed=packed, window=16), open_texts(question.data, None)
     whole = measure_share(loaded, domains, asked, 0, 1, ignore).sums
     shares = [measure_share(loaded, domains, asked, rank, 3, ignore).sums for rank in range(3)]
@@ -174,30 +174,39 @@ def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, pack
         assert max(share[name].tokens for share in shares) < alone.tokens
 
 
+@pytest.fixture
+def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    mark = new_mark()
+    for name, value in mark.items():
+        monkeypatch.setenv(name, value)
+    yield
+    assert not marked(mark)
+
+
 @pytest.mark.extended
-def test_two_processes_give_the_same(model_folder: Path, question: Question) -> None:
+@pytest.mark.usefixtures("no_process_is_left")
+def test_two_processes_give_the_same(model_folder: Path, question: PerplexitySettings) -> None:
     one, two = (measure_perplexity([model_folder], question, ranks)[0] for ranks in (1, 2))
     for alone, together in zip([*one.domains, one.all], [*two.domains, two.all], strict=True):
         assert (together.documents, together.tokens, together.bytes) == (alone.documents, alone.tokens, alone.bytes)
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.extended
-def test_a_mistake_in_a_rank_is_the_commands(model_folder: Path, question: Question) -> None:
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_mistake_in_a_rank_is_the_commands(model_folder: Path, question: PerplexitySettings) -> None:
     with pytest.raises(ConfigError, match="window=99: must be from 2 to"):
-        in_ranks(str(model_folder), replace(question, window=99), 1, ignore)
-    assert multiprocessing.active_children() == []
+        measure_in_ranks(str(model_folder), replace(question, window=99), 1, ignore)
 
 
-def test_a_run_gives_the_figures_of_its_export(run: RunFolder, exported: Path, question: Question) -> None:
+def test_a_run_gives_the_figures_of_its_export(run: RunFolder, exported: Path, question: PerplexitySettings) -> None:
     of_run, of_export = measure_perplexity([run.root, exported], question)
     assert (of_run.model, of_run.step) == (f"{run.root} step 9", 9)
     assert of_run.domains == of_export.domains
     check(of_run, lambda *given: sliding_loop(*given, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
 
 
-def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, question: Question) -> None:
+def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, question: PerplexitySettings) -> None:
     asked = replace(question, documents=1)
     first, again = (measure_perplexity([model_folder], asked)[0] for _ in range(2))
     assert first == again
@@ -205,13 +214,13 @@ def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, questi
 
 
 @pytest.mark.parametrize("setting", ["documents", "batch", "ranks"])
-def test_numbers_that_cannot_be_meant(model_folder: Path, question: Question, setting: str) -> None:
+def test_numbers_that_cannot_be_meant(model_folder: Path, question: PerplexitySettings, setting: str) -> None:
     asked = question if setting == "ranks" else replace(question, **{setting: -1})
     with pytest.raises(ConfigError, match=rf"^{setting}=-1: must be "):
         measure_perplexity([model_folder], asked, ranks=-1 if setting == "ranks" else 1)
 
 
-def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: Question, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: PerplexitySettings, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -221,7 +230,7 @@ def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: Question,
         measure_perplexity([tmp_path], question)
 
 
-def test_printed(question: Question, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed(question: PerplexitySettings, capsys: pytest.CaptureFixture[str]) -> None:
     row = PerplexityRow.of("[b]zh", Sums(3, 12345, 2 * 12345, 30000, 10000))
     models = [
         ModelPerplexity(name, None, 48, 47, False, [row, PerplexityRow.of("空", Sums(1))], row) for name in ("a", "b")
@@ -230,8 +239,8 @@ def test_printed(question: Question, capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(capsys.readouterr().out.split())
     assert "[b]zh a 3 12,345 2.0000 7.39 2.277 11.811 1.1873 3.5620 [b]zh b 3 12,345" in text
     assert "空 a 1 0 - - - - - -" in text
-    assert "b: windows of 48, at least 1 token before each" in text
-    content = json.loads(to_json(content_of(models, question)))
+    assert "b: windows of 48 tokens, at least 1 of context where available; first token not counted" in text
+    content = json.loads(to_json({"question": question, "models": models}))
     assert content["question"]["data"] == question.data
     assert [one["model"] for one in content["models"]] == ["a", "b"]
     assert content["models"][0]["domains"][1]["loss"] is None

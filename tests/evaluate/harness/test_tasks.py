@@ -10,13 +10,13 @@ import pytest
 
 from tests.helpers.memorised import TASKS, load
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
-from z2all_ds.evaluate.harness_tasks import (
-    beside,
+from z2all_ds.evaluate.harness.tasks import (
     list_tasks,
     load_tasks,
     matching,
     quiet,
     require_harness,
+    resolve_data_paths,
     task_manager,
 )
 
@@ -40,7 +40,7 @@ def test_places_that_are_not_beside_the_yaml_stay(tmp_path: Path) -> None:
         "dataset_path": "./here",
         "dataset_kwargs": {"data_files": files, "data_dir": "there", "field": "a.jsonl"},
     }
-    beside(config, tmp_path)
+    resolve_data_paths(config, tmp_path)
     assert config == {
         "dataset_path": f"{tmp_path}/here",
         "dataset_kwargs": {

@@ -12,20 +12,22 @@ import pytest
 from tests.helpers.command import z2all
 from tests.helpers.memorised import TASKS, en_school_with_an_odd_question, load, memorised, untrained
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import to_json
 from z2all_ds.cli.evaluate import harness as harness_verb
-from z2all_ds.evaluate import harness as room
-from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
-from z2all_ds.evaluate.harness_report import ScoreRow, sentences
-from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, task_manager
+from z2all_ds.evaluate.harness import run as run_module
+from z2all_ds.evaluate.harness.questions import RESHAPINGS
+from z2all_ds.evaluate.harness.report import ScoreRow, verdicts
+from z2all_ds.evaluate.harness.run import HarnessReport, evaluate_tasks
+from z2all_ds.evaluate.harness.settings import HarnessSettings, parse_reshapings
+from z2all_ds.evaluate.harness.tasks import load_tasks, quiet, task_manager
 from z2all_ds.evaluate.loading import LoadedModel
-from z2all_ds.evaluate.reshaping import RESHAPINGS
 
 SCHOOL = ("zh_school", "en_school")
 
 
 def report_of(model: LoadedModel, *tasks: str, **changes: object) -> HarnessReport:
     settings = HarnessSettings(tasks=tasks, **{"reshape": RESHAPINGS, "shuffles": 2, **changes})  # type: ignore[arg-type]
-    return judge(model, load(*tasks), settings)
+    return evaluate_tasks(model, load(*tasks), settings)
 
 
 def row(report: HarnessReport, task: str, metric: str = "acc") -> ScoreRow:
@@ -38,17 +40,20 @@ def test_memorised_answers_show(small_tokenizer: Path) -> None:
     for name in SCHOOL:
         found = row(report, name)
         assert found.score == 1.0
-        assert found.drops["letters"].is_doubtful and found.drops["shuffled"].is_doubtful
-        assert found.drops["shuffled"].drop > 0.4
-        assert len(found.drops["shuffled"].lost) > found.questions / 2
+        assert (
+            found.reshaped["letters"].beyond_two_standard_errors
+            and found.reshaped["shuffled"].beyond_two_standard_errors
+        )
+        assert found.reshaped["shuffled"].drop > 0.4
+        assert found.reshaped["shuffled"].right_then_wrong > found.questions / 2
     pooled = row(report, "all")
-    assert pooled.questions == 42 and pooled.drops["letters"].drop > 0.5
-    assert pooled.drops["letters"].drop == pytest.approx(
-        sum(row(report, name).drops["letters"].drop * row(report, name).questions for name in SCHOOL) / 42
+    assert pooled.questions == 42 and pooled.reshaped["letters"].drop > 0.5
+    assert pooled.reshaped["letters"].drop == pytest.approx(
+        sum(row(report, name).reshaped["letters"].drop * row(report, name).questions for name in SCHOOL) / 42
     )
     assert row(report, "school").score == 1.0
     assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
-    told = "\n".join(sentences(report.rows))
+    told = "\n".join(verdicts(report.rows))
     assert "zh_school (acc)" in told and "answers may be memorised" in told
     assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
@@ -59,8 +64,8 @@ def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None
         found = row(report, name)
         assert found.chance == pytest.approx(chance)
         assert abs(found.score - chance) < 4 * math.sqrt(chance * (1 - chance) / found.questions)
-        assert not any(drop.is_doubtful for drop in found.drops.values())
-    assert sentences(report.rows) == []
+        assert not any(drop.beyond_two_standard_errors for drop in found.reshaped.values())
+    assert verdicts(report.rows) == []
 
 
 def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
@@ -96,11 +101,11 @@ def test_the_plain_score_does_not_depend_on_the_reshapings(small_tokenizer: Path
     alone = row(report_of(model, "zh_school", reshape=(), shots=1), "zh_school")
     beside = row(report_of(model, "zh_school", shots=1), "zh_school")
     assert (alone.score, alone.standard_error) == (beside.score, beside.standard_error)
-    assert set(beside.drops) == set(RESHAPINGS) and alone.drops == {}
+    assert set(beside.reshaped) == set(RESHAPINGS) and alone.reshaped == {}
 
 
 def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
-    told = json.loads(json.dumps(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
+    told = json.loads(to_json(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
     assert told["settings"]["limit"] == 3 and told["settings"]["reshape"] == list(RESHAPINGS)
     assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(told["versions"])
     assert told["task_versions"] == {"en_school": 1.0, "sums": 1.0}
@@ -111,7 +116,7 @@ def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
 
 def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) -> None:
     settings = HarnessSettings(tasks=("en_school",), reshape=("letters",))
-    report = judge(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
+    report = evaluate_tasks(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
     assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked unchanged"]
 
 
@@ -137,7 +142,7 @@ def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generated_answers_have_no_score_of_guessing(small_tokenizer: Path, scored_by_a_function: Path) -> None:
     with quiet():
         loaded = load_tasks(["sums"], scored_by_a_function)
-    report = judge(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
+    report = evaluate_tasks(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
     found = row(report, "sums", "acc (stripped)")
     assert (found.score, found.chance) == (1.0, None)
 
@@ -153,7 +158,7 @@ def test_scores_are_written_before_what_may_fail(
         harness_verb(tmp_path / "model", tasks="sums", include=scored_by_a_function, limit=2, out=out)
 
     with monkeypatch.context() as broken:
-        broken.setattr(room, "_rows", lambda *_: 1 / 0)
+        broken.setattr(run_module, "_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ask()
     assert json.loads(out.read_text(encoding="utf-8"))["scores"]["sums"]["acc,stripped"] == 1.0
@@ -180,7 +185,7 @@ def test_reshapings_by_name() -> None:
 def test_prompts_by_the_chat_template(small_tokenizer: Path) -> None:
     model = untrained(small_tokenizer)
     loaded = load("zh_school")
-    judge(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
+    evaluate_tasks(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
     prompt, answer = loaded["tasks"]["zh_school"].instances[1].args
     assert prompt.count("<|im_start|>user") == 2 and "答案：<|im_end|>\n<|im_start|>assistant\nB<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>assistant\n") and answer == "B"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.evaluate.reshaping import (
+from z2all_ds.evaluate.harness.questions import (
     Question,
     relabel_lists,
     relabel_prompt,
