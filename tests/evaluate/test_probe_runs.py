@@ -1,4 +1,4 @@
-"""`z2all evaluate probes` on checkpoints: all of a run in order, what is kept of it, how it ends."""
+"""`z2all evaluate probes` on checkpoints: order, stored results, exit codes."""
 
 import json
 import shutil
@@ -23,14 +23,14 @@ MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> RunFolder:
-    """With three checkpoints, the second damaged."""
+    """A run with three checkpoints, the second one damaged."""
     folder = write_run(tmp_path_factory.mktemp("probes") / "run", MODEL, small_corpus, small_tokenizer, 2, 5, 9)
     (checkpoint_of(folder, 5) / "trainer.json").write_text("{", encoding="utf-8")
     write_probes(folder.root.parent)
     return folder
 
 
-def test_the_command_asks_every_checkpoint_and_ends_as_asked(run: RunFolder) -> None:
+def test_command_asks_every_checkpoint_and_fails_with_strict(run: RunFolder) -> None:
     arguments = ("evaluate", "probes", "run", "--file", "small.yaml", "--json", "--strict")
     answer = z2all(*arguments, cwd=run.root.parent)
     assert answer.returncode == TrainingError.exit_code
@@ -49,7 +49,7 @@ def test_the_command_asks_every_checkpoint_and_ends_as_asked(run: RunFolder) -> 
     assert kept == content
 
 
-def test_a_table_for_people_and_a_code_of_success(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(run.root.parent / "small.yaml")
     asked = run_probes([run.root, checkpoint_of(run, 2)], file, True, "fp32", 8)
     assert [[one.step for one in series] for series in asked.series] == [[2, 9], [2]]
@@ -64,7 +64,7 @@ def test_a_table_for_people_and_a_code_of_success(run: RunFolder, capsys: pytest
     assert "首都" in failed_probes(asked)
 
 
-def test_the_newest_alone_leaves_the_kept_file_as_it_is(run: RunFolder, tmp_path: Path) -> None:
+def test_newest_checkpoint_only_stores_nothing(run: RunFolder, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.root, copy, ignore=shutil.ignore_patterns("evaluations"))
     asked = run_probes([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
@@ -72,7 +72,7 @@ def test_the_newest_alone_leaves_the_kept_file_as_it_is(run: RunFolder, tmp_path
     assert not (copy / "evaluations").exists()
 
 
-def test_what_was_found_outlives_its_checkpoint(
+def test_stored_results_outlive_their_checkpoint(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     copy, file = RunFolder(tmp_path / "copy"), tmp_path / "few.yaml"
@@ -101,7 +101,7 @@ def test_what_was_found_outlives_its_checkpoint(
     assert "probes_few.json starts over" in capfd.readouterr().err
 
 
-def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:
+def test_missing_or_broken_models_are_refused(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         run_probes([tmp_path / "none"], "zh_en", True, "fp32", 8)
     (tmp_path / "young/checkpoints").mkdir(parents=True)
@@ -129,7 +129,7 @@ def test_forms_of_answers(answer: str, is_json: bool, matches: bool) -> None:
     assert has_form(FormatProbe.model_validate({**common, "matches": r"\s*\{"}), answer) == matches
 
 
-def test_a_table_of_many_checkpoints_shows_the_first_the_last_and_some_between(
+def test_table_of_many_checkpoints_shows_some(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     probe = CompletionProbe(name="a", prompt="x", completion="y", at_least=0.5)

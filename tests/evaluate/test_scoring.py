@@ -1,4 +1,4 @@
-"""Golden values of every kind of probe: plain transformers, one text at a time, softmax by hand."""
+"""Compares scores with plain transformers: one text at a time, explicit softmax."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def loaded(model_folder: Path) -> LoadedModel:
 
 
 class Golden:
-    """The figures without any code of ours."""
+    """Reference values from transformers only."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -43,7 +43,7 @@ class Golden:
         return sum(math.exp(sum(self.log_probabilities(prompt, text))) for text in texts)
 
 
-def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+def test_every_kind_of_probe_equals_plain_transformers(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
     golden = Golden(model_folder)
     probes = load_probes(str(write_probes(tmp_path)))
     answers = ask_model(loaded, probes, batch=4).answers
@@ -53,7 +53,9 @@ def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_f
         sum(golden.log_probabilities("She ", text)) / len(text.encode()) for text in ("goes home", "home goes so")
     ]
     brace, both = golden.ids("以json输出{"), golden.ids("以json输出{}")
-    contained = both[: len(brace)] == brace  # else the tokenizer has a token for both, and it is another answer
+    contained = (
+        both[: len(brace)] == brace
+    )  # otherwise one token covers both: a different answer
     expected = {
         "首都": golden.probability("中国的首都是", "北京", "上海"),
         "sum/of$odd": golden.probability("1 + 1 =", " 2"),
@@ -82,6 +84,6 @@ def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
             assert losses.tolist() == pytest.approx(together[number].tolist(), rel=1e-4)
 
 
-def test_what_the_model_cannot_hold_is_one_line(loaded: LoadedModel) -> None:
+def test_too_long_texts_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(DataError, match=r"probe long: has .* tokens, but a sequence holds 48"):
         ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], batch=4)

@@ -1,4 +1,4 @@
-"""Streams: the same text in the end, and never a character or a stop string in halves."""
+"""Streamed text equals the whole text, and never contains part of a character or of a stop string."""
 
 from functools import cache
 from pathlib import Path

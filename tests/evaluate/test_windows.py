@@ -1,4 +1,4 @@
-"""Windows: every token once, with what must be before it."""
+"""Windows: every token counts once, with enough context."""
 
 from typing import Any
 
@@ -54,13 +54,13 @@ def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
 
 @pytest.mark.parametrize("text", ["中国", "魑魅 abc", "𝄞 music", "\ufffd中", " hello", "a"])
 def test_a_first_token_may_end_inside_a_character(loaded: LoadedModel, text: str) -> None:
-    """Only its own bytes do not count. In this tokenizer's words a letter stands for a byte."""
+    """Only its own bytes do not count. In this tokenizer each character of a token stands for a byte."""
     found = read_document(loaded.tokenizer, text, first_counts=False)
     (first,) = loaded.tokenizer.convert_ids_to_tokens(found.ids[:1])
     assert found.bytes == len(text.encode()) - len(first)
 
 
-def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
+def test_begin_of_text_follows_the_tokenizer(loaded: LoadedModel) -> None:
     class Adding:
         """The same tokenizer, set to put a begin-of-text token before every text."""
 
@@ -88,14 +88,14 @@ def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
         (None, None, False, "maybe", r"^bos=maybe: no such choice\. Known: auto, yes, no\.$"),
     ],
 )
-def test_what_cannot_be_meant(
+def test_invalid_settings_are_refused(
     loaded: LoadedModel, window: int | None, stride: int | None, packed: bool, bos: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         window_settings(loaded.tokenizer, 48, window, stride, packed, bos)
 
 
-def test_a_model_that_does_not_say_how_long_it_may_be(loaded: LoadedModel) -> None:
+def test_a_model_without_a_maximum_length(loaded: LoadedModel) -> None:
     assert window_settings(loaded.tokenizer, None, 16, None, False, "auto").window == 16
     with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not state .*\. Set --window\.$"):
         window_settings(loaded.tokenizer, None, None, None, False, "auto")

@@ -1,4 +1,4 @@
-"""Exports beside a run: real processes, one at a time, the newest wins, and none outlives its owner."""
+"""Background exports: real processes, one at a time, the newest request wins, and none outlives its owner."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_one_at_a_time_and_the_newest_wins(exports: BackgroundExport, run: RunFo
     assert exports.finish() == exports.poll() == []
 
 
-def test_it_stays_out_of_trainings_way_and_close_leaves_nothing(exports: BackgroundExport, run: RunFolder) -> None:
+def test_low_priority_and_close_leaves_nothing(exports: BackgroundExport, run: RunFolder) -> None:
     exports.start(checkpoint_of(run, 6))
     exports.start(checkpoint_of(run, 7))
     assert exports._running
@@ -84,25 +84,25 @@ def test_it_stays_out_of_trainings_way_and_close_leaves_nothing(exports: Backgro
     assert f"{OWNER_VARIABLE}={owner_mark()}" in surroundings
     assert not [variable for variable in surroundings if variable.startswith("RANK=")]
     exports.close()
-    assert process.returncode == 128 + signal.SIGTERM  # it has tidied up, nobody had to kill it
+    assert process.returncode == 128 + signal.SIGTERM  # it deleted its files and was not killed
     assert list(run.exports.iterdir()) == []
     assert exports.poll() == exports.finish() == []
 
 
-def test_it_ends_with_its_owner(run: RunFolder) -> None:
+def test_export_ends_with_its_owner(run: RunFolder) -> None:
     mark = new_mark()
     command = [sys.executable, "-c", OWNER, str(run.root), str(checkpoint_of(run, 7))]
     with ended(subprocess.Popen(command, env=environment(**mark), stdout=subprocess.PIPE, text=True)) as owner:
         assert owner.stdout
         assert owner.stdout.readline() == "export of step_00000007 started in the background\n"
-        # The process that loads the folder is there: three generations.
+        # The grandchild process, which loads the folder, is running.
         wait_until(lambda: any(b"standalone_check" in words for words in marked(mark).values()), "the check")
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         wait_until(lambda: not marked(mark), "the end of all that it had started", 20)
 
 
-def test_a_log_that_cannot_be_written_costs_a_line(exports: BackgroundExport, run: RunFolder) -> None:
+def test_a_log_that_cannot_be_written(exports: BackgroundExport, run: RunFolder) -> None:
     (run.root / "logs").touch()
     line = exports.start(checkpoint_of(run, 7))
     assert line.startswith("export of step_00000007 failed (") and "logs" in line

@@ -1,4 +1,4 @@
-"""The model card says what the run folder knows, and leaves out what it does not."""
+"""The model card contains the figures that the run folder has, and leaves out the others."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_bare_run_has_a_card(run: RunFolder) -> None:
 
 def test_figures_are_those_of_the_checkpoints_step(run: RunFolder) -> None:
     writer = RunWriter(run)
-    for step in range(1, STEP + 3):  # training has gone on since
+    for step in range(1, STEP + 3):  # training has continued since
         held_out = {"validation_loss": 6.25, "validation_loss_of_en": 6.125, "validation_perplexity_of_en": 457.1}
         writer.metric(record(step, loss_of_en=6.5 - step / 10, loss_of_zh=8.0, **(held_out if step == 4 else {})))
     writer.close()

@@ -1,4 +1,4 @@
-"""Drops and their standard errors by hand, and how they are told."""
+"""Drops and their standard errors, and how they are reported."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_several_shuffles_are_averaged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "reshaped", "doubtful"),
+    ("plain", "reshaped", "significant"),
     [
         ([1.0] * 20, [0.0] * 20, True),
         ([1.0] * 20, [1.0] * 20, False),
@@ -35,12 +35,12 @@ def test_several_shuffles_are_averaged() -> None:
         ([1.0], [0.0], False),
     ],
 )
-def test_when_a_drop_is_doubtful(plain: list[float], reshaped: list[float], doubtful: bool) -> None:
+def test_significant_drops(plain: list[float], reshaped: list[float], significant: bool) -> None:
     drop = compare(plain, [reshaped])
-    assert drop.beyond_two_standard_errors == doubtful
-    told = verdicts([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
-    assert bool(told) == doubtful
-    assert not told or ("school" in told[0] and "letters" in told[0] and "memorised" in told[0])
+    assert drop.beyond_two_standard_errors == significant
+    found = verdicts([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
+    assert bool(found) == significant
+    assert not found or ("school" in found[0] and "letters" in found[0] and "memorised" in found[0])
 
 
 def test_table_and_json() -> None:
@@ -53,6 +53,6 @@ def test_table_and_json() -> None:
     school, text = table.rows
     assert school == ["school", "acc", "4", "75.0 ± 25.0", "25.0", "50.0", "25.0 ± 47.9", "2 of 4"]
     assert text[3:] == ["123.4", "-", "-", "-", "-"]
-    told = plain_types(rows[0])
-    assert told["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
-    assert told["reshaped"]["letters"]["beyond_two_standard_errors"] is False
+    content = plain_types(rows[0])
+    assert content["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
+    assert content["reshaped"]["letters"]["beyond_two_standard_errors"] is False

@@ -1,4 +1,4 @@
-"""Benchmarks end to end: a model that knows the answers by heart shows, one that knows nothing does not."""
+"""Benchmarks end to end: a model that memorized the answers is detected, an untrained one is not."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def row(report: HarnessReport, task: str, metric: str = "acc") -> ScoreRow:
     return found
 
 
-def test_memorised_answers_show(small_tokenizer: Path) -> None:
+def test_memorised_answers_are_detected(small_tokenizer: Path) -> None:
     report = report_of(memorised(small_tokenizer), "school", "sums")
     for name in SCHOOL:
         found = row(report, name)
@@ -53,8 +53,8 @@ def test_memorised_answers_show(small_tokenizer: Path) -> None:
     )
     assert row(report, "school").score == 1.0
     assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
-    told = "\n".join(verdicts(report.rows))
-    assert "zh_school (acc)" in told and "answers may be memorised" in told
+    text = "\n".join(verdicts(report.rows))
+    assert "zh_school (acc)" in text and "answers may be memorised" in text
     assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
 
@@ -99,17 +99,17 @@ def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
 def test_the_plain_score_does_not_depend_on_the_reshapings(small_tokenizer: Path) -> None:
     model = untrained(small_tokenizer)
     alone = row(report_of(model, "zh_school", reshape=(), shots=1), "zh_school")
-    beside = row(report_of(model, "zh_school", shots=1), "zh_school")
-    assert (alone.score, alone.standard_error) == (beside.score, beside.standard_error)
-    assert set(beside.reshaped) == set(RESHAPINGS) and alone.reshaped == {}
+    together = row(report_of(model, "zh_school", shots=1), "zh_school")
+    assert (alone.score, alone.standard_error) == (together.score, together.standard_error)
+    assert set(together.reshaped) == set(RESHAPINGS) and alone.reshaped == {}
 
 
 def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
-    told = json.loads(to_json(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
-    assert told["settings"]["limit"] == 3 and told["settings"]["reshape"] == list(RESHAPINGS)
-    assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(told["versions"])
-    assert told["task_versions"] == {"en_school": 1.0, "sums": 1.0}
-    first = told["rows"][0]
+    content = json.loads(to_json(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
+    assert content["settings"]["limit"] == 3 and content["settings"]["reshape"] == list(RESHAPINGS)
+    assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(content["versions"])
+    assert content["task_versions"] == {"en_school": 1.0, "sums": 1.0}
+    first = content["rows"][0]
     assert (first["task"], first["questions"]) == ("en_school", 3)
     assert set(first["reshaped"]) == set(RESHAPINGS)
 
@@ -122,8 +122,8 @@ def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) ->
 
 @pytest.fixture(scope="module")
 def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks with one that is generated and has a metric `acc` of its own, and a date for a version."""
-    load("sums")  # offline, and the cache is the tests' own
+    """A folder with a generative task that has its own metric `acc` and a date as version."""
+    load("sums")  # sets the process offline, with a cache for tests
     folder = tmp_path_factory.mktemp("tasks")
     shutil.copytree(TASKS / "data", folder / "data")
     (folder / "own.py").write_text("def score(document, results):\n    return {'acc': 1.0}\n", encoding="utf-8")
@@ -147,7 +147,7 @@ def test_generated_answers_have_no_score_of_guessing(small_tokenizer: Path, scor
     assert (found.score, found.chance) == (1.0, None)
 
 
-def test_scores_are_written_before_what_may_fail(
+def test_scores_are_written_before_the_report(
     small_tokenizer: Path, scored_by_a_function: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, out = untrained(small_tokenizer), tmp_path / "results" / "harness.json"
@@ -169,7 +169,7 @@ def test_scores_are_written_before_what_may_fail(
 @pytest.mark.parametrize(
     "changes", [{"shots": -1}, {"limit": 0}, {"batch": 0}, {"shuffles": 0}, {"fields": "question"}], ids=str
 )
-def test_settings_that_cannot_be_meant(changes: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"--{next(iter(changes))}"):
         HarnessSettings(tasks=("a",), **changes)  # type: ignore[arg-type]
 
@@ -211,12 +211,12 @@ def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     assert "answers may be memorised" in answer.stdout and "zh_school" in answer.stdout
     assert not any(word in answer.stderr for word in ("WARNING", "INFO", "it/s", "examples/s", "Traceback"))
-    told = json.loads((tmp_path / "results" / "harness.json").read_text(encoding="utf-8"))
-    scores = {(one["task"], one["metric"]): one["score"] for one in told["rows"]}
+    content = json.loads((tmp_path / "results" / "harness.json").read_text(encoding="utf-8"))
+    scores = {(one["task"], one["metric"]): one["score"] for one in content["rows"]}
     assert scores[("zh_school", "acc")] == 1.0 and scores[("sums", "exact_match (stripped)")] == 1.0
 
 
-def test_what_the_command_needs() -> None:
+def test_incomplete_commands_are_refused() -> None:
     with pytest.raises(ConfigError, match="--include DIR"):
         harness_verb(list_tasks=True)
     with pytest.raises(ConfigError, match="MODEL: is missing"):

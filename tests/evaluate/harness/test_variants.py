@@ -1,4 +1,4 @@
-"""Reshaped copies of tasks: the very prompts, answers and few-shot examples, and why some copies are not made."""
+"""Reshaped copies of tasks: exact prompts, answers and few-shot examples, and reasons for missing copies."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def variants_of(task: Any, fields: str | None = None, shuffles: int = 2, limit: 
 
 
 def built(task: Any, shots: int) -> list[tuple[str, list[str]]]:
-    """(prompt, scored answers) of every question, as the harness builds them."""
+    """Returns (prompt, scored answers) of every question, as the harness builds them."""
     task.set_config(key="num_fewshot", value=shots)
     task.set_fewshot_seed(seed=1)
     task.build_all_requests()
@@ -49,7 +49,7 @@ def test_a_description_that_lists_the_letters() -> None:
     )
 
 
-def test_a_question_whose_letters_cannot_be_renamed_is_asked_as_it_stands() -> None:
+def test_a_question_whose_letters_cannot_be_renamed_is_asked_unchanged() -> None:
     task = en_school_with_an_odd_question()["tasks"]["en_school"]
     variants = variants_of(task, shuffles=1)
     assert variants.unchanged == {"letters": 1, "others_wrong": 0, "shuffled": 0}
@@ -111,7 +111,7 @@ def test_tasks_that_cannot_be_reshaped_say_why(name: str, reason: str) -> None:
     variants = variants_of(load(name)["tasks"][name])
     assert variants.tasks == {}
     assert set(variants.reasons) == set(RESHAPINGS)
-    assert all(reason in told for told in variants.reasons.values())
+    assert all(reason in found for found in variants.reasons.values())
 
 
 def test_texts_that_are_scored_are_only_shuffled() -> None:

@@ -53,7 +53,7 @@ def test_values_are_those_of_the_checkpoint_of_the_same_step(name: str, runs: Pa
     recorded = {record["step"]: record for record in metrics(runs / name)}
     probed = [step for step, record in recorded.items() if any(key.startswith("probe_") for key in record)]
     assert probed == [4, 6]  # every four steps, and the last
-    asked = run_probes([runs / name], None, all_checkpoints=True, dtype="fp32", rows_per_batch=3)
+    asked = run_probes([runs / name], None, all_checkpoints=True, dtype="fp32", batch=3)
     found = {one.step: one.answers for one in asked.series[0]}
     assert list(found) == [2, 4, 6]
     for step in probed:
@@ -86,7 +86,7 @@ def test_what_is_as_expected_is_said(runs: Path) -> None:
     said = re.findall(r"(?m)^\d\d:\d\d:\d\d (probes: .*)$", log)
     assert len(said) == 2
     assert "as expected (not: 首都" in said[-1]
-    asked = run_probes([runs / "zero3_probed"], None, all_checkpoints=False, dtype="fp32", rows_per_batch=8)
+    asked = run_probes([runs / "zero3_probed"], None, all_checkpoints=False, dtype="fp32", batch=8)
     judged = asked.series[0][-1].passed
     assert f"{sum(judged.values()) - judged['json']} of {len(judged) - 1} as expected" in said[-1]
 
