@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.evaluate import converse
 from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.prompts import (
@@ -158,8 +159,9 @@ def test_run_and_export_give_equal_answers(run: RunFolder, exported: Path) -> No
     assert texts(load_model(run.root), PROMPTS, GREEDY) == texts(load_model(exported), PROMPTS, GREEDY)
 
 
-def test_ctrl_c_keeps_the_text_so_far(loaded: LoadedModel) -> None:
-    (whole,) = texts(loaded, ["今天"], GREEDY)
+def test_ctrl_c_keeps_the_text_so_far(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(loaded, GREEDY, chat=True)
+    (whole,) = generator.answer_all(["今天"])
     pieces: list[str] = []
 
     def interrupted(piece: str) -> None:
@@ -167,11 +169,11 @@ def test_ctrl_c_keeps_the_text_so_far(loaded: LoadedModel) -> None:
         if len(pieces) == 3:
             raise KeyboardInterrupt
 
-    generator = Generator(loaded, GREEDY)
-    with pytest.raises(KeyboardInterrupt):
-        generator.stream("今天", interrupted)
-    assert generator.partial == "".join(pieces) != whole
-    assert whole.startswith(generator.partial)
+    monkeypatch.setattr(converse, "write_now", interrupted)
+    question, answer = converse._answer(generator, [], "今天")
+    assert question == {"role": "user", "content": "今天"}
+    assert answer["content"] == "".join(pieces) != whole.text
+    assert whole.text.startswith(answer["content"])
 
 
 # Room

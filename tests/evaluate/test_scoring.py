@@ -53,9 +53,7 @@ def test_every_kind_of_probe_equals_plain_transformers(loaded: LoadedModel, mode
         sum(golden.log_probabilities("She ", text)) / len(text.encode()) for text in ("goes home", "home goes so")
     ]
     brace, both = golden.ids("以json输出{"), golden.ids("以json输出{}")
-    contained = (
-        both[: len(brace)] == brace
-    )  # otherwise one token covers both: a different answer
+    contained = both[: len(brace)] == brace  # otherwise one token covers both: a different answer
     expected = {
         "首都": golden.probability("中国的首都是", "北京", "上海"),
         "sum/of$odd": golden.probability("1 + 1 =", " 2"),

@@ -47,4 +47,4 @@ def test_pieces_are_the_whole(small_tokenizer: Path, text: str, stops: tuple[str
         stream.put(torch.tensor([token]))
         assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
     stream.end()
-    assert "".join(pieces) == stream.text == cut_at_stop("今天" + text, stops)[0]
+    assert "".join(pieces) == cut_at_stop("今天" + text, stops)[0]

@@ -13,7 +13,6 @@ from z2all_ds.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from z2all_ds.evaluate.generate import Generator
-    from z2all_ds.evaluate.prompts import Answer
 
 
 def generate(
@@ -87,8 +86,7 @@ def generate(
     if one_at_a_terminal if stream is None else stream:
         _stream(generator, records, num)
         return
-    answers = _generate(generator, records, batch, num)
-    _write(generator, records, answers, num, out, as_json)
+    _answer_all(generator, records, batch, num, out, as_json)
 
 
 def _temperature(temperature: float | None, greedy: bool, sampling_options: dict[str, Any]) -> float:
@@ -126,34 +124,24 @@ def _stream(generator: "Generator", records: list[dict[str, Any]], num: int) -> 
     from z2all_ds.evaluate.converse import write_now
 
     for record in records:
-        for sample in range(num):
+        for _ in range(num):
             if not generator.is_chat:
                 write_now(record["prompt"])
-            generator.stream(record["prompt"], write_now, sample)
+            generator.stream(record["prompt"], write_now)
             write_now("\n")
 
 
-def _generate(generator: "Generator", records: list[dict[str, Any]], batch: int, num: int) -> "list[Answer]":
-    from z2all_ds.base.console import progress
-
-    found = []
-    with progress("generate", len(records) * num, "answers") as advance:
-        for answer in generator.answer_all([record["prompt"] for record in records], batch, num):
-            found.append(answer)
-            advance(1)
-    return found
-
-
-def _write(
-    generator: "Generator",
-    records: list[dict[str, Any]],
-    answers: "list[Answer]",
-    num: int,
-    out: Path | None,
-    as_json: bool,
+def _answer_all(
+    generator: "Generator", records: list[dict[str, Any]], batch: int, num: int, out: Path | None, as_json: bool
 ) -> None:
+    from z2all_ds.base.console import progress
     from z2all_ds.evaluate.prompts import with_answers, write_answers
 
+    answers = []
+    with progress("generate", len(records) * num, "answers") as advance:
+        for answer in generator.answer_all([record["prompt"] for record in records], batch, num):
+            answers.append(answer)
+            advance(1)
     if out:
         write_answers(out, with_answers(records, answers, num))
     if as_json:

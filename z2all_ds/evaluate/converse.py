@@ -1,6 +1,7 @@
 """Interactive loop on a terminal: reads a line, streams an answer."""
 
 import sys
+from contextlib import suppress
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import Z2allError
@@ -48,12 +49,16 @@ def _answer(generator: Generator, messages: list[Message], line: str) -> list[Me
     """Returns the conversation with the new answer."""
     asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
     ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
-    try:
-        text, _, _ = generator.stream_ids(ids, write_now)
-    except KeyboardInterrupt:
-        text = generator.partial
+    pieces: list[str] = []
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        write_now(piece)
+
+    with suppress(KeyboardInterrupt):
+        generator.stream(line, write, ids)
     print(flush=True)
-    return [*asked, {"role": "assistant", "content": text}] if generator.is_chat else []
+    return [*asked, {"role": "assistant", "content": "".join(pieces)}] if generator.is_chat else []
 
 
 def write_now(text: str) -> None:

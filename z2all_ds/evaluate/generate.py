@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
@@ -95,11 +95,6 @@ class TextStream:
     def end(self) -> None:
         self._show(is_over=True)
 
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return cut_at_stop(self._decode(self._ids), self._stops)[0]
-
     def _show(self, is_over: bool) -> None:
         text, is_stopped = cut_at_stop(self._decode(self._ids), self._stops)
         ready = text if is_over or is_stopped else stable_part(text, self._stops)
@@ -146,8 +141,6 @@ class Generator:
     sampling: Sampling
     chat: bool | None = None
     system: str | None = None
-    partial: str = field(default="", init=False)
-    """Text of a streamed answer that was interrupted."""
 
     def __post_init__(self) -> None:
         self.is_chat = is_chat(self.loaded.tokenizer, self.chat)
@@ -189,21 +182,13 @@ class Generator:
                     text, finish = self._read(ids, new)
                     yield Answer(prompt, text, finish, len(new), sample)
 
-    def stream(self, prompt: str, write: Write, sample: int = 0) -> Answer:
-        """Returns one answer; writes its text as it is generated."""
-        text, finish, new_tokens = self.stream_ids(self.ids_of(prompt), write)
-        return Answer(prompt, text, finish, new_tokens, sample)
-
-    def stream_ids(self, ids: list[int], write: Write) -> tuple[str, str, int]:
-        """Returns text, finish reason and number of tokens. If interrupted, the text so far is in `partial`."""
+    def stream(self, prompt: str, write: Write, ids: list[int] | None = None) -> Answer:
+        """Returns one answer; writes its text as it is generated. `ids`: of a whole conversation that ends with it."""
+        ids = self._fitting(ids or self.ids_of(prompt))
         stream = TextStream(lambda new: self._text(ids, self._before_end(new)), self.sampling.stop, write)
-        self.partial = ""
-        try:
-            (new,) = self._generate([self._fitting(ids)], stream)
-        except KeyboardInterrupt:
-            self.partial = stream.text
-            raise
-        return *self._read(ids, new), len(new)
+        (new,) = self._generate([ids], stream)
+        text, finish = self._read(ids, new)
+        return Answer(prompt, text, finish, len(new))
 
     def _fitting(self, ids: list[int]) -> list[int]:
         if not ids:

@@ -57,22 +57,18 @@ def failed_probes(results: ProbeResults) -> list[str]:
     return list(dict.fromkeys(failed))
 
 
-def file_content(file: str, probes: Sequence[Probe], series: Sequence[ModelAnswers]) -> dict[str, Any]:
+def file_content(
+    file: str, probes: Sequence[Probe], series: Sequence[ModelAnswers], with_details: bool = False
+) -> dict[str, Any]:
     """Returns the probes and one row per checkpoint, as stored in a run folder."""
-    return {
-        "file": file,
-        "probes": [probe.definition for probe in probes],
-        "questions": [probe.question for probe in probes],
-        "rows": [
-            {
-                "step": one.step,
-                "label": one.label,
-                "values": plain({name: answer.value for name, answer in one.answers.items()}),
-                "passed": one.passed,
-            }
-            for one in series
-        ],
-    }
+    rows: list[dict[str, Any]] = []
+    for one in series:
+        values = plain({name: answer.value for name, answer in one.answers.items()})
+        rows.append({"step": one.step, "label": one.label, "values": values, "passed": one.passed})
+        if with_details:
+            rows[-1]["details"] = {name: answer.details for name, answer in one.answers.items()}
+    definitions, questions = [probe.definition for probe in probes], [probe.question for probe in probes]
+    return {"file": file, "probes": definitions, "questions": questions, "rows": rows}
 
 
 class StoredAnswers:
@@ -113,13 +109,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def content_of(results: ProbeResults) -> list[dict[str, Any]]:
     """Returns the content of the files with the details of every answer, for JSON."""
-    contents = []
-    for series in results.series:
-        content = file_content(results.file, results.probes, series)
-        for row, one in zip(content["rows"], series, strict=True):
-            row["details"] = {name: answer.details for name, answer in one.answers.items()}
-        contents.append(content)
-    return contents
+    return [file_content(results.file, results.probes, series, with_details=True) for series in results.series]
 
 
 def describe(results: ProbeResults) -> Shown:
