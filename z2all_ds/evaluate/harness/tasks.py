@@ -153,22 +153,20 @@ def _load(manager: Any, name: str) -> Any:
     from datasets.exceptions import DatasetsError
 
     entry = manager.task_index[name]
-    source = (entry.cfg or {}).get("dataset_path")
-    data = f"its data {source}" if source else "its data"
+    wrong_yaml = (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError, ValueError)
     try:
         return manager.load([name])
-    except (OSError, DatasetsError, ValueError) as error:
+    except (OSError, DatasetsError, *wrong_yaml) as error:
         line = str(error).strip().partition("\n")[0]
         if _is_missing_from_cache(error):
+            source = (entry.cfg or {}).get("dataset_path") or "..."
             raise DataError(
                 f"task {name}",
-                f"{data} are not on this machine, and the hub is not contacted ({line})",
+                f"its data {source} are not on this machine, and the hub is not contacted ({line})",
                 f"Download them with network access (datasets.load_dataset('{source}', ...)) and copy the cache here, "
                 "or write a YAML with local data_files and use --include.",
             ) from error
-        raise DataError(f"task {name}", f"does not load ({line})", f"Check {entry.yaml_path}.") from error
-    except (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {line}"
         raise DataError(f"task {name}", f"does not load ({reason})", f"Check {entry.yaml_path}.") from error
 
 
