@@ -139,8 +139,8 @@ def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) 
         (("--temperature", "0", "--num", "2", "-p", "x"), "--temperature 0 with --num above 1: greedy decoding"),
         (("--stream", "--json", "-p", "x"), "--stream: streams text, not JSON"),
         (("-p", "x", "--file", "y"), "-p and --file: cannot be combined"),
-        (("-p", ""), "an empty prompt: must hold at least one character"),
-        ((), "an empty prompt: must hold at least one character"),
+        (("-p", ""), "an empty prompt: must have at least one character"),
+        ((), "an empty prompt: must have at least one character"),
     ],
 )
 def test_mistakes_cost_one_line(model_folder: Path, options: tuple[str, ...], words: str) -> None:

@@ -34,7 +34,7 @@ def model_folder(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
     config = LlamaConfig(
         vocab_size=1024,
         **SHAPE,
-        initializer_range=0.2,  # large, so that the model has an opinion
+        initializer_range=0.2,  # large, so that predictions differ clearly
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -58,5 +58,5 @@ def run(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def exported(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of step 9."""
+    """The export of step 9."""
     return export_checkpoint(run.root, tmp_path_factory.mktemp("evaluate") / "export", dtype="fp32").folder

@@ -1,4 +1,4 @@
-"""Continuations against transformers' own generate, alone and in batches, streamed, stopped and chatted."""
+"""Compares generation with transformers' own generate: single prompts, batches, streams, stop strings and chats."""
 
 import json
 import shutil
@@ -13,10 +13,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.evaluate.chat import chat_ids, end_of_turn, is_chat
-from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Answer, Generator, Sampling
+from z2all_ds.evaluate import converse
+from z2all_ds.evaluate.generate import CUT, ENDED, STOPPED, Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.prompts import read_prompts, with_answers, write_answers
+from z2all_ds.evaluate.prompts import (
+    Answer,
+    chat_ids,
+    end_of_turn,
+    is_chat,
+    read_prompts,
+    with_answers,
+    write_answers,
+)
 
 PROMPTS = ["def add(a, b):\n    return", "今天", "import os"]
 GREEDY = Sampling(max_new_tokens=12)
@@ -62,7 +70,7 @@ def test_sampling_follows_the_seed(loaded: LoadedModel) -> None:
 
 
 def test_repetition_penalty(loaded: LoadedModel) -> None:
-    """A penalty beyond any logit lets no token come twice."""
+    """With a penalty larger than any logit, no token repeats."""
     (answer,) = Generator(loaded, replace(GREEDY, repetition_penalty=1e6)).answer_all(["今天"])
     ids = loaded.tokenizer(answer.text, add_special_tokens=False)["input_ids"]
     assert answer.new_tokens > 3 and "今天" not in answer.text
@@ -89,7 +97,7 @@ def without_padding_token(loaded: LoadedModel) -> LoadedModel:
 
 
 def saying(loaded: LoadedModel, prompt: str, token: int) -> LoadedModel:
-    """The same model, but that it says this token behind the prompt."""
+    """Returns the same model, changed to generate this token after the prompt."""
     model = deepcopy(loaded.model)
     ids = loaded.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"].to(loaded.device)
     with torch.no_grad():
@@ -99,8 +107,8 @@ def saying(loaded: LoadedModel, prompt: str, token: int) -> LoadedModel:
     return replace(loaded, model=model)
 
 
-def test_a_control_token_is_a_stop_string_too(loaded: LoadedModel) -> None:
-    """It has no text that could be looked for."""
+def test_a_control_token_as_stop_string(loaded: LoadedModel) -> None:
+    """It has no text to search for."""
     stop = "<|im_end|>"
     ends_so = saying(loaded, "今天", loaded.tokenizer.convert_tokens_to_ids(stop))
     (plain,) = Generator(ends_so, GREEDY).answer_all(["今天"])
@@ -109,8 +117,8 @@ def test_a_control_token_is_a_stop_string_too(loaded: LoadedModel) -> None:
     assert (answer.text, answer.finish, answer.new_tokens) == ("", STOPPED, 1)
 
 
-def test_padding_does_no_harm_without_a_token_for_it(loaded: LoadedModel) -> None:
-    """The end of text in its place would be penalised as a repetition, and taken for a token behind a stop string."""
+def test_batches_without_a_padding_token(loaded: LoadedModel) -> None:
+    """If end-of-text were used for padding, it would be penalised as a repetition and end answers early."""
     ends_soon = saying(without_padding_token(loaded), "今天", loaded.tokenizer.eos_token_id)
     stop = texts(loaded, ["import os"], GREEDY)[0][2:5]
     how = replace(GREEDY, repetition_penalty=1.5, stop=(stop,))
@@ -122,7 +130,7 @@ def test_padding_does_no_harm_without_a_token_for_it(loaded: LoadedModel) -> Non
     assert list(Generator(ends_soon, replace(GREEDY, stop=(stop,))).answer_all(PROMPTS))[2] == stopped[2]
 
 
-def test_tokens_that_the_model_does_not_have(loaded: LoadedModel) -> None:
+def test_token_beyond_the_vocabulary_of_the_model(loaded: LoadedModel) -> None:
     tokenizer = deepcopy(loaded.tokenizer)
     tokenizer.add_tokens([f"<new {number}>" for number in range(30)])
     tokenizer.add_special_tokens({"pad_token": "<new 29>"})
@@ -133,7 +141,7 @@ def test_tokens_that_the_model_does_not_have(loaded: LoadedModel) -> None:
         texts(extended, ["fine", "<new 28>"], GREEDY)
 
 
-def test_the_end_of_text_ends_it(loaded: LoadedModel) -> None:
+def test_end_of_text_ends_an_answer(loaded: LoadedModel) -> None:
     (usual,) = Generator(loaded, GREEDY).answer_all(["今天"])
     assert (usual.finish, usual.new_tokens) == (CUT, 12)
     generator = Generator(loaded, GREEDY)
@@ -141,18 +149,19 @@ def test_the_end_of_text_ends_it(loaded: LoadedModel) -> None:
     made = loaded.model.generate(torch.tensor([ids], device=loaded.device), max_new_tokens=12, do_sample=False)
     fifth = made[0, len(ids) + 4].item()
     first = made[0, len(ids) :].tolist().index(fifth)
-    generator._ends = [fifth]  # as if the model had made its end-of-text token there
+    generator._ends = [fifth]  # as if it were the end-of-text token
     (ended, _) = generator.answer_all(["今天", "import os"])
     assert (ended.finish, ended.new_tokens) == (ENDED, first + 1)
     assert usual.text.startswith(ended.text)
 
 
-def test_a_run_answers_like_its_export(run: RunFolder, exported: Path) -> None:
+def test_run_and_export_give_equal_answers(run: RunFolder, exported: Path) -> None:
     assert texts(load_model(run.root), PROMPTS, GREEDY) == texts(load_model(exported), PROMPTS, GREEDY)
 
 
-def test_ctrl_c_keeps_what_had_come(loaded: LoadedModel) -> None:
-    (whole,) = texts(loaded, ["今天"], GREEDY)
+def test_ctrl_c_keeps_the_text_so_far(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(loaded, GREEDY, chat=True)
+    (whole,) = generator.answer_all(["今天"])
     pieces: list[str] = []
 
     def interrupted(piece: str) -> None:
@@ -160,17 +169,17 @@ def test_ctrl_c_keeps_what_had_come(loaded: LoadedModel) -> None:
         if len(pieces) == 3:
             raise KeyboardInterrupt
 
-    generator = Generator(loaded, GREEDY)
-    with pytest.raises(KeyboardInterrupt):
-        generator.stream("今天", interrupted)
-    assert generator.partial == "".join(pieces) != whole
-    assert whole.startswith(generator.partial)
+    monkeypatch.setattr(converse, "write_now", interrupted)
+    question, answer = converse._answer(generator, [], "今天")
+    assert question == {"role": "user", "content": "今天"}
+    assert answer["content"] == "".join(pieces) != whole.text
+    assert whole.text.startswith(answer["content"])
 
 
 # Room
 
 
-def test_a_prompt_without_room(loaded: LoadedModel) -> None:
+def test_prompt_too_long_for_the_model(loaded: LoadedModel) -> None:
     long = "今天" * 60
     with pytest.raises(
         ConfigError, match=r"^a prompt of \d+ tokens: .* supports at most 48 including the answer\. Shorten"
@@ -178,8 +187,8 @@ def test_a_prompt_without_room(loaded: LoadedModel) -> None:
         texts(loaded, ["fine", long], GREEDY)
 
 
-def test_answers_end_where_the_model_does(loaded: LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
-    """And one with little room does not take it from the others of its batch."""
+def test_answers_end_at_the_maximum_length_of_the_model(loaded: LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
+    """A prompt with little room does not limit the others of its batch."""
     tight = loaded.tokenizer.decode(loaded.tokenizer("def add(a, b):\n    return a + b\n" * 9)["input_ids"][:43])
     answers = list(Generator(loaded, GREEDY).answer_all(["今天", tight, "import os"]))
     assert [answer.new_tokens for answer in answers] == [12, 5, 12]
@@ -196,14 +205,14 @@ def test_answers_end_where_the_model_does(loaded: LoadedModel, capfd: pytest.Cap
 
 @pytest.fixture
 def chatting(model_folder: Path, tmp_path: Path) -> LoadedModel:
-    """A model that came with a template of its own."""
+    """A model with its own chat template."""
     folder = tmp_path / "chatting"
     shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return load_model(folder)
 
 
-def test_the_template_is_used_where_the_model_came_with_one(chatting: LoadedModel, loaded: LoadedModel) -> None:
+def test_chat_template_of_a_model_is_used_by_default(chatting: LoadedModel, loaded: LoadedModel) -> None:
     assert [is_chat(one.tokenizer, None) for one in (chatting, loaded)] == [True, False]
     assert [is_chat(loaded.tokenizer, asked) for asked in (True, False)] == [True, False]
     generator = Generator(chatting, GREEDY, system="简短")
@@ -217,7 +226,7 @@ def test_the_template_is_used_where_the_model_came_with_one(chatting: LoadedMode
     assert end_of_turn(loaded.tokenizer) in Generator(loaded, GREEDY, chat=True)._ends
 
 
-def test_chats_that_cannot_be(loaded: LoadedModel) -> None:
+def test_invalid_chats_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match=r"^--system: requires chat mode"):
         Generator(loaded, GREEDY, system="x")
     with pytest.raises(
@@ -236,13 +245,13 @@ def test_chats_that_cannot_be(loaded: LoadedModel) -> None:
         *(("top_k", -1), ("min_p", 1.5), ("repetition_penalty", 0.0), ("stop", ("",))),
     ],
 )
-def test_numbers_that_cannot_be_meant(setting: str, value: Any) -> None:
+def test_invalid_sampling_settings_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         Sampling(**{setting: value})
     assert str(caught.value).startswith(f"{setting}={value}: must ")
 
 
-def test_nothing_to_continue(loaded: LoadedModel) -> None:
+def test_invalid_prompts_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="must have at least one character"):
         texts(loaded, ["fine", ""], GREEDY)
     with pytest.raises(DataError, match="a prompt: not UTF-8"):
@@ -280,7 +289,7 @@ def test_files_of_prompts(tmp_path: Path) -> None:
         (None, r"not readable \(No such file"),
     ],
 )
-def test_broken_files_are_one_line(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_broken_files_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=words):

@@ -1,4 +1,4 @@
-"""Opening a model: what comes out of folders, runs and checkpoints, and one line for what is broken."""
+"""Loads models from folders, runs and checkpoints; broken ones raise one-line errors."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
 from z2all_ds.evaluate.generate import Generator, Sampling
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.perplexity_share import Question, measure_share
+from z2all_ds.evaluate.perplexity_rank import PerplexitySettings, measure_share
 from z2all_ds.evaluate.probe_runs import ask_model
 from z2all_ds.evaluate.probes import FormatProbe
 from z2all_ds.evaluate.texts import open_texts
@@ -62,7 +62,7 @@ def test_bf16_folder_computes_in_fp32_on_a_cpu(loaded: LoadedModel, model_folder
 
 
 @ON_A_CPU
-def test_a_run_is_its_export(run: RunFolder, exported: Path, small_tokenizer: Path) -> None:
+def test_run_and_export_have_equal_logits(run: RunFolder, exported: Path, small_tokenizer: Path) -> None:
     from_run, from_export = load_model(run.root), load_model(exported)
     assert torch.equal(logits(from_run), logits(from_export))
     assert (from_run.label, from_run.step) == (f"{run.root} step 9", 9)
@@ -88,7 +88,7 @@ def test_one_checkpoint_of_several(run: RunFolder) -> None:
     torch.testing.assert_close(logits(rounded).float(), logits(latest), rtol=0.05, atol=0.01)
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_named(run: RunFolder, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_or_refused(run: RunFolder, tmp_path: Path) -> None:
     root = tmp_path / "run"
     shutil.copytree(run.root, root)
     newest = checkpoint_of(RunFolder(root), 9)
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(run: RunFolder, tmp_path: 
         ("tokenizer.json", "{"),
     ],
 )
-def test_broken_folder_is_one_line(model_folder: Path, tmp_path: Path, name: str, content: str | None) -> None:
+def test_broken_folder_is_refused(model_folder: Path, tmp_path: Path, name: str, content: str | None) -> None:
     folder = tmp_path / "broken"
     shutil.copytree(model_folder, folder)
     if content is None:
@@ -126,7 +126,7 @@ def test_broken_folder_is_one_line(model_folder: Path, tmp_path: Path, name: str
     assert "\n" not in message
 
 
-def test_weights_that_are_missing_or_of_another_shape_are_not_made_up(model_folder: Path, tmp_path: Path) -> None:
+def test_missing_or_mismatched_weights_are_refused(model_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -148,10 +148,8 @@ def test_tied_weights_are_not_missing(loaded: LoadedModel, tmp_path: Path) -> No
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_ways_of_generating_are_ours_and_not_the_folders(
-    loaded: LoadedModel, model_folder: Path, tmp_path: Path
-) -> None:
-    """Of its generation_config.json only the ids are taken."""
+def test_generation_config_of_the_folder_is_ignored(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+    """Only the token ids of generation_config.json are used."""
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     end = loaded.tokenizer.eos_token_id
     settings: dict[str, Any] = {
@@ -181,7 +179,7 @@ def test_ways_of_generating_are_ours_and_not_the_folders(
     assert answers[0] == answers[1]
 
 
-def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_names_of_the_maximum_length(loaded: LoadedModel, tmp_path: Path) -> None:
     sizes = {"vocab_size": 1024, "hidden_size": 32, "n_layer": 1, "n_head": 2}
     for config, longest in (
         (GPT2Config(n_positions=40), 40),
@@ -196,11 +194,11 @@ def test_the_longest_sequence_under_its_other_names(loaded: LoadedModel, tmp_pat
         list(Generator(bloom, Sampling()).answer_all(["今天"]))
     (tmp_path / "a.txt").write_text("今天天气很好。" * 20, encoding="utf-8")
     domains = open_texts(tmp_path / "a.txt", None)
-    answer = measure_share(bloom, domains, Question("", window=16), 0, 1, lambda _: None)
-    assert answer.way.window == 16 and answer.sums["a"].nats > 0
+    answer = measure_share(bloom, domains, PerplexitySettings("", window=16), 0, 1, lambda _: None)
+    assert answer.window == 16 and answer.sums["a"].nats > 0
 
 
-def test_what_is_no_model(model_folder: Path, tmp_path: Path) -> None:
+def test_invalid_paths_and_dtypes_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not a Hugging Face folder \(no config\.json\), run folder or checkpoint"):
         load_model(tmp_path)
     with pytest.raises(DataError, match=r"no such folder\. Use an export"):

@@ -1,9 +1,8 @@
-"""Perplexity against plain loops with transformers."""
+"""Compares perplexity with plain loops over transformers models."""
 
 import json
 import math
-import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.data.corpus_maker import write_shard
 from tests.evaluate.conftest import WINDOW_TOKENS
+from tests.helpers.marked import marked, new_mark
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.base.run_folder import RunFolder
@@ -22,17 +22,15 @@ from z2all_ds.evaluate.loading import LoadedModel
 from z2all_ds.evaluate.perplexity import (
     ModelPerplexity,
     PerplexityRow,
-    Question,
-    Sums,
+    describe,
+    measure_in_ranks,
     measure_perplexity,
-    measure_share,
 )
-from z2all_ds.evaluate.perplexity_ranks import in_ranks
-from z2all_ds.evaluate.perplexity_report import content_of, describe
+from z2all_ds.evaluate.perplexity_rank import PerplexitySettings, Sums, measure_share
 from z2all_ds.evaluate.texts import open_texts
 
 TEXTS = {
-    # Longer than a window, one that ends exactly anywhere, one character, nothing, and control tokens spelled out.
+    # Longer than a window, one character, empty, and control tokens spelled out.
     "code": ["def add(a, b):\n    return a + b\n" * 9, "x", "import os\n\nprint(os.getcwd())\n"],
     "zh": ["今天天气很好，我们去公园散步。" * 6, "", "<|endoftext|> 是一个记号。"],
 }
@@ -43,15 +41,15 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> PerplexitySettings:
     folder = tmp_path_factory.mktemp("texts")
     shards = [write_shard(folder, domain, number, texts) for number, (domain, texts) in enumerate(TEXTS.items())]
     write_manifest(folder, Manifest(1, tuple(shards)))
-    return Question(str(folder))
+    return PerplexitySettings(str(folder))
 
 
 def ignore(amount: float, note: str = "") -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def opened(folder: Path) -> tuple[AutoModelForCausalLM, AutoTokenizer]:
@@ -60,7 +58,7 @@ def opened(folder: Path) -> tuple[AutoModelForCausalLM, AutoTokenizer]:
 
 
 def sliding_loop(folder: Path, texts: list[str], window: int, stride: int, bos: bool = False) -> tuple[float, int]:
-    """Nats and predicted tokens, one document and one window at a time, by the loss transformers itself computes."""
+    """Returns nats and predicted tokens, one window at a time, from the loss that transformers computes."""
     model, tokenizer = opened(folder)
     nats, tokens = 0.0, 0
     for text in texts:
@@ -98,7 +96,7 @@ def packed_loop(folder: Path, texts: list[str], window: int) -> tuple[float, int
 
 
 def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
-    """Every domain and all of them; sums of fp32 losses against means of fp32 losses."""
+    """Compares every domain and the total."""
     total_nats, total_tokens = 0.0, 0
     for row, (domain, texts) in zip(measured.domains, TEXTS.items(), strict=True):
         nats, tokens = loop(folder, texts)
@@ -111,30 +109,29 @@ def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("window", "stride"), [(None, None), (16, None), (24, 5), (WINDOW_TOKENS, 40)])
-def test_documents_in_windows(model_folder: Path, question: Question, window: int | None, stride: int | None) -> None:
-    (measured,) = measure_perplexity([model_folder], replace(question, window=window, stride=stride, batch=3))
+def test_documents_in_windows(
+    model_folder: Path, settings: PerplexitySettings, window: int | None, stride: int | None
+) -> None:
+    (measured,) = measure_perplexity([model_folder], replace(settings, window=window, stride=stride, batch=3))
     length = window or WINDOW_TOKENS
     check(measured, lambda folder, texts: sliding_loop(folder, texts, length, stride or length - 1), model_folder)
     assert measured.domains[0].tokens > 2 * length  # a document was cut
 
 
-def test_packed(model_folder: Path, question: Question) -> None:
-    """Documents go into the row in the order they are taken in."""
-    (measured,) = measure_perplexity([model_folder], replace(question, packed=True, window=20))
-    taken = {domain.name: list(domain.read(0, 1)) for domain in open_texts(question.data, None)}
+def test_packed(model_folder: Path, settings: PerplexitySettings) -> None:
+    """Documents are packed in the order in which they are read."""
+    (measured,) = measure_perplexity([model_folder], replace(settings, packed=True, window=20))
+    taken = {domain.name: list(domain.read(0, 1)) for domain in open_texts(settings.data, None)}
     assert {name: sorted(texts) for name, texts in taken.items()} == {n: sorted(t) for n, t in TEXTS.items()}
     loop = {tuple(TEXTS[name]): texts for name, texts in taken.items()}
     check(measured, lambda folder, texts: packed_loop(folder, loop[tuple(texts)], 20), model_folder)
 
 
-def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
-    """With a begin-of-text token all of the text is predicted, so all of its bytes count."""
-    (measured,) = measure_perplexity([model_folder], replace(question, bos="yes"))
-    check(
-        measured,
-        lambda folder, texts: sliding_loop(folder, texts, WINDOW_TOKENS, WINDOW_TOKENS - 1, bos=True),
-        model_folder,
-    )
+def test_by_byte_and_character(model_folder: Path, settings: PerplexitySettings) -> None:
+    """With a begin-of-text token the whole text is predicted, so all its bytes count."""
+    (measured,) = measure_perplexity([model_folder], replace(settings, bos="yes"))
+    window = WINDOW_TOKENS
+    check(measured, lambda folder, texts: sliding_loop(folder, texts, window, window - 1, bos=True), model_folder)
     for row in measured.domains:
         texts = TEXTS[row.domain]
         assert (row.bytes, row.characters) == (sum(len(text.encode()) for text in texts), sum(map(len, texts)))
@@ -144,12 +141,12 @@ def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
         assert row.bits_per_character == pytest.approx(nats / math.log(2) / row.characters)
         assert row.perplexity_per_byte == pytest.approx(math.exp(nats / row.bytes))
         assert row.perplexity_per_character == pytest.approx(math.exp(nats / row.characters))
-    (without,) = measure_perplexity([model_folder], replace(question, bos="no"))
+    (without,) = measure_perplexity([model_folder], replace(settings, bos="no"))
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     for row in without.domains:
         texts = [text for text in TEXTS[row.domain] if text]
         firsts = [tokenizer(text[:9], split_special_tokens=True).input_ids[0] for text in texts]
-        # In this tokenizer's words a letter stands for a byte: 今 is cut behind its second one.
+        # In this tokenizer each character of a token stands for a byte; 今 is split after its second byte.
         first_bytes = sum(map(len, tokenizer.convert_ids_to_tokens(firsts)))
         first_characters = sum(len(tokenizer.decode([first])) for first in firsts)
         assert row.bytes == sum(len(text.encode()) for text in texts) - first_bytes
@@ -157,9 +154,9 @@ def test_by_byte_and_character(model_folder: Path, question: Question) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batches_change_rounding_only(model_folder: Path, question: Question, packed: bool) -> None:
+def test_batches_change_rounding_only(model_folder: Path, settings: PerplexitySettings, packed: bool) -> None:
     one, seven = (
-        measure_perplexity([model_folder], replace(question, batch=batch, packed=packed, window=16))[0]
+        measure_perplexity([model_folder], replace(settings, batch=batch, packed=packed, window=16))[0]
         for batch in (1, 7)
     )
     for alone, together in zip([*one.domains, one.all], [*seven.domains, seven.all], strict=True):
@@ -168,8 +165,8 @@ def test_batches_change_rounding_only(model_folder: Path, question: Question, pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, packed: bool) -> None:
-    asked, domains = replace(question, packed=packed, window=16), open_texts(question.data, None)
+def test_shares_add_up_to_the_same(loaded: LoadedModel, settings: PerplexitySettings, packed: bool) -> None:
+    asked, domains = replace(settings, packed=packed, window=16), open_texts(settings.data, None)
     whole = measure_share(loaded, domains, asked, 0, 1, ignore).sums
     shares = [measure_share(loaded, domains, asked, rank, 3, ignore).sums for rank in range(3)]
     for name, alone in whole.items():
@@ -179,55 +176,64 @@ def test_shares_add_up_to_the_same(loaded: LoadedModel, question: Question, pack
         assert max(share[name].tokens for share in shares) < alone.tokens
 
 
+@pytest.fixture
+def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    mark = new_mark()
+    for name, value in mark.items():
+        monkeypatch.setenv(name, value)
+    yield
+    assert not marked(mark)
+
+
 @pytest.mark.extended
-def test_two_processes_give_the_same(model_folder: Path, question: Question) -> None:
-    one, two = (measure_perplexity([model_folder], question, ranks)[0] for ranks in (1, 2))
+@pytest.mark.usefixtures("no_process_is_left")
+def test_two_processes_give_the_same(model_folder: Path, settings: PerplexitySettings) -> None:
+    one, two = (measure_perplexity([model_folder], settings, ranks)[0] for ranks in (1, 2))
     for alone, together in zip([*one.domains, one.all], [*two.domains, two.all], strict=True):
         assert (together.documents, together.tokens, together.bytes) == (alone.documents, alone.tokens, alone.bytes)
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.extended
-def test_a_mistake_in_a_rank_is_the_commands(model_folder: Path, question: Question) -> None:
+@pytest.mark.usefixtures("no_process_is_left")
+def test_error_in_a_rank_is_raised_by_the_command(model_folder: Path, settings: PerplexitySettings) -> None:
     with pytest.raises(ConfigError, match="window=99: must be from 2 to"):
-        in_ranks(str(model_folder), replace(question, window=99), 1, ignore)
-    assert multiprocessing.active_children() == []
+        measure_in_ranks(str(model_folder), replace(settings, window=99), 1, ignore)
 
 
-def test_a_run_gives_the_figures_of_its_export(run: RunFolder, exported: Path, question: Question) -> None:
-    of_run, of_export = measure_perplexity([run.root, exported], question)
+def test_run_and_export_give_equal_figures(run: RunFolder, exported: Path, settings: PerplexitySettings) -> None:
+    of_run, of_export = measure_perplexity([run.root, exported], settings)
     assert (of_run.model, of_run.step) == (f"{run.root} step 9", 9)
     assert of_run.domains == of_export.domains
     check(of_run, lambda folder, texts: sliding_loop(folder, texts, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
 
 
-def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, question: Question) -> None:
-    asked = replace(question, documents=1)
+def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, settings: PerplexitySettings) -> None:
+    asked = replace(settings, documents=1)
     first, again = (measure_perplexity([model_folder], asked)[0] for _ in range(2))
     assert first == again
     assert [row.documents for row in first.domains] == [1, 1]
 
 
 @pytest.mark.parametrize("setting", ["documents", "batch", "ranks"])
-def test_numbers_that_cannot_be_meant(model_folder: Path, question: Question, setting: str) -> None:
+def test_invalid_numbers_are_refused(model_folder: Path, settings: PerplexitySettings, setting: str) -> None:
     changes: dict[str, Any] = {} if setting == "ranks" else {setting: -1}
-    asked = replace(question, **changes)
+    asked = replace(settings, **changes)
     with pytest.raises(ConfigError, match=rf"^{setting}=-1: must be "):
         measure_perplexity([model_folder], asked, ranks=-1 if setting == "ranks" else 1)
 
 
-def test_a_tokenizer_of_another_model(small_tokenizer: Path, question: Question, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model(small_tokenizer: Path, settings: PerplexitySettings, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     LlamaForCausalLM(small).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(small_tokenizer).save_pretrained(tmp_path)
     with pytest.raises(DataError, match="has only 300"):
-        measure_perplexity([tmp_path], question)
+        measure_perplexity([tmp_path], settings)
 
 
-def test_printed(question: Question, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed(settings: PerplexitySettings, capsys: pytest.CaptureFixture[str]) -> None:
     row = PerplexityRow.of("[b]zh", Sums(3, 12345, 2 * 12345, 30000, 10000))
     models = [
         ModelPerplexity(name, None, 48, 47, False, [row, PerplexityRow.of("空", Sums(1))], row) for name in ("a", "b")
@@ -236,9 +242,9 @@ def test_printed(question: Question, capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(capsys.readouterr().out.split())
     assert "[b]zh a 3 12,345 2.0000 7.39 2.277 11.811 1.1873 3.5620 [b]zh b 3 12,345" in text
     assert "空 a 1 0 - - - - - -" in text
-    assert "b: windows of 48, at least 1 token before each" in text
-    content = json.loads(to_json(content_of(models, question)))
-    assert content["question"]["data"] == question.data
+    assert "b: windows of 48 tokens, at least 1 of context where available; first token not counted" in text
+    content = json.loads(to_json({"question": settings, "models": models}))
+    assert content["question"]["data"] == settings.data
     assert [one["model"] for one in content["models"]] == ["a", "b"]
     assert content["models"][0]["domains"][1]["loss"] is None
     assert content["models"][0]["all"]["perplexity"] == pytest.approx(math.exp(2))

@@ -1,4 +1,4 @@
-"""Probes as tokens, and values of log-probabilities, with a tokenizer whose every token can be seen."""
+"""Encodes probes with transparent tokenizers and computes their values from given log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.evaluate.probe_rows import as_expected, ask, read, verdict_line
-from z2all_ds.evaluate.probe_runs import _PlainTokenizer
+from z2all_ds.evaluate.probe_rows import encode_probes, expectations_met, read_value, summary_line
+from z2all_ds.evaluate.probe_runs import PlainTokenizer
 from z2all_ds.evaluate.probes import CompareProbe, CompletionProbe, Probe, SentenceProbe
 
 BEGIN = 1
 
 
 class PairTokenizer:
-    """Bytes, but that `{"` and `is` are one token each."""
+    """One token per byte, except that `{"` and `is` are one token each."""
 
     PAIRS = (('{"', 1000), ("is", 1001))
 
@@ -36,7 +36,7 @@ class PairTokenizer:
 
 
 def asked(probe: Probe, before: tuple[int, ...] = (), max_tokens: int = 100) -> Any:
-    (one,) = ask([probe], PairTokenizer(), before, max_tokens)
+    (one,) = encode_probes([probe], PairTokenizer(), before, max_tokens)
     return one
 
 
@@ -49,23 +49,23 @@ def test_a_continuation_is_scored_after_its_prompt() -> None:
     assert row.ids == ids("abis so") and row.ids[row.first_scored :] == ids("is so") and row.num_bytes == 5
 
 
-def test_a_border_inside_a_token_is_kept_by_tokenizing_apart() -> None:
+def test_prompt_and_text_are_tokenized_separately_if_the_boundary_is_inside_a_token() -> None:
     (row,) = asked(CompletionProbe(name="a", prompt="thi", completion="s")).rows
     assert row.ids == ids("thi") + ids("s") != ids("this")
     assert row.first_scored == 3
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("France is", "Paris"), ("France ret", "urns"), ("中国的首都", "是北京")])
-def test_apart_no_space_comes_in(prompt: str, text: str) -> None:
-    """Tokenizers of SentencePiece's kind put one before whatever begins."""
+def test_separate_tokenization_adds_no_space(prompt: str, text: str) -> None:
+    """SentencePiece-like tokenizers put a space before the beginning of a text."""
     backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
     sentences = ["The capital of France is Paris. 中国的首都是北京。 return returns {} "] * 50 + ["isPa isPa"] * 30
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
     backend.train_from_iterator(sentences, trainer)
-    tokenizer = _PlainTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
-    (one,) = ask([CompletionProbe(name="a", prompt=prompt, completion=text)], tokenizer, (), 100)
+    tokenizer = PlainTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    (one,) = encode_probes([CompletionProbe(name="a", prompt=prompt, completion=text)], tokenizer, (), 100)
     (row,) = one.rows
     words = [backend.id_to_token(number) or "" for number in row.ids]
     assert ("".join(words[: row.first_scored]), "".join(words[row.first_scored :])) == (
@@ -74,15 +74,15 @@ def test_apart_no_space_comes_in(prompt: str, text: str) -> None:
     )
 
 
-def test_what_goes_on_from_another_is_not_counted_twice() -> None:
+def test_a_text_that_extends_another_is_not_counted_twice() -> None:
     one = asked(CompletionProbe(name="a", prompt="x", completion=("{", "{}", '{"', "[")))
-    assert [row.ids for row in one.rows] == [ids("x{"), ids('x{"'), ids("x[")]  # `{"` is not said by saying `{`
-    reading = read(one, [[math.log(0.5)], [math.log(0.125)], [math.log(0.5), math.log(0.5)]])
+    assert [row.ids for row in one.rows] == [ids("x{"), ids('x{"'), ids("x[")]  # `{"` is a different token from `{`
+    reading = read_value(one, [[math.log(0.5)], [math.log(0.125)], [math.log(0.5), math.log(0.5)]])
     assert reading.value == pytest.approx(0.5 + 0.125 + 0.25)
     assert reading.details["log_probability_per_token"] == pytest.approx(math.log(0.5))
 
 
-def test_nothing_predicts_the_first_token_of_a_text_nor_do_its_bytes_count() -> None:
+def test_first_token_and_its_bytes_do_not_count() -> None:
     (row,) = asked(SentenceProbe(name="a", text="is it")).rows
     assert (row.first_scored, row.num_bytes) == (1, 3)
     (row,) = asked(SentenceProbe(name="a", text="中a")).rows
@@ -93,19 +93,19 @@ def test_nothing_predicts_the_first_token_of_a_text_nor_do_its_bytes_count() -> 
 
 def test_perplexity_and_bits_per_byte() -> None:
     one = asked(SentenceProbe(name="a", text="abc"))
-    reading = read(one, [[math.log(0.5), math.log(0.125)]])
+    reading = read_value(one, [[math.log(0.5), math.log(0.125)]])
     assert reading.value == pytest.approx(4.0)
     assert reading.details == pytest.approx({"tokens": 2, "bits_per_byte": 2.0})
-    assert read(one, [[-1e6, -1e6]]).value == pytest.approx(math.exp(700))  # and no overflow
+    assert read_value(one, [[-1e6, -1e6]]).value == pytest.approx(math.exp(700))  # and no overflow
 
 
 @pytest.mark.parametrize(("per", "margin"), [("sum", -2 + 3), ("token", -2 / 1 + 3 / 3), ("byte", -2 / 2 + 3 / 3)])
 def test_a_comparison_is_a_margin_in_the_unit_asked_for(per: str, margin: float) -> None:
     one = asked(CompareProbe.model_validate({"name": "a", "prompt": "x", "better": "is", "worse": "abc", "per": per}))
-    assert read(one, [[-2.0], [-1.0, -1.0, -1.0]]).value == pytest.approx(margin)
+    assert read_value(one, [[-2.0], [-1.0, -1.0, -1.0]]).value == pytest.approx(margin)
 
 
-def test_too_long_and_too_short_are_one_line() -> None:
+def test_too_long_and_too_short_texts_are_refused() -> None:
     probe = SentenceProbe(name="long", text="abcdef")
     asked(probe, max_tokens=6)
     with pytest.raises(DataError, match="probe long: has 6 tokens, but a sequence holds 5"):
@@ -114,9 +114,9 @@ def test_too_long_and_too_short_are_one_line() -> None:
         asked(SentenceProbe(name="short", text="is"))
 
 
-def test_a_value_that_is_missing_is_not_as_expected() -> None:
+def test_a_missing_value_misses_its_expectation() -> None:
     probes = [CompletionProbe(name=name, prompt="x", completion="y", at_least=0.5) for name in "abc"]
-    passed = as_expected({"a": 0.6, "b": 0.4}, probes, step=3)
+    passed = expectations_met({"a": 0.6, "b": 0.4}, probes, step=3)
     assert passed == {"a": True, "b": False, "c": False}
-    assert verdict_line(passed, 3) == "1 of 3 as expected (not: b, c)"
-    assert verdict_line({}, 3) == "3 read, none judged"
+    assert summary_line(passed, 3) == "1 of 3 as expected (not: b, c)"
+    assert summary_line({}, 3) == "3 measured, none judged"

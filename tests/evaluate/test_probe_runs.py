@@ -1,4 +1,4 @@
-"""`z2all evaluate probes` on checkpoints: all of a run in order, what is kept of it, how it ends."""
+"""`z2all evaluate probes` on checkpoints: order, stored results, exit codes."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from z2all_ds.base.errors import CheckpointError, ConfigError, DataError, Traini
 from z2all_ds.base.reports import print_lines
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import remove
-from z2all_ds.evaluate.probe_report import Answer, AskedModels, ModelAnswers, describe, failures_at_last
-from z2all_ds.evaluate.probe_runs import ask_models, form_is_kept
+from z2all_ds.evaluate.probe_report import ModelAnswers, ProbeAnswer, ProbeResults, describe, failed_probes
+from z2all_ds.evaluate.probe_runs import has_form, run_probes
 from z2all_ds.evaluate.probes import CompletionProbe, FormatProbe
 
 MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
@@ -23,14 +23,14 @@ MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> RunFolder:
-    """With three checkpoints, the second damaged."""
+    """A run with three checkpoints, the second one damaged."""
     folder = write_run(tmp_path_factory.mktemp("probes") / "run", MODEL, small_corpus, small_tokenizer, 2, 5, 9)
     (checkpoint_of(folder, 5) / "trainer.json").write_text("{", encoding="utf-8")
     write_probes(folder.root.parent)
     return folder
 
 
-def test_the_command_asks_every_checkpoint_and_ends_as_asked(run: RunFolder) -> None:
+def test_command_asks_every_checkpoint_and_fails_with_strict(run: RunFolder) -> None:
     arguments = ("evaluate", "probes", "run", "--file", "small.yaml", "--json", "--strict")
     answer = z2all(*arguments, cwd=run.root.parent)
     assert answer.returncode == TrainingError.exit_code
@@ -49,30 +49,30 @@ def test_the_command_asks_every_checkpoint_and_ends_as_asked(run: RunFolder) -> 
     assert kept == content
 
 
-def test_a_table_for_people_and_a_code_of_success(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(run.root.parent / "small.yaml")
-    asked = ask_models([run.root, checkpoint_of(run, 2)], file, True, "fp32", 8)
-    assert [[one.step for one in line] for line in asked.lines] == [[2, 9], [2]]
-    assert {name: answer.value for name, answer in asked.lines[0][0].answers.items()} == pytest.approx(
-        {name: answer.value for name, answer in asked.lines[1][0].answers.items()}, rel=1e-5
+    asked = run_probes([run.root, checkpoint_of(run, 2)], file, True, "fp32", 8)
+    assert [[one.step for one in series] for series in asked.series] == [[2, 9], [2]]
+    assert {name: answer.value for name, answer in asked.series[0][0].answers.items()} == pytest.approx(
+        {name: answer.value for name, answer in asked.series[1][0].answers.items()}, rel=1e-5
     )
     print_lines(describe(asked))
     shown = capsys.readouterr().out
     assert "step 2" in shown and "step 9" in shown
     assert next(line for line in shown.splitlines() if "首都" in line and "completion" in line).count("FAIL") == 1
     assert f"{run.root} step 9: probes" in shown.replace("\n", " ")
-    assert "首都" in failures_at_last(asked)
+    assert "首都" in failed_probes(asked)
 
 
-def test_the_newest_alone_leaves_the_kept_file_as_it_is(run: RunFolder, tmp_path: Path) -> None:
+def test_newest_checkpoint_only_stores_nothing(run: RunFolder, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.root, copy, ignore=shutil.ignore_patterns("evaluations"))
-    asked = ask_models([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
-    assert [one.step for one in asked.lines[0]] == [9]
+    asked = run_probes([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
+    assert [one.step for one in asked.series[0]] == [9]
     assert not (copy / "evaluations").exists()
 
 
-def test_what_was_found_outlives_its_checkpoint(
+def test_stored_results_outlive_their_checkpoint(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     copy, file = RunFolder(tmp_path / "copy"), tmp_path / "few.yaml"
@@ -80,7 +80,7 @@ def test_what_was_found_outlives_its_checkpoint(
     file.write_text("- {name: a, prompt: 中国的首都是, completion: 北京}\n", encoding="utf-8")
 
     def kept(file: Path) -> dict[int, float]:
-        ask_models([copy.root], str(file), True, "fp32", 8)
+        run_probes([copy.root], str(file), True, "fp32", 8)
         rows = json.loads((copy.evaluations / "probes_few.json").read_text(encoding="utf-8"))["rows"]
         return {row["step"]: row["values"]["a"] for row in rows}
 
@@ -101,15 +101,15 @@ def test_what_was_found_outlives_its_checkpoint(
     assert "probes_few.json starts over" in capfd.readouterr().err
 
 
-def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:
+def test_missing_or_broken_models_are_refused(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
-        ask_models([tmp_path / "none"], "zh_en", True, "fp32", 8)
+        run_probes([tmp_path / "none"], "zh_en", True, "fp32", 8)
     (tmp_path / "young/checkpoints").mkdir(parents=True)
     with pytest.raises(DataError, match="has no checkpoint yet"):
-        ask_models([tmp_path / "young"], "zh_en", True, "fp32", 8)
+        run_probes([tmp_path / "young"], "zh_en", True, "fp32", 8)
     shutil.copytree(checkpoint_of(run, 5), tmp_path / "young/checkpoints/step_00000005")
     with pytest.raises(CheckpointError):
-        ask_models([tmp_path / "young"], "zh_en", True, "fp32", 8)
+        run_probes([tmp_path / "young"], "zh_en", True, "fp32", 8)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,16 @@ def test_nothing_to_ask_is_one_line(run: RunFolder, tmp_path: Path) -> None:
 )
 def test_forms_of_answers(answer: str, is_json: bool, matches: bool) -> None:
     common = {"name": "a", "prompt": "x", "starts_with": "{"}
-    assert form_is_kept(FormatProbe.model_validate({**common, "json": True}), answer) == is_json
-    assert form_is_kept(FormatProbe.model_validate({**common, "matches": r"\s*\{"}), answer) == matches
+    assert has_form(FormatProbe.model_validate({**common, "json": True}), answer) == is_json
+    assert has_form(FormatProbe.model_validate({**common, "matches": r"\s*\{"}), answer) == matches
 
 
-def test_a_table_of_many_checkpoints_shows_the_first_the_last_and_some_between(
+def test_table_of_many_checkpoints_shows_some(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     probe = CompletionProbe(name="a", prompt="x", completion="y", at_least=0.5)
-    line = [ModelAnswers(f"run step {step}", step, {"a": Answer(step / 100, True, {})}) for step in range(1, 21)]
-    print_lines(describe(AskedModels("f", [probe], [line])))
+    line = [ModelAnswers(f"run step {step}", step, {"a": ProbeAnswer(step / 100, True, {})}) for step in range(1, 21)]
+    print_lines(describe(ProbeResults("f", [probe], [line])))
     shown = capsys.readouterr().out
     assert [step for step in range(1, 21) if f"{step / 100:.4f}" in shown] == [1, 5, 9, 12, 16, 20]
     assert "6 of 20 checkpoints; --json has all" in shown

@@ -1,4 +1,4 @@
-"""The file of probes: what is read from it, and one line for every mistake in it."""
+"""Probe files: parsing, and a one-line error for every mistake."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_expectations_hold_from_their_step_on(tmp_path: Path) -> None:
     assert not capital.is_met(float("nan"))
     assert not plain.is_judged(7) and plain.is_judged(8) and plain.is_judged(None)
     assert plain.is_met(1e6) and not plain.is_met(1.1e6)
-    assert order.is_met(0.1) and not order.is_met(-0.1)  # the right one is expected to win without being told
+    assert order.is_met(0.1) and not order.is_met(-0.1)  # by default a value above 0 is expected
     assert not silent.is_judged(100)
 
 
@@ -66,19 +66,19 @@ def test_expectations_hold_from_their_step_on(tmp_path: Path) -> None:
         ("- {name: a", "not valid YAML"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, content: str, said: str) -> None:
+def test_mistakes_are_refused(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_probes(str(write_probes(tmp_path, content)))
     assert said in str(caught.value)
     assert "small.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_lists_the_shipped_ones() -> None:
+def test_a_missing_file_lists_the_shipped_ones() -> None:
     with pytest.raises(ConfigError, match=r"neither a file nor one of the shipped ones \(zh_en\).*Did you mean zh_en"):
         load_probes("zh_an")
 
 
-def test_a_run_keeps_the_place_of_its_file_and_the_name_of_a_shipped_one(
+def test_a_run_keeps_the_path_of_its_file_or_the_name_of_a_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_probes(tmp_path)

@@ -1,4 +1,4 @@
-"""Streams: the same text in the end, and never a character or a stop string in halves."""
+"""Streamed text equals the whole text, and never contains part of a character or of a stop string."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from z2all_ds.evaluate.streaming import TextStream, cut_at_stop, sure_part
+from z2all_ds.evaluate.generate import TextStream, cut_at_stop, stable_part
 from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
 opened = cache(load_tokenizer)
@@ -31,8 +31,8 @@ def test_cut(text: str, stops: tuple[str, ...], wanted: tuple[str, bool]) -> Non
     ("text", "stops", "wanted"),
     [("今\ufffd", (), "今"), ("a\ufffdb", (), "a\ufffdb"), ("one\n", ("\n\n",), "one"), ("xEN", ("END", "N!"), "x")],
 )
-def test_what_is_sure(text: str, stops: tuple[str, ...], wanted: str) -> None:
-    assert sure_part(text, stops) == wanted
+def test_the_stable_part(text: str, stops: tuple[str, ...], wanted: str) -> None:
+    assert stable_part(text, stops) == wanted
 
 
 @settings(max_examples=30)
@@ -47,4 +47,4 @@ def test_pieces_are_the_whole(small_tokenizer: Path, text: str, stops: tuple[str
         stream.put(torch.tensor([token]))
         assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
     stream.end()
-    assert "".join(pieces) == stream.text == cut_at_stop("今天" + text, stops)[0]
+    assert "".join(pieces) == cut_at_stop("今天" + text, stops)[0]

@@ -53,7 +53,7 @@ def test_a_corpus_is_shared_without_overlap(small_corpus: Path) -> None:
         ("x.parquet", b"junk", "not a valid Parquet file"),
     ],
 )
-def test_broken_files_are_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_broken_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
         list(open_texts(tmp_path / name, None)[0].read(0, 1))

@@ -1,4 +1,4 @@
-"""Windows: every token once, with what must be before it."""
+"""Windows: every token counts once, with enough context."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.evaluate.loading import LoadedModel
-from z2all_ds.evaluate.windows import Way, choose_way, document_windows, packed_windows, read_document
+from z2all_ds.evaluate.windows import WindowSettings, document_windows, packed_windows, read_document, window_settings
 
 BOS, EOS = 1001, 1002
 
@@ -16,9 +16,9 @@ BOS, EOS = 1001, 1002
 @given(st.integers(0, 60), st.integers(2, 20), st.data())
 def test_each_token_of_a_document_counts_once_with_enough_before_it(length: int, window: int, data: Any) -> None:
     stride, with_bos = data.draw(st.integers(1, window - 1)), data.draw(st.booleans())
-    way = Way(window, stride, False, BOS if with_bos else None, None)
+    cut = WindowSettings(window, stride, False, BOS if with_bos else None, None)
     counted = []
-    for one in document_windows(list(range(length)), way):
+    for one in document_windows(list(range(length)), cut):
         assert len(one.ids) <= window and not one.counted[0] and any(one.counted)
         for place, (token, counts) in enumerate(zip(one.ids, one.counted, strict=True)):
             if counts:
@@ -29,11 +29,11 @@ def test_each_token_of_a_document_counts_once_with_enough_before_it(length: int,
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(2, 12), st.booleans())
 def test_packed_is_one_row_cut_like_training(lengths: list[int], window: int, with_bos: bool) -> None:
-    way = Way(window, window - 1, True, BOS if with_bos else None, EOS)
+    cut = WindowSettings(window, window - 1, True, BOS if with_bos else None, EOS)
     documents = [[10 * number + token for token in range(length)] for number, length in enumerate(lengths)]
     head = [BOS] if with_bos else []
     row = [token for ids in documents for token in [*head, *ids, EOS]]
-    windows = list(packed_windows(iter(documents), way))
+    windows = list(packed_windows(iter(documents), cut))
     assert [one.ids for one in windows] == [row[k : k + window + 1] for k in range(0, len(row) - 1, window)]
     counted = [t for one in windows for t, counts in zip(one.ids, one.counted, strict=True) if counts]
     assert counted == [token for token in row[1:] if token != BOS]
@@ -54,13 +54,13 @@ def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
 
 @pytest.mark.parametrize("text", ["中国", "魑魅 abc", "𝄞 music", "\ufffd中", " hello", "a"])
 def test_a_first_token_may_end_inside_a_character(loaded: LoadedModel, text: str) -> None:
-    """Only its own bytes do not count. In this tokenizer's words a letter stands for a byte."""
+    """Only its own bytes do not count. In this tokenizer each character of a token stands for a byte."""
     found = read_document(loaded.tokenizer, text, first_counts=False)
     (first,) = loaded.tokenizer.convert_ids_to_tokens(found.ids[:1])
     assert found.bytes == len(text.encode()) - len(first)
 
 
-def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
+def test_begin_of_text_follows_the_tokenizer(loaded: LoadedModel) -> None:
     class Adding:
         """The same tokenizer, set to put a begin-of-text token before every text."""
 
@@ -70,7 +70,7 @@ def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
             return {"input_ids": [self.bos_token_id, *loaded.tokenizer(text)["input_ids"]]}
 
     def bos_of(tokenizer: Any, bos: str) -> int | None:
-        return choose_way(tokenizer, 48, None, None, False, bos).bos_id
+        return window_settings(tokenizer, 48, None, None, False, bos).bos_id
 
     bos_id = loaded.tokenizer.bos_token_id
     assert [bos_of(loaded.tokenizer, bos) for bos in ("auto", "yes", "no")] == [None, bos_id, None]
@@ -88,16 +88,16 @@ def test_begin_of_text_is_as_the_tokenizer_does_it(loaded: LoadedModel) -> None:
         (None, None, False, "maybe", r"^bos=maybe: no such choice\. Known: auto, yes, no\.$"),
     ],
 )
-def test_what_cannot_be_meant(
+def test_invalid_settings_are_refused(
     loaded: LoadedModel, window: int | None, stride: int | None, packed: bool, bos: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        choose_way(loaded.tokenizer, 48, window, stride, packed, bos)
+        window_settings(loaded.tokenizer, 48, window, stride, packed, bos)
 
 
-def test_a_model_that_does_not_say_how_long_it_may_be(loaded: LoadedModel) -> None:
-    assert choose_way(loaded.tokenizer, None, 16, None, False, "auto").window == 16
+def test_a_model_without_a_maximum_length(loaded: LoadedModel) -> None:
+    assert window_settings(loaded.tokenizer, None, 16, None, False, "auto").window == 16
     with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not state .*\. Set --window\.$"):
-        choose_way(loaded.tokenizer, None, None, None, False, "auto")
+        window_settings(loaded.tokenizer, None, None, None, False, "auto")
     with pytest.raises(ConfigError, match=r"^window=1: must be at least 2"):
-        choose_way(loaded.tokenizer, None, 1, None, False, "auto")
+        window_settings(loaded.tokenizer, None, 1, None, False, "auto")

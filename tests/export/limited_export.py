@@ -1,10 +1,10 @@
-"""Run as a script: exports a checkpoint under a real limit on memory, or reads all its weights at once under the same.
+"""Script that exports a checkpoint under a memory limit, or reads all its weights at once under the same limit.
 
-    limited_export.py stream|all_at_once RUN BYTES    BYTES: allowed on top of what Python and its libraries take
+    limited_export.py stream|all_at_once RUN BYTES    BYTES: allowed in addition to Python and its libraries
 
 The limit is RLIMIT_DATA: it counts all private memory that can be written, which is every allocation, whoever makes
-it, and the kernel refuses what goes beyond. RLIMIT_AS would count code and every reserved address, RLIMIT_RSS does
-nothing on Linux, and a control group needs rights that a test does not have. Processes started from here inherit it.
+it, and the kernel refuses further ones. RLIMIT_AS would count code and every reserved address, RLIMIT_RSS does
+nothing on Linux, and a control group needs rights that a test does not have. Child processes inherit it.
 """
 
 import json
@@ -23,7 +23,7 @@ from z2all_ds.model import Z2allConfig  # noqa: F401
 
 
 def now(name: str) -> int:
-    """Bytes that /proc/self/status has under a name."""
+    """Returns a figure of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -31,9 +31,9 @@ def now(name: str) -> int:
 
 
 def read_all(checkpoint: Checkpoint) -> None:
-    """As it was done once: everything in memory, then a model of it. Says after each weight how much there is.
+    """Reads all weights into memory; prints the number of bytes after each.
 
-    By the same plain reads as an export: mapped files would count in full, and the limit would bite on them alone.
+    By the same plain reads as an export: mapped files would count in full.
     """
     reader, kept = WeightReader(checkpoint.path), []
     for name in reader.shapes:
@@ -42,11 +42,11 @@ def read_all(checkpoint: Checkpoint) -> None:
 
 
 def main() -> None:
-    way, run, allowed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    mode, run, allowed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     torch.randn(64, 64) @ torch.randn(64, 64)  # starts the threads
     resident, limit = now("VmRSS"), now("VmData") + allowed
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    if way == "all_at_once":
+    if mode == "all_at_once":
         read_all(pick_checkpoint(run)[1])
         return
     report = export_checkpoint(run, dtype="bf16", max_shard_size="16MB")

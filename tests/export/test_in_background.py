@@ -1,4 +1,4 @@
-"""Exports beside a run: real processes, one at a time, the newest wins, and none outlives its owner."""
+"""Background exports: real processes, one at a time, the newest request wins, and none outlives its owner."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from tests.helpers.models import TINY
 from tests.helpers.processes import ended
 from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.export.atomic_folder import UNFINISHED
 from z2all_ds.export.in_background import NICENESS, BackgroundExport
-from z2all_ds.export.place import UNFINISHED
 
 OWNER = """
 import sys, time
@@ -52,16 +52,16 @@ def half_written(run: RunFolder) -> list[Path]:
 def test_one_at_a_time_and_the_newest_wins(exports: BackgroundExport, run: RunFolder) -> None:
     (checkpoint_of(run, 5) / "trainer.json").write_text("{}")  # damaged: its export fails
     assert exports.poll() == []
-    assert exports.start(checkpoint_of(run, 5)) == "export of step_00000005 begins in the background"
+    assert exports.start(checkpoint_of(run, 5)) == "export of step_00000005 started in the background"
     assert exports.start(checkpoint_of(run, 6)) == "export of step_00000006 waits for that of step_00000005"
-    line = "export of step_00000007 waits for that of step_00000005, in place of step_00000006"
+    line = "export of step_00000007 waits for that of step_00000005 and replaces step_00000006"
     assert exports.start(checkpoint_of(run, 7)) == line
     assert exports.poll() == []
     failed, begun, done = exports.finish()
     assert failed.startswith("export of step_00000005 failed (exit code 4: CheckpointError: checkpoint ")
-    assert failed.endswith(f"Give a complete checkpoint.); training goes on, see {run.root / 'logs' / 'export.log'}")
+    assert failed.endswith(f"Give a complete checkpoint.); training continues, see {run.root / 'logs' / 'export.log'}")
     assert "trainer.json has 2 bytes instead of" in failed
-    assert begun == "export of step_00000007 begins in the background"
+    assert begun == "export of step_00000007 started in the background"
     folder = run.exports / "step_00000007"
     assert done.startswith(f"exported step_00000007: {folder}: step 7, 88,736 parameters, logits within ")
     assert (folder / "model.safetensors").stat().st_size > 4 * 88_736
@@ -71,7 +71,7 @@ def test_one_at_a_time_and_the_newest_wins(exports: BackgroundExport, run: RunFo
     assert exports.finish() == exports.poll() == []
 
 
-def test_it_stays_out_of_trainings_way_and_close_leaves_nothing(exports: BackgroundExport, run: RunFolder) -> None:
+def test_low_priority_and_close_leaves_nothing(exports: BackgroundExport, run: RunFolder) -> None:
     exports.start(checkpoint_of(run, 6))
     exports.start(checkpoint_of(run, 7))
     assert exports._running
@@ -84,25 +84,25 @@ def test_it_stays_out_of_trainings_way_and_close_leaves_nothing(exports: Backgro
     assert f"{OWNER_VARIABLE}={owner_mark()}" in surroundings
     assert not [variable for variable in surroundings if variable.startswith("RANK=")]
     exports.close()
-    assert process.returncode == 128 + signal.SIGTERM  # it has tidied up, nobody had to kill it
+    assert process.returncode == 128 + signal.SIGTERM  # it deleted its files and was not killed
     assert list(run.exports.iterdir()) == []
     assert exports.poll() == exports.finish() == []
 
 
-def test_it_ends_with_its_owner(run: RunFolder) -> None:
+def test_export_ends_with_its_owner(run: RunFolder) -> None:
     mark = new_mark()
     command = [sys.executable, "-c", OWNER, str(run.root), str(checkpoint_of(run, 7))]
     with ended(subprocess.Popen(command, env=environment(**mark), stdout=subprocess.PIPE, text=True)) as owner:
         assert owner.stdout
-        assert owner.stdout.readline() == "export of step_00000007 begins in the background\n"
-        # The process that loads the folder is there: three generations.
+        assert owner.stdout.readline() == "export of step_00000007 started in the background\n"
+        # The grandchild process, which loads the folder, is running.
         wait_until(lambda: any(b"standalone_check" in words for words in marked(mark).values()), "the check")
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         wait_until(lambda: not marked(mark), "the end of all that it had started", 20)
 
 
-def test_a_log_that_cannot_be_written_costs_a_line(exports: BackgroundExport, run: RunFolder) -> None:
+def test_a_log_that_cannot_be_written(exports: BackgroundExport, run: RunFolder) -> None:
     (run.root / "logs").touch()
     line = exports.start(checkpoint_of(run, 7))
     assert line.startswith("export of step_00000007 failed (") and "logs" in line

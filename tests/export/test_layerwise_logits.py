@@ -1,4 +1,4 @@
-"""A model computed block by block gives the logits of the whole model and holds none of it afterwards."""
+"""Logits computed block by block equal those of the whole model, and no weights stay in memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The model card says what the run folder knows, and leaves out what it does not."""
+"""The model card contains the figures that the run folder has, and leaves out the others."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.export.model_card import model_card
-from z2all_ds.export.verify import IN_TURN, WHOLE, Verdict
+from z2all_ds.export.verify import LAYERWISE, WHOLE, Verdict
 from z2all_ds.track.writer import RunWriter
 
 BEGAN = 1_700_000_000.0
@@ -55,7 +55,7 @@ def test_a_bare_run_has_a_card(run: RunFolder) -> None:
 
 def test_figures_are_those_of_the_checkpoints_step(run: RunFolder) -> None:
     writer = RunWriter(run)
-    for step in range(1, STEP + 3):  # training has gone on since
+    for step in range(1, STEP + 3):  # training has continued since
         held_out = {"validation_loss": 6.25, "validation_loss_of_en": 6.125, "validation_perplexity_of_en": 457.1}
         writer.metric(record(step, loss_of_en=6.5 - step / 10, loss_of_zh=8.0, **(held_out if step == 4 else {})))
     writer.close()
@@ -67,7 +67,7 @@ def test_figures_are_those_of_the_checkpoints_step(run: RunFolder) -> None:
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     versions = {"python": "3.11.7", "packages": {"torch": "2.13.0"}, "optimizer": {"kind": "adamw"}, "device": "H200"}
     run.environment.write_text(json.dumps(versions))
-    text = card(run, how=IN_TURN, model_format="z2all", Hello="world")
+    text = card(run, how=LAYERWISE, model_format="z2all", Hello="world")
     for row in (
         "all | 6.3 | 6.25 | ",
         "en | 5.8 | 6.125 | 457.1",

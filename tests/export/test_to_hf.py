@@ -1,4 +1,4 @@
-"""A checkpoint becomes a folder that loads with the same weights; what cannot be exported is said in one line."""
+"""An exported folder loads with the weights of its checkpoint; mistakes raise one-line errors."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ from tests.helpers.stock_names import to_stock
 from z2all_ds.base.errors import CheckpointError, ConfigError, ExportError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.export import to_hf
-from z2all_ds.export.place import UNFINISHED
+from z2all_ds.export.atomic_folder import UNFINISHED
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.export.weights import WeightReader
 from z2all_ds.model import Z2allForCausalLM
@@ -79,7 +79,7 @@ def test_our_own_format_has_our_names_and_class(
     assert text.returncode == 0, text.stderr
 
 
-def test_large_models_are_proven_layer_by_layer(
+def test_large_models_are_verified_layer_by_layer(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(to_hf, "fits_whole", lambda parameters: False)
@@ -89,7 +89,7 @@ def test_large_models_are_proven_layer_by_layer(
 
 
 def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof reads the checkpoint again, and here it reads something else than what was written."""
+    """Verification reads the checkpoint again; here it reads other values than were written."""
     honest = WeightReader.read_rounded
 
     def damaged(reader: WeightReader, parameter: str, dtype: torch.dtype) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypat
     assert names(tmp_path / "parent") == set()
 
 
-def test_ctrl_c_leaves_nothing_behind(run: RunFolder, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "parent" / "model"
     command = [*COMMAND, "export", str(run.root), "--out", str(out)]
     pipe = subprocess.PIPE
@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_nothing_behind(run: RunFolder, tmp_path: Path) -> None:
         (("--max-shard-size", "big"), "ConfigError: memory size 'big': must be a number with a unit"),
     ],
 )
-def test_mistakes_cost_one_line(options: tuple[str, ...], words: str, run: RunFolder) -> None:
+def test_invalid_options_are_refused(options: tuple[str, ...], words: str, run: RunFolder) -> None:
     assert one_line(z2all("export", run.root, *options, cwd=run.root), 2).startswith(words)
 
 
@@ -131,7 +131,7 @@ def test_only_an_export_is_replaced(run: RunFolder, tmp_path: Path) -> None:
     assert names(tmp_path) == {"thesis.txt"}
 
 
-def test_a_run_without_checkpoints_is_named(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         export_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""The gate of an export: what it lets pass, and that it stops what differs, in both ways of loading a folder."""
+"""Verification accepts equal weights and refuses others, with both methods of loading a folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def model(tokenizer: Z2allTokenizer) -> Z2allForCausalLM:
 
 
 def logits_of(model: Z2allForCausalLM) -> Logits:
-    """Of the whole model, text by text."""
+    """Returns the logits function of a model in memory."""
 
     def logits(texts: list[list[int]]) -> Iterator[Tensor]:
         with torch.no_grad():
@@ -41,7 +41,7 @@ def logits_of(model: Z2allForCausalLM) -> Logits:
 
 
 def write_folder(model: Z2allForCausalLM, small_tokenizer: Path, folder: Path, max_shard_size: str = "1GB") -> Path:
-    """What an export holds, written by transformers itself."""
+    """Writes the files of an export with transformers itself."""
     from transformers import LlamaForCausalLM
 
     llama = LlamaForCausalLM(model.config.to_llama())
@@ -94,7 +94,7 @@ def test_one_changed_weight_is_found(
         compare(model, tokenizer, folder, real_texts(small_corpus, tokenizer), whole)
 
 
-def test_a_folder_that_needs_this_package_is_no_llama(
+def test_a_folder_that_needs_this_package_is_refused_as_llama(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     folder = write_folder(model, small_tokenizer, tmp_path)
@@ -112,7 +112,7 @@ def test_another_tokenizer_is_found(
     other = Tokenizer.from_file(str(folder / "tokenizer.json"))
     other.pre_tokenizer = None
     other.save(str(folder / "tokenizer.json"))
-    with pytest.raises(ExportError, match="reads the en text differently"):
+    with pytest.raises(ExportError, match="encodes the en text differently"):
         compare(model, tokenizer, folder, {"en": "def main(): return 42"}, whole=False)
 
 

@@ -1,4 +1,4 @@
-"""Weights read plainly are those that safetensors reads, to the bit, whole or in parts."""
+"""Plain reads return exactly the values of the memory-mapped reader, whole or in parts."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
 def test_chunks_are_one_after_the_other(
     chunk: int, start: int, length: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the border between two ranks' pieces too, which lies at 1024."""
+    """Includes ranges across the boundary between two ranks' pieces, at 1024."""
     monkeypatch.setattr(weights, "CHUNK_VALUES", chunk)
     pieces = list(WeightReader(checkpoint).chunks(QKV, start, length))
     assert max(map(len, pieces)) <= chunk
@@ -51,7 +51,7 @@ def test_rounded_values_are_fp32(dtype: torch.dtype, checkpoint: Path, monkeypat
 
 
 def test_no_file_is_mapped(checkpoint: Path) -> None:
-    """What a mapped reader shows here, ours does not."""
+    """Only the memory-mapped reader appears in /proc/self/maps."""
     mapped, plain = StateReader(checkpoint), WeightReader(checkpoint)
     read_whole(plain, QKV)
     assert str(checkpoint) not in Path("/proc/self/maps").read_text()
@@ -59,9 +59,9 @@ def test_no_file_is_mapped(checkpoint: Path) -> None:
     assert str(checkpoint) in Path("/proc/self/maps").read_text()
 
 
-def test_a_file_that_became_shorter_is_named(checkpoint: Path) -> None:
+def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
     file = checkpoint / "state" / file_name(1)
     reader = WeightReader(checkpoint)
     os.truncate(file, file.stat().st_size - 4)
-    with pytest.raises(CheckpointError, match=rf"{file_name(1)}: ends too early"):
+    with pytest.raises(CheckpointError, match=rf"{file_name(1)}: is truncated"):
         read_whole(reader, "lm_head.weight")

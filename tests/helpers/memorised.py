@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from z2all_ds.evaluate.harness_model import HarnessModel
-from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, require_harness
+from z2all_ds.evaluate.harness.model import HarnessModel
+from z2all_ds.evaluate.harness.tasks import load_tasks, quiet, require_harness
 from z2all_ds.evaluate.loading import LoadedModel
 
 TASKS = Path(__file__).resolve().parents[1] / "assets" / "harness"
@@ -75,7 +75,7 @@ def memorised(tokenizer_folder: Path) -> LoadedModel:
     """Knows the letters of zh_school and en_school, and the answers of sums."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     model = tiny_llama(tokenizer)
-    encode = HarnessModel(model, tokenizer, CPU, batch_size=1)._encode_pair
+    encode = HarnessModel(LoadedModel(model, tokenizer, CPU, "", None), batch_size=1)._encode_pair
     tasks = load("zh_school", "en_school", "sums")["tasks"]
     pairs = []
     for name, end in (("zh_school", ""), ("en_school", ""), ("sums", ";")):

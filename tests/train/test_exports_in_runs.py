@@ -18,7 +18,7 @@ def test_every_so_many_steps(tmp_path: Path, small_corpus: Path, small_tokenizer
     run = tmp_path / "run"
     result = train(run, small_corpus, small_tokenizer, *EXPORTING, ranks=1)
     assert result.returncode == 0, result.stderr
-    assert "export of step_00000004 begins in the background" in result.stderr
+    assert "export of step_00000004 started in the background" in result.stderr
     assert "exported step_00000012: " in result.stderr and "logits within" in result.stderr
     # The first and the last; one that waited while the first was at work was given up for the last.
     assert {path.name for path in (run / "exports").iterdir()} >= {"step_00000004", "step_00000012"}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.errors import ConfigError, TrainingError
 from z2all_ds.base.reports import print_report, to_json
 from z2all_ds.cli.options import JsonOption
 
@@ -47,13 +47,12 @@ def ppl(
     as_json: JsonOption = False,
 ) -> None:
     """Measure perplexity per domain, by token, byte and character; bits per byte are comparable across tokenizers."""
-    from z2all_ds.evaluate.perplexity import measure_perplexity
-    from z2all_ds.evaluate.perplexity_report import content_of, describe
-    from z2all_ds.evaluate.perplexity_share import Question
+    from z2all_ds.evaluate.perplexity import describe, measure_perplexity
+    from z2all_ds.evaluate.perplexity_rank import PerplexitySettings
 
-    question = Question(data, documents, window, stride, packed, bos, batch, dtype)
-    measured = measure_perplexity(models, question, ranks)
-    print_report(measured, as_json, describe, lambda found: content_of(found, question))
+    settings = PerplexitySettings(data, documents, window, stride, packed, bos, batch, dtype)
+    measured = measure_perplexity(models, settings, ranks)
+    print_report(measured, as_json, describe, lambda found: {"question": settings, "models": found})
 
 
 @evaluate_app.command("probes")
@@ -80,15 +79,13 @@ def probes(
     For a run folder, the answers of all checkpoints are stored in evaluations/probes_FILE.json, where the board reads
     them.
     """
-    from z2all_ds.evaluate.probe_report import content_of, describe, failures_at_last
-    from z2all_ds.evaluate.probe_runs import ask_models
+    from z2all_ds.evaluate.probe_report import content_of, describe, failed_probes
+    from z2all_ds.evaluate.probe_runs import run_probes
 
-    asked = ask_models(models, file, all_checkpoints, dtype, batch)
-    print_report(asked, as_json, describe, content_of)
-    failed = failures_at_last(asked)
+    results = run_probes(models, file, all_checkpoints, dtype, batch)
+    print_report(results, as_json, describe, content_of)
+    failed = failed_probes(results)
     if strict and failed:
-        from z2all_ds.base.errors import TrainingError
-
         raise TrainingError(
             f"probes {', '.join(failed)}", "missed their expectation", "Train longer, or lower the expectation."
         )
@@ -122,28 +119,28 @@ def harness(
     """Run lm-evaluation-harness benchmarks offline; --reshape reveals memorized answers."""
     from contextlib import suppress
 
-    from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
-    from z2all_ds.evaluate.harness_tasks import list_tasks as found_under
-    from z2all_ds.evaluate.harness_tasks import require_harness
+    from z2all_ds.base.atomic import explain_disk_errors, write_whole
+    from z2all_ds.evaluate.harness import run
+    from z2all_ds.evaluate.harness import tasks as harness_tasks
+    from z2all_ds.evaluate.harness.settings import HarnessSettings, parse_reshapings
+    from z2all_ds.evaluate.prompts import require_writable
 
     if list_tasks:
         if include is None:
             raise ConfigError("--list", "needs a folder of tasks", "Give --include DIR.")
-        require_harness()
-        found = found_under(include)
+        harness_tasks.require_harness()
+        found = harness_tasks.list_tasks(include)
         print_report(found, as_json, lambda tasks: (f"{one.name}\t{one.kind}\t{one.file}" for one in tasks))
         return
     if model is None:
         raise ConfigError("MODEL", "is missing", "Give a Hugging Face folder, a run folder or a checkpoint.")
-    from z2all_ds.evaluate import harness as impl
-
-    settings = impl.HarnessSettings(
+    settings = HarnessSettings(
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         include=None if include is None else str(include),
         shots=shots,
         limit=limit,
         batch=batch,
-        reshape=impl.parse_reshapings(reshape),
+        reshape=parse_reshapings(reshape),
         shuffles=shuffles,
         seed=seed,
         chat=chat,
@@ -151,19 +148,17 @@ def harness(
         others_wrong_text=others_wrong_text,
     )
     if out is not None:  # fail now, not after an hour
-        if out.is_dir():
-            raise ConfigError(f"--out {out}", "is a folder", "Give a file name in it.")
-        make_folder(out.parent)
+        require_writable(out)
 
     def keep(scores: dict[str, object]) -> None:
         if out is not None:
             with suppress(OSError):  # the final write reports the error
                 write_whole(out, to_json(scores) + "\n")
 
-    report = impl.run_harness(model, settings, dtype, keep)
+    report = run.run_harness(model, settings, dtype, keep)
     try:
         if out is not None:
             with explain_disk_errors(out.parent):
                 write_whole(out, to_json(report.content()) + "\n")
     finally:  # a full disk does not take the results away
-        print_report(report, as_json, impl.describe, impl.HarnessReport.content)
+        print_report(report, as_json, run.describe, run.HarnessReport.content)

@@ -12,7 +12,7 @@ from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
 from z2all_ds.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from z2all_ds.evaluate.generate import Answer, Generator, Sampling
+    from z2all_ds.evaluate.generate import Generator
 
 
 def generate(
@@ -53,11 +53,19 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue prompts from -p, a file or a pipe, or start an interactive session if there are none."""
-    from z2all_ds.evaluate.generate import Generator
+    from z2all_ds.evaluate.generate import Generator, Sampling
     from z2all_ds.evaluate.loading import load_model
 
-    sampling = _sampling(
-        temperature, greedy, num, top_p, top_k, min_p, max_new_tokens, repetition_penalty, stop or [], seed
+    options = {"--top-p": top_p, "--top-k": top_k, "--min-p": min_p, "--num above 1": num if num > 1 else None}
+    sampling = Sampling(
+        max_new_tokens,
+        _temperature(temperature, greedy, options),
+        1.0 if top_p is None else top_p,
+        top_k or 0,
+        min_p or 0.0,
+        repetition_penalty,
+        tuple(stop or ()),
+        seed,
     )
     if stream and (as_json or out):
         raise ConfigError("--stream", "streams text, not JSON", "Leave out --stream, or --json and --out.")
@@ -65,9 +73,9 @@ def generate(
     if records is None and (as_json or out or num > 1):
         raise ConfigError("--json, --out or --num", "needs prompts, and there are none", "Give -p or --file.")
     if out:
-        from z2all_ds.evaluate.prompts import require_place
+        from z2all_ds.evaluate.prompts import require_writable
 
-        require_place(out)
+        require_writable(out)
     generator = Generator(load_model(model, dtype), sampling, chat, system)
     if records is None:
         from z2all_ds.evaluate.converse import converse
@@ -78,41 +86,25 @@ def generate(
     if one_at_a_terminal if stream is None else stream:
         _stream(generator, records, num)
         return
-    found = _all_answers(generator, records, batch, num)
-    _hand_out(generator, records, found, num, out, as_json)
+    _answer_all(generator, records, batch, num, out, as_json)
 
 
-def _sampling(
-    temperature: float | None,
-    greedy: bool,
-    num: int,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    *others: Any,
-) -> "Sampling":
-    from z2all_ds.evaluate.generate import Sampling
-
-    given = {"--top-p": top_p, "--top-k": top_k, "--min-p": min_p, "--num above 1": num if num > 1 else None}
-    sampled = [name for name, value in given.items() if value is not None]
+def _temperature(temperature: float | None, greedy: bool, sampling_options: dict[str, Any]) -> float:
+    """Returns the temperature: by default 0, or 1 if a sampling option is set. Refuses sampling with greedy."""
+    used = [name for name, value in sampling_options.items() if value is not None]
     if greedy and temperature:
-        sampled.append("--temperature")
-    if temperature is None:
-        temperature = 1.0 if sampled and not greedy else 0.0
-    if sampled and (greedy or temperature == 0):
+        used.append("--temperature")
+    if used and (greedy or temperature == 0):
         choice = "--greedy" if greedy else "--temperature 0"
         raise ConfigError(
-            f"{choice} with {', '.join(sampled)}", "greedy decoding does not sample", "Leave out one of them."
+            f"{choice} with {', '.join(used)}", "greedy decoding does not sample", "Leave out one of them."
         )
-    max_new_tokens, repetition_penalty, stop, seed = others
-    chosen = (1.0 if top_p is None else top_p, top_k or 0, min_p or 0.0)
-    return Sampling(max_new_tokens, temperature, *chosen, repetition_penalty, tuple(stop), seed)
+    return temperature if temperature is not None else 1.0 if used else 0.0
 
 
 def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]] | None:
-    """Return the prompts as records, or None for an interactive session."""
-    from z2all_ds.evaluate.chat import require_characters
-    from z2all_ds.evaluate.prompts import read_prompts, read_stdin
+    """Returns the prompts as records, or None for an interactive session."""
+    from z2all_ds.evaluate.prompts import read_prompts, read_stdin, require_unicode
 
     if prompts and file:
         raise ConfigError("-p and --file", "cannot be combined", "Give one of them.")
@@ -122,9 +114,9 @@ def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]
         return None
     prompts = prompts or [read_stdin().removesuffix("\n")]
     if not all(prompts):
-        raise ConfigError("an empty prompt", "must hold at least one character", "Give -p or --file, or pipe text in.")
+        raise ConfigError("an empty prompt", "must have at least one character", "Give -p or --file, or pipe text in.")
     for one in prompts:
-        require_characters(one, "a prompt")
+        require_unicode(one, "a prompt")
     return [{"prompt": one} for one in prompts]
 
 
@@ -132,40 +124,30 @@ def _stream(generator: "Generator", records: list[dict[str, Any]], num: int) -> 
     from z2all_ds.evaluate.converse import write_now
 
     for record in records:
-        for sample in range(num):
+        for _ in range(num):
             if not generator.is_chat:
                 write_now(record["prompt"])
-            generator.stream(record["prompt"], write_now, sample)
+            generator.stream(record["prompt"], write_now)
             write_now("\n")
 
 
-def _all_answers(generator: "Generator", records: list[dict[str, Any]], batch: int, num: int) -> "list[Answer]":
-    from z2all_ds.base.console import progress
-
-    found = []
-    with progress("generate", len(records) * num, "answers") as advance:
-        for answer in generator.answer_all([record["prompt"] for record in records], batch, num):
-            found.append(answer)
-            advance(1)
-    return found
-
-
-def _hand_out(
-    generator: "Generator",
-    records: list[dict[str, Any]],
-    found: "list[Answer]",
-    num: int,
-    out: Path | None,
-    as_json: bool,
+def _answer_all(
+    generator: "Generator", records: list[dict[str, Any]], batch: int, num: int, out: Path | None, as_json: bool
 ) -> None:
+    from z2all_ds.base.console import progress
     from z2all_ds.evaluate.prompts import with_answers, write_answers
 
+    answers = []
+    with progress("generate", len(records) * num, "answers") as advance:
+        for answer in generator.answer_all([record["prompt"] for record in records], batch, num):
+            answers.append(answer)
+            advance(1)
     if out:
-        write_answers(out, with_answers(records, found, num))
+        write_answers(out, with_answers(records, answers, num))
     if as_json:
-        print(to_json(with_answers(records, found, num)))
+        print(to_json(with_answers(records, answers, num)))
     elif out:
         print(out)
     else:
-        for answer in found:
+        for answer in answers:
             print(answer.text if generator.is_chat else answer.prompt + answer.text)

@@ -1,21 +1,22 @@
 """Interactive loop on a terminal: reads a line, streams an answer."""
 
 import sys
+from contextlib import suppress
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import Z2allError
-from z2all_ds.evaluate.chat import Message, chat_ids
 from z2all_ds.evaluate.generate import Generator
+from z2all_ds.evaluate.prompts import Message, chat_ids
 
 EXIT, NEW = "/exit", "/new"
 
 
 def converse(generator: Generator) -> None:
-    """Run until /exit or Ctrl-D. Ctrl-C ends the current answer; its text so far stays in the conversation."""
+    """Runs until /exit or Ctrl-D. Ctrl-C ends the current answer; its text so far stays in the conversation."""
     import readline  # noqa: F401 - adds editing and history to `input`
 
-    way = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
-    say(f"{generator.loaded.label}: {way}; {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
+    mode = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
+    say(f"{generator.loaded.label}: {mode}; {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
     messages: list[Message] | None = []
     while messages is not None:
         # Around the whole turn: a Ctrl-C during typing may be raised only after the line was read.
@@ -26,7 +27,7 @@ def converse(generator: Generator) -> None:
 
 
 def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None:
-    """Return the conversation after one more line; None at its end."""
+    """Returns the conversation after one more line; None at its end."""
     try:
         line = input("> ").strip()
     except EOFError:
@@ -45,15 +46,19 @@ def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None
 
 
 def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
-    """Return the conversation with the new answer."""
+    """Returns the conversation with the new answer."""
     asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
     ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
-    try:
-        text, _, _ = generator.stream_ids(ids, write_now)
-    except KeyboardInterrupt:
-        text = generator.partial
+    pieces: list[str] = []
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        write_now(piece)
+
+    with suppress(KeyboardInterrupt):
+        generator.stream(line, write, ids)
     print(flush=True)
-    return [*asked, {"role": "assistant", "content": text}] if generator.is_chat else []
+    return [*asked, {"role": "assistant", "content": "".join(pieces)}] if generator.is_chat else []
 
 
 def write_now(text: str) -> None:

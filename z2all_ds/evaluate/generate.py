@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.evaluate.chat import Message, chat_ids, end_of_turn, is_chat, plain_ids, require_characters
 from z2all_ds.evaluate.loading import LoadedModel
-from z2all_ds.evaluate.streaming import TextStream, cut_at_stop
+from z2all_ds.evaluate.prompts import Answer, Message, chat_ids, end_of_turn, is_chat, plain_ids, require_unicode
 
 Write = Callable[[str], None]
 ENDED, STOPPED, CUT = "end", "stop", "length"
@@ -21,6 +21,8 @@ FURTHER_TOKENS = 8
 """Tokens searched for a stop string in addition to one per byte of it: control tokens have no text."""
 FILLER_ID = 0
 """Input for rows that end before others of their batch; cut off afterwards, so any token will do."""
+INCOMPLETE = "\ufffd"
+"""The decoded form of an incomplete character."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,83 @@ class Sampling:
             if not holds:
                 raise ConfigError(f"{name}={getattr(self, name)}", rule, "Change it.")
         for one in self.stop:
-            require_characters(one, "a stop string")
+            require_unicode(one, "a stop string")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The model's answer to one prompt."""
+# Streaming: never half a character, and nothing of a stop string or after it
 
-    prompt: str
-    text: str
-    """New text, without the prompt."""
-    finish: str
-    new_tokens: int
-    sample: int = 0
-    """Index among the answers to the same prompt."""
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Returns the text before the first stop string, and whether there was one."""
+    found = [start for start in map(text.find, stops) if start >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+def stable_part(text: str, stops: Sequence[str]) -> str:
+    """Returns the text without the end that the next token may change: half a character, or the start of a stop."""
+    text = text.rstrip(INCOMPLETE)
+    for length in range(max(map(len, stops), default=0), 0, -1):
+        if any(len(stop) > length and text.endswith(stop[:length]) for stop in stops):
+            return text[:-length]
+    return text
+
+
+class TextStream:
+    """A streamer for transformers' generate, for one sequence."""
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str], write: Write) -> None:
+        self._decode, self._stops, self._write = decode, stops, write
+        self._ids: list[int] = []
+        self._shown = 0
+        self._has_prompt = False
+
+    def put(self, value: Any) -> None:
+        """Receives first the prompt, then token by token."""
+        if not self._has_prompt:
+            self._has_prompt = True
+            return
+        self._ids += value.reshape(-1).tolist()
+        self._show(is_over=False)
+
+    def end(self) -> None:
+        self._show(is_over=True)
+
+    def _show(self, is_over: bool) -> None:
+        text, is_stopped = cut_at_stop(self._decode(self._ids), self._stops)
+        ready = text if is_over or is_stopped else stable_part(text, self._stops)
+        if len(ready) > self._shown:
+            self._write(ready[self._shown :])
+            self._shown = len(ready)
+
+
+class StopCheck:
+    """A stopping criterion for transformers' generate: ends a row when its new text contains a stop string.
+
+    Only the tail is decoded at each token. transformers remembers which rows have ended; under beam search a row is a
+    different beam at every token.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], prompt_tokens: int, skip_special_tokens: bool = False
+    ) -> None:
+        self.stopped_at: dict[int, int] = {}
+        """Number of new tokens at which each row first had a stop string."""
+        self._tokenizer, self._stops = tokenizer, stops
+        self._prompt_tokens, self._skip = prompt_tokens, skip_special_tokens
+        self._tail_tokens = max((len(stop.encode()) for stop in stops), default=0) + FURTHER_TOKENS
+
+    def __call__(self, ids_BT: Tensor, _scores: Any, **_unused: Any) -> Tensor:
+        new_BT = ids_BT[:, self._prompt_tokens :]
+        tails = new_BT[:, -self._tail_tokens :].tolist()
+        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=self._skip)
+        are_over = [cut_at_stop(text, self._stops)[1] for text in texts]
+        for row, is_over in enumerate(are_over):
+            if is_over:
+                self.stopped_at.setdefault(row, new_BT.shape[1])
+        return torch.tensor(are_over, device=ids_BT.device)
+
+
+# Generation
 
 
 @dataclass
@@ -76,8 +141,6 @@ class Generator:
     sampling: Sampling
     chat: bool | None = None
     system: str | None = None
-    partial: str = field(default="", init=False)
-    """Text of a streamed answer that was interrupted."""
 
     def __post_init__(self) -> None:
         self.is_chat = is_chat(self.loaded.tokenizer, self.chat)
@@ -104,47 +167,28 @@ class Generator:
         return plain_ids(self.loaded.tokenizer, prompt)
 
     def answer_all(self, prompts: Sequence[str], batch: int = 8, num: int = 1) -> Iterator[Answer]:
-        """Yield `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first."""
+        """Yields `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first.
+
+        A prompt without room for all new tokens is generated separately, or it would limit the others of its batch.
+        """
         if batch < 1 or num < 1:
             raise ConfigError(f"batch={batch}, num={num}", "must be at least 1", "Use larger numbers.")
-        looked_at = [(prompt, self._fitting(self.ids_of(prompt))) for prompt in prompts]
-        asked = [(prompt, ids, sample) for prompt, ids in looked_at for sample in range(num)]
-        for group in self._batches(asked, batch):
-            made = self._generate([ids for _, ids, _ in group])
-            for (prompt, ids, sample), new in zip(group, made, strict=True):
-                text, finish = self._read(ids, new)
-                yield Answer(prompt, text, finish, len(new), sample)
+        checked = [(prompt, self._fitting(self.ids_of(prompt))) for prompt in prompts]
+        asked = [(prompt, ids, sample) for prompt, ids in checked for sample in range(num)]
+        for is_tight, some in groupby(asked, lambda one: self._room(one[1]) < self.sampling.max_new_tokens):
+            while group := list(islice(some, 1 if is_tight else batch)):
+                made = self._generate([ids for _, ids, _ in group])
+                for (prompt, ids, sample), new in zip(group, made, strict=True):
+                    text, finish = self._read(ids, new)
+                    yield Answer(prompt, text, finish, len(new), sample)
 
-    def stream(self, prompt: str, write: Write, sample: int = 0) -> Answer:
-        """Return one answer; write its text as it is generated."""
-        text, finish, new_tokens = self.stream_ids(self.ids_of(prompt), write)
-        return Answer(prompt, text, finish, new_tokens, sample)
-
-    def stream_ids(self, ids: list[int], write: Write) -> tuple[str, str, int]:
-        """Return text, finish reason and number of tokens. If interrupted, the text so far is in `partial`."""
+    def stream(self, prompt: str, write: Write, ids: list[int] | None = None) -> Answer:
+        """Returns one answer; writes its text as it is generated. `ids`: of a whole conversation that ends with it."""
+        ids = self._fitting(ids or self.ids_of(prompt))
         stream = TextStream(lambda new: self._text(ids, self._before_end(new)), self.sampling.stop, write)
-        self.partial = ""
-        try:
-            (new,) = self._generate([self._fitting(ids)], stream)
-        except KeyboardInterrupt:
-            self.partial = stream.text
-            raise
-        return *self._read(ids, new), len(new)
-
-    def _batches(self, asked: list[Any], batch: int) -> Iterator[list[Any]]:
-        """Yield neighbouring prompts; one without room for all its tokens is separate, or it would limit the others."""
-        group: list[Any] = []
-        for one in asked:
-            is_tight = self._room(one[1]) < self.sampling.max_new_tokens
-            if group and (is_tight or len(group) == batch):
-                yield group
-                group = []
-            group.append(one)
-            if is_tight:
-                yield group
-                group = []
-        if group:
-            yield group
+        (new,) = self._generate([ids], stream)
+        text, finish = self._read(ids, new)
+        return Answer(prompt, text, finish, len(new))
 
     def _fitting(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -162,7 +206,7 @@ class Generator:
         return self.loaded.max_tokens - len(ids)
 
     def _generate(self, rows: list[list[int]], stream: TextStream | None = None) -> list[list[int]]:
-        """Return the new tokens of each row, including its end token."""
+        """Returns the new tokens of each row, including its end token."""
         from transformers import StoppingCriteriaList
 
         if not self._seeded:
@@ -172,21 +216,20 @@ class Generator:
         # Padded with a token of the row: any other would be penalised as a repetition.
         ids_BT = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows], device=self.loaded.device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=ids_BT.device)
-        stopped_at = [self.sampling.max_new_tokens] * len(rows)
-        stops = [self._stop_strings(longest, stopped_at)] if self.sampling.stop else []
+        stop = StopCheck(self.loaded.tokenizer, self.sampling.stop, longest, skip_special_tokens=True)
         with torch.no_grad():
             made = self.loaded.model.generate(
                 input_ids=ids_BT,
                 attention_mask=mask_BT,
                 generation_config=self._config(min(self.sampling.max_new_tokens, self.loaded.max_tokens - longest)),
-                stopping_criteria=StoppingCriteriaList(stops),
+                stopping_criteria=StoppingCriteriaList([stop] if self.sampling.stop else []),
                 streamer=stream,
             )
-        new = zip(made[:, longest:].tolist(), stopped_at, strict=True)
-        return [self._before_end(row[:most], keep_end=True) for row, most in new]
+        new = enumerate(made[:, longest:].tolist())
+        return [self._before_end(ids[: stop.stopped_at.get(row)], keep_end=True) for row, ids in new]
 
     def _config(self, max_new_tokens: int) -> Any:
-        """Return the config; options not set are off, since the model's own config has only ids (see loading)."""
+        """Returns the config; options not set are off, since the model's own config has only ids (see loading)."""
         from transformers import GenerationConfig
 
         how, choice = self.sampling, {}
@@ -202,26 +245,9 @@ class Generator:
             **choice,
         )
 
-    def _stop_strings(self, prompt_tokens: int, stopped_at: list[int]) -> Callable[..., Tensor]:
-        """Return a check whether each row's new text ends with a stop; `stopped_at` gets its number of tokens."""
-        tail = max(len(stop.encode()) for stop in self.sampling.stop) + FURTHER_TOKENS
-
-        def is_over(ids_BT: Tensor, _scores: Any, **_unused: Any) -> Tensor:
-            new_BT = ids_BT[:, prompt_tokens:]
-            texts = self.loaded.tokenizer.batch_decode(new_BT[:, -tail:].tolist(), skip_special_tokens=True)
-            are_over = [cut_at_stop(text, self.sampling.stop)[1] for text in texts]
-            for row, over in enumerate(are_over):
-                if over:
-                    stopped_at[row] = min(stopped_at[row], new_BT.shape[1])
-            return torch.tensor(are_over, device=ids_BT.device)
-
-        return is_over
-
     def _before_end(self, new: list[int], keep_end: bool = False) -> list[int]:
-        for place, token in enumerate(new):
-            if token in self._ends:
-                return new[: place + keep_end]
-        return new
+        end = next((index for index, token in enumerate(new) if token in self._ends), len(new))
+        return new[: end + keep_end]
 
     def _read(self, prompt_ids: list[int], new: list[int]) -> tuple[str, str]:
         text, is_stopped = cut_at_stop(self._text(prompt_ids, self._before_end(new)), self.sampling.stop)
@@ -230,7 +256,7 @@ class Generator:
         return text, STOPPED if is_stopped else ENDED if last in self._ends else CUT
 
     def _text(self, prompt_ids: list[int], new: list[int]) -> str:
-        """Decode together with the prompt, or some tokenizers would lose a leading space."""
+        """Decodes together with the prompt, or some tokenizers would lose a leading space."""
         before: str = self.loaded.tokenizer.decode(prompt_ids, skip_special_tokens=True)
         whole: str = self.loaded.tokenizer.decode([*prompt_ids, *new], skip_special_tokens=True)
         if whole.startswith(before):

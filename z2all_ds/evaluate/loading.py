@@ -55,7 +55,7 @@ class LoadedModel:
         return longest
 
     def require_token(self, largest: int) -> None:
-        """Raise if the model has no row for this token: the tokenizer belongs to another model."""
+        """Raises if the model has no row for this token: the tokenizer belongs to another model."""
         rows = self.model.get_input_embeddings().num_embeddings
         if largest >= rows:
             raise DataError(f"token {largest}", f"{self.label} has only {rows}", "Use the tokenizer of this model.")
@@ -64,7 +64,7 @@ class LoadedModel:
 def load_model(
     path: str | Path, dtype: str = AUTO, device: torch.device | None = None, quiet: bool = False
 ) -> LoadedModel:
-    """Load a model onto `device` (default: a GPU if available). `dtype`: auto, fp32, bf16 or fp16."""
+    """Loads a model onto `device` (default: a GPU if available). `dtype`: auto, fp32, bf16 or fp16."""
     path = Path(path).expanduser()
     device = device or best_device()
     torch_dtype = _dtype(dtype, device)
@@ -99,7 +99,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
     import z2all_ds.model  # noqa: F401 - for exports in our own format: registers the model
 
     try:
-        with _watched(str(folder), quiet), _without_bars():
+        with _heartbeat(str(folder), quiet), _without_bars():
             tokenizer = AutoTokenizer.from_pretrained(folder)
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -116,7 +116,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
 
 
 def _require_weights(folder: Path, report: dict[str, Any]) -> None:
-    """Refuse missing or mismatched weights, which transformers fills with random numbers. Tied weights are fine."""
+    """Refuses missing or mismatched weights, which transformers fills with random numbers. Tied weights are fine."""
     wrong = dict.fromkeys(report["missing_keys"], "is missing")
     wrong |= {key: f"has the shape {list(is_)}, not {list(wanted)}" for key, is_, wanted in report["mismatched_keys"]}
     if wrong:
@@ -126,20 +126,20 @@ def _require_weights(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _bare_generation_config(found: Any) -> Any:
-    """Return a config with the token ids only: transformers would apply anything else in the folder's config (beams,
+    """Returns a config with the token ids only: transformers would apply anything else in the folder's config (beams,
     penalties, stop strings) by default, and greedy would not be greedy."""
     from transformers import GenerationConfig
 
     return GenerationConfig(**{name: getattr(found, name) for name in ID_NAMES})
 
 
-def _watched(what: str, quiet: bool) -> AbstractContextManager[None]:
+def _heartbeat(what: str, quiet: bool) -> AbstractContextManager[None]:
     return nullcontext() if quiet else heartbeat(f"loading {what}")
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would overwrite this package's."""
+    """Disables transformers' progress bars, which would overwrite this package's."""
     from transformers.utils import logging
 
     were_on = logging.is_progress_bar_enabled()
@@ -162,14 +162,14 @@ def _load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, quiet
     with held(checkpoint.path):
         run = load_run_config(str(folder.config))
         config = checkpoint_config(run, checkpoint, load_tokenizer(run.data.tokenizer))
-        with _watched(f"{shown} step {checkpoint.step}", quiet):
+        with _heartbeat(f"{shown} step {checkpoint.step}", quiet):
             model = _filled_llama(config, checkpoint.path, dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(run.data.tokenizer)
     return LoadedModel(model, tokenizer, device, f"{shown} step {checkpoint.step}", checkpoint.step)
 
 
 def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Fill a Llama, some megabytes at a time: there is never a second copy of the weights."""
+    """Fills a Llama, some megabytes at a time: there is never a second copy of the weights."""
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -186,10 +186,7 @@ def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: tor
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for part in exported_parts(reader.shapes, config):
-            flat, done = parameters.pop(part.name).view(-1), 0
-            for chunk in reader.chunks(part.parameter, part.start, part.num_values):
-                flat[done : done + len(chunk)].copy_(chunk)
-                done += len(chunk)
+            reader.fill(parameters.pop(part.name), part.parameter, part.start)
     assert not parameters, sorted(parameters)
     model.generation_config = _bare_generation_config(config)
     return model.eval()

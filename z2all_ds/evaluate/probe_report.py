@@ -1,116 +1,142 @@
-"""What probes found, as a table, as JSON, and as the file that the board reads beside metrics.jsonl."""
+"""Results of probes: as a table, as JSON, and as the file in a run folder that the board reads."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.atomic import make_folder, write_whole
+from z2all_ds.base.console import say
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown, Table, plain
-from z2all_ds.evaluate.probe_rows import verdict_line
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.evaluate.probe_rows import summary_line
 from z2all_ds.evaluate.probes import Probe
 
-MOST_COLUMNS = 6
-"""Of a table: of more checkpoints, the first, the last, and some between them; the JSON has all."""
+MAX_COLUMNS = 6
+"""Checkpoints in a table: the first, the last and some in between. The JSON has all."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """To one probe."""
+class ProbeAnswer:
+    """A model's answer to one probe."""
 
     value: float
     passed: bool | None
-    """None where nothing is expected."""
+    """None if nothing is expected."""
     details: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ModelAnswers:
-    """Of one model to all probes."""
+    """A model's answers to all probes."""
 
     label: str
     step: int | None
-    answers: dict[str, Answer]
+    answers: dict[str, ProbeAnswer]
 
     @property
     def passed(self) -> dict[str, bool]:
-        """Of the probes that are judged."""
+        """Whether each judged probe passed."""
         return {name: answer.passed for name, answer in self.answers.items() if answer.passed is not None}
 
 
 @dataclass(frozen=True)
-class AskedModels:
-    """Of each model that was named its answers, of a run those of its checkpoints, the oldest first."""
+class ProbeResults:
+    """Answers of several models or runs: `series` has one list per model or run, with its checkpoints oldest first."""
 
     file: str
     probes: Sequence[Probe]
-    lines: list[list[ModelAnswers]]
+    series: list[list[ModelAnswers]]
 
 
-def failures_at_last(asked: AskedModels) -> list[str]:
-    """Probes that are not as expected, of any of the models in its last state."""
-    failed = [name for line in asked.lines for name, is_met in line[-1].passed.items() if not is_met]
+def failed_probes(results: ProbeResults) -> list[str]:
+    """Returns the probes that the last checkpoint of any model failed."""
+    failed = [name for series in results.series for name, is_met in series[-1].passed.items() if not is_met]
     return list(dict.fromkeys(failed))
 
 
-def as_file(file: str, probes: Sequence[Probe], line: Sequence[ModelAnswers]) -> dict[str, Any]:
-    """Of one run or model: what was asked, and a row for each checkpoint."""
-    return {
-        "file": file,
-        "probes": [probe.definition for probe in probes],
-        "questions": [probe.question for probe in probes],
-        "rows": [
-            {
-                "step": one.step,
-                "label": one.label,
-                "values": plain({name: answer.value for name, answer in one.answers.items()}),
-                "passed": one.passed,
-            }
-            for one in line
-        ],
-    }
+def file_content(
+    file: str, probes: Sequence[Probe], series: Sequence[ModelAnswers], with_details: bool = False
+) -> dict[str, Any]:
+    """Returns the probes and one row per checkpoint, as stored in a run folder."""
+    rows: list[dict[str, Any]] = []
+    for one in series:
+        values = plain({name: answer.value for name, answer in one.answers.items()})
+        rows.append({"step": one.step, "label": one.label, "values": values, "passed": one.passed})
+        if with_details:
+            rows[-1]["details"] = {name: answer.details for name, answer in one.answers.items()}
+    definitions, questions = [probe.definition for probe in probes], [probe.question for probe in probes]
+    return {"file": file, "probes": definitions, "questions": questions, "rows": rows}
 
 
-def content_of(asked: AskedModels) -> list[dict[str, Any]]:
-    """Returns the content of the files, with the details of every answer, for JSON."""
-    models = []
-    for line in asked.lines:
-        content = as_file(asked.file, asked.probes, line)
-        for row, one in zip(content["rows"], line, strict=True):
-            row["details"] = {name: answer.details for name, answer in one.answers.items()}
-        models.append(content)
-    return models
+class StoredAnswers:
+    """The file with a run's answers to the probes of one file. Rows remain when their checkpoints are deleted."""
+
+    def __init__(self, run: Path, file: str, probes: Sequence[Probe]) -> None:
+        """Reads earlier rows. Raises if they belong to a different probe file of the same name."""
+        self._file, self._probes = file, probes
+        self._path = RunFolder(run).evaluations / f"probes_{Path(file).stem}.json"
+        earlier = _read_json(self._path)
+        self._rows = [row for row in earlier.get("rows", []) if isinstance(row, dict)]
+        if not earlier or earlier.get("questions") == [probe.question for probe in probes]:
+            return
+        other = earlier.get("file")
+        if isinstance(other, str) and Path(other).resolve() != Path(file).resolve():
+            rule = f"holds the results of {other}"
+            raise ConfigError(f"file {self._path}", rule, "Rename one of the two probe files.")
+        self._rows = []
+        say(f"{self._path.name} starts over: the probes of {file} have changed")
+
+    def write(self, series: Sequence[ModelAnswers]) -> None:
+        """Writes the answers, together with the rows of steps whose checkpoints no longer exist."""
+        content = file_content(self._file, self._probes, series)
+        rows = {row["step"]: row for row in [*self._rows, *content["rows"]] if isinstance(row.get("step"), int)}
+        content["rows"] = [rows[step] for step in sorted(rows)]
+        make_folder(self._path.parent)
+        write_whole(self._path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def describe(asked: AskedModels) -> Shown:
-    """Yields a table of each run or model, and a line that sums it up."""
-    for line in asked.lines:
-        shown, last = _spread(line), line[-1]
+def _read_json(path: Path) -> dict[str, Any]:
+    """Returns the content; empty if the file is missing or unreadable."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and isinstance(content.get("rows", []), list) else {}
+
+
+def content_of(results: ProbeResults) -> list[dict[str, Any]]:
+    """Returns the content of the files with the details of every answer, for JSON."""
+    return [file_content(results.file, results.probes, series, with_details=True) for series in results.series]
+
+
+def describe(results: ProbeResults) -> Shown:
+    """Yields a table and a summary line for each model or run."""
+    for series in results.series:
+        count = min(len(series), MAX_COLUMNS)
+        shown = [series[round(number * (len(series) - 1) / max(count - 1, 1))] for number in range(count)]
         steps = ["value" if one.step is None else f"step {one.step:,}" for one in shown]
         rows = []
-        for probe in asked.probes:
+        for probe in results.probes:
             answers = [one.answers[probe.name] for one in shown]
             verdict = {None: "", True: "pass", False: "FAIL"}[answers[-1].passed]
-            values = [_shown(probe, answer.value) for answer in answers]
-            rows.append([probe.name, probe.kind, _expected(probe), *values, verdict])
+            values = [_format_value(probe, answer.value) for answer in answers]
+            rows.append([probe.name, probe.kind, _format_bounds(probe), *values, verdict])
         yield Table(("probe", "kind", "expected", *steps, ""), rows, "lllr")
-        if len(shown) < len(line):
-            yield f"{len(shown)} of {len(line)} checkpoints; --json has all"
-        yield f"{last.label}: probes {verdict_line(last.passed, len(last.answers))}"
+        if count < len(series):
+            yield f"{count} of {len(series)} checkpoints; --json has all"
+        yield f"{series[-1].label}: probes {summary_line(series[-1].passed, len(series[-1].answers))}"
 
 
-def _spread(line: list[ModelAnswers]) -> list[ModelAnswers]:
-    if len(line) <= MOST_COLUMNS:
-        return line
-    places = [round(number * (len(line) - 1) / (MOST_COLUMNS - 1)) for number in range(MOST_COLUMNS)]
-    return [line[place] for place in places]
-
-
-def _shown(probe: Probe, value: float) -> str:
+def _format_value(probe: Probe, value: float) -> str:
     if probe.is_probability:
         return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
     return f"{value:+.3f}" if probe.kind == "compare" else f"{value:,.2f}"
 
 
-def _expected(probe: Probe) -> str:
+def _format_bounds(probe: Probe) -> str:
     parts = [f"≥ {probe.at_least:g}"] if probe.at_least is not None else []
     parts += [f"≤ {probe.at_most:g}"] if probe.at_most is not None else []
     return ", ".join(parts)

@@ -46,8 +46,8 @@ class ProbeRow:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A probe and its rows."""
+class EncodedProbe:
+    """A probe and its rows of tokens."""
 
     probe: Probe
     rows: tuple[ProbeRow, ...]
@@ -55,16 +55,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of a model."""
+    """The value of a probe for one model."""
 
     value: float
     details: dict[str, float] = field(default_factory=dict)
 
 
-def ask(probes: Sequence[Probe], tokenizer: Tokenizer, before: Sequence[int], max_tokens: int) -> list[Asked]:
-    """Return the rows of probes. `before`: ids that begin every text, usually none. Rows over `max_tokens` raise."""
-    asked = [Asked(probe, _rows(probe, tokenizer, tuple(before))) for probe in probes]
-    for one in asked:
+def encode_probes(
+    probes: Sequence[Probe], tokenizer: Tokenizer, before: Sequence[int], max_tokens: int
+) -> list[EncodedProbe]:
+    """Returns the rows of probes. `before`: ids that begin every text, usually none. Rows over `max_tokens` raise."""
+    encoded = [EncodedProbe(probe, _rows(probe, tokenizer, tuple(before))) for probe in probes]
+    for one in encoded:
         longest = max(len(row.ids) for row in one.rows)
         if longest > max_tokens:
             rule = f"has {longest} tokens, but a sequence holds {max_tokens}"
@@ -72,11 +74,11 @@ def ask(probes: Sequence[Probe], tokenizer: Tokenizer, before: Sequence[int], ma
         if any(row.first_scored >= len(row.ids) for row in one.rows):
             rule = "has a text of a single token with nothing before it, which cannot be predicted"
             raise DataError(f"probe {one.probe.name}", rule, "Use a longer text, or add a prompt.")
-    return asked
+    return encoded
 
 
-def read(one: Asked, log_probabilities: Sequence[Sequence[float]]) -> Reading:
-    """Compute the value from the scored tokens' log-probabilities, row by row."""
+def read_value(one: EncodedProbe, log_probabilities: Sequence[Sequence[float]]) -> Reading:
+    """Computes the value from the scored tokens' log-probabilities, row by row."""
     sums = [math.fsum(of_row) for of_row in log_probabilities]
     tokens = [len(of_row) for of_row in log_probabilities]
     if isinstance(one.probe, SentenceProbe):
@@ -93,17 +95,17 @@ def read(one: Asked, log_probabilities: Sequence[Sequence[float]]) -> Reading:
     return Reading(min(value, 1.0), {"log_probability_per_token": per_token})
 
 
-def as_expected(readings: dict[str, float], probes: Sequence[Probe], step: int | None) -> dict[str, bool]:
-    """Return, for the probes judged at this step, whether each is met; one without a reading is not."""
+def expectations_met(values: dict[str, float], probes: Sequence[Probe], step: int | None) -> dict[str, bool]:
+    """Return, for the probes judged at this step, whether each is met; one without a value is not."""
     judged = [probe for probe in probes if probe.is_judged(step)]
-    return {probe.name: probe.name in readings and probe.is_met(readings[probe.name]) for probe in judged}
+    return {probe.name: probe.name in values and probe.is_met(values[probe.name]) for probe in judged}
 
 
-def verdict_line(passed: dict[str, bool], num_probes: int) -> str:
-    """Return the summary for the log."""
+def summary_line(passed: dict[str, bool], num_probes: int) -> str:
+    """Returns the summary for the log."""
     failed = [name for name, is_met in passed.items() if not is_met]
     if not passed:
-        return f"{num_probes} read, none judged"
+        return f"{num_probes} measured, none judged"
     named = f" (not: {', '.join(failed[:5])}{' ...' if len(failed) > 5 else ''})" if failed else ""
     return f"{len(passed) - len(failed)} of {len(passed)} as expected{named}"
 
@@ -125,7 +127,7 @@ def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) 
     prompt_ids = tuple(tokenizer.encode(prompt)) if prompt else ()
     ids = tuple(tokenizer.encode(prompt + text))
     if ids[: len(prompt_ids)] != prompt_ids or len(ids) == len(prompt_ids):
-        ids = prompt_ids + _apart(text, tokenizer)
+        ids = prompt_ids + _encode_inside(text, tokenizer)
     first, num_bytes = len(before) + len(prompt_ids), len(text.encode())
     if first == 0:
         # If the first token is not scored, its bytes do not count, or the figures per byte would be too low.
@@ -133,8 +135,8 @@ def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) 
     return ProbeRow(before + ids, first, num_bytes)
 
 
-def _apart(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return tokens of a text in the middle of another: at a beginning, SentencePiece-like tokenizers add a space."""
+def _encode_inside(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns tokens of a text in the middle of another: at a beginning, SentencePiece-like tokenizers add a space."""
     for mark in MARKS:
         mark_ids, ids = tokenizer.encode(mark), tokenizer.encode(mark + text)
         is_kept = mark in tokenizer.decode(mark_ids)  # some replace or drop a line break

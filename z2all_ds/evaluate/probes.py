@@ -17,11 +17,10 @@ Plain data: no torch, so that a mistake in the file is reported before a run is 
 
 import difflib
 import re
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from z2all_ds.base.config.section_errors import first_problem
 from z2all_ds.base.config.sections import Section
@@ -31,6 +30,19 @@ from z2all_ds.base.resources import find_named_file
 DEFAULT_FILE = "zh_en"
 """The name of a shipped file."""
 HINT = "See z2all_ds/probes/zh_en.yaml for examples."
+
+
+def _check_texts(texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    several = (texts,) if isinstance(texts, str) else texts
+    if not several or not all(several):
+        raise ValueError("at least one text must be given, and none may be empty")
+    if len(set(several)) < len(several):
+        raise ValueError("a text must not be given twice")
+    return texts
+
+
+Texts = Annotated[str | tuple[str, ...], AfterValidator(_check_texts)]
+"""One text, or several different ones."""
 
 
 class Probe(Section):
@@ -69,22 +81,22 @@ class Probe(Section):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """Return the fields for displaying its values."""
+        """The fields for displaying its values."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "from_step": self.from_step}
         return {"name": self.name, "kind": self.kind, **bounds}
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return all fields: values of probes with equal fields can be compared."""
+        """All fields that are set: values of probes with equal fields can be compared."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def is_judged(self, step: int | None) -> bool:
-        """Return whether there is an expectation at this step; a model without a known step counts as finished."""
+        """Returns whether there is an expectation at this step; a model without a known step counts as finished."""
         is_asked = self.at_least is not None or self.at_most is not None
         return is_asked and (step is None or step >= self.from_step)
 
     def is_met(self, value: float) -> bool:
-        """Return whether the value meets the expectation; NaN does not."""
+        """Returns whether the value meets the expectation; NaN does not."""
         enough = self.at_least is None or value >= self.at_least
         return enough and (self.at_most is None or value <= self.at_most)
 
@@ -98,13 +110,8 @@ class CompletionProbe(Probe):
 
     prompt: str = Field(min_length=1)
     """Text before the completion."""
-    completion: str | tuple[str, ...]
+    completion: Texts
     """Expected text; for a list, any of them."""
-
-    @field_validator("completion")
-    @classmethod
-    def _has_text(cls, texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        return _some_texts(texts)
 
 
 class SentenceProbe(Probe):
@@ -135,8 +142,9 @@ class CompareProbe(Probe):
     @model_validator(mode="before")
     @classmethod
     def _default_expectation(cls, values: Any) -> Any:
-        says_itself = isinstance(values, dict) and {"at_least", "at_most"} & values.keys()
-        return {"at_least": 0.0, **values} if isinstance(values, dict) and not says_itself else values
+        if isinstance(values, dict) and not {"at_least", "at_most"} & values.keys():
+            return {"at_least": 0.0, **values}
+        return values
 
 
 class FormatProbe(Probe):
@@ -148,7 +156,7 @@ class FormatProbe(Probe):
 
     prompt: str = Field(min_length=1)
     """Text that asks for the form."""
-    starts_with: str | tuple[str, ...]
+    starts_with: Texts
     """How an answer in that form begins; for a list, any of the texts."""
     matches: str | None = None
     """Regular expression for the beginning of the greedy answer."""
@@ -156,11 +164,6 @@ class FormatProbe(Probe):
     """The greedy answer must begin with a complete JSON object or list."""
     new_tokens: int = Field(64, gt=0)
     """Maximum number of tokens of the greedy answer."""
-
-    @field_validator("starts_with")
-    @classmethod
-    def _has_text(cls, texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        return _some_texts(texts)
 
     @field_validator("matches")
     @classmethod
@@ -181,7 +184,7 @@ KINDS: tuple[type[Probe], ...] = (CompletionProbe, SentenceProbe, CompareProbe, 
 
 
 def load_probes(wanted: str) -> list[Probe]:
-    """Load probes from a file, or from the shipped file of that name."""
+    """Loads probes from a file, or from the shipped file of that name."""
     path = find_named_file(wanted, "probes", "probes", ".yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -193,19 +196,14 @@ def load_probes(wanted: str) -> list[Probe]:
         raise ConfigError(str(path), "must be a list of at least one probe", HINT)
     probes: list[Probe] = []
     for number, entry in enumerate(content, start=1):
-        probes.append(_one(entry, f"{path.name}, probe {number}"))
+        probes.append(_parse(entry, f"{path.name}, probe {number}"))
         if probes[-1].name in {probe.name for probe in probes[:-1]}:
             what = f"{path.name}, probe {number}: name {probes[-1].name!r}"
             raise ConfigError(what, "used by an earlier probe", "Use unique names.")
     return probes
 
 
-def file_stem(wanted: str) -> str:
-    """Return the base name of result files for these probes."""
-    return Path(wanted).stem
-
-
-def _one(entry: Any, where: str) -> Probe:
+def _parse(entry: Any, where: str) -> Probe:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: {entry!r}", "must be key: value pairs", HINT)
     where = f"{where} ({entry['name']})" if isinstance(entry.get("name"), str) else where
@@ -225,16 +223,7 @@ def _kind_of(entry: dict[Any, Any], where: str) -> type[Probe]:
     if fitting:
         named = " and ".join(kind.kind for kind in fitting)
         raise ConfigError(where, f"has keys of several kinds ({named})", "Split it into several probes.")
-    telling = [kind.own_keys[0] for kind in KINDS]
-    near = [found for key in entry for found in difflib.get_close_matches(str(key), telling, n=1)]
-    rule = f"its kind is unclear: one of {', '.join(telling)} is needed"
+    deciding = [kind.own_keys[0] for kind in KINDS]
+    near = [found for key in entry for found in difflib.get_close_matches(str(key), deciding, n=1)]
+    rule = f"its kind is unclear: one of {', '.join(deciding)} is needed"
     raise ConfigError(where, rule, f"Did you mean {near[0]}?" if near else HINT)
-
-
-def _some_texts(texts: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    several = (texts,) if isinstance(texts, str) else texts
-    if not several or not all(several):
-        raise ValueError("at least one text must be given, and none may be empty")
-    if len(set(several)) < len(several):
-        raise ValueError("a text must not be given twice")
-    return texts

@@ -1,24 +1,109 @@
-"""Reads prompts from a file and writes answers to one."""
+"""Prompts and answers: reads prompts from files, encodes them for a model, and writes answers.
+
+A prompt is plain text to continue, or a message in the tokenizer's chat template. Every tokenizer trained by this
+package has a template, long before its model has learned to chat. So that template is used only on request; the
+template of any other model is used unless disabled.
+"""
 
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import explain_disk_errors, make_folder, temporary_name, write_whole
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.evaluate.chat import require_characters
-from z2all_ds.evaluate.generate import Answer
+from z2all_ds.corpus.schema import has_lone_surrogate
+from z2all_ds.evaluate.windows import AUTO, bos_id_of
+from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE
 
+Message = dict[str, str]
 Record = dict[str, Any]
 STDIN = "-"
+_PROBE_ANSWER = "an answer that no template knows"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer to one prompt."""
+
+    prompt: str
+    text: str
+    """New text, without the prompt."""
+    finish: str
+    """Why it ended: `end`, `stop` or `length`."""
+    new_tokens: int
+    sample: int = 0
+    """Index among the answers to the same prompt."""
+
+
 ANSWER_FIELDS = tuple(field.name for field in fields(Answer) if field.name != "prompt")
 """Fields of an answer's line; a prompt's record must not have them."""
 
 
+def require_unicode(text: str, where: str) -> None:
+    """Refuses lone surrogates. They come from invalid UTF-8 on a command line or terminal, or from JSON escapes; no
+    tokenizer accepts them, and no file can be written with them."""
+    if has_lone_surrogate(text):
+        raise DataError(where, "not UTF-8, or half a surrogate pair", "Use valid Unicode.")
+
+
+# Encoding
+
+
+def is_chat(tokenizer: Any, asked: bool | None) -> bool:
+    """Returns whether prompts are messages. `asked`: None lets the tokenizer decide."""
+    template = getattr(tokenizer, "chat_template", None)
+    if asked and not template:
+        raise ConfigError("--chat", "the tokenizer has no chat template", "Omit it.")
+    return bool(template) and template != CHAT_TEMPLATE if asked is None else asked
+
+
+def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Encodes a text with a begin-of-text token if the tokenizer adds one by default; never with an end token."""
+    if not prompt:
+        raise ConfigError("an empty prompt", "must have at least one character", "Enter text to continue.")
+    require_unicode(prompt, "a prompt")
+    ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    bos_id = bos_id_of(tokenizer, AUTO)
+    return ids if bos_id is None else [bos_id, *ids]
+
+
+def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
+    """Returns the ids of the conversation so far and the beginning of the answer."""
+    text = _render(tokenizer, messages, add_generation_prompt=True)
+    require_unicode(text, "a message")
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """Returns the control token that the template puts after an answer; it ends an answer whatever the config says."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE_ANSWER}]
+    try:
+        _, found, after = _render(tokenizer, messages, add_generation_prompt=False).rpartition(_PROBE_ANSWER)
+    except ConfigError:
+        return None
+    ids = tokenizer(after, add_special_tokens=False, split_special_tokens=False)["input_ids"] if found else []
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def _render(tokenizer: Any, messages: list[Message], add_generation_prompt: bool) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except TemplateError as error:
+        raise ConfigError("the chat template", f"rejects this conversation ({error})", "Change it.") from error
+    return text
+
+
+# Files
+
+
 def read_prompts(file: str) -> list[Record]:
-    """Read one prompt per line or, from a .jsonl file, one object with a `prompt` per line; `-`: lines of stdin. Empty
+    """Reads one prompt per line or, from a .jsonl file, one object with a `prompt` per line; `-`: lines of stdin. Empty
     lines are skipped."""
     path = Path(file).expanduser()
     text = read_stdin() if file == STDIN else _read(path)
@@ -31,12 +116,12 @@ def read_prompts(file: str) -> list[Record]:
 
 
 def read_stdin() -> str:
-    """Return all of stdin; refuse invalid UTF-8."""
+    """Returns all of stdin; refuses invalid UTF-8."""
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:
         raise DataError("stdin", "not readable (not UTF-8)", "Use valid Unicode.") from None
-    require_characters(text, "stdin")  # in the C locale, invalid UTF-8 is not rejected
+    require_unicode(text, "stdin")  # in the C locale, invalid UTF-8 is not rejected
     return text
 
 
@@ -55,7 +140,7 @@ def _record(line: str, where: str) -> Record:
         raise DataError(where, f"not JSON ({error})", "Fix or remove that line.") from None
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
         raise DataError(where, "each line must be an object with a string `prompt`", "Fix or remove that line.")
-    require_characters(json.dumps(record, ensure_ascii=False), where)
+    require_unicode(json.dumps(record, ensure_ascii=False), where)
     taken = [name for name in ANSWER_FIELDS if name in record]
     if taken:
         raise DataError(f"{where}, field {taken[0]}", "the name is used by the answer", "Rename your field.")
@@ -63,12 +148,12 @@ def _record(line: str, where: str) -> Record:
 
 
 def with_answers(records: list[Record], answers: list[Answer], num: int) -> list[Record]:
-    """Return the answers, each with the other fields of its prompt's record."""
-    return [{**records[place // num], **asdict(answer)} for place, answer in enumerate(answers)]
+    """Returns the answers, each with the other fields of its prompt's record."""
+    return [{**records[index // num], **asdict(answer)} for index, answer in enumerate(answers)]
 
 
-def require_place(out: Path) -> None:
-    """Check that the file can be written before the first answer is generated, so that none is lost at the end."""
+def require_writable(out: Path) -> None:
+    """Checks before the evaluation that the file can be written, so that no result is lost at the end."""
     if out.is_dir():
         raise ConfigError(f"--out {out}", "is a folder", "Use a file in it.")
     make_folder(out.parent)
@@ -78,6 +163,6 @@ def require_place(out: Path) -> None:
 
 
 def write_answers(out: Path, found: list[Record]) -> None:
-    """Write the file atomically."""
+    """Writes the file atomically."""
     with explain_disk_errors(out.parent):
         write_whole(out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))

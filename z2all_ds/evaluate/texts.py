@@ -5,12 +5,11 @@ first documents: a .jsonl file (a string under `text` or `content` in each line)
 domain with its own name, a .txt file is one document, and all .txt files of a folder are a domain with its name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
@@ -25,24 +24,19 @@ DOCUMENTS_OF_A_CORPUS = 50
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 
 
-class Read(Protocol):
-    """Yields the first documents of a domain for one rank: number `rank`, `rank + ranks`, ...; all with (0, 1)."""
-
-    def __call__(self, rank: int, ranks: int) -> Iterator[str]: ...
-
-
 @dataclass(frozen=True)
 class TextDomain:
     """Documents of one domain."""
 
     name: str
-    read: Read
+    read: Callable[[int, int], Iterator[str]]
+    """From rank and number of ranks to its documents: number `rank`, `rank + ranks`, ...; all with (0, 1)."""
     num_documents: int | None
     """None if not counted."""
 
 
 def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
-    """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
+    """Opens `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
     if documents is not None and documents < 0:
         raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Use a larger number.")
     path = Path(data).expanduser()
@@ -67,11 +61,11 @@ def _shuffled(reader: DomainReader, count: int, rank: int, ranks: int) -> Iterat
 
 
 def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Group files: those with the same name, or in folders of the same name, are one domain."""
+    """Groups files: those with the same name, or in folders of the same name, are one domain."""
     domains: dict[str, list[Path]] = {}
     for file in files:
-        place = file.parent if file.suffix == ".txt" else file.with_suffix("")
-        name = folder.resolve().name if place == folder else place.relative_to(folder).as_posix()
+        source = file.parent if file.suffix == ".txt" else file.with_suffix("")
+        name = folder.resolve().name if source == folder else source.relative_to(folder).as_posix()
         domains.setdefault(name, []).append(file)
     return domains
 
@@ -83,8 +77,7 @@ def _file_domain(name: str, files: list[Path], most: int | None) -> TextDomain:
 
 
 def _in_order(files: list[Path], most: int | None, rank: int, ranks: int) -> Iterator[str]:
-    texts = (text for file in files for text in _texts_of(file))
-    return islice(texts, rank, most, ranks)
+    return islice((text for file in files for text in _texts_of(file)), rank, most, ranks)
 
 
 def _texts_of(file: Path) -> Iterator[str]:

@@ -25,13 +25,13 @@ BROKEN = "\ufffd"
 class Window:
     """A range of tokens; the model gets all but the last as input."""
 
-    ids: list[int]
+    ids: Sequence[int]
     counted: list[bool]
     """Whether the prediction of each token counts; never that of the first."""
 
 
 @dataclass(frozen=True)
-class Way:
+class WindowSettings:
     """How windows are cut."""
 
     window: int
@@ -54,15 +54,13 @@ class Document:
     characters: int
 
 
-def choose_way(
+def window_settings(
     tokenizer: Any, max_tokens: int | None, window: int | None, stride: int | None, packed: bool, bos: str
-) -> Way:
-    """Check the options and fill in defaults. `max_tokens`: None if the model's config does not state it."""
-    if window is not None and max_tokens is not None and not 2 <= window <= max_tokens:
-        rule = f"must be from 2 to the model's maximum, {max_tokens}"
+) -> WindowSettings:
+    """Checks the options and fills in defaults. `max_tokens`: None if the model's config does not state it."""
+    if window is not None and not 2 <= window <= (max_tokens or window):
+        rule = f"must be from 2 to the model's maximum, {max_tokens}" if max_tokens else "must be at least 2"
         raise ConfigError(f"window={window}", rule, "Change it, or omit it.")
-    if window is not None and window < 2:
-        raise ConfigError(f"window={window}", "must be at least 2", "Change it.")
     window = window or max_tokens
     if window is None:
         rule = "the model's config.json does not state how many tokens it supports"
@@ -75,11 +73,11 @@ def choose_way(
     if packed and tokenizer.eos_token_id is None:
         raise ConfigError("--packed", "the tokenizer has no end-of-text token", "Omit it.")
     bos_id = bos_id_of(tokenizer, bos)
-    return Way(window, stride or window - 1, packed, bos_id, tokenizer.eos_token_id if packed else None)
+    return WindowSettings(window, stride or window - 1, packed, bos_id, tokenizer.eos_token_id if packed else None)
 
 
 def bos_id_of(tokenizer: Any, bos: str) -> int | None:
-    """Return the begin-of-text id or None. `auto`: if the tokenizer adds it by default, as trained with the model."""
+    """Returns the begin-of-text id or None. `auto`: if the tokenizer adds it by default, as trained with the model."""
     if bos not in (AUTO, YES, NO):
         raise ConfigError(f"bos={bos}", "no such choice", f"Known: {AUTO}, {YES}, {NO}.")
     bos_id: int | None = tokenizer.bos_token_id
@@ -90,7 +88,7 @@ def bos_id_of(tokenizer: Any, bos: str) -> int | None:
 
 
 def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
-    """Tokenize; control tokens spelled out in the text are plain text. `first_counts`: the first token has context."""
+    """Tokenizes; control tokens spelled out in the text are plain text. `first_counts`: the first token has context."""
     encoded = tokenizer(
         text,
         add_special_tokens=False,
@@ -107,7 +105,7 @@ def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
 
 
 def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]], str]) -> int:
-    """Return the bytes of the text after its first token, which may end inside a character."""
+    """Returns the bytes of the text after its first token, which may end inside a character."""
     num_bytes = len(text.encode())
     first = decode(list(ids[:1]))
     if BROKEN not in first and text.startswith(first):
@@ -117,36 +115,36 @@ def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]
     return min(len(whole.encode()) + len(rest) - len(whole), num_bytes)
 
 
-def document_windows(ids: list[int], way: Way) -> Iterator[Window]:
-    """Yield the windows of one document."""
-    ids = ids if way.bos_id is None else [way.bos_id, *ids]
+def document_windows(ids: list[int], cut: WindowSettings) -> Iterator[Window]:
+    """Yields the windows of one document."""
+    ids = ids if cut.bos_id is None else [cut.bos_id, *ids]
     done = 1
-    for begin in range(0, len(ids), way.stride):
-        end = min(begin + way.window, len(ids))
+    for begin in range(0, len(ids), cut.stride):
+        end = min(begin + cut.window, len(ids))
         if end > done:
-            yield Window(ids[begin:end], [place >= done for place in range(begin, end)])
+            yield Window(ids[begin:end], [position >= done for position in range(begin, end)])
             done = end
         if end == len(ids):
             return
 
 
-def packed_windows(documents: Iterable[list[int]], way: Way) -> Iterator[Window]:
-    """Yield the windows of all documents of a domain. A window's last token is the first input of the next."""
+def packed_windows(documents: Iterable[list[int]], cut: WindowSettings) -> Iterator[Window]:
+    """Yields the windows of all documents of a domain. A window's last token is the first input of the next."""
     row: list[int] = []
     is_text: list[bool] = []
-    assert way.eos_id is not None
+    assert cut.eos_id is not None
 
-    def cut() -> Window:
-        return Window(row[: way.window + 1], [False, *is_text[1 : way.window + 1]])
+    def next_window() -> Window:
+        return Window(row[: cut.window + 1], [False, *is_text[1 : cut.window + 1]])
 
     for ids in documents:
-        if way.bos_id is not None:
-            row.append(way.bos_id)
+        if cut.bos_id is not None:
+            row.append(cut.bos_id)
             is_text.append(False)
-        row += [*ids, way.eos_id]
+        row += [*ids, cut.eos_id]
         is_text += [True] * (len(ids) + 1)
-        while len(row) > way.window:
-            yield cut()
-            del row[: way.window], is_text[: way.window]
+        while len(row) > cut.window:
+            yield next_window()
+            del row[: cut.window], is_text[: cut.window]
     if len(row) > 1:
-        yield cut()
+        yield next_window()

@@ -1,7 +1,7 @@
-"""A checkpoint becomes a Hugging Face folder that loads without this package, and is proven to.
+"""Exports a checkpoint to a Hugging Face folder and verifies it before it becomes visible.
 
-`to_hf.export_checkpoint` writes the folder and lets it be seen only after `verify` has found its logits equal to those
-of the training weights, in a fresh process; for the Llama format one that cannot import z2all_ds. Nothing here holds
-the whole model: `weights` reads, `shards` writes, `layerwise_logits` computes a part at a time. `in_background` starts
-exports beside a training run.
+`to_hf.export_checkpoint` writes the folder. `verify` compares its logits with those of the training weights, in a
+separate process; for the Llama format that process cannot import z2all_ds. No module holds the whole model in memory:
+`weights` reads, `shards` writes and `layerwise_logits` computes one part at a time. `in_background` runs exports during
+training.
 """

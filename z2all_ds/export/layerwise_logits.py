@@ -1,32 +1,33 @@
-"""Logits of a model that need not fit into memory: each block's weights are read, used and dropped, one after another.
+"""Computes logits of a model that may not fit into memory: weights are read, used and dropped block by block.
 
-Used on both sides of an export's proof, by a script that must not import this package too: so this file imports none
-of it.
+Both sides of an export's verification use it. One of them must not import this package, so this file imports nothing
+from it.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+Read = Callable[[str], Tensor]
+"""Returns a weight by its name in the model."""
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def layerwise_logits(model: Any, read: Callable[[str], Tensor], texts: list[list[int]]) -> Iterator[Tensor]:
-    """Logits [T, V] of each text's tokens, by a causal model of Llama's structure that was built without memory (under
-    `torch.device("meta")`); `read` gives a weight by its name in this model.
+def layerwise_logits(model: Any, read: Read, texts: list[list[int]]) -> Iterator[Tensor]:
+    """Yields the logits [T, V] of each text, for a Llama-structure model built under `torch.device("meta")`.
 
-    All texts go through together, or the weights would have to be read once for each. Shorter ones are filled up at
-    their end, which no token before it sees.
+    All texts are processed together, so that each weight is read once. Shorter texts are padded on the right, where
+    causal attention hides the padding.
     """
     model.eval()
     blocks = {"model.embed_tokens": model.model.embed_tokens, "model.norm": model.model.norm}
     blocks |= {f"model.layers.{number}": layer for number, layer in enumerate(model.model.layers)}
     hooks = []
     for name, block in blocks.items():
-        fill = _filling(name, read)
-        hooks += [block.register_forward_pre_hook(fill), block.register_forward_hook(_empty)]
+        hooks += [block.register_forward_pre_hook(partial(_fill, name, read)), block.register_forward_hook(_empty)]
     ids_NT = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
     for row, ids in zip(ids_NT, texts, strict=True):
         row[: len(ids)] = torch.tensor(ids)
@@ -43,11 +44,8 @@ def layerwise_logits(model: Any, read: Callable[[str], Tensor], texts: list[list
         model.lm_head.to("meta")
 
 
-def _filling(name: str, read: Callable[[str], Tensor]) -> Callable[[nn.Module, Any], None]:
-    def fill(block: nn.Module, _inputs: Any) -> None:
-        block.load_state_dict({key: read(f"{name}.{key}") for key in block.state_dict()}, assign=True)
-
-    return fill
+def _fill(name: str, read: Read, block: nn.Module, _inputs: Any) -> None:
+    block.load_state_dict({key: read(f"{name}.{key}") for key in block.state_dict()}, assign=True)
 
 
 def _empty(block: nn.Module, _inputs: Any, _outputs: Any) -> None:

@@ -1,10 +1,10 @@
-"""README.md of an exported folder: what the run was, how far it had come, what was proven, how to load it.
+"""Writes the README.md of an exported folder: how to load it, figures of the run, losses, and the verification.
 
-A figure that the run folder does not have is left out.
+Figures that the run folder does not have are left out.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import takewhile
 from statistics import median
 from typing import Any
@@ -13,12 +13,13 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages, stage_at, tokens_seen
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import Checkpoint
-from z2all_ds.export.verify import IN_TURN, Verdict
+from z2all_ds.export.verify import LAYERWISE, Verdict
 from z2all_ds.track.fields import LOSS_PREFIX
 from z2all_ds.track.goodput import goodput
 from z2all_ds.track.writer import read_records
 
 VALIDATION = "validation_"
+NAMES = {"llama": "A Z2all model in Llama format", "z2all": "A Z2all model"}
 LOADING = {
     "llama": """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,39 +42,33 @@ def model_card(
     parameters: int,
     verdict: Verdict,
 ) -> str:
-    """The whole file."""
-    # Steps are taken again after a rollback to a checkpoint; what came later is not of this model.
+    """Returns the content of the file."""
+    # Later records do not belong to this model; after a rollback, steps are repeated.
     records = list(takewhile(lambda record: record["step"] <= checkpoint.step, read_records(folder.metrics)))
     facts = {
-        **run_facts(run, checkpoint, dtype, parameters),
-        **figures(records),
-        **_goodput(folder, records),
-        **_surroundings(folder),
+        **_run_facts(run, checkpoint, dtype, parameters),
+        **_speed(folder, records),
+        **_environment(folder),
     }
-    name = {"llama": "A Z2all model in Llama format", "z2all": "A Z2all model"}[model_format]
     losses = _loss_table(records)
-    generated = "".join(f"\n- `{prompt!r}` → `{made!r}`" for prompt, made in verdict.generated.items())
-    shape = json.dumps(run.model.model_dump(), indent=2)
-    return "\n\n".join(
-        part
-        for part in (
-            "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
-            f"# {name}",
-            f"```python\n{LOADING[model_format]}\n```",
-            "## The run\n\n" + _table(("", ""), facts.items()),
-            f"## Loss\n\n{losses}" if losses else "",
-            f"## Proof\n\n{proof(verdict, model_format)}",
-            f"Greedy continuations:\n{generated}" if generated else "",
-            f"## Shape\n\n```json\n{shape}\n```\n",
-        )
-        if part
+    generated = "".join(f"\n- `{prompt!r}` → `{text!r}`" for prompt, text in verdict.generated.items())
+    parts = (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
+        f"# {NAMES[model_format]}",
+        f"```python\n{LOADING[model_format]}\n```",
+        "## The run\n\n" + _table(("", ""), facts.items()),
+        f"## Loss\n\n{losses}" if losses else "",
+        f"## Verification\n\n{_verification(verdict, model_format)}",
+        f"Greedy continuations:\n{generated}" if generated else "",
+        f"## Shape\n\n```json\n{json.dumps(run.model.model_dump(), indent=2)}\n```\n",
     )
+    return "\n\n".join(filter(None, parts))
 
 
-def run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: int) -> dict[str, str]:
-    """What the config and the checkpoint say."""
+def _run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: int) -> dict[str, str]:
+    """Returns figures of the config and the checkpoint."""
     stages = run_stages(run)
-    # of the last step done, not of the next: a checkpoint at a border was made by the stage that ended there
+    # The stage of the last completed step: a checkpoint at a boundary belongs to the stage that ended there.
     stage = stage_at(stages, max(checkpoint.step - 1, 0))
     trainer, data_state = checkpoint.trainer, checkpoint.data_state
     shares = data_state.get("stage", {}).get("shares", {})
@@ -85,7 +80,7 @@ def run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: in
         "dtype of these files": dtype,
         "domains, shares of tokens": ", ".join(domains),
         "sequence length": f"{stage.sequence_length:,}",
-        "samples a step": f"{stage.global_batch:,}",
+        "samples per step": f"{stage.global_batch:,}",
         "DeepSpeed JSON": trainer.get("deepspeed", run.deepspeed),
         "largest learning rate": f"{run.optimizer.lr:g}, {run.schedule.kind}",
         "weight decay": f"{run.optimizer.weight_decay:g}",
@@ -97,66 +92,58 @@ def run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: in
     return facts
 
 
-def figures(records: list[dict[str, Any]]) -> dict[str, str]:
-    """What metrics.jsonl says."""
+def _speed(folder: RunFolder, records: list[dict[str, Any]]) -> dict[str, str]:
+    """Returns figures of metrics.jsonl and events.jsonl up to the checkpoint's step."""
     facts = {}
-    rates = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
-    if rates:
+    if rates := [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]:
         facts["tokens/s (median)"] = f"{median(rates):,.0f}"
-    shares = [record["mfu"] for record in records if record.get("mfu")]
-    if shares:
+    if shares := [record["mfu"] for record in records if record.get("mfu")]:
         facts["MFU (median)"] = f"{100 * median(shares):.1f}%"
+    if records:
+        end = records[-1]["time_unix"]
+        events = takewhile(lambda event: event["time_unix"] <= end, read_records(folder.events))
+        used = goodput(events, records, end)
+        if 0 < used.share <= 1:
+            facts["goodput"] = used.line().removeprefix("goodput ")
     return facts
 
 
-def proof(verdict: Verdict, model_format: str) -> str:
-    """One sentence."""
-    where = "without z2all_ds" if model_format == "llama" else "with z2all_ds"
-    way = "layer by layer" if verdict.how == IN_TURN else f"by `{verdict.how}`"
-    return (
-        f"Loaded {way} in a fresh process {where}, these files give the logits of the training weights within "
-        f"{verdict.max_relative_difference:.1e} (relative) on {verdict.tokens_compared:,} tokens of the corpus."
-    )
-
-
-def _loss_table(records: list[dict[str, Any]]) -> str:
-    """The last loss in training and on held-out text, whole and per domain; empty without any."""
-    last: dict[str, float] = {}
-    for record in records:
-        last |= {key: value for key, value in record.items() if isinstance(value, float)}
-    names = [key.removeprefix(LOSS_PREFIX) for key in last if key.startswith(LOSS_PREFIX)]
-    held_out = f"{VALIDATION}{LOSS_PREFIX}"
-    names += [key.removeprefix(held_out) for key in last if key.startswith(held_out)]
-    rows = []
-    for title, suffix in [("all", ""), *((name, f"_of_{name}") for name in sorted(set(names)))]:
-        keys = (f"loss{suffix}", f"{VALIDATION}loss{suffix}", f"{VALIDATION}perplexity{suffix}")
-        if any(key in last for key in keys):
-            rows.append((title, *(f"{last[key]:.4g}" if key in last else "" for key in keys)))
-    return _table(("", "training", "held out", "held-out perplexity"), rows) if rows else ""
-
-
-def _goodput(folder: RunFolder, records: list[dict[str, Any]]) -> dict[str, str]:
-    """Up to the checkpoint's last step."""
-    if not records:
-        return {}
-    end = records[-1]["time_unix"]
-    events = takewhile(lambda event: event["time_unix"] <= end, read_records(folder.events))
-    used = goodput(events, records, end)
-    return {"goodput": used.line().removeprefix("goodput ")} if 0 < used.share <= 1 else {}
-
-
-def _surroundings(folder: RunFolder) -> dict[str, str]:
-    """What environment.json says: optimizer, device, versions."""
+def _environment(folder: RunFolder) -> dict[str, str]:
+    """Returns optimizer, device and versions from environment.json."""
     if not folder.environment.is_file():
         return {}
     found: dict[str, Any] = json.loads(folder.environment.read_text(encoding="utf-8"))
-    versions: Mapping[str, str] = {"python": found.get("python", ""), **found.get("packages", {})}
+    versions = {"python": found.get("python", ""), **found.get("packages", {})}
     facts = {
         "optimizer": found.get("optimizer", {}).get("kind", ""),
         "device": found.get("device", ""),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _loss_table(records: list[dict[str, Any]]) -> str:
+    """Returns the last training and validation losses, overall and per domain; empty if there are none."""
+    last: dict[str, float] = {}
+    for record in records:
+        last |= {key: value for key, value in record.items() if isinstance(value, float)}
+    prefixes = (LOSS_PREFIX, f"{VALIDATION}{LOSS_PREFIX}")
+    names = {key.removeprefix(prefix) for prefix in prefixes for key in last if key.startswith(prefix)}
+    rows = []
+    for title, suffix in [("all", ""), *((name, f"_of_{name}") for name in sorted(names))]:
+        keys = (f"loss{suffix}", f"{VALIDATION}loss{suffix}", f"{VALIDATION}perplexity{suffix}")
+        if any(key in last for key in keys):
+            rows.append((title, *(f"{last[key]:.4g}" if key in last else "" for key in keys)))
+    return _table(("", "training", "held out", "held-out perplexity"), rows) if rows else ""
+
+
+def _verification(verdict: Verdict, model_format: str) -> str:
+    package = "without z2all_ds" if model_format == "llama" else "with z2all_ds"
+    method = "layer by layer" if verdict.how == LAYERWISE else f"by `{verdict.how}`"
+    return (
+        f"Loaded {method} in a fresh process {package}, these files give the logits of the training weights within "
+        f"{verdict.max_relative_difference:.1e} (relative) on {verdict.tokens_compared:,} tokens of the corpus."
+    )
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -1,7 +1,7 @@
-"""Weights as safetensors files in Hugging Face's way, written a few megabytes at a time.
+"""Writes weights as safetensors files in Hugging Face's layout, a few megabytes at a time.
 
-Which tensor goes into which file is planned from shapes alone. A file's header holds no values, so it is written first
-and the values follow as they are read: memory does not depend on the size of a shard, let alone of the model.
+The tensors of each file are planned from their shapes. A header contains no values, so it is written first, and the
+values follow as they are read: memory depends neither on the shard size nor on the model size.
 """
 
 import json
@@ -22,17 +22,17 @@ from z2all_ds.model.stock_keys import split_tensor
 
 FILE_NAMES = "model{suffix}.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the export: rows of one parameter, one after the other, so one stretch of its values."""
+    """One tensor of the export: a contiguous range of the values of one parameter."""
 
     name: str
     parameter: str
     start: int
-    """First of its values inside the parameter."""
+    """Index of its first value in the parameter."""
     shape: tuple[int, ...]
 
     @property
@@ -41,21 +41,20 @@ class Part:
 
 
 def exported_parts(shapes: Mapping[str, Iterable[int]], config: LlamaConfig) -> list[Part]:
-    """What an export holds, under the stock names and in the model's order."""
+    """Returns the tensors of an export, under Llama's names and in the model's order."""
     parts = []
     for parameter, shape in shapes.items():
         if parameter == HEAD and config.tie_word_embeddings:
-            continue  # it is the embedding
-        whole = torch.empty(tuple(shape), device="meta")
+            continue
         start = 0
-        for name, tensor in split_tensor(parameter, whole, config):
+        for name, tensor in split_tensor(parameter, torch.empty(tuple(shape), device="meta"), config):
             parts.append(Part(name, parameter, start, tuple(tensor.shape)))
             start += tensor.numel()
     return parts
 
 
 def plan_shards(parts: Iterable[Part], dtype: torch.dtype, max_shard_bytes: int) -> dict[str, list[Part]]:
-    """File name -> its tensors. A tensor larger than a shard may be has a file of its own."""
+    """Returns the tensors of each file. A tensor larger than `max_shard_bytes` has its own file."""
     by_name = {part.name: part for part in parts}
     plan = split_state_dict_into_shards_factory(
         by_name,
@@ -69,7 +68,7 @@ def plan_shards(parts: Iterable[Part], dtype: torch.dtype, max_shard_bytes: int)
 def write_shards(
     folder: Path, plan: Mapping[str, list[Part]], reader: WeightReader, dtype: torch.dtype, advance: Advance
 ) -> None:
-    """All files of the plan, and their index where there are several. `advance` hears of the bytes written."""
+    """Writes all files of the plan, and an index if there are several; reports the bytes written to `advance`."""
     for file, parts in plan.items():
         _write_shard(folder / file, parts, reader, dtype, advance)
     if len(plan) > 1:
@@ -82,18 +81,17 @@ def write_shards(
 
 
 def _write_shard(path: Path, parts: list[Part], reader: WeightReader, dtype: torch.dtype, advance: Advance) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file that does not say so
-    place = 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # required by transformers
+    start = 0
     for part in parts:
-        end = place + part.num_values * dtype.itemsize
-        header[part.name] = {"dtype": DTYPES[dtype], "shape": part.shape, "data_offsets": [place, end]}
-        place = end
+        end = start + part.num_values * dtype.itemsize
+        header[part.name] = {"dtype": DTYPES[dtype], "shape": part.shape, "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for part in parts:
-            for chunk in reader.chunks(part.parameter, part.start, part.num_values):
-                rounded = chunk.to(dtype)
-                file.write(rounded.view(torch.uint8).numpy().data)
-                advance(rounded.nbytes)
+            for chunk in reader.chunks(part.parameter, part.start, part.num_values, dtype):
+                file.write(chunk.view(torch.uint8).numpy().data)
+                advance(chunk.nbytes)

@@ -1,10 +1,10 @@
-"""Run as a script, by itself: loads an exported folder as its user does and writes down what it computes.
+"""Script that loads an exported folder as a user would and writes the logits that it computes.
 
-    standalone_check.py llama    with plain transformers; the first lines make an import of z2all_ds impossible
-    standalone_check.py z2all    with this package, which registers its model
+    standalone_check.py llama    plain transformers; importing z2all_ds is made impossible
+    standalone_check.py z2all    with this package, which registers its model class
 
-A model that fits into memory is loaded by `from_pretrained`, as everybody does; of a larger one the layers are read
-from the folder's files one after the other.
+The request is JSON on stdin. A model that fits into memory is loaded with `from_pretrained`; of a larger one, the
+layers are read from the files one after the other.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path = [place for place in sys.path if place != str(HERE)]  # Python puts a script's folder first
+sys.path = [folder for folder in sys.path if folder != str(HERE)]  # Python puts a script's folder first
 FORMAT = sys.argv[1]
 if FORMAT == "llama":
     sys.modules["z2all_ds"] = None  # type: ignore[assignment]  # any import of the package now fails
@@ -27,15 +27,13 @@ from torch import Tensor  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 sys.path.insert(0, str(HERE))
-layerwise_logits = importlib.import_module(
-    "layerwise_logits"
-).layerwise_logits  # the file beside this one, not a part of a package
+layerwise_logits = importlib.import_module("layerwise_logits").layerwise_logits  # as a file, not as part of the package
 sys.path.remove(str(HERE))
 
 NEW_TOKENS = 40
-ROOM_OF_MODELS = {"llama": "transformers.", "z2all": "z2all_ds."}
+MODEL_PACKAGES = {"llama": "transformers.", "z2all": "z2all_ds."}
 FUSED = {} if FORMAT == "llama" else z2all_ds.model.stock_keys.STOCK_PARTS
-"""Module of the model -> modules of the file it is made of, in row order."""
+"""Fused module of the model -> the modules in the files that it consists of, in row order."""
 
 
 def main() -> None:
@@ -44,7 +42,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = {}
     for name, text in request["texts"].items():
-        # split_special_tokens: control tokens spelled out in a document are text here, as they were in training.
+        # split_special_tokens: control tokens spelled out in a document are plain text, as in training.
         encoded = tokenizer(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
         ids[name] = encoded[: request["max_tokens"]]
     generated = whole_model(folder, out, tokenizer, ids) if request["whole"] else layer_by_layer(folder, out, ids)
@@ -53,9 +51,9 @@ def main() -> None:
 
 
 def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Writes the logits of each text; returns what the model makes of the texts' beginnings."""
+    """Writes the logits of each text; returns greedy continuations of their beginnings."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    require_its_class(model)
+    require_model_class(model)
     generated = {}
     for number, tokens in enumerate(ids.values()):
         with torch.no_grad():
@@ -68,20 +66,20 @@ def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str
 
 
 def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Writes the logits of each text. Generates nothing: every token would read all weights again."""
+    """Writes the logits of each text. Generates nothing, since every token would read all weights again."""
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    require_its_class(model)
+    require_model_class(model)
     if FORMAT == "llama":
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # frequencies are no weights: here with values
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # not in the files: computed from the config
     for number, logits in enumerate(layerwise_logits(model, weights_of(folder), list(ids.values()))):
         torch.save(logits, out / f"{number}.pt")
     return {}
 
 
 def weights_of(folder: Path):  # type: ignore[no-untyped-def]
-    """A function that reads one weight, in fp32, by its name."""
+    """Returns a function that reads one weight by its name, in fp32."""
     index = folder / "model.safetensors.index.json"
     files = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
 
@@ -89,15 +87,15 @@ def weights_of(folder: Path):  # type: ignore[no-untyped-def]
         for fused, stock_names in FUSED.items():
             if f".{fused}." in name:
                 return torch.cat([read(name.replace(fused, stock)) for stock in stock_names])
-        # Opened for each weight: while it is open the whole file counts as memory.
+        # Opened for each weight: an open file counts as memory in full.
         with safe_open(folder / files.get(name, "model.safetensors"), framework="pt") as file:
             return file.get_tensor(name).to(torch.float32, copy=True)
 
     return read
 
 
-def require_its_class(model: torch.nn.Module) -> None:
-    assert type(model).__module__.startswith(ROOM_OF_MODELS[FORMAT]), type(model)
+def require_model_class(model: torch.nn.Module) -> None:
+    assert type(model).__module__.startswith(MODEL_PACKAGES[FORMAT]), type(model)
 
 
 if __name__ == "__main__":

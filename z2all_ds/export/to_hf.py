@@ -1,7 +1,7 @@
-"""Checkpoint -> Hugging Face folder (safetensors, config, tokenizer, model card), gated by the comparison of logits.
+"""Exports a checkpoint to a Hugging Face folder: safetensors, config, tokenizer and model card, verified by its logits.
 
-Everything streams: weights are read, rounded and written some megabytes at a time, and the proof goes layer by layer,
-so that a model may be many times larger than memory.
+Weights are read, rounded and written some megabytes at a time, and verified layer by layer, so that a model may be many
+times larger than memory.
 """
 
 import shutil
@@ -19,8 +19,8 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.sizes import parse_size
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint
 from z2all_ds.checkpoint.retention import held
+from z2all_ds.export.atomic_folder import atomic_folder
 from z2all_ds.export.model_card import model_card
-from z2all_ds.export.place import folder_in_place_of
 from z2all_ds.export.verify import Verdict, compare_with_folder, fits_whole, real_texts, reference_logits
 from z2all_ds.export.weights import WeightReader
 from z2all_ds.ops.dtypes import TORCH_DTYPES
@@ -35,18 +35,18 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Where the folder is and what the comparison said."""
+    """The exported folder and the result of its verification."""
 
     folder: Path
     step: int
     parameters: int
     verdict: Verdict
     peak_memory_bytes: int
-    """The most that this process, or the one that loaded the folder, ever had resident."""
+    """Peak resident memory of this process or the one that loaded the folder, whichever is larger."""
 
 
 def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
-    """From a run folder (its newest healthy checkpoint) or from one checkpoint's own folder."""
+    """Opens the newest healthy checkpoint of a run folder, or the checkpoint in the given folder."""
     if (path / "checkpoints").is_dir():
         checkpoint, skipped = find_latest(path / "checkpoints")
         for line in skipped:
@@ -64,7 +64,7 @@ def export_checkpoint(
     max_shard_size: str = "4GB",
     model_format: str = "llama",
 ) -> ExportReport:
-    """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an export of the same place."""
+    """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an earlier export."""
     for what, value, known in (("dtype", dtype, TORCH_DTYPES), ("format", model_format, FORMATS)):
         if value not in known:
             raise ConfigError(f"{what} {value}", f"no such {what}", f"Known: {', '.join(known)}.")
@@ -73,8 +73,8 @@ def export_checkpoint(
     run = load_run_config(str(folder.config))
     out = (out or folder.exports / checkpoint.path.name).expanduser().resolve()
     if out.exists() and not (out / "config.json").is_file():
-        raise ConfigError(f"--out {out}", "exists and is not an export", "Give a new folder.")
-    with held(checkpoint.path), folder_in_place_of(out) as temporary:
+        raise ConfigError(f"--out {out}", "exists and is not an export", "Use a new folder.")
+    with held(checkpoint.path), atomic_folder(out) as temporary:
         parameters, verdict = _fill(temporary, run, folder, checkpoint, dtype, max_shard_bytes, model_format)
     return ExportReport(out, checkpoint.step, parameters, verdict, peak_bytes())
 
@@ -88,7 +88,7 @@ def _fill(
     max_shard_bytes: int,
     model_format: str,
 ) -> tuple[int, Verdict]:
-    """Writes all files and has them proven. Returns the number of parameters and what the comparison said."""
+    """Writes all files and verifies them. Returns the number of parameters and the verdict."""
     from z2all_ds.export.shards import exported_parts, plan_shards, write_shards
 
     torch_dtype, tokenizer = TORCH_DTYPES[dtype], load_tokenizer(run.data.tokenizer)
@@ -100,7 +100,7 @@ def _fill(
     with progress(f"writing the weights of {checkpoint.path.name}", size_bytes, "bytes") as advance:
         write_shards(out, plan_shards(parts, torch_dtype, max_shard_bytes), reader, torch_dtype, advance)
     _write_settings(out, config, Path(run.data.tokenizer), tokenizer, dtype, model_format)
-    with heartbeat("comparing logits in a process of its own"):
+    with heartbeat("comparing logits in a separate process"):
         verdict = compare_with_folder(
             reference_logits(reader, config, torch_dtype),
             tokenizer,
@@ -116,10 +116,10 @@ def _fill(
 
 
 def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTokenizer) -> "Z2allConfig":
-    """The model as it was at that step."""
+    """Returns the model config at the checkpoint's step."""
     from z2all_ds.model import Z2allConfig
 
-    # of the last step done, not of the next: a checkpoint at a border was made by the stage that ended there
+    # The stage of the last completed step: a checkpoint at a boundary belongs to the stage that ended there.
     stage = stage_at(run_stages(run), max(checkpoint.step - 1, 0))
     shape = run.model.model_copy(update={"rope_theta": stage.rope_theta})
     return Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
@@ -128,7 +128,7 @@ def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTo
 def _write_settings(
     out: Path, config: "Z2allConfig", tokenizer_dir: Path, tokenizer: Z2allTokenizer, dtype: str, model_format: str
 ) -> None:
-    """Everything beside the weights that loading needs."""
+    """Writes config, generation config and tokenizer files."""
     from transformers import GenerationConfig
 
     written = config.to_llama() if model_format == "llama" else type(config)(**config.to_dict())

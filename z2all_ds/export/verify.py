@@ -1,7 +1,7 @@
-"""Proof of an export: a fresh process loads the folder as a user will and must give the logits of the training weights.
+"""Verifies an export: a separate process loads the folder as a user would, and its logits must equal ours.
 
-For the Llama format that process cannot import z2all_ds. Neither side needs memory for the model: ours goes layer by
-layer, and so does the other where the model is large for this machine.
+For the Llama format that process cannot import z2all_ds. Neither process holds the whole model: this one computes layer
+by layer, and so does the other one if the model is large for this machine.
 """
 
 import json
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
-"""fp32 on both sides from the same values: only the order of sums differs (seen: 0 to 1e-6)."""
+"""Both sides compute in fp32 with the same values, so only the order of sums differs (observed: 0 to 1e-6)."""
 CHARACTERS_PER_TEXT = 400
-SHARE_OF_MEMORY = 1 / 4
-"""A model that takes less of the memory that is free, in fp32, is loaded whole."""
-WHOLE, IN_TURN = "from_pretrained", "layer by layer"
+MEMORY_FRACTION = 1 / 4
+"""A model that takes less than this fraction of the free memory in fp32 is loaded with `from_pretrained`."""
+WHOLE, LAYERWISE = "from_pretrained", "layer by layer"
 
 Logits = Callable[[list[list[int]]], Iterator[Tensor]]
-"""Token ids of some texts -> logits [T, V] of each."""
+"""From the token ids of several texts to the logits [T, V] of each."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison found."""
+    """Result of the comparison."""
 
     max_relative_difference: float
     tokens_compared: int
     generated: dict[str, str]
-    """Prompt -> what the exported model made of it, greedily; nothing layer by layer."""
+    """Greedy continuation of each prompt; empty if computed layer by layer."""
     how: str
-    """How the folder was loaded: by `from_pretrained`, or layer by layer."""
+    """How the folder was loaded: WHOLE or LAYERWISE."""
 
 
 def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str, str]:
-    """The beginning of one document per domain, out of its tokens: a corpus may hold nothing else."""
+    """Returns the beginning of one document per domain, decoded from tokens, since a corpus may contain only tokens."""
     texts = {}
     for name, domain in open_documents(corpus_dir, tokenizer).domains.items():
         middle = domain.num_documents // 2
@@ -60,7 +60,7 @@ def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str,
 
 
 def reference_logits(reader: "WeightReader", config: "Z2allConfig", dtype: torch.dtype) -> Logits:
-    """Of our own model: the checkpoint's weights rounded to the export's dtype, computed in fp32, layer by layer."""
+    """Returns the logits function of our own model: weights rounded to the export's dtype, computed in fp32."""
     from z2all_ds.model import Z2allForCausalLM
 
     with torch.device("meta"):
@@ -69,7 +69,7 @@ def reference_logits(reader: "WeightReader", config: "Z2allConfig", dtype: torch
 
 
 def fits_whole(num_parameters: int) -> bool:
-    return num_parameters * torch.float32.itemsize < SHARE_OF_MEMORY * available_bytes()
+    return num_parameters * torch.float32.itemsize < MEMORY_FRACTION * available_bytes()
 
 
 def compare_with_folder(
@@ -84,19 +84,18 @@ def compare_with_folder(
     """Raises ExportError unless tokens are equal and logits agree on every text."""
     with tempfile.TemporaryDirectory(prefix="z2all-verify-") as scratch:
         request = {"folder": str(folder), "texts": texts, "max_tokens": max_tokens, "out": scratch, "whole": whole}
-        answer = _ask_fresh_process(request, model_format)
+        answer = _run_standalone_check(request, model_format)
         ids = {name: tokenizer.encode(text)[:max_tokens] for name, text in texts.items()}
         for name in texts:
             if answer["ids"][name] != ids[name]:
                 raise ExportError(
-                    f"{folder}", f"its tokenizer reads the {name} text differently", "Report this as a bug."
+                    f"{folder}", f"its tokenizer encodes the {name} text differently", "Report this as a bug."
                 )
         worst = 0.0
         for number, (name, ours) in enumerate(zip(ids, reference(list(ids.values())), strict=True)):
             theirs = torch.load(Path(scratch) / f"{number}.pt", weights_only=True)
             difference = ((ours - theirs).abs().max() / ours.abs().max()).item()
-            # `not <=` rather than `>`: a NaN fails too.
-            if not difference <= MAX_RELATIVE_DIFFERENCE:
+            if not difference <= MAX_RELATIVE_DIFFERENCE:  # NaN fails too
                 raise ExportError(
                     f"{folder}",
                     f"logits on the {name} text differ by {difference:.2e} (allowed {MAX_RELATIVE_DIFFERENCE:.0e})",
@@ -104,12 +103,13 @@ def compare_with_folder(
                 )
             worst = max(worst, difference)
     tokens_compared = sum(map(len, ids.values()))
-    return Verdict(worst, tokens_compared, answer["generated"], WHOLE if whole else IN_TURN)
+    return Verdict(worst, tokens_compared, answer["generated"], WHOLE if whole else LAYERWISE)
 
 
-def _ask_fresh_process(request: dict[str, Any], model_format: str) -> dict[str, Any]:
+def _run_standalone_check(request: dict[str, Any], model_format: str) -> dict[str, Any]:
     script, scratch = Path(__file__).with_name("standalone_check.py"), request["out"]
     command = [sys.executable, str(script), model_format]
+    # In our own process group, so that it ends with us: it cannot import the package to watch its owner.
     result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, cwd=scratch)
     if result.returncode != 0:
         last_line = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}, no message"])[-1]

@@ -1,7 +1,7 @@
-"""Master weights out of a checkpoint, some of them at a time, without mapping its files into memory.
+"""Reads master weights from a checkpoint in small pieces, without memory-mapping its files.
 
-The pages of a mapped file count as memory of the process that has touched them, and all of the file counts against a
-limit on data where it is mapped writable. Read plainly, only what was asked for is in memory.
+Pages of a mapped file count as memory of the process that touched them, and a writable mapping counts in full against a
+limit on data. Plain reads hold only the requested values in memory.
 """
 
 import json
@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,24 +20,27 @@ from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import TORCH_NAMES, StateReader
 
 CHUNK_VALUES = 1 << 22
-"""Read and rounded at a time: 16 MiB of fp32."""
+"""Values read and converted at a time: 16 MiB of fp32."""
+FIX = "Restore the checkpoint from a copy."
 
 
 @dataclass(frozen=True)
-class _PlainFile:
-    """A state file that stays on the disk."""
+class _StateFile:
+    """A state file, read on demand."""
 
     path: Path
 
-    def get_slice(self, name: str) -> "_PlainPiece":
-        header, begin = self._header
+    def get_slice(self, name: str) -> "_StatePiece":
+        header, values_start = self._header
         if name not in header:
-            raise CheckpointError(f"{self.path}", f"has no {name}", "Restore the checkpoint from a copy.")
-        return _PlainPiece(self.path, begin + header[name]["data_offsets"][0], header[name])
+            raise CheckpointError(f"{self.path}", f"has no {name}", FIX)
+        facts = header[name]
+        start = values_start + facts["data_offsets"][0]
+        return _StatePiece(self.path, start, TORCH_NAMES[facts["dtype"]], facts["shape"][0])
 
     @cached_property
     def _header(self) -> tuple[dict[str, Any], int]:
-        """By piece; and where the values begin."""
+        """The header, and the offset of the values in the file."""
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(length))
@@ -44,47 +48,45 @@ class _PlainFile:
 
 
 @dataclass(frozen=True)
-class _PlainPiece:
-    path: Path
-    begin: int
-    facts: dict[str, Any]
+class _StatePiece:
+    """A one-dimensional tensor in a state file; slices are read from disk."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return TORCH_NAMES[self.facts["dtype"]]
+    path: Path
+    start: int
+    """Offset in the file, in bytes."""
+    dtype: torch.dtype
+    length: int
 
     def __getitem__(self, wanted: slice) -> Tensor:
-        dtype = self.dtype
-        first, end, _ = wanted.indices(self.facts["shape"][0])
-        values = torch.empty(max(end - first, 0), dtype=dtype)
-        left = values.view(torch.uint8).numpy().data
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.begin + first * dtype.itemsize)
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise CheckpointError(f"{self.path}", "ends too early", "Restore the checkpoint from a copy.")
-                left = left[count:]
-        return values
+        first, end, _ = wanted.indices(self.length)
+        num_bytes, offset = (end - first) * self.dtype.itemsize, self.start + first * self.dtype.itemsize
+        content = np.fromfile(self.path, np.uint8, num_bytes, offset=offset)
+        if len(content) < num_bytes:
+            raise CheckpointError(f"{self.path}", "is truncated", FIX)
+        return torch.from_numpy(content).view(self.dtype)
 
 
 class WeightReader(StateReader):
-    """A checkpoint's master weights by plain reads; in fp32 or as they were kept."""
+    """The master weights of a checkpoint, by plain reads."""
 
-    open_file = _PlainFile
+    open_file = _StateFile
 
-    def chunks(self, parameter: str, start: int, length: int) -> Iterator[Tensor]:
-        """Values from element `start` on, one-dimensional, in fp32."""
+    def chunks(self, parameter: str, start: int, length: int, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
+        """Yields the values from element `start` on in `dtype`, as one-dimensional tensors."""
         for first in range(start, start + length, CHUNK_VALUES):
             chunk = torch.empty(min(CHUNK_VALUES, start + length - first))
             self.read_into(chunk, WEIGHT, parameter, first)
-            yield chunk
+            yield chunk.to(dtype)
+
+    def fill(self, target: Tensor, parameter: str, start: int, dtype: torch.dtype = torch.float32) -> None:
+        """Fills `target`, of any dtype and device, with values from element `start` on, first rounded to `dtype`."""
+        flat, done = target.view(-1), 0
+        for chunk in self.chunks(parameter, start, flat.numel(), dtype):
+            flat[done : done + len(chunk)].copy_(chunk)
+            done += len(chunk)
 
     def read_rounded(self, parameter: str, dtype: torch.dtype) -> Tensor:
-        """One parameter in fp32, with the values it has in `dtype`."""
+        """Returns one parameter in fp32, with its values rounded to `dtype`."""
         whole = torch.empty(self.shapes[parameter])
-        flat, done = whole.view(-1), 0
-        for chunk in self.chunks(parameter, 0, whole.numel()):
-            flat[done : done + len(chunk)] = chunk.to(dtype)
-            done += len(chunk)
+        self.fill(whole, parameter, 0, dtype)
         return whole

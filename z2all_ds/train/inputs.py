@@ -10,7 +10,7 @@ from z2all_ds.data.documents import Documents
 from z2all_ds.data.run_spec import corpus_location, open_tokenizer, stream_spec
 from z2all_ds.data.stages import Schedule
 from z2all_ds.data.state import divisors
-from z2all_ds.evaluate.probe_rows import Asked, ask
+from z2all_ds.evaluate.probe_rows import EncodedProbe, encode_probes
 from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
@@ -46,10 +46,10 @@ def check_data(run: RunConfig, world_size: int) -> RunData:
     return RunData(tokenizer, documents, held_out)
 
 
-def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[Asked]:
+def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[EncodedProbe]:
     """Return the run's probes as tokens; they must fit into the shortest samples of the run."""
     shortest = min(stage.sequence_length for stage in run_stages(run))
-    return ask(load_probes(run.probes.file), tokenizer, before=(), max_tokens=shortest)
+    return encode_probes(load_probes(run.probes.file), tokenizer, before=(), max_tokens=shortest)
 
 
 def validation_batches(run: RunConfig, world_size: int) -> int:

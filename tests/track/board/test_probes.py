@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from z2all_ds.evaluate.probe_report import Answer, ModelAnswers, as_file
+from z2all_ds.evaluate.probe_report import ModelAnswers, ProbeAnswer, file_content
 from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.track.board.probes import probes_of
 from z2all_ds.track.board.run import WatchedRun
@@ -85,10 +85,10 @@ def test_evaluations_that_appear_later(tmp_path: Path) -> None:
     (tmp_path / "evaluations" / "harness.json").write_text("{}")
     assert look(run) == {} and run.summary("x")["evaluations"] == 0
     of_steps = [
-        ModelAnswers(f"step {step}", step, {probe.name: Answer(0.01 * step, step > 20, {}) for probe in probes})
+        ModelAnswers(f"step {step}", step, {probe.name: ProbeAnswer(0.01 * step, step > 20, {}) for probe in probes})
         for step in (15, 25, 99)
     ]
-    write_evaluation(tmp_path, "zh_en", as_file("zh_en", probes, of_steps))
+    write_evaluation(tmp_path, "zh_en", file_content("zh_en", probes, of_steps))
     found = look(run)
     assert len(found) == len(probes) and run.summary("x")["evaluations"] == 1
     capital = found["zh_capital"]

@@ -14,7 +14,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data.packing import make_batch
 from z2all_ds.evaluate.probe_rows import ProbeRow
-from z2all_ds.evaluate.probe_runs import ask_models
+from z2all_ds.evaluate.probe_runs import run_probes
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.hooks.probing import pack
 
@@ -53,8 +53,8 @@ def test_values_are_those_of_the_checkpoint_of_the_same_step(name: str, runs: Pa
     recorded = {record["step"]: record for record in metrics(runs / name)}
     probed = [step for step, record in recorded.items() if any(key.startswith("probe_") for key in record)]
     assert probed == [4, 6]  # every four steps, and the last
-    asked = ask_models([runs / name], None, all_checkpoints=True, dtype="fp32", rows_per_batch=3)
-    found = {one.step: one.answers for one in asked.lines[0]}
+    asked = run_probes([runs / name], None, all_checkpoints=True, dtype="fp32", batch=3)
+    found = {one.step: one.answers for one in asked.series[0]}
     assert list(found) == [2, 4, 6]
     for step in probed:
         in_run = {key.removeprefix("probe_"): v for key, v in recorded[step].items() if key.startswith("probe_")}
@@ -86,8 +86,8 @@ def test_what_is_as_expected_is_said(runs: Path) -> None:
     said = re.findall(r"(?m)^\d\d:\d\d:\d\d (probes: .*)$", log)
     assert len(said) == 2
     assert "as expected (not: 首都" in said[-1]
-    asked = ask_models([runs / "zero3_probed"], None, all_checkpoints=False, dtype="fp32", rows_per_batch=8)
-    judged = asked.lines[0][-1].passed
+    asked = run_probes([runs / "zero3_probed"], None, all_checkpoints=False, dtype="fp32", batch=8)
+    judged = asked.series[0][-1].passed
     assert f"{sum(judged.values()) - judged['json']} of {len(judged) - 1} as expected" in said[-1]
 
 

@@ -16,7 +16,7 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import RunStage
 from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.data.packing import Sample, best_fit, make_batch
-from z2all_ds.evaluate.probe_rows import ProbeRow, as_expected, read, verdict_line
+from z2all_ds.evaluate.probe_rows import ProbeRow, expectations_met, read_value, summary_line
 from z2all_ds.track.fields import PROBE_PREFIX
 from z2all_ds.train.context import TrainContext
 from z2all_ds.train.hooks.hook import Hook, Step
@@ -69,13 +69,13 @@ class Probing(Hook):
             set_rng_state(randomness)
         of_samples = torch.cat(losses)
         scored = iter([_scored(of_samples, row, place) for row, place in zip(self._rows, places, strict=True)])
-        values = {one.probe.name: read(one, [next(scored) for _ in one.rows]).value for one in self._asked}
+        values = {one.probe.name: read_value(one, [next(scored) for _ in one.rows]).value for one in self._asked}
         return {f"{PROBE_PREFIX}{name}": value for name, value in values.items() if math.isfinite(value)}
 
     def _verdict(self, found: dict[str, float], step: int) -> str:
         """Return how many probes are as expected, for the log."""
         values = {name.removeprefix(PROBE_PREFIX): value for name, value in found.items()}
-        return verdict_line(as_expected(values, [one.probe for one in self._asked], step), len(values))
+        return summary_line(expectations_met(values, [one.probe for one in self._asked], step), len(values))
 
 
 def pack(

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness without network: your own YAMLs, or the harness's names with local data.
+"""Loads tasks of lm-evaluation-harness without network: your own YAMLs, or the harness's names with local data.
 
 The Hugging Face hub is never contacted. In your own YAML, `data_files` (and a folder as `dataset_path` or `data_dir`)
 are relative to the YAML's folder, so that tasks and data can be moved together. Only `evaluate harness` loads this.
@@ -7,7 +7,7 @@ are relative to the YAML's folder, so that tasks and data can be moved together.
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +21,14 @@ NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")
 
 
 def require_harness() -> None:
-    """Raise one line if the extra is not installed; set the process offline from here on."""
+    """Raises an error if the extra is not installed; sets the process offline from here on."""
     for name in OFFLINE:
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         import datasets
         import huggingface_hub.constants
-        import lm_eval.tasks._factory  # noqa: F401 - its place in the versions that we know
+        import lm_eval.tasks._factory  # noqa: F401 - missing in older versions
     except ImportError as error:
         raise MachineError(
             f"lm-evaluation-harness ({error})", "is not installed, or too old", "Run pip install 'z2all_ds[eval]'."
@@ -40,33 +40,22 @@ def require_harness() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the harness's log lines and bars: progress is shown by this package."""
+    """Suppresses the harness's log lines and bars: progress is shown by this package."""
     import datasets
     import lm_eval.api.task as task_file
-    from transformers.utils import logging as transformers_logging
 
     levels = {name: logging.getLogger(name).level for name in NOISY}
-    bars = task_file.tqdm
-    others: list[tuple[bool, Callable[[], None], Callable[[], None]]] = [
-        (not datasets.are_progress_bars_disabled(), datasets.disable_progress_bars, datasets.enable_progress_bars),
-        (
-            transformers_logging.is_progress_bar_enabled(),
-            transformers_logging.disable_progress_bar,
-            transformers_logging.enable_progress_bar,
-        ),
-    ]
+    bars, has_bars = task_file.tqdm, not datasets.are_progress_bars_disabled()
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    for _, hide, _ in others:
-        hide()
+    datasets.disable_progress_bars()
     task_file.tqdm = partial(bars, disable=True)
     try:
         yield
     finally:
         task_file.tqdm = bars
-        for were_shown, _, show in others:
-            if were_shown:
-                show()
+        if has_bars:
+            datasets.enable_progress_bars()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
@@ -81,7 +70,7 @@ class ListedTask:
 
 
 def list_tasks(include: Path) -> list[ListedTask]:
-    """Return all tasks, groups and tags of the YAML files under `include`."""
+    """Returns all tasks, groups and tags of the YAML files under `include`."""
     index = task_manager(include, with_defaults=False).task_index
     return [
         ListedTask(name, entry.kind.name.lower(), str(entry.yaml_path or "")) for name, entry in sorted(index.items())
@@ -89,7 +78,7 @@ def list_tasks(include: Path) -> list[ListedTask]:
 
 
 def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
-    """Return `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
+    """Returns `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
     if not names:
         raise ConfigError("--tasks", "names no task", "Set comma-separated names, or use --list to see them.")
     manager = task_manager(include, with_defaults=False)
@@ -101,12 +90,12 @@ def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
         for kind, members in _load(manager, name).items():
             loaded[kind].update(members)
     for name, task in loaded["tasks"].items():
-        _refuse_what_we_cannot_run(name, task)
+        _refuse_unsupported(name, task)
     return loaded
 
 
 def matching(names: list[str], manager: Any) -> list[str]:
-    """Return the matching tasks, groups and tags without duplicates."""
+    """Returns the matching tasks, groups and tags without duplicates."""
     wanted: list[str] = []
     for name in names:
         found = manager.match_tasks([name])
@@ -119,27 +108,27 @@ def matching(names: list[str], manager: Any) -> list[str]:
 
 
 def task_manager(include: Path | None, with_defaults: bool) -> Any:
-    """Return the harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
+    """Returns the harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._factory import TaskFactory
 
     if include is not None and not include.is_dir():
         raise ConfigError(f"--include {include}", "is not a folder", "Use a folder with the tasks' YAML files.")
 
-    class FactoryBesideItsData(TaskFactory):
+    class LocalDataFactory(TaskFactory):
         def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
             config: dict[str, Any] = super()._load_full_config(entry, overrides)
             if include is not None and entry.yaml_path:
-                beside(config, Path(entry.yaml_path).resolve().parent)
+                resolve_data_paths(config, Path(entry.yaml_path).resolve().parent)
             return config
 
     manager = TaskManager(include_path=None if include is None else str(include), include_defaults=with_defaults)
-    manager._factory = FactoryBesideItsData()
+    manager._factory = LocalDataFactory()
     return manager
 
 
-def beside(config: dict[str, Any], folder: Path) -> None:
-    """Make relative data paths that exist next to the YAML absolute; others are not changed."""
+def resolve_data_paths(config: dict[str, Any], folder: Path) -> None:
+    """Makes relative data paths that exist next to the YAML absolute; others are not changed."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, dict):
@@ -164,27 +153,25 @@ def _load(manager: Any, name: str) -> Any:
     from datasets.exceptions import DatasetsError
 
     entry = manager.task_index[name]
-    source = (entry.cfg or {}).get("dataset_path")
-    place = f"its data {source}" if source else "its data"
+    wrong_yaml = (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError, ValueError)
     try:
         return manager.load([name])
-    except (OSError, DatasetsError, ValueError) as error:
+    except (OSError, DatasetsError, *wrong_yaml) as error:
         line = str(error).strip().partition("\n")[0]
-        if _is_about_the_hub(error):
+        if _is_missing_from_cache(error):
+            source = (entry.cfg or {}).get("dataset_path") or "..."
             raise DataError(
                 f"task {name}",
-                f"{place} are not on this machine, and the hub is not contacted ({line})",
+                f"its data {source} are not on this machine, and the hub is not contacted ({line})",
                 f"Download them with network access (datasets.load_dataset('{source}', ...)) and copy the cache here, "
                 "or write a YAML with local data_files and use --include.",
             ) from error
-        raise DataError(f"task {name}", f"does not load ({line})", f"Check {entry.yaml_path}.") from error
-    except (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {line}"
         raise DataError(f"task {name}", f"does not load ({reason})", f"Check {entry.yaml_path}.") from error
 
 
-def _is_about_the_hub(error: BaseException) -> bool:
-    """Return whether data missing from the hub's cache are the cause, anywhere in the chain of causes."""
+def _is_missing_from_cache(error: BaseException) -> bool:
+    """Returns whether data missing from the hub's cache are the cause, anywhere in the chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         text = f"{type(seen).__name__} {seen}"
@@ -194,7 +181,7 @@ def _is_about_the_hub(error: BaseException) -> bool:
     return False
 
 
-def _refuse_what_we_cannot_run(name: str, task: Any) -> None:
+def _refuse_unsupported(name: str, task: Any) -> None:
     if getattr(task, "MULTIMODAL", False):
         raise ConfigError(f"--tasks {name}", "needs images or sound, but the model reads only text", "Omit it.")
     if getattr(task, "UNSAFE_CODE", False):

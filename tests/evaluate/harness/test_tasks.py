@@ -1,4 +1,4 @@
-"""Tasks from this machine alone: found, loaded with the data beside them, and one line for what is not here."""
+"""Tasks are found and loaded with local data; missing data raise one-line errors."""
 
 import logging
 import shutil
@@ -10,19 +10,19 @@ import pytest
 
 from tests.helpers.memorised import TASKS, load
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
-from z2all_ds.evaluate.harness_tasks import (
-    beside,
+from z2all_ds.evaluate.harness.tasks import (
     list_tasks,
     load_tasks,
     matching,
     quiet,
     require_harness,
+    resolve_data_paths,
     task_manager,
 )
 
 
-def test_data_are_taken_from_beside_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load("sums")  # offline, and the cache is the tests' own
+def test_data_paths_are_relative_to_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load("sums")  # sets the process offline, with a cache for tests
     folder = tmp_path / "任务 one"
     shutil.copytree(TASKS, folder)
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def test_data_are_taken_from_beside_the_yaml(tmp_path: Path, monkeypatch: pytest
     assert task.eval_docs[0]["question"].startswith("水在标准大气压下")
 
 
-def test_places_that_are_not_beside_the_yaml_stay(tmp_path: Path) -> None:
+def test_other_data_paths_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "a.jsonl").touch()
     files = {"test": ["a.jsonl", "b.jsonl"], "dev": "*.jsonl", "far": "/x/a.jsonl"}
@@ -40,7 +40,7 @@ def test_places_that_are_not_beside_the_yaml_stay(tmp_path: Path) -> None:
         "dataset_path": "./here",
         "dataset_kwargs": {"data_files": files, "data_dir": "there", "field": "a.jsonl"},
     }
-    beside(config, tmp_path)
+    resolve_data_paths(config, tmp_path)
     assert config == {
         "dataset_path": f"{tmp_path}/here",
         "dataset_kwargs": {
@@ -70,7 +70,7 @@ def test_groups_and_patterns() -> None:
     assert set(load("*_school")["tasks"]) == {"zh_school", "en_school"}
 
 
-def test_data_that_only_the_hub_has_are_one_line() -> None:
+def test_data_missing_from_the_cache() -> None:
     with pytest.raises(DataError) as caught:
         load("hub_only")
     message = str(caught.value)
@@ -87,7 +87,7 @@ def test_data_that_only_the_hub_has_are_one_line() -> None:
         (("output_type: multiple_choice", "output_type: guess"), "guess"),
     ],
 )
-def test_a_task_that_does_not_load_is_one_line(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
+def test_a_task_that_does_not_load(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
     load("sums")
     yaml = (TASKS / "zh_school.yaml").read_text(encoding="utf-8")
     assert change[0] in yaml
@@ -100,7 +100,7 @@ def test_a_task_that_does_not_load_is_one_line(tmp_path: Path, change: tuple[str
     assert str(tmp_path / "broken.yaml") in message
 
 
-def test_names_that_are_not_there() -> None:
+def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match="similar: zh_school"):
         matching(["zh_scool"], task_manager(TASKS, with_defaults=False))
     with pytest.raises(ConfigError, match="names no task"):
@@ -109,13 +109,13 @@ def test_names_that_are_not_there() -> None:
         list_tasks(TASKS / "nowhere")
 
 
-def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(MachineError, match=r"pip install 'z2all_ds\[eval\]'"):
         require_harness()
 
 
-def test_noise_comes_back_afterwards() -> None:
+def test_logging_is_restored() -> None:
     bars, level = lm_eval.api.task.tqdm, logging.getLogger("lm_eval").level
     with quiet():
         assert list(lm_eval.api.task.tqdm([1, 2])) == [1, 2]

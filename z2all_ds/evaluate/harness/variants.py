@@ -13,11 +13,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from z2all_ds.evaluate import reshaping
-from z2all_ds.evaluate.harness_layouts import Document, Layout, possible_layouts
-from z2all_ds.evaluate.reshaping import LETTERS, OTHERS_WRONG, SHUFFLED, Question
+from z2all_ds.evaluate.harness import questions
+from z2all_ds.evaluate.harness.questions import LETTERS, OTHERS_WRONG, SHUFFLED, Document, Layout, Question
+from z2all_ds.evaluate.harness.settings import HarnessSettings
 
-LOOKED_AT = 16
+CHECKED_DOCUMENTS = 16
 """Documents on which layouts and variants are verified; rendering a whole large benchmark again takes minutes."""
 
 
@@ -27,62 +27,54 @@ class Variants:
 
     tasks: dict[str, list[Any]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
+    unchanged: dict[str, int] = field(default_factory=dict)
     """Per available reshaping, the number of questions that it could not change: they are asked unchanged."""
 
 
-def make_variants(
-    task: Any,
-    wanted: Sequence[str],
-    seed: int,
-    shuffles: int,
-    fields: Mapping[str, str],
-    others_wrong_text: str | None,
-    limit: int | None,
-) -> Variants:
-    """Return one copy of a loaded task for each of the reshapings (`shuffles` copies for `shuffled`)."""
-    if not wanted:
+def make_variants(task: Any, settings: HarnessSettings) -> Variants:
+    """Returns one copy of a loaded task for each of the reshapings (several copies for `shuffled`)."""
+    if not settings.reshape:
         return Variants()
     if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input or task.multiple_target:
-        return Variants(reasons=dict.fromkeys(wanted, "not multiple choice with one right option"))
-    documents = list(islice(task.eval_docs, limit))
-    looked_at = documents[:LOOKED_AT]
-    layout, reason = _layout_of(task, looked_at, fields)
+        return Variants(reasons=dict.fromkeys(settings.reshape, "not multiple choice with one right option"))
+    documents = list(islice(task.eval_docs, settings.limit))
+    checked = documents[:CHECKED_DOCUMENTS]
+    layout, reason = _find_layout(task, checked, settings.field_names)
     if layout is None:
-        return Variants(reasons=dict.fromkeys(wanted, reason))
-    labels_reason = _why_not_by_labels(task, layout, looked_at)
+        return Variants(reasons=dict.fromkeys(settings.reshape, reason))
+    scores_labels = all(_bare(task.doc_to_choice(one)) == _read(task, layout, one).labels for one in checked)
+    seeds = [settings.seed * 1000 + number for number in range(settings.shuffles)]
     changes: dict[str, list[Callable[[Question], Question]]] = {
-        OTHERS_WRONG: [partial(reshaping.with_others_wrong, wording=others_wrong_text)],
-        SHUFFLED: [partial(reshaping.shuffled, seed=seed * 1000 + number) for number in range(shuffles)],
+        OTHERS_WRONG: [partial(questions.with_others_wrong, wording=settings.others_wrong_text)],
+        SHUFFLED: [partial(questions.shuffled, seed=seed) for seed in seeds],
     }
     variants = Variants()
-    for name in wanted:
-        if labels_reason and name in (LETTERS, OTHERS_WRONG):
-            variants.reasons[name] = labels_reason
+    for name in settings.reshape:
+        if name != SHUFFLED and not scores_labels:
+            variants.reasons[name] = "the options' texts are scored, not their letters"
             continue
         if name == LETTERS:
-            if not all(isinstance(_with_renamed_letters(task, layout, one), _Renamed) for one in looked_at):
+            if not all(isinstance(_with_renamed_letters(task, layout, one), _Renamed) for one in checked):
                 variants.reasons[name] = "the prompt does not put the letters before the options"
                 continue
             variants.tasks[name] = [_with_letters(task, documents, layout)]
         else:
-            names = [f"{task.config.task}@{name}{number or ''}" for number in range(len(changes[name]))]
             variants.tasks[name] = [
-                _with_documents(task, documents, layout, change, own_name, plain_examples=name == OTHERS_WRONG)
-                for own_name, change in zip(names, changes[name], strict=True)
+                _with_documents(task, f"{name}{number or ''}", documents, layout, change, name == OTHERS_WRONG)
+                for number, change in enumerate(changes[name])
             ]
         asked = variants.tasks[name][0].eval_docs
-        variants.left[name] = sum(new is old for new, old in zip(asked, documents, strict=True))
+        variants.unchanged[name] = sum(new is old for new, old in zip(asked, documents, strict=True))
     return variants
 
 
-def _layout_of(task: Any, documents: Sequence[Document], fields: Mapping[str, str]) -> tuple[Layout | None, str]:
-    """Return the first layout that the harness follows when options are moved; else the reason why there is none."""
+def _find_layout(task: Any, documents: Sequence[Document], fields: Mapping[str, str]) -> tuple[Layout | None, str]:
+    """Returns the first layout that the harness follows when options are moved; else the reason why there is none."""
     reason = (
         f"question, options and answer not found among the fields {', '.join(documents[0])}; set them with --fields"
     )
-    for layout in possible_layouts(documents, [gold_of(task, one) for one in documents], fields):
-        if not all(reshaping.shows_options(str(task.doc_to_text(one)), _read(task, layout, one)) for one in documents):
+    for layout in questions.possible_layouts(documents, [gold_of(task, one) for one in documents], fields):
+        if not all(questions.shows_options(str(task.doc_to_text(one)), _read(task, layout, one)) for one in documents):
             reason = "the prompt does not show the options"
         elif not all(_is_followed(task, layout, one) for one in documents):
             reason = f"prompt and answer do not follow the fields {', '.join((*layout.options, layout.answer))}"
@@ -92,15 +84,15 @@ def _layout_of(task: Any, documents: Sequence[Document], fields: Mapping[str, st
 
 
 def _is_followed(task: Any, layout: Layout, document: Document) -> bool:
-    """Return whether the harness shows the options of a changed document, and sees the answer at its new position."""
+    """Returns whether the harness shows the options of a changed document, and sees the answer at its new position."""
     old = _read(task, layout, document)
-    new = reshaping.shuffled(old, seed=0)
+    new = questions.shuffled(old, seed=0)
     written = layout.write(document, old, new)
-    return gold_of(task, written) == new.gold and reshaping.shows_options(str(task.doc_to_text(written)), new)
+    return gold_of(task, written) == new.gold and questions.shows_options(str(task.doc_to_text(written)), new)
 
 
 def gold_of(task: Any, document: Document) -> int:
-    """Return the index of the right option according to the harness; -1 if there is none."""
+    """Returns the index of the right option according to the harness; -1 if there is none."""
     gold, choices = task.doc_to_target(document), task.doc_to_choice(document)
     if isinstance(gold, str):
         return choices.index(gold) if gold in choices else -1
@@ -111,11 +103,11 @@ def _read(task: Any, layout: Layout, document: Document) -> Question:
     return layout.read(document, gold_of(task, document))
 
 
-def _copy(task: Any, name: str, documents: Sequence[Document], examples: Sequence[Document]) -> Any:
-    """Return the task under another name, with its own documents and few-shot examples."""
+def _copy(task: Any, suffix: str, documents: Sequence[Document], examples: Sequence[Document]) -> Any:
+    """Returns the task as `NAME@SUFFIX`, with its own documents and few-shot examples."""
     made = copy.copy(task)
     made._config = copy.copy(task.config)
-    made._config.task = name
+    made._config.task = f"{task.config.task}@{suffix}"
     made._config.task_alias = None
     made._config.process_docs = None
     made._instances = None
@@ -133,48 +125,36 @@ def _examples(task: Any) -> Sequence[Document]:
 
 def _with_documents(
     task: Any,
+    suffix: str,
     documents: Sequence[Document],
     layout: Layout,
     change: Callable[[Question], Question],
-    name: str,
     plain_examples: bool,
 ) -> Any:
-    """Return a copy of the task with changed documents; those that cannot be read stay unchanged."""
+    """Returns a copy of the task with changed documents; those that cannot be read stay unchanged.
+
+    `plain_examples`: the prompt shows unchanged examples. If their right option said that the others are wrong, the
+    model would learn the phrase. They are still drawn from the changed ones, so that the harness recognizes and leaves
+    out a question that is in its own pool of examples.
+    """
 
     def changed(document: Document) -> Document:
         gold = gold_of(task, document)
-        if not layout.understands(document, gold):
+        if not layout.fits(document, gold):
             return document
         old = layout.read(document, gold)
         return layout.write(document, old, change(old))
 
     examples = [changed(one) for one in _examples(task)]
-    made = _copy(task, name, [changed(one) for one in documents], examples)
-    if plain_examples:
-        _show_plain_examples(made, dict(zip(map(id, examples), _examples(task), strict=True)))
+    made = _copy(task, suffix, [changed(one) for one in documents], examples)
+    if plain_examples and examples:
+        plain = dict(zip(map(id, examples), _examples(task), strict=True))
+        draw = made.sampler.sample
+        made.sampler.sample = lambda *arguments, **named: [plain.get(id(one), one) for one in draw(*arguments, **named)]
     return made
 
 
-def _show_plain_examples(made: Any, plain: Mapping[int, Document]) -> None:
-    """Show unchanged examples: if their right option said that the others are wrong, the model would learn the phrase.
-
-    They are still drawn from the changed ones, so that the harness recognizes and leaves out a question that is in its
-    own pool of examples.
-    """
-    if hasattr(made, "sampler"):
-        draw = made.sampler.sample
-        made.sampler.sample = lambda *arguments, **named: [plain.get(id(one), one) for one in draw(*arguments, **named)]
-
-
 # Renamed letters: the documents are unchanged, their rendering is changed
-
-
-def _why_not_by_labels(task: Any, layout: Layout, documents: Sequence[Document]) -> str:
-    """Return why letters cannot be renamed: option texts that are scored themselves have no letters."""
-    for document in documents:
-        if _bare(task.doc_to_choice(document)) != _read(task, layout, document).labels:
-            return "the options' texts are scored, not their letters"
-    return ""
 
 
 def _bare(choices: Sequence[str]) -> tuple[str, ...]:
@@ -192,17 +172,17 @@ class _Renamed(dict[str, Any]):
 def _with_renamed_letters(
     task: Any, layout: Layout, document: Document, text: Any = None, choice: Any = None, target: Any = None
 ) -> Document:
-    """Return the document with its letters renamed; the document itself if that is not possible everywhere.
+    """Returns the document with its letters renamed; the document itself if that is not possible everywhere.
 
     `text`, `choice` and `target` are templates if few-shot examples have different ones from the task.
     """
     gold = gold_of(task, document)
-    if not layout.understands(document, gold):
+    if not layout.fits(document, gold):
         return document
     question = layout.read(document, gold)
     choices = task.doc_to_choice(document, choice)
-    labels = reshaping.with_chinese_labels(question).labels
-    prompt = reshaping.relabel_prompt(str(task.doc_to_text(document, text)), question, labels)
+    labels = questions.with_chinese_labels(question).labels
+    prompt = questions.relabel_prompt(str(task.doc_to_text(document, text)), question, labels)
     if prompt is None or _bare(choices) != question.labels:
         return document
     names = dict(zip(question.labels, labels, strict=True))
@@ -212,32 +192,26 @@ def _with_renamed_letters(
         return choice.replace(bare, names[bare]) if bare in names else choice
 
     made = _Renamed(document)
-    made.prompt, made.choices, made.target = (
-        prompt,
-        [renamed(one) for one in choices],
-        task.doc_to_target(document, target),
-    )
+    made.prompt, made.choices = prompt, [renamed(one) for one in choices]
+    made.target = task.doc_to_target(document, target)
     if isinstance(made.target, str):
         made.target = renamed(made.target)
     return made
 
 
 def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> Any:
-    """Return a copy of the task that renames the letters in the rendering of the loaded one."""
-    name, shown = f"{task.config.task}@{LETTERS}", task.fewshot_cfg
+    """Returns a copy of the task that renames the letters in the rendering of the loaded one."""
+    shown = task.fewshot_cfg
     templates = (shown.doc_to_text, shown.doc_to_choice, shown.doc_to_target)
     examples = [_with_renamed_letters(task, layout, one, *templates) for one in _examples(task)]
-    made = _copy(task, name, [_with_renamed_letters(task, layout, one) for one in documents], examples)
-    plain = _copy(task, name, documents, _examples(task))
+    made = _copy(task, LETTERS, [_with_renamed_letters(task, layout, one) for one in documents], examples)
+    plain = _copy(task, LETTERS, documents, _examples(task))
 
-    def doc_to_text(document: Document, template: Any = None) -> Any:
-        return document.prompt if isinstance(document, _Renamed) else task.doc_to_text(document, template)
+    def rendered(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def render(document: Document, template: Any = None) -> Any:
+            return getattr(document, part) if isinstance(document, _Renamed) else original(document, template)
 
-    def doc_to_choice(document: Document, template: Any = None) -> Any:
-        return document.choices if isinstance(document, _Renamed) else task.doc_to_choice(document, template)
-
-    def doc_to_target(document: Document, template: Any = None) -> Any:
-        return document.target if isinstance(document, _Renamed) else task.doc_to_target(document, template)
+        return render
 
     def fewshot_context(document: Document, *arguments: Any, **named: Any) -> Any:
         if isinstance(document, _Renamed):
@@ -246,10 +220,12 @@ def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> A
             plain.sampler.rnd = made.sampler.rnd  # this draw counts: the next question gets its own examples again
         return plain.fewshot_context(document, *arguments, **named)  # description and examples unchanged, too
 
-    made.doc_to_text, made.doc_to_choice, made.doc_to_target = doc_to_text, doc_to_choice, doc_to_target
+    made.doc_to_text = rendered("prompt", task.doc_to_text)
+    made.doc_to_choice = rendered("choices", task.doc_to_choice)
+    made.doc_to_target = rendered("target", task.doc_to_target)
     made.fewshot_context = fewshot_context
     if isinstance(task.config.description, str) and "{{" not in task.config.description:
         question = _read(task, layout, documents[0])
-        labels = reshaping.with_chinese_labels(question).labels
-        made._config.description = reshaping.relabel_lists(task.config.description, question.labels, labels)
+        labels = questions.with_chinese_labels(question).labels
+        made._config.description = questions.relabel_lists(task.config.description, question.labels, labels)
     return made

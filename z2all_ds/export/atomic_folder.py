@@ -1,4 +1,4 @@
-"""A folder that is seen when it is complete, in the place of an earlier one, and of which nothing is left otherwise."""
+"""Creates a folder atomically: it appears complete, replacing an earlier one, or not at all."""
 
 import fcntl
 import os
@@ -14,42 +14,42 @@ UNFINISHED, REPLACED = ".exporting", ".replaced"
 
 
 @contextmanager
-def folder_in_place_of(out: Path) -> Iterator[Path]:
-    """Yields a new folder beside `out`, which becomes `out` at the end; on an error or a Ctrl-C it goes.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder next to `out` and renames it to `out` at the end; deletes it on an error or Ctrl-C.
 
-    Only a kill leaves one behind. Its lock went with the process, and the next export into the same parent removes it.
+    A killed process leaves its temporary folder without the lock. The next call with the same parent deletes it.
     """
     make_folder(out.parent)
-    with ExitStack() as held:
-        with _locked(out.parent):  # or another export could take the new folder, not locked yet, for a leftover
-            _remove_leftovers(out.parent)
+    with ExitStack() as stack:
+        with _locked(out.parent):  # otherwise another process could delete the new folder before it is locked
+            _delete_leftovers(out.parent)
             temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=UNFINISHED, dir=out.parent))
-            held.callback(shutil.rmtree, temporary, ignore_errors=True)
-            held.enter_context(_locked(temporary))
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            stack.enter_context(_locked(temporary))
         temporary.chmod(0o755)  # mkdtemp makes it private
         yield temporary
-        _swap(temporary, out)
+        _replace(temporary, out)
 
 
-def _remove_leftovers(parent: Path) -> None:
-    """Of exports that were killed; one that is being written holds its lock and stays."""
+def _delete_leftovers(parent: Path) -> None:
+    """Deletes the folders of killed processes; a folder in use is locked and stays."""
     for folder in [*parent.glob(f".*{UNFINISHED}"), *parent.glob(f".*{REPLACED}")]:
         with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+def _locked(folder: Path, flags: int = 0) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | how)
+        fcntl.flock(handle, fcntl.LOCK_EX | flags)
         yield
     finally:
         os.close(handle)
 
 
-def _swap(temporary: Path, out: Path) -> None:
-    """Two renames: the place is empty for an instant, and never holds half a folder."""
+def _replace(temporary: Path, out: Path) -> None:
+    """Replaces `out` by two renames: for an instant it does not exist, but it is never incomplete."""
     old = temporary.with_suffix(REPLACED)
     if out.exists():
         out.rename(old)

@@ -1,8 +1,9 @@
-"""Our model for the harness: likelihoods and texts equal those of a plain loop and of the harness's own model."""
+"""Compares the harness adapter with a plain loop and with the harness's own model."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from tests.helpers.memorised import CPU, load, tiny_llama, untrained
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.evaluate.harness_model import HarnessModel, _StopStrings
+from z2all_ds.evaluate.generate import StopCheck
+from z2all_ds.evaluate.harness.model import HarnessModel
+from z2all_ds.evaluate.loading import LoadedModel
 
 SHORT_WINDOW = 40
 TEXTS = ["水在标准大气压下的沸点是多少摄氏度？" * 6, "short", "Which animal barks? " * 20]
@@ -48,13 +51,13 @@ def plain_likelihood(model: Any, context: list[int], continuation: list[int]) ->
 
 @contextmanager
 def memory_for(rows: int, model: Any) -> Iterator[None]:
-    """As on a GPU: reading more rows than that at a time is out of memory."""
+    """Simulates a GPU that runs out of memory with more rows than this."""
 
-    def look(_module: Any, _arguments: Any, named: dict[str, Any]) -> None:
+    def limit(_module: Any, _arguments: Any, named: dict[str, Any]) -> None:
         if len(named["input_ids"]) > rows:
             raise torch.OutOfMemoryError(f"{len(named['input_ids'])} rows")
 
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    hook = model.register_forward_pre_hook(limit, with_kwargs=True)
     try:
         yield
     finally:
@@ -70,15 +73,14 @@ def harness_own(small_tokenizer: Path) -> Any:
     loaded = untrained(small_tokenizer)
     model = tiny_llama(loaded.tokenizer, seed=1, window_tokens=SHORT_WINDOW)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=4), HarnessModel(
-        model, loaded.tokenizer, CPU, batch_size=3
-    )
+    theirs = HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=4)
+    return theirs, HarnessModel(replace(loaded, model=model), batch_size=3)
 
 
 @pytest.mark.parametrize("name", ["zh_school", "science"])
 def test_likelihoods_are_those_of_a_plain_loop(small_tokenizer: Path, name: str) -> None:
     loaded = untrained(small_tokenizer)
-    ours = HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=5)
+    ours = HarnessModel(loaded, batch_size=5)
     requests = requests_of(name)
     for request, (nats, greedy) in zip(requests, ours.loglikelihood(requests), strict=True):
         context, continuation = request.args
@@ -125,25 +127,23 @@ def test_generated_texts_and_stop_strings(harness_own: Any) -> None:
 
 def test_requests_with_other_settings_are_not_mixed(small_tokenizer: Path) -> None:
     loaded = untrained(small_tokenizer)
-    ours = HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=8)
+    ours = HarnessModel(loaded, batch_size=8)
     short: dict[str, Any] = {"until": [], "max_gen_toks": 1, "do_sample": False}
     long = short | {"max_gen_toks": 9}
     first, second, third = ours.generate_until(instances("generate_until", ("a", short), ("a", long), ("a", short)))
     assert first == third and len(second) > len(first) and second.startswith(first)
 
 
-def test_an_answer_longer_than_the_window_is_one_line(harness_own: Any) -> None:
+def test_an_answer_longer_than_the_window_is_refused(harness_own: Any) -> None:
     with pytest.raises(ConfigError, match=f"window of {SHORT_WINDOW}"):
         harness_own[1].loglikelihood(instances("loglikelihood", ("a", TEXTS[0])))
 
 
-def test_batches_are_halved_where_memory_does_not_suffice(
-    small_tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batches_are_halved_when_memory_runs_out(small_tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = untrained(small_tokenizer)
 
     def ours() -> HarnessModel:
-        return HarnessModel(loaded.model, loaded.tokenizer, CPU, batch_size=8)
+        return HarnessModel(loaded, batch_size=8)
 
     prompts = [f"{number} + {'1' * number} =" for number in range(19)]
     scored = instances("loglikelihood", *((prompt, f" {number}") for number, prompt in enumerate(prompts)))
@@ -159,31 +159,31 @@ def test_batches_are_halved_where_memory_does_not_suffice(
         ours().generate_until(written)
 
 
-def test_beams_and_penalties_of_a_task_hold(harness_own: Any) -> None:
+def test_beams_and_penalties_of_a_task_are_used(harness_own: Any) -> None:
     theirs, ours = harness_own
     free = {"until": ["不会出现的"], "max_gen_toks": 12, "do_sample": False}
-    told = []
+    found = []
     for more in ({}, {"num_beams": 3}, {"repetition_penalty": 0.3}):
         requests = instances("generate_until", *((prompt, {**free, **more}) for prompt in ("1 + 2 =", "水的沸点")))
-        told.append(tuple(ours.generate_until(requests)))
-        assert list(told[-1]) == theirs.generate_until(requests, disable_tqdm=True)
-    assert len(set(told)) == 3
+        found.append(tuple(ours.generate_until(requests)))
+        assert list(found[-1]) == theirs.generate_until(requests, disable_tqdm=True)
+    assert len(set(found)) == 3
     with pytest.raises(ConfigError, match="num_beems"):
         ours.generate_until(instances("generate_until", ("a", {**free, "num_beems": 2})))
 
 
-def test_a_row_that_another_beam_has_taken_goes_on(small_tokenizer: Path) -> None:
+def test_a_row_continues_after_another_beam_replaced_it(small_tokenizer: Path) -> None:
     tokenizer = untrained(small_tokenizer).tokenizer
-    looks = _StopStrings(tokenizer, ["7"], prompt_tokens=0)
+    check = StopCheck(tokenizer, ["7"], prompt_tokens=0)
     ended, open_ended = (tokenizer.encode(text, add_special_tokens=False) for text in ("7", "8"))
-    assert looks(torch.tensor([ended, open_ended]), None).tolist() == [True, False]
-    assert looks(torch.tensor([open_ended, ended]), None).tolist() == [False, True]
+    assert check(torch.tensor([ended, open_ended]), None).tolist() == [True, False]
+    assert check(torch.tensor([open_ended, ended]), None).tolist() == [False, True]
 
 
-def test_a_config_that_names_no_window(small_tokenizer: Path) -> None:
+def test_a_config_without_a_maximum_length(small_tokenizer: Path) -> None:
     tokenizer = untrained(small_tokenizer).tokenizer
     bloom = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2)).eval()
-    ours = HarnessModel(bloom, tokenizer, CPU, batch_size=2)
+    ours = HarnessModel(LoadedModel(bloom, tokenizer, CPU, "bloom", None), batch_size=2)
     ((nats, _),) = ours.loglikelihood(instances("loglikelihood", ("1 + 2 =", " 3")))
     context, whole = tokenizer.encode("1 + 2 ="), tokenizer.encode("1 + 2 = 3")
     assert nats == pytest.approx(plain_likelihood(bloom, context, whole[len(context) :])[0], abs=2e-4)

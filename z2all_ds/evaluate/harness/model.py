@@ -1,4 +1,4 @@
-"""Adapter of models for lm-evaluation-harness: likelihoods of continuations and texts, and generation until a stop.
+"""Adapts models to lm-evaluation-harness: likelihoods of continuations and texts, and generation until a stop.
 
 Prompts are encoded, cut and scored as by the harness's own `hf` model (tests compare), but without accelerate, with
 log-probabilities in fp32 for any weights, computed only at scored positions, and with this package's progress display.
@@ -21,10 +21,12 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch.nn import functional
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.evaluate.generate import StopCheck
+from z2all_ds.evaluate.loading import LoadedModel
 
 MAX_NEW_TOKENS = 256
 """Default of tasks that set no limit, as in the harness."""
@@ -37,23 +39,20 @@ Answer = TypeVar("Answer")
 
 
 class HarnessModel(TemplateLM):
-    """A causal model and its tokenizer. `before_first` is called once, before the first requests."""
+    """A loaded model. `before_first` is called before the requests of each kind."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        device: torch.device,
-        batch_size: int,
-        before_first: Callable[[], None] = lambda: None,
-    ) -> None:
+    tokenizer_name = ""
+    """The harness uses it only in the names of cached requests, which are off."""
+
+    def __init__(self, loaded: LoadedModel, batch_size: int, before_first: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self.model, self.tokenizer, self._device, self.batch_size = model, tokenizer, device, batch_size
-        self.max_length = resolve_max_length(model.config, tokenizer)  # some configs, such as Bloom's, do not set it
-        self.before_first = before_first
+        self.model, self.tokenizer, self._device = loaded.model, loaded.tokenizer, loaded.device
+        self.batch_size, self.before_first = batch_size, before_first
+        # Some configs, such as Bloom's, do not set it.
+        self.max_length = resolve_max_length(loaded.model.config, loaded.tokenizer)
         self.prompts_cut = 0
-        pad = tokenizer.pad_token_id
-        self.pad_token_id = int(pad if pad is not None else tokenizer.eos_token_id or 0)
+        pad = self.tokenizer.pad_token_id
+        self.pad_token_id = int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
     @property
     def eot_token_id(self) -> int:
@@ -63,13 +62,6 @@ class HarnessModel(TemplateLM):
     def prefix_token_id(self) -> int:
         bos = self.tokenizer.bos_token_id
         return self.eot_token_id if bos is None else int(bos)
-
-    @property
-    def tokenizer_name(self) -> str:
-        return str(self.tokenizer.name_or_path).replace("/", "__")
-
-    def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self.tokenizer.chat_template if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -95,7 +87,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
-        """Return log-likelihoods of whole texts, in windows, each token once with as much context as fits."""
+        """Returns log-likelihoods of whole texts, in windows, each token once with as much context as fits."""
         self.before_first()
         pieces: list[Request] = []
         for number, request in enumerate(requests):
@@ -112,7 +104,7 @@ class HarnessModel(TemplateLM):
         return sums
 
     def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, whether greedy decoding would give it) of every continuation."""
+        """Returns (log-likelihood, whether greedy decoding would give it) of every continuation."""
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         readers: dict[Tokens, list[int]] = defaultdict(list)  # options of one token share one forward pass
         for number, (_, context, continuation) in enumerate(requests):
@@ -138,7 +130,7 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _score(self, batch: list[Tokens], wanted: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
-        """Return (log-likelihood, whether greedy) of each wanted continuation at the end of each input."""
+        """Returns (log-likelihood, whether greedy) of each wanted continuation at the end of each input."""
         longest = max(map(len, batch))
         padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in batch]
         logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits  # [batch, length, vocabulary]
@@ -157,7 +149,7 @@ class HarnessModel(TemplateLM):
     def _in_batches(
         self, inputs: list[Tokens], run: Callable[[list[Tokens]], list[Answer]]
     ) -> Iterator[tuple[Tokens, Answer]]:
-        """Yield (input, result of `run`), in order. If memory does not suffice, batches are halved from then on."""
+        """Yields (input, result of `run`), in order. If memory does not suffice, batches are halved from then on."""
         done = 0
         while done < len(inputs):
             batch = inputs[done : done + self.batch_size]
@@ -203,9 +195,9 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _generate(self, prompts: list[Tokens], new_tokens: int, how: Mapping[str, Any]) -> list[str]:
-        """Return the continuation of each prompt. `how`: a task's generation_kwargs without the number of tokens."""
+        """Returns the continuation of each prompt. `how`: a task's generation_kwargs without the number of tokens."""
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
-        stops = handle_stop_sequences(list(how["until"]), eos=eos)
+        stops = [stop for stop in handle_stop_sequences(list(how["until"]), eos=eos) if stop]
         unused = {"until"} if how["do_sample"] else {"until", *SAMPLING_ONLY}
         longest = max(map(len, prompts))
         padded = [[*[self.pad_token_id] * (longest - len(ids)), *ids] for ids in prompts]
@@ -216,7 +208,7 @@ class HarnessModel(TemplateLM):
                 attention_mask=torch.tensor(mask, device=self._device),
                 max_new_tokens=new_tokens,
                 pad_token_id=self.pad_token_id,
-                stopping_criteria=StoppingCriteriaList([_StopStrings(self.tokenizer, stops, longest)]),
+                stopping_criteria=StoppingCriteriaList([StopCheck(self.tokenizer, stops, longest)]),
                 **{name: value for name, value in how.items() if name not in unused},
             )
         except (TypeError, ValueError) as error:
@@ -227,25 +219,6 @@ class HarnessModel(TemplateLM):
         texts = self.tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
-    def say_what_was_cut(self) -> None:
+    def report_cut_prompts(self) -> None:
         if self.prompts_cut:
             say(f"{self.prompts_cut} prompts exceeded the model's {self.max_length} tokens: cut on the left")
-
-
-class _StopStrings(StoppingCriteria):
-    """Ends a row when its generated text contains one of the strings; only the tail is decoded at each token.
-
-    transformers remembers which rows have ended: under beam search a row is a different beam at every token.
-    """
-
-    def __init__(self, tokenizer: Any, stops: list[str], prompt_tokens: int) -> None:
-        self.tokenizer, self.prompt_tokens = tokenizer, prompt_tokens
-        self.stops = [stop for stop in stops if stop]
-        lengths = [len(tokenizer.encode(stop, add_special_tokens=False)) for stop in self.stops]
-        self.tail_tokens = max(lengths, default=0) + 4  # the string may be split into more tokens, or be inside others
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        tail_start = max(self.prompt_tokens, input_ids.shape[1] - self.tail_tokens)
-        tails = self.tokenizer.batch_decode(input_ids[:, tail_start:])
-        hits = [any(stop in tail for stop in self.stops) for tail in tails]
-        return torch.tensor(hits, device=input_ids.device)

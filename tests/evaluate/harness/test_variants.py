@@ -1,24 +1,24 @@
-"""Reshaped copies of tasks: the very prompts, answers and few-shot examples, and why some copies are not made."""
+"""Reshaped copies of tasks: exact prompts, answers and few-shot examples, and reasons for missing copies."""
 
 from typing import Any
 
 import pytest
 
 from tests.helpers.memorised import en_school_with_an_odd_question, load
-from z2all_ds.evaluate.harness_variants import Variants, gold_of, make_variants
-from z2all_ds.evaluate.reshaping import RESHAPINGS
+from z2all_ds.evaluate.harness.questions import RESHAPINGS
+from z2all_ds.evaluate.harness.settings import HarnessSettings
+from z2all_ds.evaluate.harness.variants import Variants, gold_of, make_variants
 
-FIELDS = {"question": "frage", "options": "o1|o2|o3", "answer": "loesung"}
+FIELDS = "question=frage,options=o1|o2|o3,answer=loesung"
 
 
-def variants_of(
-    task: Any, fields: dict[str, str] | None = None, shuffles: int = 2, limit: int | None = None
-) -> Variants:
-    return make_variants(task, RESHAPINGS, 1, shuffles, fields or {}, None, limit)
+def variants_of(task: Any, fields: str | None = None, shuffles: int = 2, limit: int | None = None) -> Variants:
+    settings = HarnessSettings((), reshape=RESHAPINGS, seed=1, shuffles=shuffles, fields=fields, limit=limit)
+    return make_variants(task, settings)
 
 
 def built(task: Any, shots: int) -> list[tuple[str, list[str]]]:
-    """(prompt, scored answers) of every question, as the harness builds them."""
+    """Returns (prompt, scored answers) of every question, as the harness builds them."""
     task.set_config(key="num_fewshot", value=shots)
     task.set_fewshot_seed(seed=1)
     task.build_all_requests()
@@ -49,10 +49,10 @@ def test_a_description_that_lists_the_letters() -> None:
     )
 
 
-def test_a_question_whose_letters_cannot_be_renamed_is_asked_as_it_stands() -> None:
+def test_a_question_whose_letters_cannot_be_renamed_is_asked_unchanged() -> None:
     task = en_school_with_an_odd_question()["tasks"]["en_school"]
     variants = variants_of(task, shuffles=1)
-    assert variants.left == {"letters": 1, "others_wrong": 0, "shuffled": 0}
+    assert variants.unchanged == {"letters": 1, "others_wrong": 0, "shuffled": 0}
     *before, (odd_prompt, odd_answers), (prompt, answers) = built(variants.tasks["letters"][0], shots=2)
     *_, odd_plain, (plain, _) = built(task, shots=2)
     assert (odd_prompt, odd_answers) == odd_plain, "description and examples, too"
@@ -81,8 +81,8 @@ def test_a_question_is_never_its_own_example() -> None:
         assert prompt.count("all other answers are wrong") == 1
 
 
-@pytest.mark.parametrize(("name", "fields"), [("zh_school", {}), ("en_school", {}), ("odd_fields", FIELDS)])
-def test_shuffled_options_take_the_answer_with_them(name: str, fields: dict[str, str]) -> None:
+@pytest.mark.parametrize(("name", "fields"), [("zh_school", None), ("en_school", None), ("odd_fields", FIELDS)])
+def test_shuffled_options_take_the_answer_with_them(name: str, fields: str | None) -> None:
     task = load(name)["tasks"][name]
     first, second = variants_of(task, fields).tasks["shuffled"]
     letters = "ABCD"[: len(task.doc_to_choice(task.eval_docs[0]))]
@@ -111,7 +111,7 @@ def test_tasks_that_cannot_be_reshaped_say_why(name: str, reason: str) -> None:
     variants = variants_of(load(name)["tasks"][name])
     assert variants.tasks == {}
     assert set(variants.reasons) == set(RESHAPINGS)
-    assert all(reason in told for told in variants.reasons.values())
+    assert all(reason in found for found in variants.reasons.values())
 
 
 def test_texts_that_are_scored_are_only_shuffled() -> None:

@@ -1,10 +1,11 @@
-"""Drops and their standard errors by hand, and how they are told."""
+"""Drops and their standard errors, and how they are reported."""
 
 import math
 
 import pytest
 
-from z2all_ds.evaluate.harness_report import ScoreRow, compare, row_content, score_table, sentences
+from z2all_ds.base.reports import plain as plain_types
+from z2all_ds.evaluate.harness.report import ScoreRow, compare, score_table, verdicts
 
 
 def test_each_question_is_compared_with_itself() -> None:
@@ -12,19 +13,19 @@ def test_each_question_is_compared_with_itself() -> None:
     assert drop.score == 0.5
     assert drop.drop == 0.25
     # differences 0, 1, 1, -1: mean 1/4, squares around it 11/4, over 3 and over 4
-    assert drop.standard_error == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
-    assert drop.lost == (1, 2)
-    assert not drop.is_doubtful
+    assert drop.drop_standard_error == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
+    assert drop.right_then_wrong_questions == (1, 2)
+    assert not drop.beyond_two_standard_errors
 
 
 def test_several_shuffles_are_averaged() -> None:
     drop = compare([1, 1], [[1, 0], [0, 0], [1, 1]])
     assert drop.score == pytest.approx(0.5)
-    assert drop.lost == (1,), "the first question is right in two of three orders"
+    assert drop.right_then_wrong_questions == (1,), "the first question is right in two of three orders"
 
 
 @pytest.mark.parametrize(
-    ("plain", "reshaped", "doubtful"),
+    ("plain", "reshaped", "significant"),
     [
         ([1.0] * 20, [0.0] * 20, True),
         ([1.0] * 20, [1.0] * 20, False),
@@ -34,12 +35,12 @@ def test_several_shuffles_are_averaged() -> None:
         ([1.0], [0.0], False),
     ],
 )
-def test_when_a_drop_is_doubtful(plain: list[float], reshaped: list[float], doubtful: bool) -> None:
+def test_significant_drops(plain: list[float], reshaped: list[float], significant: bool) -> None:
     drop = compare(plain, [reshaped])
-    assert drop.is_doubtful == doubtful
-    told = sentences([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
-    assert bool(told) == doubtful
-    assert not told or ("school" in told[0] and "letters" in told[0] and "memorised" in told[0])
+    assert drop.beyond_two_standard_errors == significant
+    found = verdicts([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
+    assert bool(found) == significant
+    assert not found or ("school" in found[0] and "letters" in found[0] and "memorised" in found[0])
 
 
 def test_table_and_json() -> None:
@@ -52,6 +53,6 @@ def test_table_and_json() -> None:
     school, text = table.rows
     assert school == ["school", "acc", "4", "75.0 ± 25.0", "25.0", "50.0", "25.0 ± 47.9", "2 of 4"]
     assert text[3:] == ["123.4", "-", "-", "-", "-"]
-    told = row_content(rows[0])
-    assert told["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
-    assert told["reshaped"]["letters"]["beyond_two_standard_errors"] is False
+    content = plain_types(rows[0])
+    assert content["reshaped"]["letters"]["right_then_wrong_questions"] == [1, 2]
+    assert content["reshaped"]["letters"]["beyond_two_standard_errors"] is False

@@ -1,12 +1,12 @@
-"""Documents of benchmarks: read, changed, and written back in the form they had."""
+"""Layouts of documents: questions are read, changed and written back in the original format."""
 
 from typing import Any
 
 import pytest
 
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.evaluate.harness_layouts import Layout, parse_fields, possible_layouts
-from z2all_ds.evaluate.reshaping import Question, shuffled
+from z2all_ds.evaluate.harness.questions import Layout, Question, possible_layouts, shuffled
+from z2all_ds.evaluate.harness.settings import HarnessSettings
 
 MMLU = {"question": "2+2?", "choices": ["3", "4", "5"], "answer": 1, "subject": "sums"}
 CEVAL = {"id": 7, "question": "二加二？", "A": "三", "B": "四", "C": "五", "D": "六", "answer": "B"}
@@ -32,7 +32,7 @@ def test_known_benchmarks_are_recognised_and_written_back(document: dict[str, An
     written = layout.write(document, old, new)
     assert layout.read(written, new.gold) == new
     assert written.keys() == document.keys() and written != document
-    assert document[layout.answer] in (1, "B", "2"), "the document itself is left alone"
+    assert document[layout.answer] in (1, "B", "2"), "the document itself is unchanged"
 
 
 def test_labels_of_the_document_are_kept() -> None:
@@ -44,33 +44,33 @@ def test_labels_of_the_document_are_kept() -> None:
     ("answer", "moved"),
     [(1, 2), (2, 3), ("1", "2"), ("2", "3"), ("B", "C"), ("b", "c"), (" B", " C"), ([1], [2]), ("y", "y")],
 )
-def test_the_answer_keeps_its_form(answer: Any, moved: Any) -> None:
+def test_the_answer_keeps_its_format(answer: Any, moved: Any) -> None:
     layout = Layout("q", ("o",), "a")
     document = {"q": "?", "o": ["x", "y", "z"], "a": answer}
-    assert layout.understands(document, 1)
+    assert layout.fits(document, 1)
     old = layout.read(document, 1)
     assert layout.write(document, old, Question("?", ("x", "z", "y"), 2, old.labels))["a"] == moved
 
 
 @pytest.mark.parametrize("answer", [0, 3, "C", "z", None, True, [1, 2], "7"])
-def test_an_answer_that_says_something_else_is_not_understood(answer: Any) -> None:
-    assert not Layout("q", ("o",), "a").understands({"q": "?", "o": ["x", "y", "z"], "a": answer}, 1)
+def test_an_answer_that_denotes_no_option_does_not_fit(answer: Any) -> None:
+    assert not Layout("q", ("o",), "a").fits({"q": "?", "o": ["x", "y", "z"], "a": answer}, 1)
 
 
 @pytest.mark.parametrize("options", ["xyz", {"label": ["A"]}, 3, {"text": ["x", "y"], "label": ["A"]}])
 def test_options_that_are_no_list_or_lack_labels(options: Any) -> None:
-    assert not Layout("q", ("o",), "a").understands({"q": "?", "o": options, "a": 1}, 1)
+    assert not Layout("q", ("o",), "a").fits({"q": "?", "o": options, "a": 1}, 1)
 
 
-def test_fields_that_are_named() -> None:
+def test_fields_set_by_the_user() -> None:
     document = {"frage": "?", "o1": "x", "o2": "y", "loesung": "B"}
     assert list(possible_layouts([document], [1], {})) == []
-    fields = parse_fields("question=frage, options=o1|o2,answer=loesung")
+    fields = HarnessSettings((), fields="question=frage, options=o1|o2,answer=loesung").field_names
     assert list(possible_layouts([document], [1], fields)) == [Layout("frage", ("o1", "o2"), "loesung")]
-    assert next(possible_layouts([CEVAL], [1], fields)).answer == "answer", "another task's fields are found as ever"
+    assert next(possible_layouts([CEVAL], [1], fields)).answer == "answer", "fields of another task are ignored"
 
 
 @pytest.mark.parametrize("text", ["frage", "title=frage", "question="])
-def test_fields_that_cannot_be_meant(text: str) -> None:
+def test_invalid_fields_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--fields"):
-        parse_fields(text)
+        HarnessSettings((), fields=text)

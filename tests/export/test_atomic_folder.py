@@ -1,4 +1,4 @@
-"""A folder appears when it is complete, or nothing does."""
+"""A folder appears complete or not at all."""
 
 import fcntl
 import os
@@ -13,14 +13,14 @@ import pytest
 from tests.helpers.command import environment
 from tests.helpers.processes import ended
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.export.place import folder_in_place_of
+from z2all_ds.export.atomic_folder import atomic_folder
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from z2all_ds.export.place import folder_in_place_of
+from z2all_ds.export.atomic_folder import atomic_folder
 
-with folder_in_place_of(Path(sys.argv[1])) as folder:
+with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
     print(folder, flush=True)
     time.sleep(60)
@@ -31,9 +31,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_it_is_there_at_the_end_and_can_be_read_by_others(tmp_path: Path) -> None:
+def test_folder_appears_at_the_end_and_is_readable(tmp_path: Path) -> None:
     out = tmp_path / "new" / "model"
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "file").write_text("new")
         assert not out.exists()
         assert folder.parent == out.parent
@@ -42,11 +42,11 @@ def test_it_is_there_at_the_end_and_can_be_read_by_others(tmp_path: Path) -> Non
     assert out.stat().st_mode & 0o777 == 0o755
 
 
-def test_it_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+def test_folder_replaces_an_earlier_one(tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "new").touch()
         assert names(out) == ["old"]
     assert names(tmp_path) == ["model"]
@@ -54,13 +54,13 @@ def test_it_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
 
 
 def fill_and_fail(out: Path, error: type[BaseException]) -> None:
-    with folder_in_place_of(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "new").touch()
         raise error
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_nothing_is_left_of_a_failure(error: type[BaseException], tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
@@ -72,28 +72,28 @@ def test_nothing_is_left_of_a_failure(error: type[BaseException], tmp_path: Path
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
-    """What a killed export leaves."""
+    """The temporary folder of a killed process."""
     command = [sys.executable, "-c", SLEEPER, str(tmp_path / "model")]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())) as process:
         assert process.stdout
         left = Path(process.stdout.readline().strip())
-        with folder_in_place_of(tmp_path / "other"):  # of one that is alive nothing is taken
+        with atomic_folder(tmp_path / "other"):  # the folder of a running process is not deleted
             assert names(left) == ["half"]
         process.send_signal(signal.SIGKILL)
         process.wait()
         yield left
 
 
-def test_the_next_one_removes_what_a_killed_one_left(killed: Path, tmp_path: Path) -> None:
+def test_the_next_call_deletes_leftovers_of_a_killed_one(killed: Path, tmp_path: Path) -> None:
     assert killed.exists()
     (tmp_path / ".notes").mkdir()
-    with folder_in_place_of(tmp_path / "third"):
+    with atomic_folder(tmp_path / "third"):
         assert not killed.exists()
     assert names(tmp_path) == [".notes", "other", "third"]
 
 
 def test_no_lock_is_left(tmp_path: Path) -> None:
-    with folder_in_place_of(tmp_path / "model"):
+    with atomic_folder(tmp_path / "model"):
         pass
     for folder in (tmp_path, tmp_path / "model"):
         handle = os.open(folder, os.O_RDONLY)
@@ -101,7 +101,7 @@ def test_no_lock_is_left(tmp_path: Path) -> None:
         os.close(handle)
 
 
-def test_a_place_where_no_folder_can_be_is_one_line(tmp_path: Path) -> None:
+def test_a_path_where_no_folder_can_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be created"), folder_in_place_of(tmp_path / "file" / "model"):
+    with pytest.raises(ConfigError, match="cannot be created"), atomic_folder(tmp_path / "file" / "model"):
         pass

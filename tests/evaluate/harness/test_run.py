@@ -1,4 +1,4 @@
-"""Benchmarks end to end: a model that knows the answers by heart shows, one that knows nothing does not."""
+"""Benchmarks end to end: a model that memorized the answers is detected, an untrained one is not."""
 
 import copy
 import json
@@ -13,20 +13,22 @@ import pytest
 from tests.helpers.command import z2all
 from tests.helpers.memorised import TASKS, en_school_with_an_odd_question, load, memorised, untrained
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.reports import to_json
 from z2all_ds.cli.evaluate import harness as harness_verb
-from z2all_ds.evaluate import harness as room
-from z2all_ds.evaluate.harness import HarnessReport, HarnessSettings, judge, parse_reshapings
-from z2all_ds.evaluate.harness_report import ScoreRow, sentences
-from z2all_ds.evaluate.harness_tasks import load_tasks, quiet, task_manager
+from z2all_ds.evaluate.harness import run as run_module
+from z2all_ds.evaluate.harness.questions import RESHAPINGS
+from z2all_ds.evaluate.harness.report import ScoreRow, verdicts
+from z2all_ds.evaluate.harness.run import HarnessReport, evaluate_tasks
+from z2all_ds.evaluate.harness.settings import HarnessSettings, parse_reshapings
+from z2all_ds.evaluate.harness.tasks import load_tasks, quiet, task_manager
 from z2all_ds.evaluate.loading import LoadedModel
-from z2all_ds.evaluate.reshaping import RESHAPINGS
 
 SCHOOL = ("zh_school", "en_school")
 
 
 def report_of(model: LoadedModel, *tasks: str, **changes: object) -> HarnessReport:
     settings = HarnessSettings(tasks=tasks, **{"reshape": RESHAPINGS, "shuffles": 2, **changes})  # type: ignore[arg-type]
-    return judge(model, load(*tasks), settings)
+    return evaluate_tasks(model, load(*tasks), settings)
 
 
 def row(report: HarnessReport, task: str, metric: str = "acc") -> ScoreRow:
@@ -34,23 +36,26 @@ def row(report: HarnessReport, task: str, metric: str = "acc") -> ScoreRow:
     return found
 
 
-def test_memorised_answers_show(small_tokenizer: Path) -> None:
+def test_memorised_answers_are_detected(small_tokenizer: Path) -> None:
     report = report_of(memorised(small_tokenizer), "school", "sums")
     for name in SCHOOL:
         found = row(report, name)
         assert found.score == 1.0
-        assert found.drops["letters"].is_doubtful and found.drops["shuffled"].is_doubtful
-        assert found.drops["shuffled"].drop > 0.4
-        assert len(found.drops["shuffled"].lost) > found.questions / 2
+        assert (
+            found.reshaped["letters"].beyond_two_standard_errors
+            and found.reshaped["shuffled"].beyond_two_standard_errors
+        )
+        assert found.reshaped["shuffled"].drop > 0.4
+        assert found.reshaped["shuffled"].right_then_wrong > found.questions / 2
     pooled = row(report, "all")
-    assert pooled.questions == 42 and pooled.drops["letters"].drop > 0.5
-    assert pooled.drops["letters"].drop == pytest.approx(
-        sum(row(report, name).drops["letters"].drop * row(report, name).questions for name in SCHOOL) / 42
+    assert pooled.questions == 42 and pooled.reshaped["letters"].drop > 0.5
+    assert pooled.reshaped["letters"].drop == pytest.approx(
+        sum(row(report, name).reshaped["letters"].drop * row(report, name).questions for name in SCHOOL) / 42
     )
     assert row(report, "school").score == 1.0
     assert row(report, "sums", "exact_match (stripped)").score == 1.0, "the generative task"
-    told = "\n".join(sentences(report.rows))
-    assert "zh_school (acc)" in told and "answers may be memorised" in told
+    text = "\n".join(verdicts(report.rows))
+    assert "zh_school (acc)" in text and "answers may be memorised" in text
     assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
 
@@ -60,8 +65,8 @@ def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None
         found = row(report, name)
         assert found.chance == pytest.approx(chance)
         assert abs(found.score - chance) < 4 * math.sqrt(chance * (1 - chance) / found.questions)
-        assert not any(drop.is_doubtful for drop in found.drops.values())
-    assert sentences(report.rows) == []
+        assert not any(drop.beyond_two_standard_errors for drop in found.reshaped.values())
+    assert verdicts(report.rows) == []
 
 
 def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
@@ -95,31 +100,31 @@ def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
 def test_the_plain_score_does_not_depend_on_the_reshapings(small_tokenizer: Path) -> None:
     model = untrained(small_tokenizer)
     alone = row(report_of(model, "zh_school", reshape=(), shots=1), "zh_school")
-    beside = row(report_of(model, "zh_school", shots=1), "zh_school")
-    assert (alone.score, alone.standard_error) == (beside.score, beside.standard_error)
-    assert set(beside.drops) == set(RESHAPINGS) and alone.drops == {}
+    together = row(report_of(model, "zh_school", shots=1), "zh_school")
+    assert (alone.score, alone.standard_error) == (together.score, together.standard_error)
+    assert set(together.reshaped) == set(RESHAPINGS) and alone.reshaped == {}
 
 
 def test_json_holds_settings_and_versions(small_tokenizer: Path) -> None:
-    told = json.loads(json.dumps(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
-    assert told["settings"]["limit"] == 3 and told["settings"]["reshape"] == list(RESHAPINGS)
-    assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(told["versions"])
-    assert told["task_versions"] == {"en_school": 1.0, "sums": 1.0}
-    first = told["rows"][0]
+    content = json.loads(to_json(report_of(untrained(small_tokenizer), "en_school", "sums", limit=3).content()))
+    assert content["settings"]["limit"] == 3 and content["settings"]["reshape"] == list(RESHAPINGS)
+    assert {"lm_eval", "transformers", "torch", "z2all_ds", "datasets"} <= set(content["versions"])
+    assert content["task_versions"] == {"en_school": 1.0, "sums": 1.0}
+    first = content["rows"][0]
     assert (first["task"], first["questions"]) == ("en_school", 3)
     assert set(first["reshaped"]) == set(RESHAPINGS)
 
 
 def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) -> None:
     settings = HarnessSettings(tasks=("en_school",), reshape=("letters",))
-    report = judge(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
+    report = evaluate_tasks(untrained(small_tokenizer), en_school_with_an_odd_question(), settings)
     assert report.notes == ["en_school: 1 of 18 questions cannot be reshaped by letters: they are asked unchanged"]
 
 
 @pytest.fixture(scope="module")
 def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks with one that is generated and has a metric `acc` of its own, and a date for a version."""
-    load("sums")  # offline, and the cache is the tests' own
+    """A folder with a generative task that has its own metric `acc` and a date as version."""
+    load("sums")  # sets the process offline, with a cache for tests
     folder = tmp_path_factory.mktemp("tasks")
     shutil.copytree(TASKS / "data", folder / "data")
     (folder / "own.py").write_text("def score(document, results):\n    return {'acc': 1.0}\n", encoding="utf-8")
@@ -138,12 +143,12 @@ def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generated_answers_have_no_score_of_guessing(small_tokenizer: Path, scored_by_a_function: Path) -> None:
     with quiet():
         loaded = load_tasks(["sums"], scored_by_a_function)
-    report = judge(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
+    report = evaluate_tasks(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
     found = row(report, "sums", "acc (stripped)")
     assert (found.score, found.chance) == (1.0, None)
 
 
-def test_scores_are_written_before_what_may_fail(
+def test_scores_are_written_before_the_report(
     small_tokenizer: Path, scored_by_a_function: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, out = untrained(small_tokenizer), tmp_path / "results" / "harness.json"
@@ -154,7 +159,7 @@ def test_scores_are_written_before_what_may_fail(
         harness_verb(tmp_path / "model", tasks="sums", include=scored_by_a_function, limit=2, out=out)
 
     with monkeypatch.context() as broken:
-        broken.setattr(room, "_rows", lambda *_: 1 / 0)
+        broken.setattr(run_module, "_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ask()
     assert json.loads(out.read_text(encoding="utf-8"))["scores"]["sums"]["acc,stripped"] == 1.0
@@ -165,7 +170,7 @@ def test_scores_are_written_before_what_may_fail(
 @pytest.mark.parametrize(
     "changes", [{"shots": -1}, {"limit": 0}, {"batch": 0}, {"shuffles": 0}, {"fields": "question"}], ids=str
 )
-def test_settings_that_cannot_be_meant(changes: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"--{next(iter(changes))}"):
         HarnessSettings(tasks=("a",), **changes)  # type: ignore[arg-type]
 
@@ -181,7 +186,7 @@ def test_reshapings_by_name() -> None:
 def test_prompts_by_the_chat_template(small_tokenizer: Path) -> None:
     model = untrained(small_tokenizer)
     loaded = load("zh_school")
-    judge(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
+    evaluate_tasks(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
     prompt, answer = loaded["tasks"]["zh_school"].instances[1].args
     assert prompt.count("<|im_start|>user") == 2 and "答案：<|im_end|>\n<|im_start|>assistant\nB<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>assistant\n") and answer == "B"
@@ -207,12 +212,12 @@ def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     assert "answers may be memorised" in answer.stdout and "zh_school" in answer.stdout
     assert not any(word in answer.stderr for word in ("WARNING", "INFO", "it/s", "examples/s", "Traceback"))
-    told = json.loads((tmp_path / "results" / "harness.json").read_text(encoding="utf-8"))
-    scores = {(one["task"], one["metric"]): one["score"] for one in told["rows"]}
+    content = json.loads((tmp_path / "results" / "harness.json").read_text(encoding="utf-8"))
+    scores = {(one["task"], one["metric"]): one["score"] for one in content["rows"]}
     assert scores[("zh_school", "acc")] == 1.0 and scores[("sums", "exact_match (stripped)")] == 1.0
 
 
-def test_what_the_command_needs() -> None:
+def test_incomplete_commands_are_refused() -> None:
     with pytest.raises(ConfigError, match="--include DIR"):
         harness_verb(list_tasks=True)
     with pytest.raises(ConfigError, match="MODEL: is missing"):

@@ -1,4 +1,4 @@
-"""Golden values of every kind of probe: plain transformers, one text at a time, softmax by hand."""
+"""Compares scores with plain transformers: one text at a time, explicit softmax."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.helpers.probe_files import write_probes
 from z2all_ds.base.errors import DataError
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.probe_rows import ProbeRow
 from z2all_ds.evaluate.probe_runs import ask_model
 from z2all_ds.evaluate.probes import SentenceProbe, load_probes
-from z2all_ds.evaluate.token_scores import log_probabilities, losses_of
+from z2all_ds.evaluate.scoring import score
+from z2all_ds.evaluate.windows import Window
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def loaded(model_folder: Path) -> LoadedModel:
 
 
 class Golden:
-    """The figures without any code of ours."""
+    """Reference values from transformers only."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -43,17 +43,17 @@ class Golden:
         return sum(math.exp(sum(self.log_probabilities(prompt, text))) for text in texts)
 
 
-def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+def test_every_kind_of_probe_equals_plain_transformers(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
     golden = Golden(model_folder)
     probes = load_probes(str(write_probes(tmp_path)))
-    answers = ask_model(loaded, probes, rows_per_batch=4).answers
+    answers = ask_model(loaded, probes, batch=4).answers
     plain = golden.log_probabilities("", "The house is old.")
     order = [sum(golden.log_probabilities("", text)) for text in ("他来了", "了他来")]
     per_byte = [
         sum(golden.log_probabilities("She ", text)) / len(text.encode()) for text in ("goes home", "home goes so")
     ]
     brace, both = golden.ids("以json输出{"), golden.ids("以json输出{}")
-    contained = both[: len(brace)] == brace  # else the tokenizer has a token for both, and it is another answer
+    contained = both[: len(brace)] == brace  # otherwise one token covers both: a different answer
     expected = {
         "首都": golden.probability("中国的首都是", "北京", "上海"),
         "sum/of$odd": golden.probability("1 + 1 =", " 2"),
@@ -71,16 +71,17 @@ def test_every_kind_is_as_plain_transformers_has_it(loaded: LoadedModel, model_f
 
 
 def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
-    rows = [ProbeRow(tuple(range(3, 3 + length)), 1 + length % 2, 1) for length in (9, 3, 30, 4, 12)]
-    losses = losses_of(loaded.model, loaded.device)
-    alone = list(log_probabilities(rows, losses, rows_per_batch=1, padding_id=0))
-    assert [len(found) for found in alone] == [len(row.ids) - row.first_scored for row in rows]
+    windows = [
+        Window(range(3, 3 + length), [number > length % 2 for number in range(length)]) for length in (9, 3, 30, 4, 12)
+    ]
+    alone = dict(score(loaded, windows, batch=1))
+    assert [len(alone[number]) for number in range(5)] == [sum(window.counted) for window in windows]
     for size in (2, 5, 100):
-        together = list(log_probabilities(rows, losses, rows_per_batch=size, padding_id=0))
-        for one, other in zip(alone, together, strict=True):
-            assert one == pytest.approx(other, rel=1e-4)
+        together = dict(score(loaded, windows, batch=size))
+        for number, losses in alone.items():
+            assert losses.tolist() == pytest.approx(together[number].tolist(), rel=1e-4)
 
 
-def test_what_the_model_cannot_hold_is_one_line(loaded: LoadedModel) -> None:
+def test_too_long_texts_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(DataError, match=r"probe long: has .* tokens, but a sequence holds 48"):
-        ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], rows_per_batch=4)
+        ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], batch=4)

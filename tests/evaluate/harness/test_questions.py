@@ -1,10 +1,10 @@
-"""Questions in another dress: what changes, what stays, and that the right option stays known."""
+"""Reshaped questions: the right option stays known, and nothing else changes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.evaluate.reshaping import (
+from z2all_ds.evaluate.harness.questions import (
     Question,
     relabel_lists,
     relabel_prompt,
@@ -74,12 +74,12 @@ def test_only_labels_before_their_options_are_renamed() -> None:
     )
 
 
-def test_options_that_stand_in_the_question_too() -> None:
+def test_options_that_also_occur_in_the_question() -> None:
     question = Question("A: 3 or B: 4?", ("3", "4"), 0, ("A", "B"))
     assert relabel_prompt("A: 3 or B: 4?\nA: 3\nB: 4\n", question, "一二") == "A: 3 or B: 4?\n一: 3\n二: 4\n"
 
 
-def test_a_question_without_words() -> None:
+def test_a_question_without_text() -> None:
     question = Question(" ", ("3", "4"), 0, ("A", "B"))
     assert relabel_prompt(" \nA: 3\nB: 4\nA or B:", question, "一二") == " \n一: 3\n二: 4\n一 or 二:"
 
