@@ -1,6 +1,6 @@
-"""The same documents in every form that `z2all bench data` reads: JSON lines, Parquet, token shards, plain tokens.
+"""The same documents in every format that `z2all bench data` reads: JSON lines, Parquet, token shards, plain tokens.
 
-Also a large corpus that costs the disk little: a thousand hard links to one shard, and to its index.
+Also a large corpus that needs little disk space: a thousand hard links to one shard and to its index.
 """
 
 import itertools
@@ -34,11 +34,11 @@ Texts = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where everything lies. The order of the documents is the same everywhere.
+    """The documents in all formats, in the same order.
 
-    `parquet_one_group` has all documents in one row group of one file, `plain_tokens` the tokens of all documents in
-    one file without any frame: what peers pack. `mix` is the part of each domain by bytes of text. `tokens_by_domain`
-    has the names of the folders and counts an <|endoftext|> after each document.
+    `parquet_one_group` has all documents in one row group of one file. `plain_tokens` is one file with only the tokens
+    of all documents, which peers pack. `mix`: share of each domain by bytes of text. `tokens_by_domain` counts an
+    <|endoftext|> after each document.
     """
 
     tokenizer: Path
@@ -60,7 +60,7 @@ class Inputs:
 
 
 def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
-    """Writes everything below `scratch`."""
+    """Writes all formats into the folder `scratch`."""
     texts = _texts_of(corpus, text_bytes) if corpus else _built_in(scratch, text_bytes)
     jsonl, parquet, one_group = scratch / "jsonl", scratch / "parquet", scratch / "parquet_one_group"
     for folder in (jsonl, parquet, one_group):
@@ -84,12 +84,7 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
                 shutil.copyfileobj(source, target)
     sizes = {domain: sum(len(text.encode()) for text in documents) for domain, documents in texts.items()}
     return Inputs(
-        Path(tokenizer),
-        jsonl,
-        parquet,
-        one_group,
-        scratch / "tokens",
-        plain,
+        *(Path(tokenizer), jsonl, parquet, one_group, scratch / "tokens", plain),
         manifest.dtype,
         manifest.eot_id,
         len(everything),
@@ -100,7 +95,7 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
 
 
 def _texts_of(corpus: str | Path, text_bytes: int) -> Texts:
-    """The first documents of each domain, each domain by its share of the corpus."""
+    """Returns the first documents of each domain, by the domain's share of the corpus."""
     readers = open_domains(corpus, load_manifest(corpus))
     total = sum(reader.num_bytes for reader in readers.values())
     return {
@@ -117,13 +112,13 @@ def _read_through(reader: DomainReader) -> Iterator[str]:
 
 
 def _built_in(scratch: Path, text_bytes: int) -> Texts:
-    """A third each of code, English and Chinese. There is less of the first two: they come again, with a number."""
+    """Returns a third each of code, English and Chinese, repeated with a number in front if there is not enough."""
     texts = _texts_of(built_in_text(scratch / "built_in", text_bytes), text_bytes)
     return {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
 
 
 def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
-    """At least one."""
+    """Yields texts until they have `wanted_bytes`, at least one."""
     size = 0
     for text in texts:
         yield text
@@ -133,14 +128,14 @@ def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
 
 
 def repeated(texts: list[str]) -> Iterator[str]:
-    """Without end; no two are the same."""
+    """Yields an endless sequence of different texts."""
     yield from texts
     for number in itertools.count(1):
         yield from (f"{number} {text}" for text in texts)
 
 
 def write_lines(path: Path, domain: str, texts: list[str]) -> None:
-    """Records as a corpus build writes them."""
+    """Writes records in the format of a corpus build."""
     with open(path, "wb") as stream:
         for number, text in enumerate(texts):
             record = Record(number, number, domain, "", f"{domain} {number}", text, "", {})
@@ -157,7 +152,7 @@ def _write_parquet(path: Path, texts: list[str], rows_per_group: int) -> None:
 
 @dataclass(frozen=True)
 class LargeCorpus:
-    """Many shards that are one file, and their tokens. `bytes` are those of the raw shards."""
+    """Many shards that are hard links to one file, and their tokens. `bytes`: size of the raw shards."""
 
     raw: Path
     tokens: Path
@@ -166,7 +161,7 @@ class LargeCorpus:
 
 
 def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: int) -> LargeCorpus:
-    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and their tokens in the same way."""
+    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and to its tokens."""
     one, one_tokens, raw, tokens = (scratch / name for name in ("one", "one_tokens", "large", "large_tokens"))
     for folder in (one, raw, tokens):
         folder.mkdir()
