@@ -16,8 +16,7 @@ from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.bench.shapes import (
     MULTIPLES,
     NEAR,
-    advise_feed_forward,
-    advise_vocabulary,
+    advise,
     describe,
     feed_forward_candidates,
     measure_shapes,
@@ -58,14 +57,14 @@ def test_candidates_are_near_and_never_too_few(wish: int) -> None:
 
 
 def test_the_feed_forward_size_is_chosen_by_time_per_parameter() -> None:
-    advice = advise_feed_forward(100, {96: 9.6, 100: 20.0, 128: 12.8 * 0.8})
+    advice = advise("model.intermediate_size", 100, {96: 9.6, 100: 20.0, 128: 12.8 * 0.8})
     assert [one["cost"] for one in advice["candidates"]] == pytest.approx([0.1 / 0.08, 0.2 / 0.08, 1.0])
     assert advice["recommended"] == 128
     assert advice["reason"] == "least time per parameter, 60.0% less per parameter than 100"
 
 
 def test_the_requested_size_is_kept_if_it_is_as_good() -> None:
-    advice = advise_feed_forward(100, {96: 9.6, 100: 10.05, 104: 10.5})
+    advice = advise("model.intermediate_size", 100, {96: 9.6, 100: 10.05, 104: 10.5})
     assert advice["recommended"] == 100
     assert advice["reason"] == (
         "nearest to 100 of those within 1% of the least time per parameter, which is the requested size"
@@ -74,7 +73,7 @@ def test_the_requested_size_is_kept_if_it_is_as_good() -> None:
 
 def test_the_vocabulary_size_is_chosen_by_the_whole_time() -> None:
     """Per column 128 would be the best, but its columns are of no use."""
-    advice = advise_vocabulary(101, {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0})
+    advice = advise("model.vocab_size", 101, {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0})
     assert advice["recommended"] == 104
     assert advice["reason"] == "smallest of those within 1% of the least time, 49.7% less in total than 101"
     assert [one["cost"] for one in advice["candidates"]] == pytest.approx([2.0, 1.9, 1.005, 1.0, 1.1])

@@ -7,13 +7,13 @@ several times, and the median is reported.
 """
 
 import gzip
-import itertools
 import shutil
 import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,23 @@ from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.bench.shared import (
     Report,
+    built_in_text,
     in_new_process,
     median_repeat,
+    repeated,
     require_at_least,
     require_known,
+    sample_texts,
     scratch_folder,
 )
 from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 from z2all_ds.corpus.cleaning import CleaningRules
-from z2all_ds.corpus.converters import BuiltIn, find_converter
 
 ROWS_PER_BATCH = 10_000
 CLEANED = "jsonl, cleaned"
 SINGLE_DOCUMENT_STEPS = ["all", "exact_duplicates=off", "near_duplicates=off"]
-SAMPLE_BYTES = 4_000_000
-"""Bytes per built-in source; the documents are repeated with a number in front until there is enough text."""
+SAMPLE_BYTES = 12_000_000
+"""Bytes of built-in text; the documents are repeated with a number in front until there is enough."""
 
 
 def bench_corpus(
@@ -59,7 +61,8 @@ def bench_corpus(
     found, by_workers = [], {}
     with scratch_folder() as folder:
         lines, out = folder / "documents.jsonl", folder / "corpus"
-        text_bytes, documents = _write_lines(lines, megabytes * 1_000_000)
+        texts = sample_texts(built_in_text(folder / "built_in", SAMPLE_BYTES), SAMPLE_BYTES)
+        text_bytes, documents = _write_lines(lines, list(chain(*texts.values())), megabytes * 1_000_000)
         text_mb = text_bytes / 1e6
         with progress("bench corpus", len(chosen) + 1 + len(workers), "measurements") as advance:
             orjson_rate = text_mb / _median(repeats, "cpu_seconds", _parse_only, lines)["cpu_seconds"]
@@ -100,26 +103,16 @@ def describe(report: Report) -> Shown:
         yield f"{workers:>3} workers      {rate:6.1f} MB/s in total"
 
 
-def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
+def _write_lines(path: Path, texts: list[str], wanted_bytes: int) -> tuple[int, int]:
     """Writes the documents as JSON lines. Returns the bytes and the number of documents."""
-    documents = []
-    for name in ("chinese_sample", "python_docstrings", "python_code"):
-        found = find_converter(name)
-        assert isinstance(found, BuiltIn)
-        size = 0
-        for draft in found.generate(SAMPLE_BYTES):
-            size += len(draft.content.encode())
-            if size > SAMPLE_BYTES:
-                break
-            documents.append((draft.title, draft.content))
     written = 0
     with open(path, "wb") as stream:
-        for number, (title, content) in enumerate(itertools.cycle(documents)):
-            row = {"id": number, "title": title, "url": f"https://example.org/{number}", "text": f"{number} {content}"}
+        for number, text in enumerate(repeated(texts)):
+            row = {"id": number, "title": f"document {number}", "url": f"https://example.org/{number}", "text": text}
             written += stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if written >= wanted_bytes:
                 return written, number + 1
-    raise AssertionError("a cycle does not end")
+    raise AssertionError("the texts are endless")
 
 
 # One writer per format. All but Parquet's keep only a part of the documents in memory.
@@ -162,7 +155,7 @@ def _parquet(lines: Path, out: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("title", pa.string()), ("url", pa.string()), ("text", pa.string())])
     tables = []
     with open(lines, "rb") as source:
-        while rows := [orjson.loads(line) for line in itertools.islice(source, ROWS_PER_BATCH)]:
+        while rows := [orjson.loads(line) for line in islice(source, ROWS_PER_BATCH)]:
             tables.append(pa.Table.from_pylist(rows, schema))
     table = pa.concat_tables(tables)
     # One row group for everything is the hardest case for the reader.

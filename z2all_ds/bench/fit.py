@@ -5,14 +5,15 @@ search starts at the planner's answer, moves up or down by doubling strides, and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.console import human_bytes, say
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.machine import gpu_count
-from z2all_ds.bench.gpu_memory import MeasuredMemory, MemoryCase, measure
-from z2all_ds.bench.shared import scratch_folder
+from z2all_ds.base.reports import Shown
+from z2all_ds.bench.gpu_memory import MemoryCase, measure
+from z2all_ds.bench.shared import Report, scratch_folder
 from z2all_ds.cluster.doctor.gpus import read_gpus
 from z2all_ds.plan.memory import gpu_memory
 from z2all_ds.train.fallback_data import prepare_data
@@ -22,40 +23,8 @@ MAX_ACCUMULATION = 2
 """Micro-batches per step of a trial: more than two need no more memory."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One tried micro-batch."""
-
-    micro_batch: int
-    fits: bool
-    measured: MeasuredMemory
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The largest micro-batch by trial (0 if none fits) and by the planner."""
-
-    deepspeed: str
-    ranks: int
-    gpu_memory: int
-    largest: int
-    predicted: int
-    trials: tuple[Trial, ...]
-
-    @property
-    def summary(self) -> str:
-        best = next((trial.measured for trial in self.trials if trial.micro_batch == self.largest), None)
-        peak = ""
-        if best:
-            peak = f", peak {human_bytes(best.allocated)} (predicted {human_bytes(best.predicted.allocated)})"
-        return (
-            f"{self.deepspeed} on {self.ranks} GPU(s) of {human_bytes(self.gpu_memory)}: the largest micro-batch that"
-            f" trains is {self.largest}, after {len(self.trials)} trials{peak}; the planner predicted {self.predicted}"
-        )
-
-
-def fit_here(config: str | None, overrides: list[str]) -> Fit:
-    """Searches the largest micro-batch with one rank per GPU."""
+def fit_here(config: str | None, overrides: list[str]) -> Report:
+    """Searches the largest micro-batch with one rank per GPU; `largest` is 0 if none fits."""
     ranks = gpu_count()
     if not ranks:
         rule = "tries micro-batches on a GPU, and none is visible"
@@ -65,7 +34,7 @@ def fit_here(config: str | None, overrides: list[str]) -> Fit:
         raise ConfigError("--fit", "tries one shape of micro-batch, and this run has stages", "Leave the stages out.")
     memory = _smallest_gpu_memory()
     predicted = predict(run, ranks, memory)
-    trials: list[Trial] = []
+    trials: list[dict[str, Any]] = []
     with scratch_folder() as scratch:
         data = prepare_data(config, overrides, scratch / "data")
 
@@ -76,12 +45,32 @@ def fit_here(config: str | None, overrides: list[str]) -> Fit:
             if found.failed and not found.out_of_memory:
                 fix = "Fix this first; `z2all train` shows the whole error."
                 raise MachineError(f"--fit with a micro-batch of {size}", found.failed, fix)
-            trials.append(Trial(size, not found.failed, found))
+            trials.append({"micro_batch": size, "fits": not found.failed, "measured": found})
             say(f"micro-batch {size} {'does not fit' if found.failed else 'trains'}")
             return not found.failed
 
         largest = largest_that(fits, first=max(1, predicted))
-    return Fit(run.deepspeed, ranks, memory, largest, predicted, tuple(trials))
+    return {
+        "deepspeed": run.deepspeed,
+        "ranks": ranks,
+        "gpu_memory": memory,
+        "largest": largest,
+        "predicted": predicted,
+        "trials": trials,
+    }
+
+
+def describe(fit: Report) -> Shown:
+    """Yields one line."""
+    peak = ""
+    for trial in fit["trials"]:
+        if trial["micro_batch"] == fit["largest"]:
+            measured, predicted = trial["measured"].allocated, trial["measured"].predicted.allocated
+            peak = f", peak {human_bytes(measured)} (predicted {human_bytes(predicted)})"
+    yield (
+        f"{fit['deepspeed']} on {fit['ranks']} GPU(s) of {human_bytes(fit['gpu_memory'])}: the largest micro-batch is"
+        f" {fit['largest']}, after {len(fit['trials'])} trials{peak}; the planner predicted {fit['predicted']}"
+    )
 
 
 def predict(run: RunConfig, ranks: int, memory: int) -> int:

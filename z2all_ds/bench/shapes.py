@@ -65,8 +65,8 @@ def measure_shapes(
         "hidden_size": hidden,
         "tokens": tokens,
         "rounds": rounds,
-        "feed_forward": advise_feed_forward(ffn, seconds_by_size("feed-forward")),
-        "vocabulary": advise_vocabulary(vocabulary, seconds_by_size("vocabulary")),
+        "feed_forward": advise("model.intermediate_size", ffn, seconds_by_size("feed-forward")),
+        "vocabulary": advise("model.vocab_size", vocabulary, seconds_by_size("vocabulary")),
     }
 
 
@@ -89,36 +89,21 @@ def _near(wish: int, sizes: set[int]) -> list[int]:
     return sorted(size for size in sizes if abs(size - wish) <= NEAR * wish)
 
 
-def advise_feed_forward(wish: int, seconds: Mapping[int, float]) -> dict[str, Any]:
-    """Chooses by time per column, as every column holds parameters that learn, then by distance to the request."""
-    costs = _relative({size: seconds[size] / size for size in seconds})
-    chosen = min(_equal_to_best(costs), key=lambda size: (abs(size - wish), size))
-    why = "least time per parameter"
-    if costs[chosen] > 1:
-        why = f"nearest to {wish} of those within {NOISE:.0%} of the {why}"
-    return _advice("model.intermediate_size", wish, chosen, why, "per parameter", seconds, costs)
+def advise(setting: str, wish: int, seconds: Mapping[int, float]) -> dict[str, Any]:
+    """Recommends one of the measured sizes.
 
-
-def advise_vocabulary(wish: int, seconds: Mapping[int, float]) -> dict[str, Any]:
-    """Chooses by the whole time, as columns beyond the tokens are padding, then by size."""
-    costs = _relative(seconds)
-    chosen = min(_equal_to_best(costs))
-    why = "least time" if costs[chosen] == 1 else f"smallest of those within {NOISE:.0%} of the least time"
-    return _advice("model.vocab_size", wish, chosen, why, "in total", seconds, costs)
-
-
-def _relative(costs: Mapping[int, float]) -> dict[int, float]:
-    best = min(costs.values())
-    return {size: cost / best for size, cost in costs.items()}
-
-
-def _equal_to_best(costs: Mapping[int, float]) -> list[int]:
-    return [size for size, cost in costs.items() if cost <= 1 + NOISE]
-
-
-def _advice(
-    setting: str, wish: int, chosen: int, why: str, unit: str, seconds: Mapping[int, float], costs: Mapping[int, float]
-) -> dict[str, Any]:
+    Every feed-forward column holds parameters that learn, so time per column decides, then the distance to the request.
+    Vocabulary columns beyond the tokens are padding, so the whole time decides, then the size.
+    """
+    is_vocabulary = setting == "model.vocab_size"
+    times = seconds if is_vocabulary else {size: seconds[size] / size for size in seconds}
+    costs = {size: one / min(times.values()) for size, one in times.items()}
+    good = [size for size, cost in costs.items() if cost <= 1 + NOISE]
+    chosen = min(good) if is_vocabulary else min(good, key=lambda size: (abs(size - wish), size))
+    least = "least time" if is_vocabulary else "least time per parameter"
+    first = "smallest" if is_vocabulary else f"nearest to {wish}"
+    why = least if costs[chosen] == 1 else f"{first} of those within {NOISE:.0%} of the {least}"
+    unit = "in total" if is_vocabulary else "per parameter"
     gain = f"{100 * (1 - costs[chosen] / costs[wish]):.1f}% less {unit} than {wish}"
     return {
         "setting": setting,

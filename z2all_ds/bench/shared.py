@@ -1,5 +1,6 @@
 """Helpers that several benchmarks use: checks of options, temporary folders, sample text, child processes."""
 
+import itertools
 import json
 import multiprocessing
 import subprocess
@@ -45,6 +46,25 @@ def built_in_text(folder: Path, sample_bytes: int) -> str:
     sources = [("code", "python_code"), ("en", "python_docstrings"), ("zh", "chinese_sample")]
     build_corpus(folder, [SourceSpec(name, converter, max_bytes=sample_bytes // 3) for name, converter in sources])
     return str(folder)
+
+
+def sample_texts(corpus: str | Path, sample_bytes: int) -> dict[str, list[str]]:
+    """Returns documents of each domain, by the domain's share of the corpus and spread over the domain."""
+    from z2all_ds.tokenizer.sampling import open_sources
+
+    domains = open_sources(corpus, with_fingerprint=False).domains
+    total = sum(domain.bytes for domain in domains.values())
+    return {
+        name: [text for _, text in domain.sample(sample_bytes * domain.bytes // total)]
+        for name, domain in domains.items()
+    }
+
+
+def repeated(texts: list[str]) -> Iterator[str]:
+    """Yields an endless sequence of different texts."""
+    yield from texts
+    for number in itertools.count(1):
+        yield from (f"{number} {text}" for text in texts)
 
 
 def median_repeat(repeats: Sequence[dict[str, Any]], by: str) -> dict[str, Any]:

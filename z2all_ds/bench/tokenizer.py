@@ -8,9 +8,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -56,22 +56,6 @@ TRAINERS: dict[str, Callable[[Iterator[str], int], Tokenizer]] = {
 DEFAULT_TRAINERS = ("bbpe", "hf_default")
 
 
-@dataclass(frozen=True)
-class TrainerCosts:
-    """One trainer; a failed one has the reason and no figures.
-
-    Seconds are from the first byte read to the vocabulary, CPU seconds over all cores; the peak is that of the process.
-    """
-
-    trainer: str
-    failed: str
-    seconds: float | None = None
-    cpu_seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    encode_megabytes_per_second_per_core: float | None = None
-    bytes_per_token: dict[str, float] | None = None
-
-
 def bench_tokenizer(
     inputs: Sequence[str | Path],
     sample_bytes: int,
@@ -79,7 +63,11 @@ def bench_tokenizer(
     weights: Mapping[str, float] | None = None,
     names: Sequence[str] = DEFAULT_TRAINERS,
 ) -> Report:
-    """Trains with each of `names` on the same text: a corpus folder, files, or else built-in text."""
+    """Trains with each of `names` on the same text: a corpus folder, files, or else built-in text.
+
+    Seconds are from the first byte read to the vocabulary, CPU seconds over all cores; the peak memory is that of the
+    process. A failed trainer has the reason and no figures.
+    """
     require_known("trainer", names, list(TRAINERS))
     require_at_least(1, bytes=sample_bytes)
     costs, text_bytes = [], 0
@@ -92,10 +80,11 @@ def bench_tokenizer(
         for name in names:
             with heartbeat(f"trainer {name}"):
                 try:
-                    found, text_bytes = in_new_process(measure_trainer, name, given, shares, text_vocab_size)
+                    figures, text_bytes = in_new_process(measure_trainer, name, given, shares, text_vocab_size)
+                    costs.append({"trainer": name, "failed": "", **figures})
                 except Exception as error:  # the other trainers are still measured
-                    found = TrainerCosts(name, " ".join(f"{type(error).__name__}: {error}".split())[:300])
-                costs.append(found)
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                    costs.append({"trainer": name, "failed": reason})
     return {
         "text_vocab_size": text_vocab_size,
         "text_bytes": text_bytes,
@@ -109,8 +98,8 @@ def bench_tokenizer(
 
 def measure_trainer(
     name: str, inputs: list[str], shares: dict[str, int], text_vocab_size: int
-) -> tuple[TrainerCosts, int]:
-    """Trains once in this process. Returns the costs and the bytes of text that were read."""
+) -> tuple[dict[str, Any], int]:
+    """Trains once in this process. Returns the figures and the bytes of text that were read."""
     domains = open_sources(inputs, with_fingerprint=False).domains
     shares = {domain: share for domain, share in shares.items() if share}
     text_bytes = 0
@@ -124,19 +113,20 @@ def measure_trainer(
 
     started, cpu_before = time.monotonic(), time.process_time()
     backend = TRAINERS[name](texts(), text_vocab_size)
-    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_before
-    peak_memory_bytes = peak_of_process()
+    figures = {
+        "seconds": round(time.monotonic() - started, 2),
+        "cpu_seconds": round(time.process_time() - cpu_before, 2),
+        "peak_memory_bytes": peak_of_process(),
+    }
     samples = {
         domain: [text for _, text in domains[domain].sample(min(share, ENCODE_BYTES_PER_DOMAIN))]
         for domain, share in shares.items()
     }
-    encoding = _measure_encoding(backend, samples)
-    return TrainerCosts(name, "", round(seconds, 2), round(cpu_seconds, 2), peak_memory_bytes, *encoding), text_bytes
+    return {**figures, **_measure_encoding(backend, samples)}, text_bytes
 
 
-def _measure_encoding(backend: Tokenizer, texts: Mapping[str, list[str]]) -> tuple[float, dict[str, float]]:
-    """Returns MB/s on one core, the best of three, as other work on the machine only slows it down, and bytes per token
-    of each domain."""
+def _measure_encoding(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Measures one core; the best of three repeats counts, as other work on the machine only slows it down."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     bytes_per_token, best = {}, 0.0
     for domain, some in texts.items():
@@ -148,7 +138,7 @@ def _measure_encoding(backend: Tokenizer, texts: Mapping[str, list[str]]) -> tup
         started = time.perf_counter()
         backend.encode_batch_fast(everything, add_special_tokens=False)
         best = max(best, megabytes / (time.perf_counter() - started))
-    return round(best, 3), bytes_per_token
+    return {"encode_megabytes_per_second_per_core": round(best, 3), "bytes_per_token": bytes_per_token}
 
 
 def describe(report: Report) -> Shown:
@@ -157,12 +147,13 @@ def describe(report: Report) -> Shown:
     sample = f"{report['text_bytes'] / 1e6:,.0f} MB ({mix})"
     yield f"{sample} to {report['text_vocab_size']:,} tokens on {report['cores']} cores"
     for one in report["trainers"]:
-        if one.failed:
-            yield f"{one.trainer}: failed, {one.failed}"
+        if one["failed"]:
+            yield f"{one['trainer']}: failed, {one['failed']}"
             continue
-        bytes_per_token = ", ".join(f"{name} {value:.2f}" for name, value in (one.bytes_per_token or {}).items())
+        bytes_per_token = ", ".join(f"{name} {value:.2f}" for name, value in one["bytes_per_token"].items())
         yield (
-            f"{one.trainer}: {one.seconds:.1f} s ({one.cpu_seconds:.1f} s of CPU)"
-            f" | peak {human_bytes(one.peak_memory_bytes or 0)}"
-            f" | encodes {one.encode_megabytes_per_second_per_core:.1f} MB/s/core | bytes per token {bytes_per_token}"
+            f"{one['trainer']}: {one['seconds']:.1f} s ({one['cpu_seconds']:.1f} s of CPU)"
+            f" | peak {human_bytes(one['peak_memory_bytes'])}"
+            f" | encodes {one['encode_megabytes_per_second_per_core']:.1f} MB/s/core"
+            f" | bytes per token {bytes_per_token}"
         )

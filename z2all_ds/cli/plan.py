@@ -77,9 +77,9 @@ def plan(
         raise ConfigError("--fit", rule, "Leave that out.")
     run = load_run_config(model, overrides)
     if fit:
-        from z2all_ds.bench.fit import fit_here
+        from z2all_ds.bench.fit import describe, fit_here
 
-        print_report(fit_here(model, overrides or []), as_json, lambda found: [found.summary])
+        print_report(fit_here(model, overrides or []), as_json, describe)
         return
     wishes = Wishes(
         gpus=gpus,

@@ -3,7 +3,6 @@
 Also a large corpus that needs little disk space: a thousand hard links to one shard and to its index.
 """
 
-import itertools
 import os
 import re
 import shutil
@@ -14,11 +13,10 @@ from typing import Any
 
 import orjson
 
-from z2all_ds.bench.shared import built_in_text
+from z2all_ds.bench.shared import built_in_text, repeated, sample_texts
 from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.line_index import index_name
-from z2all_ds.corpus.manifest import load_manifest, write_manifest
-from z2all_ds.corpus.reading.readers import DomainReader, open_domains
+from z2all_ds.corpus.manifest import write_manifest
 from z2all_ds.corpus.schema import Record
 from z2all_ds.data.tokens.manifest import write_token_manifest
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
@@ -26,10 +24,7 @@ from z2all_ds.tokenizer import train_tokenizer
 
 TEXT_VOCAB_SIZE = 16_000
 ROWS_PER_GROUP = 1_000
-DOCUMENTS_PER_BLOCK = 1_000
 DOMAINS_AT_SCALE = 8
-Texts = dict[str, list[str]]
-"""The documents of each domain."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,9 @@ class Inputs:
 
 def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
     """Writes all formats into the folder `scratch`."""
-    texts = _texts_of(corpus, text_bytes) if corpus else _built_in(scratch, text_bytes)
+    texts = sample_texts(corpus or built_in_text(scratch / "built_in", text_bytes), text_bytes)
+    if not corpus:  # a third each of code, English and Chinese
+        texts = {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
     jsonl, parquet, one_group = scratch / "jsonl", scratch / "parquet", scratch / "parquet_one_group"
     for folder in (jsonl, parquet, one_group):
         folder.mkdir()
@@ -94,29 +91,6 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
     )
 
 
-def _texts_of(corpus: str | Path, text_bytes: int) -> Texts:
-    """Returns the first documents of each domain, by the domain's share of the corpus."""
-    readers = open_domains(corpus, load_manifest(corpus))
-    total = sum(reader.num_bytes for reader in readers.values())
-    return {
-        name: list(_up_to(_read_through(reader), text_bytes * reader.num_bytes // total))
-        for name, reader in readers.items()
-    }
-
-
-def _read_through(reader: DomainReader) -> Iterator[str]:
-    for first in range(0, reader.num_documents, DOCUMENTS_PER_BLOCK):
-        end = min(first + DOCUMENTS_PER_BLOCK, reader.num_documents)
-        block = reader.open_block(first, end)
-        yield from (block.text(number) for number in range(end - first))
-
-
-def _built_in(scratch: Path, text_bytes: int) -> Texts:
-    """Returns a third each of code, English and Chinese, repeated with a number in front if there is not enough."""
-    texts = _texts_of(built_in_text(scratch / "built_in", text_bytes), text_bytes)
-    return {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
-
-
 def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
     """Yields texts until they have `wanted_bytes`, at least one."""
     size = 0
@@ -125,13 +99,6 @@ def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
         size += len(text.encode())
         if size >= wanted_bytes:
             return
-
-
-def repeated(texts: list[str]) -> Iterator[str]:
-    """Yields an endless sequence of different texts."""
-    yield from texts
-    for number in itertools.count(1):
-        yield from (f"{number} {text}" for text in texts)
 
 
 def write_lines(path: Path, domain: str, texts: list[str]) -> None:
@@ -165,7 +132,7 @@ def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: i
     one, one_tokens, raw, tokens = (scratch / name for name in ("one", "one_tokens", "large", "large_tokens"))
     for folder in (one, raw, tokens):
         folder.mkdir()
-    texts = [text for documents in _texts_of(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
+    texts = [text for documents in sample_texts(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
     write_lines(one / "all-00000.jsonl", "all", list(_up_to(repeated(texts), shard_bytes)))
     manifest, token_manifest = adopt_corpus(one), tokenize_corpus(one, inputs.tokenizer, one_tokens)
     (shard,), (token_shard,) = manifest.shards, token_manifest.shards

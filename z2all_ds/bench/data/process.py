@@ -10,16 +10,8 @@ from typing import Any
 import torch
 
 from z2all_ds.base.process_memory import peak_of_process
-from z2all_ds.bench.peers.measuring import (
-    Figures,
-    Job,
-    batches_in,
-    files_in,
-    measure_resume,
-    measure_speed,
-    save_at_half,
-    serve,
-)
+from z2all_ds.bench.peers import measuring
+from z2all_ds.bench.peers.measuring import Figures, Job, batches_in
 from z2all_ds.data.loader import BatchLoader
 from z2all_ds.data.packing import Batch
 from z2all_ds.data.spec import StreamSpec
@@ -43,7 +35,7 @@ def tokenizer_only(job: Job) -> Figures:
     """Times the tokenizer on texts in memory; the ids are Python lists, as for every user of the tokenizer."""
     import pyarrow.parquet as pq
 
-    tables = (pq.read_table(path, columns=["content"]) for path in files_in(job["folder"], "parquet"))
+    tables = (pq.read_table(path, columns=["content"]) for path in measuring.files_in(job["folder"], "parquet"))
     texts = [text for table in tables for text in table.column(0).to_pylist()]
     if job["mixed"]:
         random.Random(0).shuffle(texts)
@@ -57,12 +49,13 @@ def tokenizer_only(job: Job) -> Figures:
 
 def speed(job: Job) -> Figures:
     warm_up = batches_in(job, WARM_UP_EPOCHS)
-    return measure_speed(itertools.islice(open_loader(job), warm_up + batches_in(job, job["epochs"])), warm_up)
+    batches = itertools.islice(open_loader(job), warm_up + batches_in(job, job["epochs"]))
+    return measuring.measure_speed(batches, warm_up)
 
 
 def half(job: Job) -> Figures:
     with open_loader(job) as loader:
-        return save_at_half(loader, loader.state_dict, job)
+        return measuring.save_at_half(loader, loader.state_dict, job)
 
 
 def resume(job: Job) -> Figures:
@@ -71,7 +64,7 @@ def resume(job: Job) -> Figures:
         loader.load_state_dict(state)
         return loader
 
-    return measure_resume(open_at, job)
+    return measuring.measure_resume(open_at, job)
 
 
 def scale(job: Job) -> Figures:
@@ -104,4 +97,4 @@ def _state_at(stream: PackedStream, part: float, num_tokens: int) -> StreamState
 if __name__ == "__main__":
     torch.set_num_threads(1)
     tasks = {"tokenizer_only": tokenizer_only, "speed": speed, "half": half, "resume": resume, "scale": scale}
-    serve(tasks, ["tokenizers", "torch", "numpy", "pyarrow", "orjson"])
+    measuring.serve(tasks, ["tokenizers", "torch", "numpy", "pyarrow", "orjson"])
