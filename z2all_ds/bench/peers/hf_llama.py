@@ -14,11 +14,20 @@ import time
 from importlib.metadata import version
 from typing import Any
 
+import deepspeed
+import torch
+from transformers import AutoModelForCausalLM
+
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.world import World
 from z2all_ds.bench.in_ranks import rank_main
 from z2all_ds.bench.shared import require_at_least
+from z2all_ds.model import Z2allConfig
+from z2all_ds.train.meters.step_cost import peak_memory_bytes
+from z2all_ds.zero import engine as ds
+from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.optimizers import build_optimizer
 
 BATCHES = 8
 """Number of different random batches."""
@@ -34,12 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
     """Trains and returns this rank's figures."""
     require_at_least(2, steps=steps)  # the second half is measured
-    import torch
-
-    from z2all_ds.train.meters.step_cost import peak_memory_bytes
-    from z2all_ds.zero import engine as ds
-    from z2all_ds.zero.ds_config import resolve
-
     device = ds.pick_device(world)
     resolved = resolve(run, world.world_size, device.type)
     ds.start_process_group(world, device)
@@ -89,24 +92,16 @@ def use_liger() -> None:
 
 def llama_config(run: RunConfig) -> Any:
     """Returns transformers' config of the same shape."""
-    from z2all_ds.model import Z2allConfig
-
     return Z2allConfig.from_section(run.model).to_llama()
 
 
 def build(run: RunConfig, resolved: Any) -> Any:
     """Returns DeepSpeed's engine of transformers' model."""
-    import deepspeed
-    from transformers import AutoModelForCausalLM
-
-    from z2all_ds.zero.engine import parameter_groups
-    from z2all_ds.zero.optimizers import build_optimizer
-
     model = AutoModelForCausalLM.from_config(llama_config(run), attn_implementation="sdpa")
     if run.train.activation_checkpointing != "none":
         model.gradient_checkpointing_enable()  # whole layers only
     model.train()
-    groups = parameter_groups(model, run.optimizer.weight_decay)
+    groups = ds.parameter_groups(model, run.optimizer.weight_decay)
     optimizer = build_optimizer(resolved.optimizer, groups, run.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved.config)
     return engine
