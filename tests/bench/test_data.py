@@ -1,4 +1,4 @@
-"""A real small run of everything that is ours; what the peers give is checked where their environment exists."""
+"""`z2all bench data`: a small run without peers; peers are tested if their environment exists."""
 
 import json
 import os
@@ -11,9 +11,8 @@ import pytest
 
 from tests.helpers.command import one_line, z2all
 from z2all_ds.base.errors import MachineError
-from z2all_ds.bench.data.cases import MICRO_BATCH, PEER_SOURCES, SEQUENCE_LENGTH, Case, Cases
+from z2all_ds.bench.data.cases import MICRO_BATCH, PEER_SOURCES, SEQUENCE_LENGTH, Case, Cases, Runner
 from z2all_ds.bench.data.inputs import Inputs, make_large_corpus, prepare_inputs
-from z2all_ds.bench.data.runner import Runner
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.shared import error_line
 from z2all_ds.corpus.manifest import load_manifest
@@ -31,7 +30,7 @@ def inputs(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.T
 
 
 def texts_of(inputs: Inputs, folder: Path) -> list[str]:
-    """Through the tokens and back: the tokenizer of the tests gives every text back."""
+    """Returns all texts, decoded from tokens: the tokenizer of the tests is lossless."""
     tokenizer = load_tokenizer(inputs.tokenizer)
     found = []
     for domain in open_documents(folder, tokenizer).domains.values():
@@ -102,7 +101,7 @@ def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
     texts = texts_of(inputs, large.raw)
     assert texts == texts_of(inputs, large.tokens)
     assert texts[: len(texts) // 9] == texts[-(len(texts) // 9) :]
-    assert {path: path.stat().st_mtime_ns for path in large.raw.iterdir()} == before  # no index was made again
+    assert {path: path.stat().st_mtime_ns for path in large.raw.iterdir()} == before  # no index was rebuilt
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch, and what it says where it cannot begin."""
+"""The search for the largest micro-batch, and its errors."""
 
 import pytest
 from hypothesis import given

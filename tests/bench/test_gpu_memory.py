@@ -1,4 +1,4 @@
-"""`z2all bench memory`: its cases, and on a GPU a real one."""
+"""`z2all bench memory`: its cases, and a real one on a GPU."""
 
 import json
 

@@ -30,7 +30,7 @@ def check_peer(corpus: Path, tokenizer: Path, *changes: str) -> dict[str, Any]:
     assert peer["tokens_per_second"] == pytest.approx(8 * 32 / peer["seconds_per_step"])
     assert costs["times_peer"] == pytest.approx(costs["tokens_per_second"] / peer["tokens_per_second"])
     assert peer["peak_memory_bytes"] > 0
-    # A guess among all tokens at first; the same batches come again, and a model that is really trained knows them.
+    # At first a guess among all tokens; the same batches are repeated, so that a trained model knows them.
     assert 0 < peer["last_loss"] < math.log(1024)
     return peer
 

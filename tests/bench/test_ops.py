@@ -49,7 +49,7 @@ def test_every_backend_of_every_case_has_a_row(costs: Report) -> None:
 def test_what_runs_has_figures_and_what_does_not_has_a_reason(costs: Report) -> None:
     for row in costs["rows"]:
         assert row.failed == (backends_of(row.op)[row.backend].why_not(ON_CPU) or "")
-        assert row.peak_extra_bytes is None  # torch counts a GPU's memory alone
+        assert row.peak_extra_bytes is None  # torch counts only a GPU's memory
         if row.failed:
             assert (row.forward_ms, row.backward_ms) == (None, None)
         else:
@@ -172,7 +172,7 @@ def test_on_a_gpu(marked: str) -> None:
     costs = bench_ops(micro_run(*(f"model.{size}" for size in sizes), *lengths), torch.device(marked, 0))
     assert costs["dtype"] == "bf16" and costs["measured_on"]["device"] == torch.cuda.get_device_name(0)
     for row in costs["rows"]:
-        # A library may be missing; what is ours runs, and what `auto` takes.
+        # A library may be missing; our own backends run, and the choice of `auto`.
         assert not row.failed or not (row.auto or row.backend in ("triton", "chunked", "torch")), row
     peak = peak_flops(costs["measured_on"]["device"]) or pytest.skip("no peak known for this GPU")
     # Faster than the data sheet means that something was not waited for, or not computed.

@@ -97,7 +97,7 @@ class TestOnGpu:
     device = torch.device("cuda", 0)
 
     def test_a_product_is_not_faster_than_the_device(self) -> None:
-        """Without a wait for the device, what is measured would be the launch: some 100 times too little."""
+        """Without a wait for the device, the launch would be measured: about 100 times too little."""
         a, b = (torch.randn(4096, 4096, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         peak = peak_flops(torch.cuda.get_device_name(self.device)) or pytest.skip("no peak known for this GPU")
         assert time_call(lambda: a @ b, self.device) >= 2 * 4096**3 / peak

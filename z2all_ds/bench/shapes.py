@@ -7,6 +7,7 @@ gradients, with the tokens of the run's micro-batch.
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,31 +43,30 @@ def measure_shapes(
     require_at_least(1, rounds=rounds, hidden=hidden, ffn=ffn, vocab=vocabulary)
     tokens, dtype = run.train.micro_batch * run.train.sequence_length, training_dtype(device, run.train.precision)
     linears = {
-        **{
-            f"feed-forward {size}": [Linear("gate_up", hidden, 2 * size), Linear("down", size, hidden)]
+        "feed-forward": {
+            size: [Linear("gate_up", hidden, 2 * size), Linear("down", size, hidden)]
             for size in feed_forward_candidates(ffn)
         },
-        **{f"vocabulary {size}": [Linear("head", hidden, size)] for size in vocabulary_candidates(vocabulary)},
+        "vocabulary": {size: [Linear("head", hidden, size)] for size in vocabulary_candidates(vocabulary)},
     }
-    require_room([linear for some in linears.values() for linear in some], tokens, device, dtype)
+    for by_size in linears.values():
+        require_room(chain(*by_size.values()), tokens, device, dtype)
 
-    def time_all(some: list[Linear]) -> dict[str, float]:
-        return {"seconds": sum(sum(time_products(one, tokens, device, dtype).values()) for one in some)}
+    def time_sizes(name: str) -> dict[int, float]:
+        return {
+            size: sum(sum(time_products(one, tokens, device, dtype).values()) for one in some)
+            for size, some in linears[name].items()
+        }
 
-    cases = {name: partial(time_all, some) for name, some in linears.items()}
-    found = measure_in_passes("shapes", cases, device, rounds)
-
-    def seconds_by_size(kind: str) -> dict[int, float]:
-        return {int(name.split()[1]): one["seconds"] for name, one in found.items() if name.startswith(kind)}
-
+    seconds = measure_in_passes("shapes", {name: partial(time_sizes, name) for name in linears}, device, rounds)
     return {
         "measured_on": measured_on(device),
         "dtype": str(dtype).removeprefix("torch."),
         "hidden_size": hidden,
         "tokens": tokens,
         "rounds": rounds,
-        "feed_forward": advise("model.intermediate_size", ffn, seconds_by_size("feed-forward")),
-        "vocabulary": advise("model.vocab_size", vocabulary, seconds_by_size("vocabulary")),
+        "feed_forward": advise("model.intermediate_size", ffn, seconds["feed-forward"]),
+        "vocabulary": advise("model.vocab_size", vocabulary, seconds["vocabulary"]),
     }
 
 

@@ -32,6 +32,7 @@ MAX_SETS = 16
 SETS_ON_CPU = 2
 
 Inputs = TypeVar("Inputs")
+Part = TypeVar("Part")
 
 
 def device_here() -> torch.device:
@@ -58,15 +59,15 @@ def head_line(facts: dict[str, str], *more: str) -> str:
 
 
 def measure_in_passes(
-    label: str, cases: Mapping[str, Callable[[], dict[str, float]]], device: torch.device, rounds: int
-) -> dict[str, dict[str, float]]:
-    """Measures all cases `rounds` times and returns the medians of each.
+    label: str, cases: Mapping[str, Callable[[], dict[Part, float]]], device: torch.device, rounds: int
+) -> dict[str, dict[Part, float]]:
+    """Measures all cases `rounds` times and returns the medians of the parts of each.
 
     Every pass measures all cases before any is repeated, because clocks drop under load. On a GPU one more pass comes
     first and is not counted: the GPU is cold and its libraries are not loaded.
     """
     uncounted = 1 if device.type == "cuda" else 0
-    passes: list[dict[str, dict[str, float]]] = []
+    passes: list[dict[str, dict[Part, float]]] = []
     with progress(label, (uncounted + rounds) * len(cases), "cases") as advance:
         for _ in range(uncounted + rounds):
             passes.append({})

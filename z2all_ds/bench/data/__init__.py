@@ -16,9 +16,8 @@ from pathlib import Path
 from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown, Table
-from z2all_ds.bench.data.cases import MICRO_BATCH, NUM_LANES, SEQUENCE_LENGTH, Cases
+from z2all_ds.bench.data.cases import MICRO_BATCH, NUM_LANES, SEQUENCE_LENGTH, Cases, Measured, Runner
 from z2all_ds.bench.data.inputs import make_large_corpus, prepare_inputs
-from z2all_ds.bench.data.runner import Measured, Runner
 from z2all_ds.bench.peers import environments
 from z2all_ds.bench.peers.measuring import Figures
 from z2all_ds.bench.shared import Report, require_at_least, scratch_folder
