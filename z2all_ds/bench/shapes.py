@@ -70,26 +70,26 @@ def measure_shapes(
     }
 
 
-def feed_forward_candidates(wish: int) -> list[int]:
+def feed_forward_candidates(requested: int) -> list[int]:
     """Returns the requested size and the next multiples above and below it."""
-    below = {(wish - 1) // step * step for step in MULTIPLES}
-    return _near(wish, {wish} | below | _multiples_above(wish))
+    below = {(requested - 1) // step * step for step in MULTIPLES}
+    return _near(requested, {requested} | below | _multiples_above(requested))
 
 
-def vocabulary_candidates(wish: int) -> list[int]:
+def vocabulary_candidates(requested: int) -> list[int]:
     """Returns the requested size, the next multiples above it, and one token more, to show the cost of an odd size."""
-    return _near(wish, {wish, wish + 1} | _multiples_above(wish))
+    return _near(requested, {requested, requested + 1} | _multiples_above(requested))
 
 
-def _multiples_above(wish: int) -> set[int]:
-    return {(wish // step + 1) * step for step in MULTIPLES}
+def _multiples_above(requested: int) -> set[int]:
+    return {(requested // step + 1) * step for step in MULTIPLES}
 
 
-def _near(wish: int, sizes: set[int]) -> list[int]:
-    return sorted(size for size in sizes if abs(size - wish) <= NEAR * wish)
+def _near(requested: int, sizes: set[int]) -> list[int]:
+    return sorted(size for size in sizes if abs(size - requested) <= NEAR * requested)
 
 
-def advise(setting: str, wish: int, seconds: Mapping[int, float]) -> dict[str, Any]:
+def advise(setting: str, requested: int, seconds: Mapping[int, float]) -> dict[str, Any]:
     """Recommends one of the measured sizes.
 
     Every feed-forward column holds parameters that learn, so time per column decides, then the distance to the request.
@@ -99,20 +99,20 @@ def advise(setting: str, wish: int, seconds: Mapping[int, float]) -> dict[str, A
     times = seconds if is_vocabulary else {size: seconds[size] / size for size in seconds}
     costs = {size: one / min(times.values()) for size, one in times.items()}
     good = [size for size, cost in costs.items() if cost <= 1 + NOISE]
-    chosen = min(good) if is_vocabulary else min(good, key=lambda size: (abs(size - wish), size))
+    chosen = min(good) if is_vocabulary else min(good, key=lambda size: (abs(size - requested), size))
     least = "least time" if is_vocabulary else "least time per parameter"
-    first = "smallest" if is_vocabulary else f"nearest to {wish}"
+    first = "smallest" if is_vocabulary else f"nearest to {requested}"
     why = least if costs[chosen] == 1 else f"{first} of those within {NOISE:.0%} of the {least}"
     unit = "in total" if is_vocabulary else "per parameter"
-    gain = f"{100 * (1 - costs[chosen] / costs[wish]):.1f}% less {unit} than {wish}"
+    gain = f"{100 * (1 - costs[chosen] / costs[requested]):.1f}% less {unit} than {requested}"
     return {
         "setting": setting,
-        "wished": wish,
+        "wished": requested,
         "candidates": [
             {"size": size, "milliseconds": seconds[size] * 1e3, "cost": costs[size]} for size in sorted(seconds)
         ],
         "recommended": chosen,
-        "reason": f"{why}, {'which is the requested size' if chosen == wish else gain}",
+        "reason": f"{why}, {'which is the requested size' if chosen == requested else gain}",
     }
 
 
