@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.reports import Table
-from z2all_ds.bench.checkpoint import WAYS, bench_checkpoint, describe
+from z2all_ds.bench.checkpoint import METHODS, bench_checkpoint, describe
 
 
 def test_the_figures_belong_together(tmp_path: Path) -> None:
@@ -24,17 +24,17 @@ def test_the_figures_belong_together(tmp_path: Path) -> None:
     parameters = 2 * 1024 * 32 + 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 88 + 2 * 32) + 32
     assert figures["state_bytes"] == 3 * 4 * parameters
     assert (figures["ranks"], figures["deepspeed_json"], figures["dtype"]) == (2, "zero1", "fp32")
-    for way in WAYS:
-        of_way = figures[way]
-        assert len(of_way["blocked_seconds"]) == len(of_way["total_seconds"]) == 3
-        assert of_way["blocked_seconds_median"] == statistics.median(of_way["blocked_seconds"][1:])
-        assert of_way["share_of_time_at_one_a_minute"] == of_way["blocked_seconds_median"] / 60
-        assert of_way["bytes_per_second"] == figures["state_bytes"] / of_way["total_seconds_median"]
+    for method in METHODS:
+        one = figures[method]
+        assert len(one["blocked_seconds"]) == len(one["total_seconds"]) == 3
+        assert one["blocked_seconds_median"] == statistics.median(one["blocked_seconds"][1:])
+        assert one["share_of_time_at_one_a_minute"] == one["blocked_seconds_median"] / 60
+        assert one["bytes_per_second"] == figures["state_bytes"] / one["total_seconds_median"]
     assert figures["deepspeed"]["restore_seconds"] > 0 and figures["z2all"]["restore_from_memory_seconds"] > 0
     assert list(tmp_path.iterdir()) == []
     head, table, *_ = describe(figures)
     assert isinstance(head, str) and head.endswith("/s") and isinstance(table, Table)
-    assert [row[0] for row in table.rows] == list(WAYS.values())
+    assert [row[0] for row in table.rows] == list(METHODS.values())
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def test_one_form_for_people(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     first, head, second, *by_workers = answer.stdout.splitlines()
     assert [line.split()[:2] for line in by_workers] == [["1", "workers"], ["2", "workers"]]
-    assert first.startswith("orjson alone: ")
+    assert first.startswith("orjson only: ")
     assert second.startswith("jsonl ")
-    assert head.startswith("form ") and " MB/s per core" in head
+    assert head.startswith("format ") and " MB/s per core" in head
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch, and what it says where it cannot begin."""
+"""The search for the largest micro-batch, and its errors."""
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,9 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.bench import fit
-from z2all_ds.bench.fit import fit_here, largest_that, predict
-from z2all_ds.plan.memory import gpu_memory
+from z2all_ds.bench.fit import describe, fit_here, largest_that, predict
+from z2all_ds.bench.gpu_memory import MeasuredMemory
+from z2all_ds.plan.memory import GpuMemory, gpu_memory
 from z2all_ds.zero.ds_config import resolve
 
 
@@ -45,6 +46,16 @@ def test_the_planner_lets_in_the_largest() -> None:
 
     assert total(largest) <= memory < total(largest + 1)
     assert predict(run, 1, 10**9) == 0
+
+
+def test_the_line() -> None:
+    measured = MeasuredMemory("fit", None, (), 1, GpuMemory(weights=2 * 2**30), allocated=2**30)
+    trials = [{"micro_batch": 4, "fits": True, "measured": measured}]
+    sizes = {"gpu_memory": 8 * 2**30, "largest": 4, "predicted": 5}
+    assert list(describe({"deepspeed": "zero1", "ranks": 1, **sizes, "trials": trials})) == [
+        "zero1 on 1 GPU(s) of 8.0 GiB: the largest micro-batch is 4, after 1 trials, peak 1.0 GiB (predicted 2.0 GiB);"
+        " the planner predicted 5"
+    ]
 
 
 def test_a_driver_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

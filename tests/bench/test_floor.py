@@ -1,7 +1,6 @@
-"""The floor of a tiny model, measured for real; its figures are held against the accounting, not against the clock."""
+"""The floor of a tiny model, measured for real; its figures are compared with the accounting."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,12 @@ from tests.helpers.command import one_line, z2all
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.accounting import count_matmul_parameters, flops_per_token, peak_flops
 from z2all_ds.base.config import RunConfig, load_run_config
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.reports import Table, to_json
-from z2all_ds.bench import floor as room
-from z2all_ds.bench.floor import Floor, describe, measure_floor, try_attention
+from z2all_ds.bench import floor as module
+from z2all_ds.bench.floor import Attention, describe, measure_floor
 from z2all_ds.bench.products import PRODUCTS
+from z2all_ds.bench.shared import Report
 
 CPU = torch.device("cpu")
 TOKENS = 2 * 32
@@ -27,76 +27,81 @@ def micro_run(*changes: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def floor() -> Floor:
+def floor() -> Report:
     return measure_floor(micro_run(), CPU, rounds=2)
 
 
-def test_every_product_has_a_row(floor: Floor) -> None:
+def test_every_product_has_a_row(floor: Report) -> None:
     products = [f"{name} {way}" for name in ("qkv", "o", "gate_up", "down", "head") for way in PRODUCTS]
-    assert [row.name for row in floor.rows] == [*products, "attention forward", "attention backward"]
-    assert [row.count for row in floor.rows] == [2] * 12 + [1] * 3 + [2] * 2
-    for row in floor.rows:
-        assert row.teraflops_per_second == pytest.approx(row.flops / row.milliseconds / 1e9)
+    assert [row["name"] for row in floor["rows"]] == [*products, "attention forward", "attention backward"]
+    assert [row["count"] for row in floor["rows"]] == [2] * 12 + [1] * 3 + [2] * 2
+    for row in floor["rows"]:
+        assert row["teraflops_per_second"] == pytest.approx(row["flops"] / row["milliseconds"] / 1e9)
 
 
-def test_the_work_is_that_of_the_exact_convention(floor: Floor) -> None:
+def test_the_work_is_that_of_the_exact_convention(floor: Report) -> None:
     shape = micro_run().model.shape
-    products = sum(row.count * row.flops for row in floor.rows if not row.name.startswith("attention"))
-    attention = sum(row.count * row.flops for row in floor.rows if row.name.startswith("attention"))
+    products = sum(row["count"] * row["flops"] for row in floor["rows"] if not row["name"].startswith("attention"))
+    attention = sum(row["count"] * row["flops"] for row in floor["rows"] if row["name"].startswith("attention"))
     assert products == TOKENS * 6 * count_matmul_parameters(shape)
     assert products + attention == TOKENS * flops_per_token(shape, 32, "exact")
 
 
-def test_the_sum_is_that_of_the_rows(floor: Floor) -> None:
-    microseconds = sum(row.count * row.milliseconds for row in floor.rows) * 1e3
-    assert floor.microseconds_per_token == pytest.approx(microseconds / TOKENS)
-    assert floor.tokens_per_second == pytest.approx(1e6 * TOKENS / microseconds)
-    assert floor.mfu_origin is None and floor.mfu_exact is None  # no peak is known for a CPU
+def test_the_sum_is_that_of_the_rows(floor: Report) -> None:
+    microseconds = sum(row["count"] * row["milliseconds"] for row in floor["rows"]) * 1e3
+    assert floor["microseconds_per_token"] == pytest.approx(microseconds / TOKENS)
+    assert floor["tokens_per_second"] == pytest.approx(1e6 * TOKENS / microseconds)
+    assert floor["mfu_origin"] is None and floor["mfu_exact"] is None  # no peak is known for a CPU
 
 
-def test_json_keeps_every_figure(floor: Floor) -> None:
+def test_json_keeps_every_figure(floor: Report) -> None:
     read = json.loads(to_json(floor))
-    assert read == asdict(floor)
+    assert read == floor
     assert (read["dtype"], read["micro_batch"], read["sequence_length"], read["rounds"]) == ("float32", 2, 32, 2)
 
 
-def test_a_line_a_row_for_people(floor: Floor) -> None:
+def test_a_line_per_row(floor: Report) -> None:
     head, table, attention, total = describe(floor)
     assert "2 × 32 tokens" in str(head) and torch.__version__ in str(head)
     assert isinstance(table, Table) and [*table.columns] == ["", "count", "ms", "TFLOP/s"]
-    assert [cells[0] for cells in table.rows] == [row.name for row in floor.rows]
+    assert [cells[0] for cells in table.rows] == [row["name"] for row in floor["rows"]]
     assert str(attention).startswith("attention: flash ")
-    assert f"{floor.tokens_per_second:,.0f} tok/s" in str(total)
+    assert f"{floor['tokens_per_second']:,.0f} tok/s" in str(total)
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 4])
 def test_attention_with_one_and_with_all_key_heads(num_kv_heads: int) -> None:
     shape = micro_run(f"model.num_key_value_heads={num_kv_heads}").model.shape
-    (flash,) = try_attention(shape, 1, 7, CPU, torch.float32)
-    assert (flash.name, flash.failed) == ("flash", "")
-    assert all(flash.seconds[direction] > 0 for direction in room.DIRECTIONS)
+    seconds = Attention(shape, 1, 7, CPU, torch.float32).measure(SDPBackend.FLASH_ATTENTION)
+    assert list(seconds) == ["forward", "backward"] and min(seconds.values()) > 0
 
 
-def test_a_backend_that_does_not_run_says_so_and_math_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch has this kernel for GPUs alone.
-    monkeypatch.setitem(room.ATTENTION_BACKENDS, "cpu", {"efficient": SDPBackend.EFFICIENT_ATTENTION})
+@pytest.mark.parametrize("with_flash", [True, False])
+def test_a_backend_that_does_not_run_has_the_reason(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+    kinds = {"efficient": SDPBackend.EFFICIENT_ATTENTION}  # torch has this kernel for GPUs only
+    monkeypatch.setitem(
+        module.ATTENTION_BACKENDS, "cpu", {**kinds, "flash": SDPBackend.FLASH_ATTENTION} if with_flash else kinds
+    )
+    if not with_flash:
+        with pytest.raises(MachineError, match=r"no backend of torch runs it \(efficient: "):
+            measure_floor(micro_run(), CPU, rounds=1)
+        return
     floor = measure_floor(micro_run(), CPU, rounds=1)
-    efficient, math = floor.attention_backends
-    assert efficient.failed and not efficient.seconds
-    assert (math.name, math.failed) == ("math", "")
-    assert floor.attention_backend == "math"
-    assert f"efficient does not run ({efficient.failed})" in str(list(describe(floor))[-2])
+    efficient, flash = floor["attention_backends"]
+    assert efficient["failed"] and not efficient["seconds"]
+    assert (flash["name"], flash["failed"], floor["attention_backend"]) == ("flash", "", "flash")
+    assert f"efficient does not run ({efficient['failed']})" in str(list(describe(floor))[-2])
 
 
 def test_the_fastest_backend_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
-    monkeypatch.setitem(room.ATTENTION_BACKENDS, "cpu", both)
+    monkeypatch.setitem(module.ATTENTION_BACKENDS, "cpu", both)
     floor = measure_floor(micro_run(), CPU, rounds=1)
-    fastest = min(floor.attention_backends, key=lambda one: sum(one.seconds.values()))
-    assert len(floor.attention_backends) == 2
-    assert floor.attention_backend == fastest.name
-    seconds = [row.milliseconds / 1e3 for row in floor.rows[-2:]]
-    assert seconds == pytest.approx(list(fastest.seconds.values()))
+    fastest = min(floor["attention_backends"], key=lambda one: sum(one["seconds"].values()))
+    assert len(floor["attention_backends"]) == 2
+    assert floor["attention_backend"] == fastest["name"]
+    seconds = [row["milliseconds"] / 1e3 for row in floor["rows"][-2:]]
+    assert seconds == pytest.approx(list(fastest["seconds"].values()))
 
 
 def test_no_rounds_are_refused() -> None:
@@ -110,7 +115,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(json.loads(answer.stdout)["rows"]) == 17
 
 
-def test_a_setting_that_cannot_be_meant_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_one_line(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "floor", "model.hidden_size=0", cwd=tmp_path), 2)
     assert line.startswith("ConfigError: model.hidden_size=0")
     line = one_line(z2all("bench", "floor", "model.vocab_size=1000000000000", cwd=tmp_path), 6)
@@ -124,10 +129,10 @@ def test_on_a_gpu() -> None:
     sizes = ("model.max_position_embeddings=1024", "train.sequence_length=1024", "train.micro_batch=4")
     device = torch.device("cuda", 0)
     floor = measure_floor(micro_run(*changes, *sizes), device, rounds=2)
-    assert floor.dtype == "bfloat16" and floor.measured_on["cuda"]
-    assert [one.name for one in floor.attention_backends][:3] == ["cudnn", "flash", "efficient"]
-    assert floor.attention_backend in ("cudnn", "flash", "efficient")
-    peak = peak_flops(floor.measured_on["device"]) or pytest.skip("no peak known for this GPU")
+    assert floor["dtype"] == "bfloat16" and floor["measured_on"]["cuda"]
+    assert [one["name"] for one in floor["attention_backends"]] == ["cudnn", "flash", "efficient"]
+    assert floor["attention_backend"] in ("cudnn", "flash", "efficient")
+    peak = peak_flops(floor["measured_on"]["device"]) or pytest.skip("no peak known for this GPU")
     # Faster than the data sheet means that something was not waited for, or not computed.
-    assert all(0 < row.teraflops_per_second * 1e12 < peak for row in floor.rows)
-    assert floor.mfu_exact is not None and 0 < floor.mfu_exact < 1
+    assert all(0 < row["teraflops_per_second"] * 1e12 < peak for row in floor["rows"])
+    assert floor["mfu_exact"] is not None and 0 < floor["mfu_exact"] < 1

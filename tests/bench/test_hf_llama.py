@@ -1,4 +1,4 @@
-"""The peer, trained for real through the command and beside ours; ratios are checked, nothing against the clock."""
+"""The peer of `z2all bench step`, trained through the command and compared with ours."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from tests.helpers.training import MICRO_OVERRIDES
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.config import load_run_config
 from z2all_ds.bench.peers import hf_llama
-from z2all_ds.bench.step import StepCosts, beside_peer, describe, peer_in_own_processes
+from z2all_ds.bench.step import add_peer
 
 
-def check_beside_ours(corpus: Path, tokenizer: Path, *changes: str) -> dict[str, Any]:
-    """The peer's figures, held against ours of the same command."""
+def check_peer(corpus: Path, tokenizer: Path, *changes: str) -> dict[str, Any]:
+    """Returns the peer's figures, compared with ours of the same command."""
     folders = (f"data.corpus={corpus}", f"data.tokenizer={tokenizer}", "deepspeed=zero1")
     command = [sys.executable, "-m", "z2all_ds", "bench", "step", "--ranks", "1", "--steps", "4", "--peer", "--json"]
     result = subprocess.run([*command, *MICRO_OVERRIDES, *folders, *changes], capture_output=True, text=True)
@@ -30,14 +30,14 @@ def check_beside_ours(corpus: Path, tokenizer: Path, *changes: str) -> dict[str,
     assert peer["tokens_per_second"] == pytest.approx(8 * 32 / peer["seconds_per_step"])
     assert costs["times_peer"] == pytest.approx(costs["tokens_per_second"] / peer["tokens_per_second"])
     assert peer["peak_memory_bytes"] > 0
-    # A guess among all tokens at first; the same batches come again, and a model that is really trained knows them.
+    # At first a guess among all tokens; the same batches are repeated, so that a trained model knows them.
     assert 0 < peer["last_loss"] < math.log(1024)
     return peer
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the peer is another one, tested below")
-def test_the_peer_beside_ours(small_corpus: Path, small_tokenizer: Path) -> None:
-    peer = check_beside_ours(small_corpus, small_tokenizer)
+def test_the_peer_and_ours(small_corpus: Path, small_tokenizer: Path) -> None:
+    peer = check_peer(small_corpus, small_tokenizer)
     assert peer["name"] == "Hugging Face Llama, SDPA, DeepSpeed zero1 fp32"
     assert set(peer["packages"]) == {"torch", "transformers", "deepspeed"}
 
@@ -46,13 +46,15 @@ def test_the_peer_beside_ours(small_corpus: Path, small_tokenizer: Path) -> None
 def test_the_peer_has_ligers_kernels_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) -> None:
     pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
     heads = ("model.hidden_size=128", "model.num_attention_heads=2", "model.num_key_value_heads=1")
-    peer = check_beside_ours(small_corpus, small_tokenizer, *heads)
+    peer = check_peer(small_corpus, small_tokenizer, *heads)
     assert peer["name"] == "Hugging Face Llama + Liger, SDPA, DeepSpeed zero1 bf16"
     assert "liger-kernel" in peer["packages"]
 
 
 def test_a_peer_that_does_not_run_costs_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert peer_in_own_processes(None, ["train.stepz=5"], 1, 4, tmp_path / "peer.log") is None
+    costs: dict[str, Any] = {"ranks": 1}
+    add_peer(costs, None, ["--steps", "4", "train.stepz=5"], tmp_path / "peer.log")
+    assert costs == {"ranks": 1}
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == "no peer: ConfigError: train.stepz: no such setting. Did you mean train.steps?"
 
@@ -69,14 +71,3 @@ def test_the_stock_model_has_our_shape() -> None:
 def test_too_few_steps_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert hf_llama.main(["--steps", "1", *MICRO_OVERRIDES]) == 2
     assert capsys.readouterr().err == "ConfigError: steps=1: must be at least 2. Give more.\n"
-
-
-def test_the_line_for_people_ends_with_the_ratio() -> None:
-    costs = StepCosts("H200", 1, "zero1", 1, 32, 8, 2, 6, 1.0, 500.0, None, None, 1, 1.0, {}, {})
-    assert len(list(describe(costs))) == 1
-    figures = {"name": "Llama", "seconds_per_step": 2.0, "tokens_per_second": 250.0, "peak_memory_bytes": 2**30}
-    beside = beside_peer(costs, figures)
-    assert beside.times_peer == 2.0
-    assert list(describe(beside))[1] == (
-        "peer: Llama | 2.000 s/step | 250 tok/s | peak 1.0 GiB | ours is 2.00 times as fast"
-    )

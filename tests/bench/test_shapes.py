@@ -1,7 +1,6 @@
-"""Candidates and advice are pure and checked exactly; tiny sizes are measured for real through the same way."""
+"""`z2all bench shapes`: candidates and advice are checked exactly; tiny sizes are measured."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.bench.shapes import (
     MULTIPLES,
     NEAR,
-    advise_feed_forward,
-    advise_vocabulary,
+    advise,
     describe,
     feed_forward_candidates,
     measure_shapes,
@@ -58,49 +56,43 @@ def test_candidates_are_near_and_never_too_few(wish: int) -> None:
             assert any(size % step == 0 and size > wish for size in sizes)
 
 
-def test_the_feed_forward_is_judged_by_time_per_parameter() -> None:
-    advice = advise_feed_forward(100, {96: 9.6, 100: 20.0, 128: 12.8 * 0.8}, dict.fromkeys((96, 100, 128), 1e12))
-    assert [one.cost for one in advice.candidates] == pytest.approx([0.1 / 0.08, 0.2 / 0.08, 1.0])
-    assert advice.recommended == 128
-    assert advice.reason == "least time per parameter, 60.0% less per parameter than 100"
+def test_the_feed_forward_size_is_chosen_by_time_per_parameter() -> None:
+    advice = advise("model.intermediate_size", 100, {96: 9.6, 100: 20.0, 128: 12.8 * 0.8})
+    assert [one["cost"] for one in advice["candidates"]] == pytest.approx([0.1 / 0.08, 0.2 / 0.08, 1.0])
+    assert advice["recommended"] == 128
+    assert advice["reason"] == "least time per parameter, 60.0% less per parameter than 100"
 
 
-def test_what_is_as_good_is_no_reason_to_leave_the_wish() -> None:
-    seconds = {96: 9.6, 100: 10.05, 104: 10.5}
-    advice = advise_feed_forward(100, seconds, seconds)
-    assert advice.recommended == 100
-    assert advice.reason == (
-        "nearest to 100 of those within 1% of the least time per parameter, and it is what you wished"
+def test_the_requested_size_is_kept_if_it_is_as_good() -> None:
+    advice = advise("model.intermediate_size", 100, {96: 9.6, 100: 10.05, 104: 10.5})
+    assert advice["recommended"] == 100
+    assert advice["reason"] == (
+        "nearest to 100 of those within 1% of the least time per parameter, which is the requested size"
     )
 
 
-def test_the_vocabulary_is_judged_by_the_whole_time() -> None:
-    """Per column 128 would be the best; but nobody has use for its columns."""
-    seconds = {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0}
-    advice = advise_vocabulary(101, seconds, dict.fromkeys(seconds, 3e12))
-    assert advice.recommended == 104
-    assert advice.reason == "smallest of those within 1% of the least time, 49.7% less in all than 101"
-    assert [one.cost for one in advice.candidates] == pytest.approx([2.0, 1.9, 1.005, 1.0, 1.1])
-    assert advice.candidates[0].milliseconds == 20_000 and advice.candidates[0].teraflops_per_second == 0.15
+def test_the_vocabulary_size_is_chosen_by_the_whole_time() -> None:
+    """Per column 128 would be the best, but its columns are of no use."""
+    advice = advise("model.vocab_size", 101, {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0})
+    assert advice["recommended"] == 104
+    assert advice["reason"] == "smallest of those within 1% of the least time, 49.7% less in total than 101"
+    assert [one["cost"] for one in advice["candidates"]] == pytest.approx([2.0, 1.9, 1.005, 1.0, 1.1])
+    assert advice["candidates"][0]["milliseconds"] == 20_000
 
 
 def test_measured_for_real(capsys: pytest.CaptureFixture[str]) -> None:
-    shapes = measure_shapes(RUN, CPU, hidden_size=24, vocab_size=97, rounds=1)
-    assert shapes.tokens == 64 and shapes.hidden_size == 24
-    assert (shapes.feed_forward.wished, shapes.vocabulary.wished) == (64, 97)
-    assert [one.size for one in shapes.feed_forward.candidates] == [48, 56, 64, 72, 80]
-    assert [one.size for one in shapes.vocabulary.candidates] == [97, 98, 104, 112]
-    for one in shapes.feed_forward.candidates:  # gate, up and down; forward and two gradients
-        assert one.flops == 6 * 64 * 3 * 24 * one.size
-    for one in shapes.vocabulary.candidates:
-        assert one.flops == 6 * 64 * 24 * one.size
-    assert json.loads(to_json(shapes)) == asdict(shapes)
+    shapes = measure_shapes(RUN, CPU, 24, None, 97, rounds=1)
+    assert (shapes["tokens"], shapes["hidden_size"]) == (64, 24)
+    assert (shapes["feed_forward"]["wished"], shapes["vocabulary"]["wished"]) == (64, 97)
+    assert [one["size"] for one in shapes["feed_forward"]["candidates"]] == [48, 56, 64, 72, 80]
+    assert [one["size"] for one in shapes["vocabulary"]["candidates"]] == [97, 98, 104, 112]
+    assert json.loads(to_json(shapes)) == shapes
     print_lines(describe(shapes))
     lines = capsys.readouterr().out.splitlines()
-    for advice in (shapes.feed_forward, shapes.vocabulary):
-        assert advice.recommended in [one.size for one in advice.candidates]
-        assert f"{advice.setting}={advice.recommended}: {advice.reason}" in lines
-    assert sum("wished" in line.split() or "wished," in line.split() for line in lines) >= 2
+    for advice in (shapes["feed_forward"], shapes["vocabulary"]):
+        assert advice["recommended"] in [one["size"] for one in advice["candidates"]]
+        assert f"{advice['setting']}={advice['recommended']}: {advice['reason']}" in lines
+    assert sum("requested" in line.replace(",", "").split()[-2:] for line in lines if line[:1].isdigit()) == 2
 
 
 def test_the_command_takes_sizes_from_the_config(tmp_path: Path) -> None:
@@ -113,22 +105,23 @@ def test_the_command_takes_sizes_from_the_config(tmp_path: Path) -> None:
 def test_nonsense_is_one_line(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "shapes", "--ffn", "-3", cwd=tmp_path), 2)
     assert line == "ConfigError: ffn=-3: must be at least 1. Give more."
-    for option, sizes in {"hidden": {"hidden_size": 0}, "vocab": {"vocab_size": 0}}.items():
+    for option, sizes in {"hidden": (0, None, None), "vocab": (None, None, 0)}.items():
         with pytest.raises(ConfigError, match=f"^{option}=0: must be at least 1"):
-            measure_shapes(RUN, CPU, **sizes)
+            measure_shapes(RUN, CPU, *sizes, rounds=1)
 
 
 def test_too_much_is_refused_before_the_first_measurement() -> None:
     with pytest.raises(MachineError, match="needs"):
-        measure_shapes(RUN, CPU, vocab_size=10**12)
+        measure_shapes(RUN, CPU, None, None, 10**12, rounds=1)
     with pytest.raises(ConfigError, match="rounds=0"):
-        measure_shapes(RUN, CPU, rounds=0)
+        measure_shapes(RUN, CPU, None, None, None, rounds=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 def test_on_a_gpu() -> None:
-    shapes = measure_shapes(RUN, torch.device("cuda", 0), hidden_size=512, vocab_size=4097, rounds=1)
-    assert shapes.dtype == "bfloat16" and shapes.measured_on["cuda"]
-    assert shapes.vocabulary.candidates[0].size == 4097
-    assert all(one.milliseconds > 0 for one in shapes.feed_forward.candidates + shapes.vocabulary.candidates)
+    shapes = measure_shapes(RUN, torch.device("cuda", 0), 512, None, 4097, rounds=1)
+    assert shapes["dtype"] == "bfloat16" and shapes["measured_on"]["cuda"]
+    assert shapes["vocabulary"]["candidates"][0]["size"] == 4097
+    candidates = shapes["feed_forward"]["candidates"] + shapes["vocabulary"]["candidates"]
+    assert all(one["milliseconds"] > 0 for one in candidates)

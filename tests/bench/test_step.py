@@ -4,12 +4,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers.training import MICRO_OVERRIDES
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.bench.step import StepCosts, bench_step, beside_floor, describe, floor_in_own_process
+from z2all_ds.bench import step
+from z2all_ds.bench.shared import Report
+from z2all_ds.bench.step import add_floor, bench_step, describe
+
+
+def costs() -> Report:
+    size = {"parameters": 1_500_000, "sequence_length": 32, "global_batch": 8, "micro_batch": 2}
+    shares = {"mfu_origin": 0.25, "mfu_exact": None, "hfu": None, "share_of_floor": None, "peer": None}
+    speed = {"seconds_per_step": 1.0, "tokens_per_second": 500.0, "peak_memory_bytes": 2**30}
+    return {"device": "H200", "ranks": 4, "deepspeed": "zero2", **size, **speed, **shares}
 
 
 def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) -> None:
@@ -27,22 +37,36 @@ def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) 
     assert "saved step" not in result.stderr
     assert costs["floor_tokens_per_second"] > 0
     assert costs["share_of_floor"] == pytest.approx(costs["tokens_per_second"] / costs["floor_tokens_per_second"])
+    assert costs["peer"] is None
 
 
 def test_a_floor_that_cannot_be_measured_costs_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert floor_in_own_process(None, ["train.stepz=5"]) is None
+    found = costs()
+    add_floor(found, None, ["train.stepz=5"])
+    assert found == costs()
     error, ours = capfd.readouterr().err.splitlines()
     assert error.startswith("ConfigError: train.stepz")
     assert ours == "no floor: `z2all bench floor` ended with code 2"
 
 
 @pytest.mark.parametrize(("measured_on", "floor"), [({"device": "H200", "cuda": "13.0"}, 4000.0), ({}, 1000.0)])
-def test_each_gpu_rank_has_a_device_and_cpu_ranks_share_one(measured_on: dict[str, str], floor: float) -> None:
-    costs = StepCosts("", 4, "zero2", 1, 32, 8, 2, 6, 1.0, 500.0, None, None, 1, 1.0, {}, {})
-    assert costs.floor_tokens_per_second is None and costs.share_of_floor is None
-    beside = beside_floor(costs, {"measured_on": measured_on, "tokens_per_second": 1000.0})
-    assert (beside.floor_tokens_per_second, beside.share_of_floor) == (floor, 500 / floor)
-    assert f"{100 * 500 / floor:.1f}% of the floor" in str(next(iter(describe(beside))))
+def test_each_gpu_rank_has_a_device_and_cpu_ranks_share_one(
+    monkeypatch: pytest.MonkeyPatch, measured_on: dict[str, str], floor: float
+) -> None:
+    answer = json.dumps({"measured_on": measured_on, "tokens_per_second": 1000.0})
+    monkeypatch.setattr(step, "run_process", lambda _: SimpleNamespace(returncode=0, stdout=answer))
+    found = costs()
+    add_floor(found, None, [])
+    assert (found["floor_tokens_per_second"], found["share_of_floor"]) == (floor, 500 / floor)
+    assert f"{100 * 500 / floor:.1f}% of the floor" in str(next(iter(describe(found))))
+
+
+def test_lines() -> None:
+    peer = {"name": "Llama", "seconds_per_step": 2.0, "tokens_per_second": 250.0, "peak_memory_bytes": 2**30}
+    assert list(describe({**costs(), "peer": peer, "times_peer": 2.0})) == [
+        "H200 × 4 | zero2 2/8 × 32 | 1.5 M parameters | 1.000 s/step | 500 tok/s | MFU 25.0% | peak 1.0 GiB",
+        "peer: Llama | 2.000 s/step | 250 tok/s | peak 1.0 GiB | ours is 2.00 times as fast",
+    ]
 
 
 def test_too_few_steps_are_refused() -> None:

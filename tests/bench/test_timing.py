@@ -1,7 +1,8 @@
-"""The clock itself: what it can be held to without a race against it (a sleep is never shorter than asked for)."""
+"""Timing, tested without exact times: a sleep is never shorter than requested."""
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ import torch
 from z2all_ds.base.accounting import peak_flops
 from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.timing import (
-    CACHES_OVER,
+    CACHE_SIZES,
     MAX_SETS,
     device_here,
-    in_words,
+    head_line,
+    measure_in_passes,
     measured_on,
     require_memory,
     rotating,
@@ -58,11 +60,24 @@ def test_inputs_take_turns() -> None:
     assert seen == ["a", "b", "c", "a", "b"]
 
 
+def test_passes_take_turns_and_give_medians() -> None:
+    figures = {"a": iter([3.0, 1.0, 2.0]), "b": iter([5.0, 5.0, 4.0])}
+    seen: list[str] = []
+
+    def measure(name: str) -> dict[str, float]:
+        seen.append(name)
+        return {"seconds": next(figures[name])}
+
+    cases = {name: partial(measure, name) for name in figures}
+    assert measure_in_passes("test", cases, CPU, rounds=3) == {"a": {"seconds": 2.0}, "b": {"seconds": 5.0}}
+    assert seen == ["a", "b"] * 3
+
+
 def test_device_and_versions_are_named() -> None:
     facts = measured_on(CPU)
     assert "CPU" in facts["device"] and facts["torch"] == torch.__version__
     assert "cuda" not in facts
-    assert in_words(facts, "fp32") == f"{facts['device']} | torch {torch.__version__} | fp32"
+    assert head_line(facts, "fp32") == f"{facts['device']} | torch {torch.__version__} | fp32"
 
 
 def test_the_cpu_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +97,15 @@ class TestOnGpu:
     device = torch.device("cuda", 0)
 
     def test_a_product_is_not_faster_than_the_device(self) -> None:
-        """Without a wait for the device, what is measured would be the launch: some 100 times too little."""
+        """Without a wait for the device, the launch would be measured: about 100 times too little."""
         a, b = (torch.randn(4096, 4096, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         peak = peak_flops(torch.cuda.get_device_name(self.device)) or pytest.skip("no peak known for this GPU")
         assert time_call(lambda: a @ b, self.device) >= 2 * 4096**3 / peak
 
     def test_sets_are_larger_than_the_cache(self) -> None:
         cache_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
-        assert sets_needed(10 * CACHES_OVER * cache_bytes, self.device) == 1
-        assert sets_needed(cache_bytes, self.device) == CACHES_OVER
+        assert sets_needed(10 * CACHE_SIZES * cache_bytes, self.device) == 1
+        assert sets_needed(cache_bytes, self.device) == CACHE_SIZES
         assert sets_needed(1, self.device) == MAX_SETS
 
     def test_versions(self) -> None:

@@ -1,10 +1,9 @@
-"""How soon a browser shows a board's curves: the machine's own Chromium, without a window, driven by playwright."""
+"""Time until a browser shows a board's curves: the machine's own Chromium, headless, driven by playwright."""
 
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# As root Chromium refuses its sandbox, and in a container /dev/shm may be too small for its pictures.
+# Chromium refuses its sandbox as root, and in a container /dev/shm may be too small.
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
 PATIENCE_SECONDS = 60.0
-# A mark is set in the frame after the change, so when it could be seen.
+# A mark is set in the frame after the change, when the change is visible.
 MARKS = """
 const wanted = { curves: '.plot path', charts: '.plot .scatterlayer path' };
 new MutationObserver((_, observer) => {
@@ -32,18 +31,8 @@ new MutationObserver((_, observer) => {
 SECONDS = "() => ['curves', 'charts'].map(name => (performance.getEntriesByName(name)[0]?.startTime ?? 0) / 1000)"
 
 
-@dataclass(frozen=True)
-class PageCosts:
-    """From the address to what is seen."""
-
-    seconds_to_curves: float
-    """A first picture of them."""
-    seconds_to_charts: float
-    """In which one can zoom."""
-
-
 def why_no_browser() -> str:
-    """Empty where there is one."""
+    """Returns the reason why no browser can be started, "" if one can."""
     if find_spec("playwright") is None:
         return "playwright is not installed"
     return "" if _executable() else f"no browser on PATH (looked for {', '.join(NAMES)})"
@@ -55,7 +44,7 @@ def _executable() -> str | None:
 
 @contextmanager
 def browser() -> "Iterator[Browser]":
-    """A fresh one; ask `why_no_browser` first."""
+    """Yields a new browser; call `why_no_browser` first."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -66,15 +55,15 @@ def browser() -> "Iterator[Browser]":
             started.close()
 
 
-def opened(context: "BrowserContext", address: str) -> PageCosts:
-    """The page in a tab of its own, which is closed again."""
+def measure_page(context: "BrowserContext", address: str) -> dict[str, float]:
+    """Opens the page in a new tab. Returns the seconds to a first picture of the curves, and to charts with zoom."""
     page = context.new_page()
     page.add_init_script(MARKS)
     page.goto(address, wait_until="commit")
     end = time.monotonic() + PATIENCE_SECONDS
     while not all(seconds := page.evaluate(SECONDS)):
         if time.monotonic() > end:
-            raise MachineError(address, f"shows no curves in {PATIENCE_SECONDS:.0f} s", "Open it by hand to see why.")
+            raise MachineError(address, f"shows no curves in {PATIENCE_SECONDS:.0f} s", "Open it in your own browser.")
         time.sleep(0.05)
     page.close()
-    return PageCosts(*(round(value, 2) for value in seconds))
+    return {"seconds_to_curves": round(seconds[0], 2), "seconds_to_charts": round(seconds[1], 2)}

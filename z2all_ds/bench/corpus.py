@@ -1,22 +1,19 @@
-"""`z2all bench corpus`: what converting raw data costs here, form by form, on one core.
+"""`z2all bench corpus`: the speed and memory of converting raw data, per format, on one core.
 
-The same documents are written once in every form, then the real build converts each file in a process of its own, from
-the first byte to the manifest. In the same run orjson parses the lines of the JSON-lines file and does nothing with
-them: no conversion can be faster. Rates are per second of processor time, which a busy machine disturbs less than the
-clock; those by the clock are there too. Everything is measured several times, and the middle one counts.
+The same documents are written in every format, then the real build converts each file in a process of its own, from the
+first byte to the manifest. For comparison orjson only parses the lines of the JSON-lines file: no conversion can be
+faster. Rates are per second of CPU time, which depends less on other load than wall-clock time. Everything is measured
+several times, and the median is reported.
 """
 
 import gzip
-import itertools
-import multiprocessing
 import shutil
 import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,54 +23,35 @@ from z2all_ds.base.console import human_bytes, progress
 from z2all_ds.base.machine import one_thread_each
 from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.base.reports import Shown, Table
-from z2all_ds.bench.shared import middle, require_at_least, require_known, scratch_folder
+from z2all_ds.bench.shared import (
+    Report,
+    built_in_text,
+    in_new_process,
+    median_repeat,
+    repeated,
+    require_at_least,
+    require_known,
+    sample_texts,
+    scratch_folder,
+)
 from z2all_ds.corpus import Executor, SourceSpec, build_corpus
 from z2all_ds.corpus.cleaning import CleaningRules
-from z2all_ds.corpus.converters import BuiltIn, find_converter
 
 ROWS_PER_BATCH = 10_000
 CLEANED = "jsonl, cleaned"
-TEXT_STEPS = ["all", "exact_duplicates=off", "near_duplicates=off"]
-"""Every step that looks at one document."""
-SAMPLE_BYTES = 4_000_000
-"""Of each built-in source; repeated with a number in front until there is enough."""
-
-
-@dataclass(frozen=True)
-class ConversionCost:
-    """One form. `text_bytes` is the size of the documents as JSON lines: the same for every form."""
-
-    form: str
-    raw_bytes: int
-    text_bytes: int
-    documents: int
-    cpu_seconds: float
-    seconds: float
-    text_mb_per_cpu_second: float
-    text_mb_per_second: float
-    peak_memory_bytes: int
-    """Of the whole process, about 45 MB of which are Python and its libraries."""
-
-
-@dataclass(frozen=True)
-class CorpusCosts:
-    """All forms, and the floor: orjson parsing each line of the JSON-lines file."""
-
-    orjson_mb_per_cpu_second: float
-    jsonl_share_of_orjson: float
-    forms: list[ConversionCost]
-    text_mb_per_second_by_workers: dict[str, float]
-    """JSON lines with the asked cleaning and numbers of worker processes, by the clock."""
-    packages: dict[str, str]
+SINGLE_DOCUMENT_STEPS = ["all", "exact_duplicates=off", "near_duplicates=off"]
+SAMPLE_BYTES = 12_000_000
+"""Bytes of built-in text; the documents are repeated with a number in front until there is enough."""
 
 
 def bench_corpus(
     megabytes: int, only: Sequence[str], workers: Sequence[int], cleaning: Sequence[str], repeats: int
-) -> CorpusCosts:
-    """Writes the files, converts each, and deletes everything.
+) -> Report:
+    """Writes and converts each of the formats `only`, or all, in a temporary folder.
 
-    `only` names forms (all without). With `workers`, the JSON lines are converted with each number of processes, too,
-    and there with the steps of `cleaning`.
+    With `workers`, the JSON lines are also converted with each of these numbers of processes and the steps `cleaning`;
+    these rates are by wall-clock time. `text_bytes` is the size as JSON lines, the same for every format. The peak
+    memory is that of the whole process, with about 45 MB for Python and its libraries.
     """
     names = [*WRITERS, CLEANED]
     require_known("form", only, names)
@@ -82,68 +60,62 @@ def bench_corpus(
     rules, executors = CleaningRules.parse(list(cleaning)), [Executor(count) for count in workers]
     found, by_workers = [], {}
     with scratch_folder() as folder:
-        lines = folder / "documents.jsonl"
-        text_bytes, documents = _write_lines(lines, megabytes * 1_000_000)
+        lines, out = folder / "documents.jsonl", folder / "corpus"
+        texts = sample_texts(built_in_text(folder / "built_in", SAMPLE_BYTES), SAMPLE_BYTES)
+        text_bytes, documents = _write_lines(lines, list(chain(*texts.values())), megabytes * 1_000_000)
         text_mb = text_bytes / 1e6
         with progress("bench corpus", len(chosen) + 1 + len(workers), "measurements") as advance:
-            floor_rate = text_mb / _middle(repeats, "cpu_seconds", _parse_only, lines)["cpu_seconds"]
+            orjson_rate = text_mb / _median(repeats, "cpu_seconds", _parse_only, lines)["cpu_seconds"]
             advance(1)
             for name in chosen:
-                raw = lines if name == CLEANED else folder / f"raw.{WRITERS[name][0]}"
-                if raw != lines:
+                raw, steps = lines, CleaningRules.parse(SINGLE_DOCUMENT_STEPS)
+                if name != CLEANED:
+                    raw, steps = folder / f"raw.{WRITERS[name][0]}", CleaningRules.parse([])
                     WRITERS[name][1](lines, raw)
-                steps = CleaningRules.parse(TEXT_STEPS if name == CLEANED else [])
-                cost = _middle(repeats, "cpu_seconds", _convert, (raw, folder / "corpus", steps, Executor(1)))
-                cost["text_mb_per_cpu_second"] = text_mb / cost["cpu_seconds"]
-                cost["text_mb_per_second"] = text_mb / cost["seconds"]
-                found.append(ConversionCost(name, raw.stat().st_size, text_bytes, documents, **cost))
+                cost = _median(repeats, "cpu_seconds", _convert, raw, out, steps, Executor(1))
+                sizes = {"raw_bytes": raw.stat().st_size, "text_bytes": text_bytes, "documents": documents}
+                rate = {"text_mb_per_cpu_second": text_mb / cost["cpu_seconds"]}
+                found.append({"form": name, **sizes, **cost, **rate})
                 if raw != lines:
                     raw.unlink()
                 advance(1, name)
             for executor in executors:
-                cost = _middle(repeats, "seconds", _convert, (lines, folder / "corpus", rules, executor))
+                cost = _median(repeats, "seconds", _convert, lines, out, rules, executor)
                 by_workers[str(executor.workers)] = text_mb / cost["seconds"]
                 advance(1, f"{executor.workers} workers")
-    jsonl = next((cost.text_mb_per_cpu_second for cost in found if cost.form == "jsonl"), 0.0)
-    packages = {name: version(name) for name in ("orjson", "pyarrow", "numpy")}
-    return CorpusCosts(floor_rate, jsonl / floor_rate, found, by_workers, packages)
+    return {
+        "orjson_mb_per_cpu_second": orjson_rate,
+        "forms": found,
+        "text_mb_per_second_by_workers": by_workers,
+        "packages": {name: version(name) for name in ("orjson", "pyarrow", "numpy")},
+    }
 
 
-def describe(costs: CorpusCosts) -> Shown:
-    """Yields the rate of orjson alone, a table of forms, and a line for each number of workers."""
-    yield f"orjson alone: {costs.orjson_mb_per_cpu_second:.0f} MB per second of one core"
+def describe(report: Report) -> Shown:
+    """Yields the rate of orjson, a table of formats, and a line for each number of workers."""
+    yield f"orjson only: {report['orjson_mb_per_cpu_second']:.0f} MB/s per core"
     rows = []
-    for cost in costs.forms:
-        rates = (f"{cost.text_mb_per_cpu_second:.1f}", f"{cost.text_mb_per_second:.1f}")
-        rows.append((cost.form, *rates, human_bytes(cost.peak_memory_bytes), human_bytes(cost.raw_bytes)))
-    yield Table(("form", "MB/s per core", "MB/s by the clock", "peak memory", "on disk"), rows)
-    for workers, rate in costs.text_mb_per_second_by_workers.items():
-        yield f"{workers:>3} workers      {rate:6.1f} MB/s by the clock"
+    for one in report["forms"]:
+        sizes = (human_bytes(one["peak_memory_bytes"]), human_bytes(one["raw_bytes"]))
+        rows.append((one["form"], f"{one['text_mb_per_cpu_second']:.1f}", *sizes))
+    yield Table(("format", "MB/s per core", "peak memory", "on disk"), rows)
+    for workers, rate in report["text_mb_per_second_by_workers"].items():
+        yield f"{workers:>3} workers      {rate:6.1f} MB/s in total"
 
 
-def _write_lines(path: Path, wanted_bytes: int) -> tuple[int, int]:
+def _write_lines(path: Path, texts: list[str], wanted_bytes: int) -> tuple[int, int]:
     """Writes the documents as JSON lines. Returns the bytes and the number of documents."""
-    documents = []
-    for name in ("chinese_sample", "python_docstrings", "python_code"):
-        found = find_converter(name)
-        assert isinstance(found, BuiltIn)
-        size = 0
-        for draft in found.generate(SAMPLE_BYTES):
-            size += len(draft.content.encode())
-            if size > SAMPLE_BYTES:
-                break
-            documents.append((draft.title, draft.content))
     written = 0
     with open(path, "wb") as stream:
-        for number, (title, content) in enumerate(itertools.cycle(documents)):
-            row = {"id": number, "title": title, "url": f"https://example.org/{number}", "text": f"{number} {content}"}
+        for number, text in enumerate(repeated(texts)):
+            row = {"id": number, "title": f"document {number}", "url": f"https://example.org/{number}", "text": text}
             written += stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if written >= wanted_bytes:
                 return written, number + 1
-    raise AssertionError("a cycle does not end")
+    raise AssertionError("the texts are endless")
 
 
-# One writer per form: from the JSON lines, a piece at a time (all but Parquet).
+# One writer per format. All but Parquet's keep only a part of the documents in memory.
 
 
 def _gzipped(lines: Path, out: Path) -> None:
@@ -183,10 +155,10 @@ def _parquet(lines: Path, out: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("title", pa.string()), ("url", pa.string()), ("text", pa.string())])
     tables = []
     with open(lines, "rb") as source:
-        while rows := [orjson.loads(line) for line in itertools.islice(source, ROWS_PER_BATCH)]:
+        while rows := [orjson.loads(line) for line in islice(source, ROWS_PER_BATCH)]:
             tables.append(pa.Table.from_pylist(rows, schema))
     table = pa.concat_tables(tables)
-    # All in one row group, which is the hard case for the reader. The writer has to hold it.
+    # One row group for everything is the hardest case for the reader.
     pq.write_table(table, out, row_group_size=table.num_rows)
 
 
@@ -206,21 +178,15 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "jsonl.zip": ("jsonl.zip", _zipped),
     "jsonl.tar.gz": ("tar.gz", _tarred),
 }
-"""Form -> ending of the file's name, writer."""
-
-Cost = dict[str, Any]
+"""Format -> file name ending, writer."""
 
 
-def _middle(repeats: int, by: str, work: Callable[[Any], Cost], argument: Any) -> Cost:
-    """Measures in a new process each time, so that peak memory is of this work alone."""
-    found = []
-    for _ in range(repeats):
-        with one_thread_each(), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            found.append(pool.submit(work, argument).result())
-    return middle(found, by)
+def _median(repeats: int, by: str, work: Callable[..., Report], *arguments: Any) -> Report:
+    with one_thread_each():
+        return median_repeat([in_new_process(work, *arguments) for _ in range(repeats)], by)
 
 
-def _parse_only(lines: Path) -> Cost:
+def _parse_only(lines: Path) -> Report:
     started = time.process_time()
     with open(lines, "rb") as stream:
         for line in stream:
@@ -228,8 +194,7 @@ def _parse_only(lines: Path) -> Cost:
     return {"cpu_seconds": time.process_time() - started}
 
 
-def _convert(task: tuple[Path, Path, CleaningRules, Executor]) -> Cost:
-    raw, out, rules, executor = task
+def _convert(raw: Path, out: Path, rules: CleaningRules, executor: Executor) -> Report:
     spec = SourceSpec("bench", "generic", (raw,), form="lines" if raw.suffix == ".txt" else "", cleaning=rules)
     started, cpu_started = time.perf_counter(), time.process_time()
     build_corpus(out, [spec], executor=executor)

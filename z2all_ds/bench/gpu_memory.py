@@ -1,12 +1,10 @@
-"""`z2all bench memory`: short real runs, their peak memory on the GPU, and what the planner says about them.
+"""`z2all bench memory`: the peak GPU memory of short real runs, compared with the planner's prediction.
 
-The cases go through everything that the planner counts in a way of its own: JSONs, shapes of micro-batches,
-checkpointing, backends of ops, optimizers, two ranks. A run of the user's own is measured in the same way.
+The cases cover every rule of the planner: DeepSpeed JSONs, shapes of micro-batches, activation checkpointing, backends
+of ops, optimizers, two ranks. The user's own run is measured in the same way.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from z2all_ds.base.console import heartbeat
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import gpu_count
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.bench.shared import last_words, require_known, scratch_folder
+from z2all_ds.bench.shared import error_line, require_known, scratch_folder
 from z2all_ds.bench.shared_gpu import shared_gpu_command
 from z2all_ds.plan.memory import GpuMemory, gpu_memory
 from z2all_ds.track.writer import read_records
@@ -25,14 +23,13 @@ from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 STEPS = 3
-"""Optimizer states are made in the first step, graphs captured in it; the second is like all others."""
-LOOK_EVERY_SECONDS = 0.1
+"""The first step creates the optimizer states and captures the graphs; the second is like all others."""
 OWN = "own"
 
 
 @dataclass(frozen=True)
 class MemoryCase:
-    """One run."""
+    """A run to measure."""
 
     name: str
     overrides: tuple[str, ...]
@@ -93,36 +90,31 @@ CASES = (
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Peaks of rank 0 in bytes: what torch had allocated and reserved, what the host's memory held.
-
-    `device`: how much more of the whole GPU was in use than before, by all ranks on it and by CUDA itself; None where
-    the driver's library does not say.
-    """
+    """Peaks of rank 0 in bytes: allocated and reserved by torch, and resident in host memory."""
 
     name: str
     config: str | None
     overrides: tuple[str, ...]
     ranks: int
-    predicted: GpuMemory | None = None
+    predicted: GpuMemory
     allocated: int = 0
     reserved: int = 0
-    device: int | None = None
     host: int = 0
     failed: str = ""
 
     @property
     def out_of_memory(self) -> bool:
-        """It failed, and for that reason: torch's error, or the dry run's before the first step."""
+        """True after torch's error, or that of the dry run before the first step."""
         return "OutOfMemoryError" in self.failed or "need more than this GPU" in self.failed
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, as a share of the measured peak."""
-        return self.predicted.allocated / self.allocated - 1 if self.predicted and self.allocated else None
+        """Error of the prediction, as a share of the measured peak."""
+        return self.predicted.allocated / self.allocated - 1 if self.allocated else None
 
 
 def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str], ranks: int) -> list[MemoryCase]:
-    """Those named; without a name the user's own run, if there is one, else all."""
+    """Returns the named cases; without names the user's own run if one is given, else all cases."""
     known = {case.name: case for case in CASES}
     require_known("case", names, list(known))
     if names or not (config or overrides):
@@ -131,9 +123,9 @@ def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str],
 
 
 def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
-    """Each as soon as it is measured. Of several, none names data of its own: all read the same, made once."""
+    """Yields each result as soon as it is measured. All cases read the same data."""
     if not gpu_count():
-        raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with one.")
+        raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with a GPU.")
     with scratch_folder() as scratch:
         data = prepare_data(cases[0].config, list(cases[0].overrides), scratch / "data")
         for number, case in enumerate(cases):
@@ -142,7 +134,7 @@ def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
 
 
 def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
-    """A run that ends badly says why in the result; only mistakes of the user's are errors."""
+    """Runs one case. The result of a failed run has the reason; only an invalid config raises an error."""
     chosen = [f"run_dir={run_dir}", f"train.steps={STEPS}", "schedule.warmup_steps=1", "checkpoint.at_end=false"]
     overrides = [*case.overrides, *data, *chosen]
     run = load_run_config(case.config, overrides)
@@ -151,66 +143,34 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
     prebuild(needed_ops(resolved, "cuda"))
     command: LocalCommand = local_command if case.ranks <= gpu_count() else shared_gpu_command
     log = run_dir / "logs" / "launcher.log"
-    with device_peak() as device:
-        code = run_local_ranks(rank_arguments(anchored(run)), case.ranks, log, command)
+    code = run_local_ranks(rank_arguments(anchored(run)), case.ranks, log, command)
     facts = (case.name, case.config, case.overrides, case.ranks, predicted)
     records = list(read_records(RunFolder(run_dir).metrics))
     if code or not records:
-        said = (run_dir / "logs" / "rank_0000.log").read_text(encoding="utf-8", errors="replace")
-        return MeasuredMemory(*facts, failed=last_words(said))
+        output = (run_dir / "logs" / "rank_0000.log").read_text(encoding="utf-8", errors="replace")
+        return MeasuredMemory(*facts, failed=error_line(output))
     return MeasuredMemory(
         *facts,
         allocated=max(record["peak_memory_bytes"] for record in records),
         reserved=max(record["reserved_memory_bytes"] for record in records),
-        device=device.get("most"),
         host=max(record["host_memory_bytes"] for record in records),
     )
 
 
-@contextmanager
-def device_peak() -> Iterator[dict[str, int]]:
-    """`most`: how much more of the first GPU was in use at most than at the start. Empty without NVML."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # it is not installed, or its driver does not answer
-        yield {}
-        return
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
-    found, over = {"most": 0}, threading.Event()
-
-    def look() -> None:
-        while not over.wait(LOOK_EVERY_SECONDS):
-            found["most"] = max(found["most"], pynvml.nvmlDeviceGetMemoryInfo(handle).used - before)
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        watcher.join()
-        pynvml.nvmlShutdown()
-
-
 def content_of(result: MeasuredMemory) -> dict[str, object]:
-    """Returns one result for JSON, with the sums of the prediction and its error."""
-    predicted = result.predicted
-    sums = {**asdict(predicted), "allocated": predicted.allocated, "total": predicted.total} if predicted else None
-    return {**asdict(result), "predicted": sums, "error": result.error}
+    """Returns one result for the JSON report, with the sums of the prediction and its error."""
+    sums = {"allocated": result.predicted.allocated, "total": result.predicted.total}
+    return {**asdict(result), "predicted": {**asdict(result.predicted), **sums}, "error": result.error}
 
 
-HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'device':>9}{'host':>8}  (GB)"
+HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'host':>8}  (GB)"
 
 
 def to_line(result: MeasuredMemory) -> str:
-    """Returns the result for people."""
-    if result.failed or result.predicted is None or result.error is None:
+    """Returns one line of the table."""
+    if result.error is None:
         return f"{result.name:<26}  {result.failed}"
-    device = "-" if result.device is None else f"{result.device / 1e9:.2f}"
     return (
         f"{result.name:<26}{result.predicted.allocated / 1e9:>10.2f}{result.allocated / 1e9:>8.2f}"
-        f"{100 * result.error:>+7.1f}%{result.reserved / 1e9:>10.2f}{device:>9}{result.host / 1e9:>8.2f}"
+        f"{100 * result.error:>+7.1f}%{result.reserved / 1e9:>10.2f}{result.host / 1e9:>8.2f}"
     )

@@ -1,4 +1,4 @@
-"""Measurements in ranks: these start like the ranks of a training, and rank 0 prints one line of JSON."""
+"""Measurements in training processes: they start like the ranks of a training run, and rank 0 prints one JSON line."""
 
 import argparse
 import json
@@ -15,29 +15,31 @@ from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.machine import default_environment, free_port
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.base.world import World
-from z2all_ds.bench.shared import last_words
+from z2all_ds.bench.shared import error_line
 from z2all_ds.train.processes.local_ranks import local_command
 
-Measure = Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]]
 
-
-def figures_of_ranks(
+def measure_in_ranks(
     module: str, config: str | None, arguments: list[str], ranks: int, log: Path, label: str
 ) -> dict[str, Any] | str:
-    """Returns what rank 0 measured, or the last words of ranks that failed."""
+    """Runs a module in `ranks` processes. Returns the figures of rank 0, or the error line if a rank fails."""
     command = local_command([*(["--config", config] if config else []), *arguments], ranks, free_port(), module)
     with heartbeat(label):
         code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
-    said = log.read_text(encoding="utf-8", errors="replace")
-    found = [line for line in said.splitlines() if line.startswith("{")]
+    output = log.read_text(encoding="utf-8", errors="replace")
+    found = [line for line in output.splitlines() if line.startswith("{")]
     if code or not found:
-        return last_words(said)
+        return error_line(output)
     figures: dict[str, Any] = json.loads(found[-1])
     return figures
 
 
-def rank_main(parser: argparse.ArgumentParser, arguments: list[str] | None, measure: Measure) -> int:
-    """Runs one rank with the module's own options and those of every rank. Returns the exit code."""
+def rank_main(
+    parser: argparse.ArgumentParser,
+    arguments: list[str] | None,
+    measure: Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]],
+) -> int:
+    """Runs `measure` in one rank, with the options of `parser` and those of every rank. Returns the exit code."""
     parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="section.key=value")
@@ -50,5 +52,5 @@ def rank_main(parser: argparse.ArgumentParser, arguments: list[str] | None, meas
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     if world.is_main:
-        print("\n" + json.dumps(figures), flush=True)  # libraries may have left a line open
+        print("\n" + json.dumps(figures), flush=True)  # libraries may leave an incomplete line
     return 0

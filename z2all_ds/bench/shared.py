@@ -1,26 +1,32 @@
-"""What several measurements share: checks of options, temporary folders, text to measure with, other processes."""
+"""Helpers that several benchmarks use: checks of options, temporary folders, sample text, child processes."""
 
+import itertools
 import json
+import multiprocessing
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from z2all_ds.base.errors import ConfigError
 
+Result = TypeVar("Result")
+Report = dict[str, Any]
+"""The JSON report of a benchmark: its figures, and the settings that are needed to repeat it."""
+
 
 def require_at_least(least: int, **given: int) -> None:
-    """Refuses a number below `least`, by its name."""
+    """Raises ConfigError for a number below `least`."""
     for name, value in given.items():
         if value < least:
             raise ConfigError(f"{name}={value}", f"must be at least {least}", "Give more.")
 
 
 def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuses a name that is not among the known ones."""
+    """Raises ConfigError for a name that is not in `known`."""
     for name in names:
         if name not in known:
             raise ConfigError(f"{kind} {name!r}", f"no such {kind}", f"Known: {', '.join(known)}.")
@@ -28,7 +34,7 @@ def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yields a temporary folder in `parent`, or where the system has them."""
+    """Yields a temporary folder in `parent`, by default in the system's temporary folder."""
     with tempfile.TemporaryDirectory(prefix="z2all-bench-", dir=parent) as folder:
         yield Path(folder)
 
@@ -42,25 +48,43 @@ def built_in_text(folder: Path, sample_bytes: int) -> str:
     return str(folder)
 
 
-def middle(repeats: Sequence[dict[str, Any]], by: str) -> dict[str, Any]:
-    """Returns the repeat that is in the middle by one of its figures."""
+def sample_texts(corpus: str | Path, sample_bytes: int) -> dict[str, list[str]]:
+    """Returns documents of each domain, by the domain's share of the corpus and spread over the domain."""
+    from z2all_ds.tokenizer.sampling import open_sources
+
+    domains = open_sources(corpus, with_fingerprint=False).domains
+    total = sum(domain.bytes for domain in domains.values())
+    return {
+        name: [text for _, text in domain.sample(sample_bytes * domain.bytes // total)]
+        for name, domain in domains.items()
+    }
+
+
+def repeated(texts: list[str]) -> Iterator[str]:
+    """Yields an endless sequence of different texts."""
+    yield from texts
+    for number in itertools.count(1):
+        yield from (f"{number} {text}" for text in texts)
+
+
+def median_repeat(repeats: Sequence[dict[str, Any]], by: str) -> dict[str, Any]:
+    """Returns the repeat whose figure `by` is the median."""
     return sorted(repeats, key=lambda one: one[by])[(len(repeats) - 1) // 2]
 
 
+def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Returns the result of a call in a new process, where the peak memory is that of the call."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def run_process(command: Sequence[str], job: Any = None, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Runs a Python process with `job` as JSON on its stdin, and returns its end and what it printed."""
-    return subprocess.run(
-        [sys.executable, *command], input=json.dumps(job), stdout=subprocess.PIPE, text=True, **options
-    )
+    """Runs a command with `job` as JSON on its stdin, and returns its exit code and its stdout."""
+    return subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, **options)
 
 
-def why_ended(returncode: int) -> str:
-    """Returns the exit code or the signal of a process, in words."""
-    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-
-
-def last_words(output: str) -> str:
-    """Returns the line that says most about a failure: the last error, else the last line."""
+def error_line(output: str) -> str:
+    """Returns the last line that contains "error", or else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    return (errors or lines or ["no output"])[-1][:300]

@@ -1,59 +1,55 @@
-"""`z2all bench step`: what a training step costs here, on a short real run.
+"""`z2all bench step`: the cost of a training step on this machine, measured on a short real run.
 
-Figures are medians over the second half of the steps: the first ones pay for allocation, autotuning and caches.
+Figures are medians over the second half of the steps: the first steps include allocation, autotuning and cold caches.
+
+With `--ablate` there is one such run per row. `naive` has the reference backend of every op, `use_all` the choice of
+`auto`; then one op at a time is set to its reference. For linear, `auto` is the reference, so its row shows the gain of
+fp8. One change can disable other optimizations: without our rms_norm no micro-batch can be captured as a CUDA graph.
 """
 
 import json
+import re
 import statistics
-from dataclasses import dataclass, replace
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from z2all_ds.base.accounting import count_parameters, mfu, operations_per_token, peak_flops
+from z2all_ds.base.child_process import module_command
 from z2all_ds.base.config import RunConfig, load_run_config
-from z2all_ds.base.console import human_bytes, say
+from z2all_ds.base.console import heartbeat, human_bytes, say
 from z2all_ds.base.reports import Shown
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.bench.in_ranks import figures_of_ranks
-from z2all_ds.bench.shared import require_at_least, run_process, scratch_folder
+from z2all_ds.bench.in_ranks import measure_in_ranks
+from z2all_ds.bench.shared import Report, error_line, require_at_least, require_known, run_process, scratch_folder
 from z2all_ds.track.writer import read_records
 from z2all_ds.train.command import default_ranks, train_on_this_machine
 from z2all_ds.train.fallback_data import prepare_data
 
 MIN_STEPS = 4
 PEER_MODULE = "z2all_ds.bench.peers.hf_llama"
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """Medians, with everything needed to run it again.
-
-    `mfu_origin`: 6N + 12·L·d·S, embeddings counted. `mfu_exact`: products only, causal attention counted half. `hfu`:
-    as `mfu_exact`, with what is computed a second time. The floor is what products and attention alone allow, on all
-    devices together. `peer`: Hugging Face's Llama with Liger under the same DeepSpeed JSON, measured right after ours.
-    """
-
-    device: str
-    ranks: int
-    deepspeed: str
-    parameters: int
-    sequence_length: int
-    global_batch: int
-    micro_batch: int
-    steps: int
-    seconds_per_step: float
-    tokens_per_second: float
-    mfu_origin: float | None
-    mfu_exact: float | None
-    peak_memory_bytes: int
-    last_loss: float
-    packages: dict[str, str]
-    ops: dict[str, str]
-    floor_tokens_per_second: float | None = None
-    share_of_floor: float | None = None
-    peer: dict[str, Any] | None = None
-    times_peer: float | None = None
-    hfu: float | None = None
+REFERENCES = {
+    "attention": "eager",
+    "rope": "torch",
+    "rms_norm": "torch",
+    "swiglu": "torch",
+    "linear": "torch",
+    "cross_entropy": "torch",
+}
+NAIVE = (*(f"ops.{op}={reference}" for op, reference in REFERENCES.items()), "train.cuda_graphs=never")
+COMMON = ("deepspeed=zero1",)
+"""Overrides of every row of --ablate, before the user's own: all optimizations can run under this JSON."""
+ROWS: dict[str, tuple[str, ...]] = {
+    "naive": NAIVE,
+    "use_all": (),
+    **{f"without_{op}": (f"ops.{op}={backend}",) for op, backend in REFERENCES.items() if op != "linear"},
+    "graphs_off": ("train.cuda_graphs=never",),
+    "fp8": ("ops.linear=fp8",),
+    "naive_compile_layers": (*NAIVE, "train.compile=layers"),
+    "compile_layers": ("train.compile=layers",),
+}
+"""Name -> overrides."""
 
 
 def bench_step(
@@ -63,59 +59,25 @@ def bench_step(
     steps: int,
     with_floor: bool = False,
     with_peer: bool = False,
-) -> StepCosts:
-    """Trains `steps` steps in a temporary folder, on the text every machine has unless data.corpus says otherwise."""
+) -> Report:
+    """Trains `steps` steps in a temporary folder, on built-in text unless data.corpus is set. Returns the costs."""
     require_at_least(MIN_STEPS, steps=steps)
     ranks = default_ranks() if ranks is None else ranks
     with scratch_folder() as folder:
         chosen = [f"run_dir={folder / 'run'}", f"train.steps={steps}", "checkpoint.at_end=false"]
         run = load_run_config(config, [*overrides, *prepare_data(config, overrides, folder), *chosen])
         train_on_this_machine(run, ranks)
-        # Right after the run, so that all meet the same warm machine.
-        peer = peer_in_own_processes(config, overrides, ranks, steps, folder / "peer.log") if with_peer else None
-        floor = floor_in_own_process(config, overrides) if with_floor else None
-        costs = summarise(run, RunFolder(folder / "run"), ranks)
-    costs = beside_peer(costs, peer) if peer else costs
-    return beside_floor(costs, floor) if floor else costs
+        costs = costs_of_run(run, RunFolder(folder / "run"), ranks)
+        # Right after the run, so that all are measured on the same warm machine.
+        if with_peer:
+            add_peer(costs, config, ["--steps", str(steps), *overrides], folder / "peer.log")
+        if with_floor:
+            add_floor(costs, config, overrides)
+    return costs
 
 
-def peer_in_own_processes(
-    config: str | None, overrides: list[str], ranks: int, steps: int, log: Path
-) -> dict[str, Any] | None:
-    """The peer's figures, started in the same way; None where it does not run, which costs a line as with the floor."""
-    arguments = ["--steps", str(steps), *overrides]
-    found = figures_of_ranks(PEER_MODULE, config, arguments, ranks, log, "measuring the peer")
-    if isinstance(found, str):
-        say(f"no peer: {found}")
-        return None
-    return found
-
-
-def beside_peer(costs: StepCosts, peer: dict[str, Any]) -> StepCosts:
-    """The same with the peer's figures and the ratio to them."""
-    return replace(costs, peer=peer, times_peer=costs.tokens_per_second / peer["tokens_per_second"])
-
-
-def floor_in_own_process(config: str | None, overrides: list[str]) -> dict[str, Any] | None:
-    """What `z2all bench floor` says; None where it cannot be measured, which costs a line and not the run's figures."""
-    named = ["--config", config] if config else []
-    done = run_process(["-m", "z2all_ds", "bench", "floor", "--json", *named, *overrides])
-    if done.returncode:
-        say(f"no floor: `z2all bench floor` ended with code {done.returncode}")
-        return None
-    floor: dict[str, Any] = json.loads(done.stdout)
-    return floor
-
-
-def beside_floor(costs: StepCosts, floor: dict[str, Any]) -> StepCosts:
-    """The same with its distance to the floor. A GPU rank has a device of its own; CPU ranks share the machine."""
-    devices = costs.ranks if "cuda" in floor["measured_on"] else 1
-    allowed = devices * floor["tokens_per_second"]
-    return replace(costs, floor_tokens_per_second=allowed, share_of_floor=costs.tokens_per_second / allowed)
-
-
-def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
-    """Returns the figures that the run itself has written down."""
+def costs_of_run(run: RunConfig, folder: RunFolder, ranks: int) -> Report:
+    """Computes the costs from the files that the run has written."""
     records = list(read_records(folder.metrics))
     environment = json.loads(folder.environment.read_text(encoding="utf-8"))
     seconds = statistics.median(record["step_seconds"] for record in records[len(records) // 2 :])
@@ -127,46 +89,127 @@ def summarise(run: RunConfig, folder: RunFolder, ranks: int) -> StepCosts:
     )
     peak = peak_flops(environment["device"])
     shares = {name: mfu(tokens_per_second, flops, peak and peak * ranks) for name, flops in operations.items()}
-    return StepCosts(
-        device=environment["device"],
-        ranks=ranks,
-        deepspeed=run.deepspeed,
-        parameters=count_parameters(shape).total,
-        sequence_length=train.sequence_length,
-        global_batch=train.global_batch,
-        micro_batch=train.micro_batch,
-        steps=len(records),
-        seconds_per_step=seconds,
-        tokens_per_second=tokens_per_second,
-        mfu_origin=shares["origin"],
-        mfu_exact=shares["exact"],
-        peak_memory_bytes=max(record["peak_memory_bytes"] for record in records),
-        last_loss=records[-1]["loss"],
-        packages=environment["packages"],
-        ops=ops,
-        hfu=shares["executed"],
-    )
+    return {
+        "device": environment["device"],
+        "ranks": ranks,
+        "deepspeed": run.deepspeed,
+        "parameters": count_parameters(shape).total,
+        "sequence_length": train.sequence_length,
+        "global_batch": train.global_batch,
+        "micro_batch": train.micro_batch,
+        "steps": len(records),
+        "seconds_per_step": seconds,
+        "tokens_per_second": tokens_per_second,
+        "mfu_origin": shares["origin"],  # 6N + 12·L·d·S, with embeddings
+        "mfu_exact": shares["exact"],  # products only, half of the attention (causal)
+        "hfu": shares["executed"],  # as exact, plus recomputation
+        "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
+        "last_loss": records[-1]["loss"],
+        "packages": environment["packages"],
+        "ops": ops,
+        **dict.fromkeys(("floor_tokens_per_second", "share_of_floor", "peer", "times_peer")),
+    }
 
 
-def describe(costs: StepCosts) -> Shown:
-    """Yields one line, and a second one about the peer where it was measured."""
-    shares = {"MFU": costs.mfu_origin, "MFU exact": costs.mfu_exact, "HFU": costs.hfu}
+def add_peer(costs: Report, config: str | None, arguments: list[str], log: Path) -> None:
+    """Measures Hugging Face's Llama with Liger under the same DeepSpeed JSON. If that fails, prints why."""
+    peer = measure_in_ranks(PEER_MODULE, config, arguments, costs["ranks"], log, "measuring the peer")
+    if isinstance(peer, str):
+        say(f"no peer: {peer}")
+    else:
+        costs |= {"peer": peer, "times_peer": costs["tokens_per_second"] / peer["tokens_per_second"]}
+
+
+def add_floor(costs: Report, config: str | None, overrides: list[str]) -> None:
+    """Measures the floor in a process of its own, for all devices together. If that fails, prints why."""
+    options = ["--config", config] if config else []
+    done = run_process(module_command("z2all_ds", "bench", "floor", "--json", *options, *overrides))
+    if done.returncode:
+        say(f"no floor: `z2all bench floor` ended with code {done.returncode}")
+        return
+    floor = json.loads(done.stdout)
+    devices = costs["ranks"] if "cuda" in floor["measured_on"] else 1  # CPU ranks share the machine
+    rate = devices * floor["tokens_per_second"]
+    costs |= {"floor_tokens_per_second": rate, "share_of_floor": costs["tokens_per_second"] / rate}
+
+
+def describe(costs: Report) -> Shown:
+    """Yields one line, and a second one about the peer if it was measured."""
+    shares = {"MFU": costs["mfu_origin"], "MFU exact": costs["mfu_exact"], "HFU": costs["hfu"]}
     yield " | ".join(
         [
-            f"{costs.device} × {costs.ranks}",
-            f"{costs.deepspeed} {costs.micro_batch}/{costs.global_batch} × {costs.sequence_length}",
-            f"{costs.parameters / 1e6:,.1f} M parameters",
-            *_speed(costs.seconds_per_step, costs.tokens_per_second),
+            f"{costs['device']} × {costs['ranks']}",
+            f"{costs['deepspeed']} {costs['micro_batch']}/{costs['global_batch']} × {costs['sequence_length']}",
+            f"{costs['parameters'] / 1e6:,.1f} M parameters",
+            f"{costs['seconds_per_step']:.3f} s/step | {costs['tokens_per_second']:,.0f} tok/s",
             *(f"{name} {share:.1%}" for name, share in shares.items() if share is not None),
-            *([] if costs.share_of_floor is None else [f"{costs.share_of_floor:.1%} of the floor"]),
-            f"peak {human_bytes(costs.peak_memory_bytes)}",
+            *([f"{costs['share_of_floor']:.1%} of the floor"] if costs["share_of_floor"] else []),
+            f"peak {human_bytes(costs['peak_memory_bytes'])}",
         ]
     )
-    if costs.peer is not None:
-        speed = _speed(costs.peer["seconds_per_step"], costs.peer["tokens_per_second"])
-        peak = f"peak {human_bytes(costs.peer['peak_memory_bytes'])}"
-        yield " | ".join([f"peer: {costs.peer['name']}", *speed, peak, f"ours is {costs.times_peer:.2f} times as fast"])
+    if peer := costs["peer"]:
+        yield (
+            f"peer: {peer['name']} | {peer['seconds_per_step']:.3f} s/step | {peer['tokens_per_second']:,.0f} tok/s"
+            f" | peak {human_bytes(peer['peak_memory_bytes'])} | ours is {costs['times_peer']:.2f} times as fast"
+        )
 
 
-def _speed(seconds_per_step: float, tokens_per_second: float) -> tuple[str, str]:
-    return f"{seconds_per_step:.3f} s/step", f"{tokens_per_second:,.0f} tok/s"
+# --ablate
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """The costs of one row, or the reason of its failure."""
+
+    name: str
+    overrides: tuple[str, ...]
+    failed: str = ""
+    costs: Report | None = None
+
+
+def ablate(
+    config: str | None, overrides: list[str], ranks: int | None, steps: int, names: Sequence[str] = ()
+) -> Iterator[AblationRow]:
+    """Checks all settings, then returns an iterator that measures the named rows, or all, on the same data."""
+    require_known("row", names, list(ROWS))
+    require_at_least(MIN_STEPS, steps=steps)
+    load_run_config(config, overrides)
+
+    def measure() -> Iterator[AblationRow]:
+        with scratch_folder() as scratch:
+            data = prepare_data(config, overrides, scratch)
+            for name, changes in ROWS.items():
+                if name in (names or ROWS):
+                    all_overrides = [*COMMON, *overrides, *changes, *data]
+                    yield measure_row(name, changes, config, all_overrides, ranks, steps)
+
+    return measure()
+
+
+def measure_row(
+    name: str, changes: tuple[str, ...], config: str | None, overrides: list[str], ranks: int | None, steps: int
+) -> AblationRow:
+    """Runs `z2all bench step` in a process of its own, so that a failure ends only this row."""
+    options = [*(["--config", config] if config else []), *(["--ranks", str(ranks)] if ranks is not None else [])]
+    command = module_command("z2all_ds", "bench", "step", "--json", "--steps", str(steps), *options, *overrides)
+    with heartbeat(name):
+        done = run_process(command, stderr=subprocess.PIPE)
+    if done.returncode:
+        # The run's folder is deleted, and with it the log file that the message names.
+        reason = re.sub(r" \(rank \d+; see [^)]*\)$", "", error_line(done.stderr))
+        return AblationRow(name, changes, failed=reason)
+    return AblationRow(name, changes, costs=json.loads(done.stdout))
+
+
+HEAD = f"{'row':<24}{'s/iter':>9}{'tok/s':>11}{'MFU':>8}{'exact':>8}{'HFU':>8}{'peak':>12}"
+
+
+def to_line(row: AblationRow) -> str:
+    """Returns one line of the table."""
+    costs = row.costs
+    if costs is None:
+        return f"{row.name:<24}  {row.failed}"
+    shares = (costs[name] for name in ("mfu_origin", "mfu_exact", "hfu"))
+    cells = "".join(f"{'-' if share is None else f'{share:.1%}':>8}" for share in shares)
+    speed = f"{costs['seconds_per_step']:>9.3f}{costs['tokens_per_second']:>11,.0f}"
+    return f"{row.name:<24}{speed}{cells}{human_bytes(costs['peak_memory_bytes']):>12}"

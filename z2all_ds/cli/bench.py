@@ -1,4 +1,4 @@
-"""The verbs of `z2all bench`."""
+"""The subcommands of `z2all bench`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from z2all_ds.base.config import RunConfig
 
 RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")]
-RepeatsOption = Annotated[int, typer.Option(help="Measurements of each; the median is reported.")]
+RepeatsOption = Annotated[int, typer.Option(help="Number of measurements; the median is reported.")]
 RoundsOption = Annotated[int, typer.Option(help="Number of passes; medians are reported.")]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
 
 def _run_and_device(config: str | None, overrides: list[str] | None) -> "tuple[RunConfig, torch.device]":
-    """Returns the run config and the device to measure on. A mistake in the config shows before torch is loaded."""
+    """Returns the run config and the device to measure on. An invalid config is reported before torch is loaded."""
     from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)
@@ -50,19 +50,16 @@ def bench_step(
         raise ConfigError("--ablate", "cannot be combined with --floor or --peer", "Leave these out.")
     if rows and not ablate:
         raise ConfigError(f"--rows {rows}", "needs --ablate", "Give --ablate too.")
-    if ablate:
-        from z2all_ds.bench import ablation as impl
+    from z2all_ds.bench import step as impl
 
-        names = [name for name in rows.split(",") if name]
-        found = impl.ablate(config, overrides or [], ranks, steps, names)
-        results = print_as_measured(found, as_json, impl.HEAD, impl.to_line)
-        if as_json:
-            print(to_json({"rows": results}))
+    if not ablate:
+        costs = impl.bench_step(config, overrides or [], ranks, steps, floor, peer)
+        print_report(costs, as_json, impl.describe)
         return
-    from z2all_ds.bench.step import bench_step as measure
-    from z2all_ds.bench.step import describe
-
-    print_report(measure(config, overrides or [], ranks, steps, floor, peer), as_json, describe)
+    found = impl.ablate(config, overrides or [], ranks, steps, [name for name in rows.split(",") if name])
+    results = print_as_measured(found, as_json, impl.HEAD, impl.to_line)
+    if as_json:
+        print(to_json({"rows": results}))
 
 
 @bench_app.command("memory")
@@ -106,7 +103,7 @@ def bench_ops(
     as_json: JsonOption = False,
     overrides: Overrides = None,
 ) -> None:
-    """Measure every backend of every op at the model's shapes: forward and backward time, memory, rate."""
+    """Measure every backend of every op at the model's shapes: forward and backward time, and memory."""
     run, device = _run_and_device(config, overrides)
     from z2all_ds.bench import ops as impl
 
@@ -155,7 +152,7 @@ def bench_corpus(
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure MB/s per core and peak memory of converting each raw format, compared with orjson alone."""
+    """Measure MB/s per core and peak memory of converting each raw format, compared with only orjson."""
     from z2all_ds.bench import corpus as impl
 
     costs = impl.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
@@ -175,11 +172,9 @@ def bench_tokenizer(
     from z2all_ds.bench import tokenizer as impl
     from z2all_ds.tokenizer.sampling import parse_weights
 
-    chosen = {"names": trainer} if trainer else {}
-    costs = impl.bench_tokenizer(
-        inputs or [], sample_bytes, vocab_size, parse_weights(weights) if weights else None, **chosen
-    )
-    print_report(costs, as_json, impl.describe)
+    chosen = parse_weights(weights) if weights else None
+    names = trainer or impl.DEFAULT_TRAINERS
+    print_report(impl.bench_tokenizer(inputs or [], sample_bytes, vocab_size, chosen, names), as_json, impl.describe)
 
 
 @bench_app.command("data")
@@ -196,7 +191,7 @@ def bench_data(
     shard_megabytes: Annotated[int, typer.Option(help="Megabytes per shard; the shard is stored only once.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure tokens per second per core and time to resume, compared with the tokenizer alone and other loaders."""
+    """Measure tokens per second per core and time to resume, compared with only the tokenizer and other loaders."""
     from z2all_ds.bench import data as impl
 
     costs = impl.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)

@@ -79,7 +79,7 @@ def plan(
     if fit:
         from z2all_ds.bench import fit as impl
 
-        print_report(impl.fit_here(model, overrides or []), as_json, lambda found: [found.told], impl.content_of)
+        print_report(impl.fit_here(model, overrides or []), as_json, impl.describe)
         return
     wishes = Wishes(
         gpus=gpus,

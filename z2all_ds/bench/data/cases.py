@@ -1,35 +1,40 @@
-"""What `z2all bench data` measures: every case with the job that its process gets."""
+"""The cases of `z2all bench data`, and the runner that measures each in processes of its own on one core."""
 
-from dataclasses import dataclass
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.child_process import module_command
+from z2all_ds.base.console import progress, say
+from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.data.inputs import Inputs, LargeCorpus
-from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
+from z2all_ds.bench.peers import environments
+from z2all_ds.bench.peers.measuring import ONE_THREAD, Figures
+from z2all_ds.bench.shared import error_line, median_repeat, run_process
 
 SEQUENCE_LENGTH = 2048
 MICRO_BATCH = 8
 NUM_LANES = 64
 NUM_LANES_AT_SCALE = 256
 PARTS_AT_SCALE = (0.01, 0.5, 0.99)
-WARM_UP_EPOCHS = 0.1
 TOKENS_TO_READ = 60_000_000
-"""Of token shards, epoch after epoch: a single one of the default text would be over too soon to be timed."""
-OURS = "ours"
-ALONE = {"tokenizer alone": False, "tokenizer alone, mixed": True}
-"""Name -> whether the documents come in random order. The tokenizer remembers only the first words that it meets: in
-random order these are the frequent ones of all domains, which makes it up to a tenth faster."""
-PEER_SOURCES = {"hf_datasets": ("tokens",), "mosaic_streaming": ("tokens", "raw")}
-"""What each peer has to write in a form of its own."""
+"""Tokens to read from token shards, in several epochs: one epoch of the default text would be too short to time."""
+OURS, HF, MOSAIC = "ours", "hf_datasets", "mosaic_streaming"
+PEER_SOURCES = {HF: ("tokens",), MOSAIC: ("tokens", "raw")}
+"""Sources that each peer has to write in its own format."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: a process and its job."""
+    """A measurement: the job of a process. `by` is `ours`, or the script of a peer."""
 
     name: str
     by: str
-    """`ours`, or the script of a peer."""
     job: dict[str, Any]
 
 
@@ -39,104 +44,179 @@ class Cases:
     def __init__(self, inputs: Inputs, scratch: Path) -> None:
         self._inputs, self._scratch = inputs, scratch
         self.samples_written: dict[tuple[str, str], int] = {}
-        """(peer, source) -> rows in its own form."""
+        """(peer, source) -> rows in the peer's own format."""
 
     def prepare(self, peer: str, source: str) -> Case:
-        return Case(f"preparing {source}", peer, {**self._peer_job(peer, source), "task": "prepare"})
+        """Returns the case in which a peer writes a source in its own format."""
+        return self._case(f"preparing {source}", peer, source, task="prepare")
 
     def speed(self) -> list[Case]:
-        inputs, read = self._inputs, self._our_speed_job
-        alone = {**self._our_job(), "task": "tokenizer_alone", "files": self._files("parquet")}
-        cases = [
-            *(Case(name, OURS, {**alone, "mixed": mixed}) for name, mixed in ALONE.items()),
-            Case("raw jsonl", OURS, read(inputs.jsonl, 1)),
-            Case("raw parquet", OURS, read(inputs.parquet, 1)),
-            Case("raw parquet, one row group", OURS, {**read(inputs.parquet_one_group, 1), "weights": None}),
-            Case("tokens", OURS, read(inputs.tokens, self._token_epochs)),
+        """Returns the cases that read everything.
+
+        The tokenizer caches only the first words that it meets. If documents are mixed, these are the frequent words of
+        all domains, which makes it up to a tenth faster.
+        """
+        inputs = self._inputs
+        # Little text, as in tests, needs fewer epochs.
+        epochs = max(1, min(TOKENS_TO_READ // inputs.num_tokens, inputs.text_bytes // 4_000_000))
+        return [
+            self._case("tokenizer only", OURS, "parquet", task="tokenizer_only", mixed=False),
+            self._case("tokenizer only, mixed", OURS, "parquet", task="tokenizer_only", mixed=True),
+            self._case("raw jsonl", OURS, "jsonl"),
+            self._case("raw parquet", OURS, "parquet"),
+            self._case("raw parquet, one row group", OURS, "parquet_one_group", weights=None),
+            self._case("tokens", OURS, "tokens", epochs=epochs),
+            self._case("raw jsonl", HF, "jsonl"),
+            self._case("raw parquet", HF, "parquet"),
+            self._case("raw mds", MOSAIC, "raw"),
+            self._case("tokens, memory-mapped", HF, "tokens", task="map_speed", epochs=epochs),
+            self._case("tokens, streamed", HF, "tokens", epochs=epochs),
+            self._case("tokens", MOSAIC, "tokens", epochs=epochs),
         ]
-        for name, peer, source in (
-            ("raw jsonl", "hf_datasets", "jsonl"),
-            ("raw parquet", "hf_datasets", "parquet"),
-            ("raw mds", "mosaic_streaming", "raw"),
-            ("tokens, memory-mapped", "hf_datasets", "tokens_map"),
-            ("tokens, streamed", "hf_datasets", "tokens"),
-            ("tokens", "mosaic_streaming", "tokens"),
-        ):
-            epochs = self._token_epochs if source.startswith("tokens") else 1
-            cases.append(Case(name, peer, {**self._peer_job(peer, source), "task": "speed", "epochs": epochs}))
-        return cases
 
     def resume(self) -> list[Case]:
-        """Without a task: each is first to read half an epoch for a state, then to go on from it."""
-        cases = [
-            Case("raw jsonl, shuffled", OURS, {**self._our_job(), "corpus": str(self._inputs.jsonl)}),
-            Case("tokens, shuffled", OURS, {**self._our_job(), "corpus": str(self._inputs.tokens)}),
-        ]
-        for name, peer, source, shuffle in (
-            ("raw jsonl, shuffled", "hf_datasets", "jsonl", True),
-            ("raw jsonl, in order", "hf_datasets", "jsonl", False),
-            ("raw mds, shuffled", "mosaic_streaming", "raw", True),
-            ("tokens, streamed, shuffled", "hf_datasets", "tokens", True),
-            ("tokens, streamed, in order", "hf_datasets", "tokens", False),
-            ("tokens, shuffled", "mosaic_streaming", "tokens", True),
-        ):
-            cases.append(Case(name, peer, {**self._peer_job(peer, source), "shuffle": shuffle}))
-        half = self._batches(0.5)
+        """Returns cases whose task the runner sets: each reads half an epoch, and then resumes from there."""
+        cases = (
+            ("raw jsonl, shuffled", OURS, "jsonl", True),
+            ("tokens, shuffled", OURS, "tokens", True),
+            ("raw jsonl, shuffled", HF, "jsonl", True),
+            ("raw jsonl, in order", HF, "jsonl", False),
+            ("raw mds, shuffled", MOSAIC, "raw", True),
+            ("tokens, streamed, shuffled", HF, "tokens", True),
+            ("tokens, streamed, in order", HF, "tokens", False),
+            ("tokens, shuffled", MOSAIC, "tokens", True),
+        )
         return [
-            Case(case.name, case.by, {**case.job, "batches": half, "state_file": str(self._scratch / f"state_{n}")})
-            for n, case in enumerate(cases)
+            self._case(name, by, source, shuffle=shuffle, state_file=str(self._scratch / f"state_{number}"))
+            for number, (name, by, source, shuffle) in enumerate(cases)
         ]
 
     def scale(self, large: LargeCorpus) -> list[Case]:
+        """Returns the cases that resume in a large corpus."""
         sizes = {"num_lanes": NUM_LANES_AT_SCALE, "num_tokens": large.num_tokens, "weights": None}
-        common = {**self._our_job(), **sizes, "task": "far_in"}
         return [
-            Case(f"{name} at {part:.0%}", OURS, {**common, "corpus": str(folder), "part": part})
+            self._case(f"{name} at {part:.0%}", OURS, "", task="scale", folder=str(folder), part=part, **sizes)
             for name, folder in (("raw jsonl", large.raw), ("tokens", large.tokens))
             for part in PARTS_AT_SCALE
         ]
 
-    @property
-    def _token_epochs(self) -> int:
-        """Fewer for little text: a test wants to be done."""
-        return max(1, min(TOKENS_TO_READ // self._inputs.num_tokens, self._inputs.text_bytes // 4_000_000))
-
-    def _batches(self, epochs: float) -> int:
-        return int(epochs * self._inputs.num_tokens) // (MICRO_BATCH * SEQUENCE_LENGTH)
-
-    def _our_job(self) -> dict[str, Any]:
-        return {
-            "tokenizer": str(self._inputs.tokenizer),
-            "sequence_length": SEQUENCE_LENGTH,
-            "micro_batch": MICRO_BATCH,
-            "num_lanes": NUM_LANES,
-            # By size, Chinese would get more tokens than it has in an epoch, and others fewer: another text.
-            "weights": self._inputs.tokens_by_domain,
-        }
-
-    def _our_speed_job(self, corpus: Path, epochs: int) -> dict[str, Any]:
-        warm_up = self._batches(WARM_UP_EPOCHS)
-        often = {"batches": self._batches(epochs) + warm_up, "warm_up": warm_up}
-        return {**self._our_job(), **often, "task": "speed", "corpus": str(corpus)}
-
-    def _peer_job(self, peer: str, source: str) -> dict[str, Any]:
-        inputs, stored = self._inputs, source.removesuffix("_map")
-        return {
+    def _case(self, name: str, by: str, source: str, **more: Any) -> Case:
+        inputs = self._inputs
+        is_peers_own = source in PEER_SOURCES.get(by, ())
+        job = {
+            "task": "speed",
             "source": source,
-            "files": self._files("jsonl" if source == "jsonl" else "parquet"),
-            "text_field": "content",
-            "folder": str(self._scratch / f"{peer}_{stored}"),
+            "folder": str(self._scratch / f"{by}_{source}" if is_peers_own else getattr(inputs, source, "")),
+            "parquet": str(inputs.parquet),
             "tokens_file": str(inputs.plain_tokens),
             "dtype": inputs.dtype,
-            "tokenizer_file": str(inputs.tokenizer / TOKENIZER_FILE),
+            "tokenizer": str(inputs.tokenizer),
             "eot_id": inputs.eot_id,
             "sequence_length": SEQUENCE_LENGTH,
             "micro_batch": MICRO_BATCH,
-            "samples": self.samples_written.get((peer, stored), 0),
+            "num_tokens": inputs.num_tokens,
+            "samples": self.samples_written.get((by, source), 0),
             "epochs": 1,
             "shuffle": True,
+            "num_lanes": NUM_LANES,
+            # Weights by size would read more Chinese tokens than an epoch has, and fewer of other domains.
+            "weights": inputs.tokens_by_domain,
         }
+        return Case(name, by, {**job, **more})
 
-    def _files(self, form: str) -> list[str]:
-        folder = self._inputs.jsonl if form == "jsonl" else self._inputs.parquet
-        return [str(path) for path in sorted(folder.glob(f"*.{form}"))]
+
+@dataclass(frozen=True)
+class Measured:
+    """A case and its median repeat. A failed one has the error instead of figures."""
+
+    name: str
+    by: str
+    failed: str = ""
+    figures: Figures = field(default_factory=dict)
+
+
+class Runner:
+    """Starts the processes of all cases."""
+
+    def __init__(self, scratch: Path, environment: Path, repeats: int) -> None:
+        """`environment`: folder of the peers' environment."""
+        self._scratch, self._environment, self._repeats = scratch, environment, repeats
+        self._core = max(os.sched_getaffinity(0))
+        self._peer_failures: dict[str, str] = {}
+        """Peer -> its error, "" if it is ready."""
+        self.packages: dict[str, dict[str, str]] = {}
+        """Loader -> versions of its packages."""
+
+    def prepare_peers(self, cases: Cases, peers: Iterable[str] = PEER_SOURCES) -> None:
+        """Installs the peers, and lets each write the documents in its own format. One that fails is skipped."""
+        for peer in peers:
+            self._peer_failures[peer] = ""
+            try:
+                environments.make_ready(self._environment, peer)
+                for source in PEER_SOURCES[peer]:
+                    cases.samples_written[peer, source] = self.run(cases.prepare(peer, source))["samples"]
+            except MachineError as error:
+                self._peer_failures[peer] = str(error)
+                say(f"bench data: {peer} is skipped: {error}")
+
+    def measure(self, label: str, cases: Sequence[Case]) -> list[Measured]:
+        """Runs all cases `repeats` times and takes the median of each."""
+        return self._alternate(label, cases, [""] * self._repeats, _median)
+
+    def measure_resume(self, cases: Sequence[Case]) -> list[Measured]:
+        """Lets each case read half an epoch once and resume from there `repeats` times, always in a new process."""
+
+        def compare(found: list[Figures]) -> Figures:
+            half, figures = found[0], _median(found[1:])
+            exact = figures.pop("next_batch") == half["next_batch"]
+            return {**figures, "state_bytes": half["state_bytes"], "exact": exact}
+
+        return self._alternate("resume", cases, ["half", *["resume"] * self._repeats], compare)
+
+    def run(self, case: Case) -> Figures:
+        """Runs one process and returns its figures."""
+        command = module_command("z2all_ds.bench.data.process")
+        environment = {**os.environ, **ONE_THREAD}
+        if case.by != OURS:
+            script = Path(environments.__file__).with_name(f"{case.by}.py")
+            command = [str(environments.python_of(self._environment)), str(script)]
+            environment.pop("PYTHONPATH", None)  # the peers have their own packages
+            environment |= {"HF_HOME": str(self._scratch / "hf_home"), "HF_HUB_OFFLINE": "1"}
+        done = run_process(command, {**case.job, "core": self._core}, stderr=subprocess.PIPE, env=environment)
+        if done.returncode:
+            rule = f"failed with exit code {done.returncode}: {error_line(done.stderr)}"
+            raise MachineError(f"{case.by}, {case.name}", rule, "Run it again.")
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+        self.packages.setdefault(case.by, {}).update(figures.pop("packages"))
+        return figures
+
+    def _alternate(
+        self, label: str, cases: Sequence[Case], tasks: Sequence[str], summarize: Callable[[list[Figures]], Figures]
+    ) -> list[Measured]:
+        """Runs each task of all cases before the next task; "" is the case's own. After a failure a case is skipped."""
+        cases = [case for case in cases if case.by == OURS or case.by in self._peer_failures]
+        found: list[list[Figures]] = [[] for _ in cases]
+        failed = [self._peer_failures.get(case.by, "") for case in cases]
+        with progress(f"bench data, {label}", len(cases) * len(tasks), "measurements") as advance:
+            for task, (number, case) in itertools.product(tasks, enumerate(cases)):
+                if not failed[number]:
+                    job = {**case.job, "task": task} if task else case.job
+                    try:
+                        found[number].append(self.run(Case(case.name, case.by, job)))
+                    except MachineError as error:
+                        failed[number] = str(error)
+                advance(1, f"{case.by}: {case.name}")
+        return [
+            Measured(case.name, case.by, why, {} if why else summarize(figures))
+            for case, figures, why in zip(cases, found, failed, strict=True)
+        ]
+
+
+def _median(repeats: Sequence[Figures]) -> Figures:
+    """Returns the median repeat: of speed by CPU time, of a resume by wall-clock time."""
+    by = next(name for name in ("cpu_seconds", "first_batch_seconds", "seconds") if name in repeats[0])
+    figures = dict(median_repeat(repeats, by))
+    if "tokens" in figures:
+        figures["tokens_per_cpu_second"] = figures["tokens"] / figures["cpu_seconds"]
+        figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
+    return figures

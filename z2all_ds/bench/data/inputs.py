@@ -1,9 +1,8 @@
-"""The same documents in every form that `z2all bench data` reads: JSON lines, Parquet, token shards, plain tokens.
+"""The same documents in every format that `z2all bench data` reads: JSON lines, Parquet, token shards, plain tokens.
 
-Also a large corpus that costs the disk little: a thousand hard links to one shard, and to its index.
+Also a large corpus that needs little disk space: a thousand hard links to one shard and to its index.
 """
 
-import itertools
 import os
 import re
 import shutil
@@ -14,11 +13,10 @@ from typing import Any
 
 import orjson
 
-from z2all_ds.bench.shared import built_in_text
+from z2all_ds.bench.shared import built_in_text, repeated, sample_texts
 from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.line_index import index_name
-from z2all_ds.corpus.manifest import load_manifest, write_manifest
-from z2all_ds.corpus.reading.readers import DomainReader, open_domains
+from z2all_ds.corpus.manifest import write_manifest
 from z2all_ds.corpus.schema import Record
 from z2all_ds.data.tokens.manifest import write_token_manifest
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
@@ -26,19 +24,16 @@ from z2all_ds.tokenizer import train_tokenizer
 
 TEXT_VOCAB_SIZE = 16_000
 ROWS_PER_GROUP = 1_000
-DOCUMENTS_PER_BLOCK = 1_000
 DOMAINS_AT_SCALE = 8
-Texts = dict[str, list[str]]
-"""The documents of each domain."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where everything lies. The order of the documents is the same everywhere.
+    """The documents in all formats, in the same order.
 
-    `parquet_one_group` has all documents in one row group of one file, `plain_tokens` the tokens of all documents in
-    one file without any frame: what peers pack. `mix` is the part of each domain by bytes of text. `tokens_by_domain`
-    has the names of the folders and counts an <|endoftext|> after each document.
+    `parquet_one_group` has all documents in one row group of one file. `plain_tokens` is one file with only the tokens
+    of all documents, which peers pack. `mix`: share of each domain by bytes of text. `tokens_by_domain` counts an
+    <|endoftext|> after each document.
     """
 
     tokenizer: Path
@@ -60,8 +55,10 @@ class Inputs:
 
 
 def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
-    """Writes everything below `scratch`."""
-    texts = _texts_of(corpus, text_bytes) if corpus else _built_in(scratch, text_bytes)
+    """Writes all formats into the folder `scratch`."""
+    texts = sample_texts(corpus or built_in_text(scratch / "built_in", text_bytes), text_bytes)
+    if not corpus:  # a third each of code, English and Chinese
+        texts = {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
     jsonl, parquet, one_group = scratch / "jsonl", scratch / "parquet", scratch / "parquet_one_group"
     for folder in (jsonl, parquet, one_group):
         folder.mkdir()
@@ -84,12 +81,7 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
                 shutil.copyfileobj(source, target)
     sizes = {domain: sum(len(text.encode()) for text in documents) for domain, documents in texts.items()}
     return Inputs(
-        Path(tokenizer),
-        jsonl,
-        parquet,
-        one_group,
-        scratch / "tokens",
-        plain,
+        *(Path(tokenizer), jsonl, parquet, one_group, scratch / "tokens", plain),
         manifest.dtype,
         manifest.eot_id,
         len(everything),
@@ -99,31 +91,8 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
     )
 
 
-def _texts_of(corpus: str | Path, text_bytes: int) -> Texts:
-    """The first documents of each domain, each domain by its share of the corpus."""
-    readers = open_domains(corpus, load_manifest(corpus))
-    total = sum(reader.num_bytes for reader in readers.values())
-    return {
-        name: list(_up_to(_read_through(reader), text_bytes * reader.num_bytes // total))
-        for name, reader in readers.items()
-    }
-
-
-def _read_through(reader: DomainReader) -> Iterator[str]:
-    for first in range(0, reader.num_documents, DOCUMENTS_PER_BLOCK):
-        end = min(first + DOCUMENTS_PER_BLOCK, reader.num_documents)
-        block = reader.open_block(first, end)
-        yield from (block.text(number) for number in range(end - first))
-
-
-def _built_in(scratch: Path, text_bytes: int) -> Texts:
-    """A third each of code, English and Chinese. There is less of the first two: they come again, with a number."""
-    texts = _texts_of(built_in_text(scratch / "built_in", text_bytes), text_bytes)
-    return {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
-
-
 def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
-    """At least one."""
+    """Yields texts until they have `wanted_bytes`, at least one."""
     size = 0
     for text in texts:
         yield text
@@ -132,15 +101,8 @@ def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
             return
 
 
-def repeated(texts: list[str]) -> Iterator[str]:
-    """Without end; no two are the same."""
-    yield from texts
-    for number in itertools.count(1):
-        yield from (f"{number} {text}" for text in texts)
-
-
 def write_lines(path: Path, domain: str, texts: list[str]) -> None:
-    """Records as a corpus build writes them."""
+    """Writes records in the format of a corpus build."""
     with open(path, "wb") as stream:
         for number, text in enumerate(texts):
             record = Record(number, number, domain, "", f"{domain} {number}", text, "", {})
@@ -157,7 +119,7 @@ def _write_parquet(path: Path, texts: list[str], rows_per_group: int) -> None:
 
 @dataclass(frozen=True)
 class LargeCorpus:
-    """Many shards that are one file, and their tokens. `bytes` are those of the raw shards."""
+    """Many shards that are hard links to one file, and their tokens. `bytes`: size of the raw shards."""
 
     raw: Path
     tokens: Path
@@ -166,11 +128,11 @@ class LargeCorpus:
 
 
 def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: int) -> LargeCorpus:
-    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and their tokens in the same way."""
+    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and to its tokens."""
     one, one_tokens, raw, tokens = (scratch / name for name in ("one", "one_tokens", "large", "large_tokens"))
     for folder in (one, raw, tokens):
         folder.mkdir()
-    texts = [text for documents in _texts_of(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
+    texts = [text for documents in sample_texts(inputs.jsonl, inputs.text_bytes * 2).values() for text in documents]
     write_lines(one / "all-00000.jsonl", "all", list(_up_to(repeated(texts), shard_bytes)))
     manifest, token_manifest = adopt_corpus(one), tokenize_corpus(one, inputs.tokenizer, one_tokens)
     (shard,), (token_shard,) = manifest.shards, token_manifest.shards

@@ -1,6 +1,7 @@
-"""What every measured process does alike, ours and the peers': a job on stdin, one core, clocks, figures on stdout.
+"""The common part of all measured processes of `z2all bench data`: a job on stdin, one core, figures on stdout.
 
-Standard library only, as each runs in an environment of its own. Scripts import it from the folder they lie in.
+It uses only the standard library, as the peers run in an environment of their own, where scripts import it from their
+folder. A batch is a mapping from column names to int64 tensors [samples, tokens].
 """
 
 import hashlib
@@ -14,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Job = dict[str, Any]
-Takers = Mapping[str, Callable[[], Any]]
-Batch = Any
-"""A mapping from names of columns to int64 tensors [samples, tokens]."""
+Figures = dict[str, Any]
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -24,57 +23,58 @@ ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""For the environment of a measured process: libraries look at it when they are loaded."""
+"""Environment of a measured process; libraries read it when they are loaded."""
 
 
-def serve(
-    tasks: Mapping[str, Callable[[Job], Job]],
-    packages: Sequence[str],
-    more: Mapping[str, Callable[[], Any]] | None = None,
-) -> None:
-    """Runs the task of the job on stdin, with one core for all threads of this process, and prints its figures.
-
-    `more` are figures to take afterwards. All are the last line of stdout; libraries may have talked before.
-    """
+def serve(tasks: Mapping[str, Callable[[Job], Figures]], packages: Sequence[str]) -> None:
+    """Runs the task of the job on stdin on one core, and prints its figures as the last line of stdout."""
     job: Job = json.load(sys.stdin)
     os.sched_setaffinity(0, {job["core"]})
     figures = tasks[job["task"]](job)
-    figures |= {name: take() for name, take in (more or {}).items()}
     print("\n" + json.dumps({**figures, "packages": {name: version(name) for name in packages}}), flush=True)
 
 
-def speed(open_batches: Callable[[], Iterable[Batch]], warm_up: int = 0) -> dict[str, Any]:
-    """All batches that come after the first `warm_up`. Opening is timed by itself."""
-    started = time.perf_counter()
-    batches = iter(open_batches())
-    open_seconds = time.perf_counter() - started
+def measure_speed(batches: Iterable[Any], warm_up: int = 0) -> Figures:
+    """Reads all batches and times those after the first `warm_up`."""
+    batches = iter(batches)
     for _ in range(warm_up):
         next(batches)
-    started, cpu_before = time.perf_counter(), time.process_time()
-    tokens = samples = 0
+    started, cpu_before, tokens = time.perf_counter(), time.process_time(), 0
     for batch in batches:
-        samples += len(batch["input_ids"])
         tokens += batch["input_ids"].numel()
-    times = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu_before}
-    return {"tokens": tokens, "samples": samples, "open_seconds": open_seconds, **times}
+    return {
+        "tokens": tokens,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu_before,
+    }
 
 
-def half(batches: Iterator[Batch], state: Callable[[], Job], job: Job) -> dict[str, Any]:
-    """Reads the job's batches, writes the state, and looks at the batch that a resume would have to give."""
-    for _ in range(job["batches"]):
+def save_at_half(batches: Iterator[Any], state: Callable[[], Mapping[str, object]], job: Job) -> Figures:
+    """Reads half an epoch, writes the state, and fingerprints the batch that must come after a resume."""
+    for _ in range(batches_in(job, 0.5)):
         next(batches)
-    text = json.dumps(state())
+    text = json.dumps(dict(state()))
     Path(job["state_file"]).write_text(text)
     return {"state_bytes": len(text), "next_batch": fingerprint(next(batches))}
 
 
-def resume(open_at: Callable[[Job], Iterator[Batch]], job: Job) -> dict[str, Any]:
-    """Returns the seconds from here, where all imports are done, to the first batch."""
-    started, cpu_before = time.perf_counter(), time.process_time()
+def measure_resume(open_at: Callable[[Any], Iterator[Any]], job: Job) -> Figures:
+    """Measures the seconds from loading the state to the first batch; all imports are done before."""
+    started = time.perf_counter()
     batch = next(open_at(json.loads(Path(job["state_file"]).read_text())))
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "next_batch": fingerprint(batch)}
+    return {"seconds": time.perf_counter() - started, "next_batch": fingerprint(batch)}
 
 
-def fingerprint(batch: Batch) -> str:
+def fingerprint(batch: Any) -> str:
+    """Returns a hash of the tokens of a batch."""
     return hashlib.sha256(batch["input_ids"].numpy().tobytes()).hexdigest()
+
+
+def batches_in(job: Job, epochs: float) -> int:
+    """Returns the number of whole batches in this many epochs."""
+    return int(epochs * job["num_tokens"]) // (job["micro_batch"] * job["sequence_length"])
+
+
+def files_in(folder: str, ending: str) -> list[str]:
+    """Returns the paths of all files with this ending, in order."""
+    return sorted(map(str, Path(folder).glob(f"*.{ending}")))
