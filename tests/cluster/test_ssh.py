@@ -15,16 +15,16 @@ from z2all_ds.cluster.ssh import config_text
 ASK = """
 import os, sys
 from pathlib import Path
-from z2all_ds.cluster.agents.fleet import NoAnswer, agents_on
+from z2all_ds.cluster.agents.fleet import agents_on
 from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.ssh import write_config
+from z2all_ds.cluster.ssh import NoAnswer, write_config
 name, address, port, key, config, own = sys.argv[1:]
 node = Node(name=name, slots=1, ssh=SshAccess(address=address or None, port=int(port), key=key or None))
 with agents_on([node], write_config([node], Path(config)), os.getcwd()) as agents:
     try:
         print(agents[name].ask("source_address", towards=own).result(30))
-    except NoAnswer as problem:
-        print(f"{problem.trouble.kind}|{problem.trouble.said}|{problem.trouble.fix}")
+    except NoAnswer as failure:
+        print(f"{failure.kind}|{failure.message}|{failure.fix}")
 """
 
 

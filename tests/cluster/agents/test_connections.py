@@ -27,7 +27,7 @@ def test_speed_in_both_directions(listener: Listener) -> None:
 
 
 def test_without_the_token_it_hangs_up(listener: Listener) -> None:
-    with pytest.raises(ConnectionError, match="somebody else answers there"):
+    with pytest.raises(ConnectionError, match="a different process answers there"):
         measure("127.0.0.1", listener.port, "f" * len(TOKEN), 0.05)
     assert measure("127.0.0.1", listener.port, TOKEN, 0.01).latency_us > 0
 
@@ -41,7 +41,7 @@ def test_an_echo_is_not_taken_for_the_listener() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=echo, args=(server,), daemon=True).start()
-        with pytest.raises(ConnectionError, match="somebody else answers there"):
+        with pytest.raises(ConnectionError, match="a different process answers there"):
             measure("127.0.0.1", server.getsockname()[1], TOKEN, 0.05)
 
 

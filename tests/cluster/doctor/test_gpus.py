@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ops.comparing import on_gpu
-from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_states, judge_ways, read_gpus
+from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_links, judge_states, read_gpus
 
 GOOD = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30, (16, 16), slowed=1, uncorrected=0, numa=0)
 """Idle is a reason for a low clock, too (1)."""
@@ -35,9 +35,9 @@ def test_good_ones_are_one_line() -> None:
     ("changes", "said"),
     [
         ({"used": 30 * 2**30}, "30.0 GiB of 80.0 GiB in use"),
-        ({"uncorrected": 3}, "3 memory errors that could not be put right"),
+        ({"uncorrected": 3}, "3 uncorrectable memory errors"),
         ({"slowed": 0x40}, "slowed down by heat or lack of power"),
-        ({"lanes": (8, 16)}, "8 of 16 PCIe lanes at work"),
+        ({"lanes": (8, 16)}, "8 of 16 PCIe lanes in use"),
     ],
 )
 def test_a_bad_one_is_named(changes: dict[str, object], said: str) -> None:
@@ -52,12 +52,12 @@ def test_two_kinds_in_one_machine() -> None:
 
 
 def test_pairs() -> None:
-    assert judge_ways(box(GOOD)) == []
-    (all_linked,) = judge_ways(box(GOOD, GOOD, GOOD))
+    assert judge_links(box(GOOD)) == []
+    (all_linked,) = judge_links(box(GOOD, GOOD, GOOD))
     assert (all_linked.status, all_linked.value) == ("ok", "3 by nvlink")
     mixed = box(GOOD, GOOD, changed(numa=1))
-    mixed.ways[0, 2] = "none"
-    nodes, ways = judge_ways(mixed)
+    mixed.links[0, 2] = "none"
+    nodes, ways = judge_links(mixed)
     assert nodes.value.startswith("GPU 0 at node 0, GPU 1 at node 0, GPU 2 at node 1")
     assert (ways.status, ways.value) == ("warn", "2 by nvlink, 1 by none (0-2)")
 

@@ -61,11 +61,11 @@ def test_a_shard_that_was_cut(own_corpus: Path, small_tokenizer: Path) -> None:
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
     size = first.stat().st_size
     assert failure.name == str(first)
-    assert failure.value == f"the shard has {size:,} bytes, and the manifest says {size + 100:,}"
+    assert failure.value == f"the shard has {size:,} bytes, but the manifest says {size + 100:,}"
     assert f"`z2all corpus audit {own_corpus}`" in failure.fix
     second.unlink()
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
-    assert failure.name == str(first) and "; 1 more of 7 files are not whole either" in failure.value
+    assert failure.name == str(first) and "; 1 more of 7 files are damaged" in failure.value
     first.unlink()
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
     assert failure.value.startswith("the shard cannot be read (No such file or directory)")
@@ -97,7 +97,7 @@ def test_adopted_parquet(tmp_path: Path) -> None:
     assert shards_of(str(tmp_path)).status == "ok"
     data = (tmp_path / "b.parquet").read_bytes()
     (tmp_path / "b.parquet").write_bytes(data[:-10])
-    with pytest.raises(DataError, match=r"b\.parquet: the shard is cut.*z2all corpus adopt"):
+    with pytest.raises(DataError, match=r"b\.parquet: the shard is truncated.*z2all corpus adopt"):
         shards_of(str(tmp_path))
 
 

@@ -101,7 +101,7 @@ def test_a_proxy_stands_for_the_hub(listening: int) -> None:
     assert why_unreachable("https://no.such.host.invalid", proxy) == ""
     assert why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": f"127.0.0.1:{listening}"}) == ""
     secret = why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": "http://me:secret@host:port"})
-    assert secret == "HTTPS_PROXY is no address"
+    assert secret == "HTTPS_PROXY is not a valid address"
     assert "no.such.host.invalid" in why_unreachable("https://no.such.host.invalid", {})
 
 

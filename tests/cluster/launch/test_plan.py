@@ -8,8 +8,7 @@ import pytest
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
-from z2all_ds.cluster.nodes import Node, parse_nodes_text
-from z2all_ds.cluster.preflight.checks import DataAddress
+from z2all_ds.cluster.nodes import DataAddress, Node, parse_nodes_text
 
 MAPPED = """\
 all: {slots: 2, ssh: {user: root}}
@@ -61,7 +60,7 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     from deepspeed.launcher.runner import fetch_hostfile
 
     made = plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO", WANDB_API_KEY="hush")
-    made.write()
+    made.write("ssh")
     files = (made.ssh_config, made.hostfile, made.environment_file)
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     assert dict(fetch_hostfile(str(made.hostfile))) == {"n1": 1, "n2": 3}
@@ -73,25 +72,25 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
 
 
 def test_what_is_shown_has_no_secret(tmp_path: Path) -> None:
-    shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").shown()
+    shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").describe()
     assert "hush" not in shown
     assert "WANDB_API_KEY='***'" in shown
     assert "--master_addr 192.0.2.11 --master_port 30846" in shown
     assert "StrictHostKeyChecking accept-new" in shown
 
 
-def test_what_deepspeed_s_own_way_cannot_say(tmp_path: Path) -> None:
-    assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").told_apart() == []
-    differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).told_apart()
+def test_settings_that_deepspeed_s_launchers_do_not_support(tmp_path: Path) -> None:
+    assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").unsupported_settings() == []
+    differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).unsupported_settings()
     assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]
 
 
 def test_the_plain_line_is_shell(tmp_path: Path) -> None:
-    words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").plain_line())
+    words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").command_line())
     assert words[-4:] == ["--config", f"{tmp_path}/a b/launch/run.yaml", "--resume", "never"]
     assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
 
 
 def test_a_value_that_deepspeed_cannot_pass_on() -> None:
-    with pytest.raises(ClusterError, match="variable A: has a line break in it"):
+    with pytest.raises(ClusterError, match="variable A: contains a line break"):
         environment_text({"A": "1\n2"})

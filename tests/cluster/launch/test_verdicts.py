@@ -8,8 +8,8 @@ from z2all_ds.cluster.launch.verdicts import Verdict, judge
 from z2all_ds.cluster.nodes import Node
 
 NODES = [Node(name="a", slots=2), Node(name="b", slots=2), Node(name="c", slots=1)]
-WELL = [NodeEnd(node.name, 0, "", 9.0) for node in NODES]
-BADLY = [NodeEnd("b", 1, "some words", 5.0), NodeEnd("a", 1, "", 9.0), NodeEnd("c", 130, "", 9.0)]
+WELL = [NodeEnd(node.name, 0, "") for node in NODES]
+BADLY = [NodeEnd("b", 1, "some words"), NodeEnd("a", 1, ""), NodeEnd("c", 130, "")]
 
 
 def fault(kind: str, rank: int, line: str = "") -> Fault:
@@ -36,7 +36,7 @@ def test_without_a_record_the_node_that_ended_first_and_badly_is_named() -> None
 
 
 def test_a_lost_node_comes_before_those_who_miss_it() -> None:
-    ends = [NodeEnd("c", None, "Timeout, server c not responding.", 12.0), *BADLY[:2]]
+    ends = [NodeEnd("c", None, "Timeout, server c not responding."), *BADLY[:2]]
     found = judge("started", ends, [fault(HANG, 0), fault(LOST_PEER, 2)], NODES).fault
     assert found
     assert (found.kind, found.host, found.rank) == (NODE_LOST, "c", 4)
@@ -57,6 +57,6 @@ def test_a_save_that_failed_on_one_rank_is_told_of_that_one() -> None:
         *((kind, False) for kind in ("config", "data", "checkpoint", "training", "export", "out_of_memory")),
     ],
 )
-def test_what_may_be_cured(kind: str, again: bool) -> None:
-    assert judge("started", BADLY, [fault(kind, 1)], NODES).may_be_cured is again
-    assert not Verdict("done").may_be_cured
+def test_what_is_recoverable(kind: str, again: bool) -> None:
+    assert judge("started", BADLY, [fault(kind, 1)], NODES).is_recoverable is again
+    assert not Verdict("done").is_recoverable

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.command import ROOT
 from z2all_ds.base.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.cluster.launch.watchdog import look
+from z2all_ds.cluster.launch.watchdog import read_ranks
 
 RANK = """
 import sys, time
@@ -85,7 +85,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path) -> None:
-    assert sorted(look(ranks.folder)) == [0, 1]
+    assert sorted(read_ranks(ranks.folder)) == [0, 1]
     (tmp_path / "end").touch()
     assert [process.wait(20) for process in ranks.processes] == [0, 0]
     assert not ranks.folder.exists()
@@ -199,7 +199,7 @@ def test_a_beat_is_never_read_half_written(tmp_path: Path) -> None:
         folder = Path(rank.stdout.readline().strip())
         reads = 0
         while rank.poll() is None:
-            for seen in look(folder).values():
+            for seen in read_ranks(folder).values():
                 reads += 1
                 assert time.monotonic() - seen.beat_at < 60 and seen.step == 7, seen
     assert rank.returncode == 0

@@ -209,7 +209,7 @@ def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> 
         down = overlay(boxes[0], "down", hostfile)
         assert down.returncode == 5
         (line,) = down.stderr.splitlines()
-        assert line.startswith("ClusterError: box3: ssh: not reached: ")
+        assert line.startswith("ClusterError: box3: ssh: not reachable: ")
         assert tunnels(boxes[:2]) == []
         assert keys(boxes[0]) == keys_before
         assert all(devices(box) == {"lo", "eth0"} for box in boxes[:2])
@@ -241,7 +241,7 @@ def test_a_hub_that_is_not_reached(boxes: list[Node], tmp_path: Path) -> None:
     answer = overlay(boxes[0], "up", hostfile)
     assert answer.returncode == 5
     (line,) = answer.stderr.splitlines()
-    assert line.startswith("ClusterError: box2 -> 10.88.0.1:30099: box1 is not reached (")
+    assert line.startswith("ClusterError: box2 -> 10.88.0.1:30099: cannot reach box1 (")
     assert "outside: {address: ..., ssh_port: ...}" in line
     assert_nothing_left(boxes, keys_before)
 

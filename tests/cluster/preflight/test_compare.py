@@ -4,7 +4,8 @@ from typing import Any
 
 from z2all_ds.cluster.agents.connections import Speed
 from z2all_ds.cluster.doctor import FAIL, OK, WARN
-from z2all_ds.cluster.preflight.checks import DataAddress, Preflight
+from z2all_ds.cluster.nodes import DataAddress
+from z2all_ds.cluster.preflight.checks import Preflight
 from z2all_ds.cluster.preflight.compare import NodeFinding, judge_clock, judge_nodes
 
 SMALL = {"name": "shared memory", "status": "warn", "value": "64 MiB", "fix": "More."}
@@ -19,7 +20,6 @@ def facts(**changes: Any) -> dict[str, Any]:
         "files": {"/run.yaml": "1234"},
         "findings": [{"name": "disk", "status": "ok", "value": "1 TB", "fix": ""}],
         "gpus": [],
-        "locked_memory": -1,
     }
     return {**usual, **changes}
 
@@ -61,10 +61,9 @@ def test_the_same_trouble_on_all_nodes_is_one_finding() -> None:
 
 
 def test_gpus() -> None:
-    found = judged(a=facts(gpus=["H200, 580"] * 2), b=facts(gpus=["H200, 580"], locked_memory=65536))
+    found = judged(a=facts(gpus=["H200, 580"] * 2), b=facts(gpus=["H200, 580"]))
     assert (found["b: GPUs"].status, found["b: GPUs"].value) == (FAIL, "1 for 2 slots")
     assert found["GPUs"].status == WARN
-    assert found["b: locked memory"].status == WARN
 
 
 def test_clocks() -> None:
@@ -74,8 +73,8 @@ def test_clocks() -> None:
 
 
 def result(*failures: NodeFinding) -> Preflight:
-    places = {name: DataAddress("10.0.0.1", "eth0") for name in "abcd"}
-    return Preflight(findings=list(failures), places=places, speeds={("a", "b"): Speed(1.0, 1.0, 1.0)})
+    addresses = {name: DataAddress("10.0.0.1", "eth0") for name in "abcd"}
+    return Preflight(findings=list(failures), addresses=addresses, speeds={("a", "b"): Speed(1.0, 1.0, 1.0)})
 
 
 def pair(one: str, other: str) -> NodeFinding:

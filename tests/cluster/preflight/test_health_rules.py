@@ -224,14 +224,13 @@ from dataclasses import asdict
 from pathlib import Path
 from z2all_ds.cluster.agents.fleet import agents_on
 from z2all_ds.cluster.preflight.health_run import HealthTest, load_torch
-from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.launch.rendezvous import DataAddress
+from z2all_ds.cluster.nodes import DataAddress, Node, SshAccess
 from z2all_ds.cluster.ssh import write_config
 addresses = json.loads(sys.argv[1])
 nodes = [Node(name=name, slots=1, ssh=SshAccess(port=2222)) for name in addresses]
-places = {name: DataAddress(address, "eth0") for name, address in addresses.items()}
+data = {name: DataAddress(address, "eth0") for name, address in addresses.items()}
 with agents_on(nodes, write_config(nodes, Path(sys.argv[2])), os.getcwd()) as agents:
-    found = HealthTest(nodes, places, agents, 29555).run(load_torch(nodes, agents))
+    found = HealthTest(nodes, data, agents, 29555).run(load_torch(nodes, agents))
 print(json.dumps(asdict(found)))
 """
 

@@ -4,8 +4,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from z2all_ds.cluster.doctor import FAIL
-from z2all_ds.cluster.launch.rendezvous import DataAddress
-from z2all_ds.cluster.nodes import Node
+from z2all_ds.cluster.nodes import DataAddress, Node
 from z2all_ds.cluster.preflight.health_run import Health, HealthTest, load_torch
 
 
@@ -28,17 +27,17 @@ class Pretender:
         return future
 
     def reply(self, do: str) -> dict[str, Any]:
-        if do == "meet" and self.late_once:
+        if do == "exchange" and self.late_once:
             self.late_once = False
             return {"problem": "not done within 20 s", "late": True}
         answers = {"open": {"port": 4000 + self.starts, "device": self.device}, "compute": {"matmul_ms": 1.0}}
-        return {"answer": {**answers, "meet": {"gather_gbps": 1.0}, "reduce": {"ms": 1.0}}[do]}
+        return {"answer": {**answers, "exchange": {"gather_gbps": 1.0}, "reduce": {"ms": 1.0}}[do]}
 
 
 def health_of(agents: dict[str, Pretender]) -> Health:
     nodes = [Node(name=name, slots=1) for name in agents]
-    places = {name: DataAddress(f"10.0.0.{number}", "eth0") for number, name in enumerate(agents)}
-    test = HealthTest(nodes, places, agents, 29500)  # type: ignore[arg-type]
+    data = {name: DataAddress(f"10.0.0.{number}", "eth0") for number, name in enumerate(agents)}
+    test = HealthTest(nodes, data, agents, 29500)  # type: ignore[arg-type]
     return test.run(load_torch(nodes, agents))  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.command import ROOT
-from z2all_ds.cluster.agents.worker import Worker
+from z2all_ds.cluster.agents.agent import Worker
 
 pytestmark = pytest.mark.processes
 

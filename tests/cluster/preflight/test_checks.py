@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from z2all_ds.cluster.agents.pairs import rounds
+from z2all_ds.cluster.preflight.checks import rounds
 
 
 @given(st.integers(0, 20))
