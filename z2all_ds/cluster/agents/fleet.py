@@ -26,7 +26,7 @@ class RemoteAgent:
         self._process = start_module(node, config, folder, module)
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, method: str, **arguments: Any) -> "Future[Any]":
+    def ask(self, method: str, /, **arguments: Any) -> "Future[Any]":
         """Calls a method of the agent; returns a future of its result."""
         future: Future[Any] = Future()
         with self._lock:
@@ -38,7 +38,7 @@ class RemoteAgent:
         self._process.send({"id": number, "do": method, "with": arguments})
         return future
 
-    def call(self, method: str, seconds: float, **arguments: Any) -> Any:
+    def call(self, method: str, seconds: float, /, **arguments: Any) -> Any:
         """Calls a method and waits for its result; raises NoAnswer."""
         return wait_for(self.ask(method, **arguments), seconds)
 

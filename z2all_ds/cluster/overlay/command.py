@@ -56,7 +56,7 @@ class Agents:
             raise errors[0]
         return answers
 
-    def call(self, name: str, method: str, **arguments: Any) -> Any:
+    def call(self, name: str, method: str, /, **arguments: Any) -> Any:
         return self.call_each(method, {name: arguments})[name]
 
 

@@ -82,39 +82,28 @@ def judge_health(turns: Sequence[Turn], exclude_slow: bool = False) -> list[Node
 
 
 def _failed(turns: Sequence[Turn]) -> list[NodeFinding]:
-    met: dict[str, dict[str, bool]] = {}
-    for turn in turns:
-        met.setdefault(turn.node, {})[turn.partner] = not _failure(turns, turn)
+    own = {(turn.node, turn.partner): turn.problem for turn in turns}
+    problems = {pair: problem or own[pair[::-1]] for pair, problem in own.items()}  # of either node, its own first
+    working = {node for (node, _), problem in problems.items() if not problem}
     alone = {turn.node: turn.problem for turn in turns if turn.alone}
-    # It failed with two others, one of which works with another node.
-    broken = [
-        name
-        for name, others in met.items()
-        if len(others) > 1 and not any(others.values()) and any(any(met[other].values()) for other in others)
-    ]
-    broken = [name for name in met if name in alone or name in broken]
-    findings = []
-    for name in broken:
-        failed = "; ".join(f"with {other}: {_why(turns, name, other)}" for other in met[name] if not met[name][other])
-        value = f"fails by itself ({alone[name]})" if name in alone else f"fails with every other node ({failed})"
-        fix = f"Check GPUs (nvidia-smi, dmesg), network and memory of {name}, or start without it (--min-nodes)."
-        findings.append(NodeFinding(f"{name}: health", FAIL, value, fix, (name,)))
-    for one, other in dict.fromkeys((min(turn.node, turn.partner), max(turn.node, turn.partner)) for turn in turns):
-        if not met[one][other] and one not in broken and other not in broken:
-            value = f"fail together: {_why(turns, one, other)}"
+    findings, broken = [], set()
+    for name in dict.fromkeys(turn.node for turn in turns):
+        partners = [other for one, other in problems if one == name]
+        # It failed with two others, one of which works with another node.
+        fails_with_all = len(partners) > 1 and name not in working and any(other in working for other in partners)
+        if name in alone or fails_with_all:
+            failed = [f"with {other}: {why}" for (one, other), why in problems.items() if one == name and why]
+            value = f"fails with every other node ({'; '.join(failed)})"
+            value = f"fails by itself ({alone[name]})" if name in alone else value
+            fix = f"Check GPUs (nvidia-smi, dmesg), network and memory of {name}, or start without it (--min-nodes)."
+            findings.append(NodeFinding(f"{name}: health", FAIL, value, fix, (name,)))
+            broken.add(name)
+    for (one, other), problem in problems.items():
+        if problem and one < other and not broken & {one, other}:
             fix = f"Test the two without the others, and check the network between {one} and {other}."
+            value = f"fail together: {problem}"
             findings.append(NodeFinding(f"{one} and {other}: health", FAIL, value, fix, pair=(one, other)))
     return findings
-
-
-def _failure(turns: Sequence[Turn], turn: Turn) -> str:
-    """Returns the problem that either node of the pair reports, this turn's node first."""
-    others = [other for other in turns if (other.node, other.partner) == (turn.partner, turn.node)]
-    return next((each.problem for each in (turn, *others) if each.problem), "")
-
-
-def _why(turns: Sequence[Turn], node: str, partner: str) -> str:
-    return next(_failure(turns, turn) for turn in turns if (turn.node, turn.partner) == (node, partner))
 
 
 def _slow(turns: Sequence[Turn], status: str) -> list[NodeFinding]:
