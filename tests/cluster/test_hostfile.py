@@ -1,4 +1,4 @@
-"""The strict hostfile parser: what it takes DeepSpeed takes in the same way, and what it refuses it names by line."""
+"""The strict hostfile parser: it agrees with DeepSpeed on valid files and names the line of an error."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ hosts = st.dictionaries(names, st.integers(1, 64), min_size=1, max_size=5)
 
 @settings(deadline=None)  # the first example imports deepspeed
 @given(hosts, st.lists(st.sampled_from(["", "  ", "# note", "#node9 slots=9"]), max_size=3))
-def test_what_we_take_deepspeed_reads_alike(wanted: dict[str, int], extra_lines: list[str]) -> None:
+def test_deepspeed_reads_valid_files_in_the_same_way(wanted: dict[str, int], extra_lines: list[str]) -> None:
     from deepspeed.launcher.runner import _parse_hostfile
 
     text = "\n".join([*extra_lines, *(f"{name} slots={slots}" for name, slots in wanted.items()), *extra_lines])

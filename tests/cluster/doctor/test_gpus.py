@@ -1,4 +1,4 @@
-"""What is said of GPUs: of made-up ones on any machine, of the real ones where there are some."""
+"""Findings about GPUs: simulated ones on any machine, real ones if there are any."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.ops.comparing import on_gpu
 from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_links, judge_states, read_gpus
 
 GOOD = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30, (16, 16), slowed=1, uncorrected=0, numa=0)
-"""Idle is a reason for a low clock, too (1)."""
+"""Slowed by 1: an idle GPU, which is not a fault."""
 
 
 def changed(**changes: object) -> Gpu:
@@ -26,7 +26,7 @@ def test_a_driver_runs_its_own_cuda_and_older_ones(driver: str, torch: str, stat
     assert judge_driver(box(GOOD, cuda=driver), torch).status == status
 
 
-def test_good_ones_are_one_line() -> None:
+def test_healthy_gpus_are_one_line() -> None:
     (finding,) = judge_states([GOOD, GOOD])
     assert (finding.status, finding.value) == ("ok", "2 x NVIDIA H100 80GB HBM3, 80.0 GiB")
 
@@ -40,7 +40,7 @@ def test_good_ones_are_one_line() -> None:
         ({"lanes": (8, 16)}, "8 of 16 PCIe lanes in use"),
     ],
 )
-def test_a_bad_one_is_named(changes: dict[str, object], said: str) -> None:
+def test_a_faulty_gpu_is_named(changes: dict[str, object], said: str) -> None:
     _, finding = judge_states([GOOD, changed(**changes)])
     assert (finding.name, finding.status, finding.value) == ("GPU 1", "warn", said)
     assert finding.fix
@@ -64,7 +64,7 @@ def test_pairs() -> None:
 
 @on_gpu[0]
 @on_gpu[1]
-def test_the_real_ones() -> None:
+def test_real_gpus() -> None:
     import torch
 
     found = read_gpus()

@@ -1,4 +1,4 @@
-"""When a launch tests the health of its nodes, and that what it found is not forgotten at a restart."""
+"""A launch tests the health of its nodes once, and remembers the failures at restarts."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from z2all_ds.cluster.preflight.health_run import Health
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Preflights that were asked for, with health and with slow nodes left out; in each n1 is slow."""
+    """Replaces the preflight, with a slow n1; returns the (health, exclude_slow) of all calls."""
     asked: list[tuple[bool, bool]] = []
 
     def preflight(subject: Subject, health: bool, exclude_slow: bool) -> Preflight:
@@ -34,7 +34,7 @@ def launch(tmp_path: Path, *, health: bool = True, exclude_slow: bool = False, d
     return Launch(options, [f"run_dir={tmp_path / 'run'}"])
 
 
-def test_at_the_first_start_alone(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_only_at_the_first_start(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path)
     assert [job.check_nodes().unfit() for _ in range(3)] == [[], [], []]
     assert asked == [(True, False), (False, False), (False, False)]
@@ -47,7 +47,7 @@ def test_not_at_all(tmp_path: Path, asked: list[tuple[bool, bool]], options: dic
     assert asked == [(False, False)]
 
 
-def test_what_was_slow_stays_out(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_slow_nodes_stay_excluded(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path, exclude_slow=True)
     assert [job.check_nodes().unfit() for _ in range(3)] == [["n1"], ["n1"], ["n1"]]
     assert len(job.check_nodes().failures) == 1

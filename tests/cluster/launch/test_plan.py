@@ -1,4 +1,4 @@
-"""The orders of every node, the files of a launch, and what is shown of them."""
+"""The orders of every node, and the files and description of a launch."""
 
 import shlex
 from pathlib import Path
@@ -29,7 +29,7 @@ def equal_nodes() -> list[Node]:
     return [Node(name="n1", slots=1), Node(name="n2", slots=3)]
 
 
-def test_the_master_is_met_inside_by_its_own_ranks_and_outside_by_others(tmp_path: Path) -> None:
+def test_inside_and_outside_address_of_the_master(tmp_path: Path) -> None:
     orders = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).orders
     assert (orders["box1"].master_address, orders["box1"].master_port) == ("172.17.0.2", 9527)
     assert (orders["box2"].master_address, orders["box2"].master_port) == ("192.0.2.11", 30846)
@@ -40,13 +40,13 @@ def test_the_master_is_met_inside_by_its_own_ranks_and_outside_by_others(tmp_pat
     assert "ONLY" not in orders["box1"].environment
 
 
-def test_nodes_that_nobody_looked_at_are_trusted(tmp_path: Path) -> None:
+def test_without_preflight_names_are_used(tmp_path: Path) -> None:
     orders = plan(equal_nodes(), {}, tmp_path).orders
     assert {(order.master_address, order.master_port) for order in orders.values()} == {("n1", 29501)}
     assert all("GLOO_SOCKET_IFNAME" not in order.environment for order in orders.values())
 
 
-def test_of_the_launcher_s_environment_only_what_ranks_may_need(tmp_path: Path) -> None:
+def test_forwarded_variables(tmp_path: Path) -> None:
     given = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush", "HOME": "/x", "TORCH_EXTENSIONS_DIR": "/y", "SSH_TTY": "z"}
     found = plan(equal_nodes(), EQUAL, tmp_path, **given).orders["n2"].environment
     assert {name: found.get(name) for name in given} == {
@@ -71,7 +71,7 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     assert load_run_config(str(tmp_path / "launch" / "run.yaml")) == RunConfig(run_dir=str(tmp_path))
 
 
-def test_what_is_shown_has_no_secret(tmp_path: Path) -> None:
+def test_the_description_has_no_secret(tmp_path: Path) -> None:
     shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").describe()
     assert "hush" not in shown
     assert "WANDB_API_KEY='***'" in shown
@@ -85,12 +85,12 @@ def test_settings_that_deepspeed_s_launchers_do_not_support(tmp_path: Path) -> N
     assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]
 
 
-def test_the_plain_line_is_shell(tmp_path: Path) -> None:
+def test_the_command_line_is_valid_shell(tmp_path: Path) -> None:
     words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").command_line())
     assert words[-4:] == ["--config", f"{tmp_path}/a b/launch/run.yaml", "--resume", "never"]
     assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
 
 
-def test_a_value_that_deepspeed_cannot_pass_on() -> None:
+def test_a_line_break_in_a_value_is_refused() -> None:
     with pytest.raises(ClusterError, match="variable A: contains a line break"):
         environment_text({"A": "1\n2"})

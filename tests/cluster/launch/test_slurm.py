@@ -125,10 +125,10 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
 
 
 @pytest.mark.extended
-def test_where_ssh_is_closed_the_way_without_it_is_named(
+def test_without_ssh_the_error_names_no_preflight(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """Slurm tells no port, and nobody listens on ssh's own here."""
+    """Slurm gives no ssh port, and nothing listens on port 22 here."""
     launch = lab.start([], [], run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=1"))
     assert launch.wait() == ClusterError.exit_code
     (line,) = [line for line in launch.output.splitlines() if line.startswith("ClusterError: ")]
@@ -192,7 +192,7 @@ def test_tasks_as_slurm_writes_them(written: str, tasks: list[int]) -> None:
     assert tasks_of_nodes(written) == tasks
 
 
-def test_a_rank_learns_who_it_is() -> None:
+def test_environment_of_a_rank() -> None:
     found = slurm.rank_environment(STEP)
     expected = {"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert {name: found[name] for name in expected} == expected
@@ -200,7 +200,7 @@ def test_a_rank_learns_who_it_is() -> None:
     assert World.from_environment(found) == World(3, 5, 0, 2)
 
 
-def test_in_a_batch_script_we_are_nobody_s_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_variables_are_ignored_in_a_batch_script(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in STEP.items():
         monkeypatch.setenv(name, value)
     assert World.take_from_environment() == World(0, 1, 0, 1)
@@ -241,7 +241,7 @@ def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in (made.tasks, made.rank_script))
 
 
-def test_what_ranks_are_told_comes_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_their_settings_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     made = planned(tmp_path, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "a,b", "HF_TOKEN": "hush"})
     assert made.unsupported_settings() == ["HF_TOKEN"]
@@ -266,7 +266,7 @@ def test_what_ranks_are_told_comes_by_the_environment(tmp_path: Path, monkeypatc
         ("loss 7.1\n", None),
     ],
 )
-def test_whom_srun_says_to_have_died(line: str, found: tuple[int, str] | None) -> None:
+def test_the_rank_that_srun_reports_as_killed(line: str, found: tuple[int, str] | None) -> None:
     killed = slurm.killed_rank(line)
     assert (killed and (killed.rank, killed.host)) == found
 
@@ -311,7 +311,7 @@ def test_refusals_are_one_line(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_nodes_of_others_and_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_nodes_and_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterError, match="works inside an allocation, but SLURM_JOB_NODELIST is not set"):
         slurm.allocated_names({})
     monkeypatch.setattr(slurm, "require_slurm", lambda: None)

@@ -1,4 +1,4 @@
-"""A watchdog over real processes: killed, stopped, silent, ended as they should."""
+"""A watchdog with real processes that are killed, stopped, silent, or end normally."""
 
 import json
 import os
@@ -37,7 +37,7 @@ progress.end()
 
 
 class Ranks:
-    """Two of them; the first one has started a watchdog."""
+    """Two ranks; the first one has started a watchdog."""
 
     def __init__(self, run: Path) -> None:
         self.run = RunFolder(run)
@@ -52,7 +52,7 @@ class Ranks:
         self.folder = Path(folder)
 
     def wait_for_fault(self, rank: int) -> None:
-        """As a launcher does, which ends the other one a little later than the watchdog knows."""
+        """Waits as a launcher does, which ends the other rank a little later."""
         deadline = time.monotonic() + 10
         while not has_fault(self.run, rank):
             assert time.monotonic() < deadline
@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ran
     assert [process.returncode for process in ranks.processes] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
-def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_rank_that_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "silent_1").touch()
     time.sleep(0.3)
     (tmp_path / "silent_0").touch()
@@ -155,7 +155,7 @@ def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_torch_aborts_follows_another_one(ranks: Ranks) -> None:
-    """torch writes down that NCCL has lost a rank, and then aborts the process."""
+    """torch logs that NCCL has lost a rank, and then aborts the process."""
     log = ranks.run.rank_log(0)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("[rank0]:[E1116 15:06:57.45 ProcessGroupNCCL.cpp:2303] failure detected by watchdog\n")
@@ -192,7 +192,7 @@ progress.end()
 """
 
 
-def test_a_beat_is_never_read_half_written(tmp_path: Path) -> None:
+def test_a_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BEATS_ALL_THE_TIME, str(tmp_path / "run")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout
