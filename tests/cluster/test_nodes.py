@@ -1,4 +1,4 @@
-"""The nodes of a launch from both kinds of file, and mistakes with their lines."""
+"""The nodes of a launch from both formats, and errors with their lines."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ nodes:
 """
 
 
-def test_what_holds_for_all_and_what_a_node_says_itself() -> None:
+def test_defaults_and_settings_of_a_node() -> None:
     node1, node2, node3 = parse_nodes_text(TEXT, "f.yaml")
     assert [node.name for node in (node1, node2, node3)] == ["node1", "node2", "node3"]
     assert [node.slots for node in (node1, node2, node3)] == [8, 2, 8]
@@ -37,7 +37,7 @@ def test_what_holds_for_all_and_what_a_node_says_itself() -> None:
     assert [node.address_for_others for node in (node1, node2, node3)] == ["192.0.2.11", "192.0.2.12", "node3"]
 
 
-def test_a_plain_hostfile_gives_nodes_too(tmp_path: Path) -> None:
+def test_a_plain_hostfile(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1 slots=2\nnode2 slots=4\n")
     assert read_nodes(file) == [Node(name="node1", slots=2), Node(name="node2", slots=4)]
@@ -86,7 +86,7 @@ def test_every_example_is_read_and_explains_itself() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
+def test_an_error_is_one_line_with_its_line_number(text: str, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
         parse_nodes_text(text, "f.yaml")
     assert message in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}:", "nodes: {[a]: {}}", "? [a, b]\n: 1"])
-def test_a_key_that_is_no_plain_value(text: str) -> None:
+def test_keys_must_be_plain_values(text: str) -> None:
     with pytest.raises(ClusterError, match=r"f.yaml, line 1: not valid YAML .a key must be a plain value"):
         parse_nodes_text(text, "f.yaml")
 

@@ -1,4 +1,4 @@
-"""Ways into nodes with a real sshd, and each way of not getting in, told apart."""
+"""Connections to nodes with a real sshd, and the kinds of failures."""
 
 import sys
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ def asked(
     return done.stdout.strip()
 
 
-def test_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_connected(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     assert asked(nodes, tmp_path, "n1") == nodes[1].address
     assert asked(nodes, tmp_path, "other-name", nodes[1].address) == nodes[1].address
     assert (tmp_path / "ssh_config").stat().st_mode & 0o077 == 0
 
 
-def test_not_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_kinds_of_failures(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     kinds = {
         "name": asked(nodes, tmp_path, "n9"),
         "port": asked(nodes, tmp_path, "n1", port=2299),

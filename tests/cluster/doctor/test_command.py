@@ -63,9 +63,7 @@ def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tm
     assert failed["value"] == "does not fit model.vocab_size=512"
     assert answer.returncode == 6
     (disk,) = [finding for finding in findings if finding["name"] == "disk speed"]
-    assert (
-        str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0
-    )  # of the config's run_dir
+    assert str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0  # of the config's run_dir
 
 
 def test_prebuild_reports_each_op(
