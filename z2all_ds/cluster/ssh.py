@@ -71,7 +71,7 @@ class NoAnswer(Exception):
 
     @classmethod
     def late(cls, seconds: float) -> "NoAnswer":
-        return cls("late", f"no answer within {seconds:.0f} s", "Check whether the node or its disk hangs.")
+        return cls("no answer", f"no answer within {seconds:.0f} s", "Check whether the node or its disk hangs.")
 
 
 TITLES = {
@@ -82,10 +82,6 @@ TITLES = {
     "port": "ssh: connection refused",
     "unreachable": "ssh: not reachable",
     "other": "ssh",
-    "package": "package missing",
-    "python": "python missing",
-    "folder": "folder missing",
-    "late": "no answer",
 }
 FIXES = {
     "name": "Correct the name, or give `ssh: {{address: ...}}` for {name} in the hostfile.",

@@ -86,11 +86,13 @@ def _python_failure(node: Node, stderr: str) -> NoAnswer:
     last = stderr.splitlines()[-1] if stderr else "it ended without a message"
     python = node.interpreter
     if "No module named" in stderr:
-        return NoAnswer("package", last, f"Install z2all_ds for {python} on {node.name}, as on the other nodes.")
+        return NoAnswer(
+            "package missing", last, f"Install z2all_ds for {python} on {node.name}, as on the other nodes."
+        )
     if "No such file or directory" in stderr and python in stderr:
-        return NoAnswer("python", last, f"Install it there, or set `python:` for {node.name} in the hostfile.")
+        return NoAnswer("python missing", last, f"Install it there, or set `python:` for {node.name} in the hostfile.")
     if "cd: " in stderr:
-        return NoAnswer("folder", last, "Put the checkout at the same path on every node, or on a shared disk.")
+        return NoAnswer("folder missing", last, "Put the checkout at the same path on every node, or on a shared disk.")
     return NoAnswer("agent", last, f"Run `{python} -m {AGENT}` on {node.name} by hand.")
 
 

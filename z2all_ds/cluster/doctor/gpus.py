@@ -135,7 +135,7 @@ def read_gpus() -> Gpus:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         newest = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         return Gpus(
-            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            driver=pynvml.nvmlSystemGetDriverVersion(),
             cuda=f"{newest // 1000}.{newest % 1000 // 10}",
             gpus=tuple(_read(pynvml, handle) for handle in handles),
             links={(a, b): _link(pynvml, handles[a], handles[b]) for a, b in combinations(range(len(handles)), 2)},
@@ -147,33 +147,28 @@ def read_gpus() -> Gpus:
 def _read(nvml: Any, handle: Any) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def ask(function: str, *arguments: Any, otherwise: Any) -> Any:
+    def ask(function: str, *arguments: Any, default: Any = 0) -> Any:
         """Calls NVML; not every GPU, driver and virtual machine supports every query."""
         with suppress(nvml.NVMLError, AttributeError):
             return getattr(nvml, function)(handle, *arguments)
-        return otherwise
+        return default
 
     kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=nvml.nvmlDeviceGetName(handle),
         memory=memory.total,
         used=memory.used,
-        lanes=(
-            ask("nvmlDeviceGetCurrPcieLinkWidth", otherwise=0),
-            ask("nvmlDeviceGetMaxPcieLinkWidth", otherwise=0),
-        ),
-        slowed=ask("nvmlDeviceGetCurrentClocksThrottleReasons", otherwise=0),
-        uncorrected=ask("nvmlDeviceGetTotalEccErrors", *kinds, otherwise=0),
-        numa=_numa_node(ask("nvmlDeviceGetPciInfo", otherwise=None)),
+        lanes=(ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")),
+        slowed=ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        uncorrected=ask("nvmlDeviceGetTotalEccErrors", *kinds),
+        numa=_numa_node(ask("nvmlDeviceGetPciInfo", default=None)),
     )
 
 
 def _numa_node(pci: Any) -> int | None:
     """Reads 00000000:1B:00.0 -> /sys/bus/pci/devices/0000:1b:00.0/numa_node, where -1 means none."""
-    if pci is None:
-        return None
     with suppress(OSError, ValueError):
-        node = int((Path("/sys/bus/pci/devices") / _text(pci.busId).lower()[-12:] / "numa_node").read_text())
+        node = int((Path("/sys/bus/pci/devices") / pci.busId.lower()[-12:] / "numa_node").read_text()) if pci else -1
         return node if node >= 0 else None
     return None
 
@@ -184,7 +179,3 @@ def _link(nvml: Any, one: Any, other: Any) -> str:
             if nvml.nvmlDeviceGetP2PStatus(one, other, index) == nvml.NVML_P2P_STATUS_OK:
                 return link
     return "none"
-
-
-def _text(words: str | bytes) -> str:
-    return words.decode() if isinstance(words, bytes) else words

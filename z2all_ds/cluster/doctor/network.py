@@ -38,7 +38,7 @@ def addresses() -> Finding:
     except (OSError, subprocess.TimeoutExpired):
         found = []
     if not found:
-        fix = "Give the deepspeed launcher --master_addr (127.0.0.1 on one machine): that is its default."
+        fix = "Give the deepspeed launcher --master_addr (127.0.0.1 on one machine); its default is this address."
         return Finding("hostname -I", WARN, "no address", fix)
     return Finding("hostname -I", OK, " ".join(found))
 
@@ -54,11 +54,11 @@ def judge_settings(environment: Mapping[str, str], interfaces: list[str], has_in
     for name, (values, effect) in HARMFUL.items():
         value = environment.get(name, "")
         if value and (not values or value.upper() in values):
-            findings.append(Finding(f"{name}={value}", WARN, effect, f"unset {name}, unless intended."))
-    without = [f"NCCL_IB_DISABLE={environment.get('NCCL_IB_DISABLE')}", f"NCCL_NET={environment.get('NCCL_NET')}"]
-    for setting in {"NCCL_IB_DISABLE=1", "NCCL_NET=Socket"} & set(without) if has_infiniband else ():
-        fix = f"unset {setting.partition('=')[0]}, unless intended."
-        findings.append(Finding(setting, WARN, "this machine has InfiniBand, but NCCL will not use it", fix))
+            findings.append(Finding(f"{name}={value}", WARN, effect, f"Unset {name}, unless it is intended."))
+    for name, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket")) if has_infiniband else ():
+        if environment.get(name) == value:
+            effect = "this machine has InfiniBand, but NCCL will not use it"
+            findings.append(Finding(f"{name}={value}", WARN, effect, f"Unset {name}, unless it is intended."))
     for name in INTERFACE_VARIABLES:
         value = environment.get(name, "")
         if value and not names_interface(value, interfaces):
@@ -66,7 +66,7 @@ def judge_settings(environment: Mapping[str, str], interfaces: list[str], has_in
             findings.append(Finding(f"{name}={value}", FAIL, "no such interface on this machine", fix))
     topology = environment.get("NCCL_TOPO_FILE", "")
     if topology and not Path(topology).is_file():
-        findings.append(Finding(f"NCCL_TOPO_FILE={topology}", WARN, "no such file", "unset NCCL_TOPO_FILE"))
+        findings.append(Finding(f"NCCL_TOPO_FILE={topology}", WARN, "no such file", "Unset it."))
     return findings or [Finding("NCCL and gloo settings", OK, "none is harmful")]
 
 
