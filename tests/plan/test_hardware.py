@@ -13,7 +13,7 @@ from z2all_ds.cluster.agents.connections import Listener, Speed, measure
 from z2all_ds.cluster.doctor import OK, Finding, resources
 from z2all_ds.cluster.nodes import DataAddress
 from z2all_ds.cluster.preflight.checks import Preflight
-from z2all_ds.cluster.preflight.command import json_content
+from z2all_ds.cluster.preflight.command import content_of
 from z2all_ds.cluster.preflight.health_rules import Turn
 from z2all_ds.cluster.preflight.health_run import Health
 from z2all_ds.plan.hardware import GPUS, LINKS, Link, Measured, link_named, parse_speed, read_measured
@@ -45,7 +45,7 @@ def preflight_of(**changes: Speed) -> Preflight:
 
 def written(folder: Path, result: Preflight) -> Path:
     file = folder / "nodes.json"
-    file.write_text(to_json(json_content(result)), encoding="utf-8")
+    file.write_text(to_json(content_of(result)), encoding="utf-8")
     return file
 
 
@@ -140,9 +140,9 @@ def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
 
 def test_the_form_stays_plain_json(tmp_path: Path) -> None:
     result = preflight_of()
-    assert json.loads(to_json(json_content(result)))["health"] is None
+    assert json.loads(to_json(content_of(result)))["health"] is None
     result.health = health_of(*TURNS)
-    assert json.loads(to_json(json_content(result)))["health"]["device"] == "cuda"
+    assert json.loads(to_json(content_of(result)))["health"]["device"] == "cuda"
 
 
 @pytest.mark.parametrize(

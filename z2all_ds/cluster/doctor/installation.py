@@ -35,7 +35,7 @@ for name in sys.argv[1:]:
 cuda = sys.modules["torch"].cuda
 print("gpus", cuda.device_count() if cuda.is_available() else 0)
 """
-USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
+OTHER_PACKAGES = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
 """Optional packages whose version requirements are checked, too."""
 MAX_SHEBANG_LENGTH = 127
 """Older kernels truncate the first line of a script there, so that scripts fail with 'bad interpreter'."""
@@ -94,7 +94,7 @@ def together() -> list[Finding]:
 
 def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
     """Returns versions and requirements of the installed packages."""
-    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    names = [*PACKAGES_TESTED, *OTHER_PACKAGES]
     installed = {name: version for name in names if (version := version_of(name))}
     return installed, {name: metadata.requires(name) or [] for name in installed}
 
@@ -184,8 +184,8 @@ def apex() -> list[Finding]:
     if version is None:
         return []
     spec = importlib.util.find_spec("apex")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    if any((Path(place) / "optimizers").is_dir() for place in places):
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if any((Path(folder) / "optimizers").is_dir() for folder in folders):
         return [Finding("apex", OK, f"{version} (NVIDIA's)")]
     fix = "Run `pip uninstall apex`: libraries mistake it for NVIDIA's, and nothing here needs either."
     return [Finding("apex", WARN, f"{version} is not NVIDIA's apex", fix)]

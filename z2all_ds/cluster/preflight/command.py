@@ -27,11 +27,11 @@ def check_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = True,
         subject = Subject(nodes, config, os.getcwd(), str(folder.absolute()), [], free_port())
         with heartbeat(f"checking {len(nodes)} nodes"):
             found = preflight(subject, health, exclude_slow)
-    print_report(found, as_json, describe, json_content)
+    print_report(found, as_json, describe, content_of)
     return ClusterError.exit_code if found.failures else 0
 
 
-def json_content(result: Preflight) -> dict[str, Any]:
+def content_of(result: Preflight) -> dict[str, Any]:
     """Returns findings, data addresses, health test and the speed of every pair for JSON."""
     return {
         "seconds": round(result.seconds, 2),
