@@ -278,7 +278,7 @@ def test_srun_knows_who_died_first(tmp_path: Path) -> None:
     for faults, first in (([early, late], late), ([early], killed), ([early, replace(late, kind="data")], "data")):
         for fault in faults:
             write_fault(folder, fault)
-        slurm.note_killed(folder, killed)
+        slurm.record_killed(folder, killed)
         told = first_fault(read_faults(folder))
         assert told is not None
         assert told.kind == first if isinstance(first, str) else told.line == first.line
