@@ -1,4 +1,4 @@
-"""The nodes of a launch from both kinds of file, and mistakes with their lines."""
+"""The nodes of a launch from both formats, and errors with their lines."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ nodes:
 """
 
 
-def test_what_holds_for_all_and_what_a_node_says_itself() -> None:
+def test_defaults_and_settings_of_a_node() -> None:
     node1, node2, node3 = parse_nodes_text(TEXT, "f.yaml")
     assert [node.name for node in (node1, node2, node3)] == ["node1", "node2", "node3"]
     assert [node.slots for node in (node1, node2, node3)] == [8, 2, 8]
@@ -37,7 +37,7 @@ def test_what_holds_for_all_and_what_a_node_says_itself() -> None:
     assert [node.address_for_others for node in (node1, node2, node3)] == ["192.0.2.11", "192.0.2.12", "node3"]
 
 
-def test_a_plain_hostfile_gives_nodes_too(tmp_path: Path) -> None:
+def test_a_plain_hostfile(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1 slots=2\nnode2 slots=4\n")
     assert read_nodes(file) == [Node(name="node1", slots=2), Node(name="node2", slots=4)]
@@ -54,8 +54,8 @@ def test_every_example_is_read_and_explains_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nodes:\n  n1: {slots: 1}\n  n1: {slots: 2}", "line 3: n1: already there in line 2. Keep one of the two."),
-        ("nodes:\n  n1: {slots: 1, slots: 2}", "line 2: slots: already there in line 2. Keep one of the two."),
+        ("nodes:\n  n1: {slots: 1}\n  n1: {slots: 2}", "line 3: not valid YAML (n1 is already given in line 2)."),
+        ("nodes:\n  n1: {slots: 1, slots: 2}", "line 2: not valid YAML (slots is already given in line 2)."),
         ("nodes:\n  n1:\n    slots: 0", "line 3: nodes.n1.slots=0: Input should be greater than or equal to 1."),
         ("nodes:\n  n1:\n    slots: x", "line 3: nodes.n1.slots='x': Input should be a valid integer"),
         ("nodes:\n  n1: {}", "line 2: 'n1': the number of slots is missing. Add `slots: N`, here or under `all`."),
@@ -67,23 +67,26 @@ def test_every_example_is_read_and_explains_itself() -> None:
         ("hosts:\n  n1:", "line 1: nodes"),
         ("nodes:\n  n1: {slots: 1, ssh: {port: 70000}}", "line 2: nodes.n1.ssh.port=70000: Input should be less"),
         ("nodes:\n  n1: {slots: 1, name: x}", "line 2: nodes.n1.name: no such setting."),
-        ("nodes:\n  -x: {slots: 1}", "line 2: '-x': is no host name or address."),
+        ("nodes:\n  -x: {slots: 1}", "line 2: '-x': is not a host name or address."),
         ("nodes: [n1, n2]", "line 1: nodes="),
         ("nodes: {}", "lists no node."),
-        ("just text", "must hold a section `nodes`."),
+        ("just text", "must have a section `nodes`."),
         ("nodes:\n  n1: {slots: 1", "line 2: not valid YAML"),
         (
             "nodes:\n  n1:\n    slots: 1\n    environment:\n      A: yes",
-            "line 5: nodes.n1.environment.A: is text: put it in quotes.",
+            "line 5: nodes.n1.environment.A: must be text: put it in quotes.",
         ),
         (
             "nodes:\n  n1:\n    slots: 1\n    environment: {RANK: 1}",
             "line 4: nodes.n1.environment: RANK is set by the launcher.",
         ),
-        ("all:\n  environment: {'A B': 1}\nnodes:\n  n1: {slots: 1}", "line 2: all.environment: 'A B' is no name"),
+        (
+            "all:\n  environment: {'A B': 1}\nnodes:\n  n1: {slots: 1}",
+            "line 2: all.environment: 'A B' is not a valid variable name",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
+def test_an_error_is_one_line_with_its_line_number(text: str, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
         parse_nodes_text(text, "f.yaml")
     assert message in str(caught.value)
@@ -92,7 +95,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}:", "nodes: {[a]: {}}", "? [a, b]\n: 1"])
-def test_a_key_that_is_no_plain_value(text: str) -> None:
+def test_keys_must_be_plain_values(text: str) -> None:
     with pytest.raises(ClusterError, match=r"f.yaml, line 1: not valid YAML .a key must be a plain value"):
         parse_nodes_text(text, "f.yaml")
 

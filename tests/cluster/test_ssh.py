@@ -1,4 +1,4 @@
-"""Ways into nodes with a real sshd, and each way of not getting in, told apart."""
+"""Connections to nodes with a real sshd, and the kinds of failures."""
 
 import sys
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from z2all_ds.cluster.ssh import config_text
 ASK = """
 import os, sys
 from pathlib import Path
-from z2all_ds.cluster.agents.fleet import NoAnswer, agents_on
+from z2all_ds.cluster.agents.fleet import agents_on
 from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.ssh import write_config
+from z2all_ds.cluster.ssh import NoAnswer, write_config
 name, address, port, key, config, own = sys.argv[1:]
 node = Node(name=name, slots=1, ssh=SshAccess(address=address or None, port=int(port), key=key or None))
 with agents_on([node], write_config([node], Path(config)), os.getcwd()) as agents:
     try:
         print(agents[name].ask("source_address", towards=own).result(30))
-    except NoAnswer as problem:
-        print(f"{problem.trouble.kind}|{problem.trouble.said}|{problem.trouble.fix}")
+    except NoAnswer as failure:
+        print(f"{failure.kind}|{failure.message}|{failure.fix}")
 """
 
 
@@ -45,13 +45,13 @@ def asked(
     return done.stdout.strip()
 
 
-def test_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_connected(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     assert asked(nodes, tmp_path, "n1") == nodes[1].address
     assert asked(nodes, tmp_path, "other-name", nodes[1].address) == nodes[1].address
     assert (tmp_path / "ssh_config").stat().st_mode & 0o077 == 0
 
 
-def test_not_in(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_kinds_of_failures(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     kinds = {
         "name": asked(nodes, tmp_path, "n9"),
         "port": asked(nodes, tmp_path, "n1", port=2299),

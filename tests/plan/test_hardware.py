@@ -11,12 +11,11 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import to_json
 from z2all_ds.cluster.agents.connections import Listener, Speed, measure
 from z2all_ds.cluster.doctor import OK, Finding, resources
-from z2all_ds.cluster.launch.rendezvous import DataAddress
-from z2all_ds.cluster.preflight import report
+from z2all_ds.cluster.nodes import DataAddress
 from z2all_ds.cluster.preflight.checks import Preflight
-from z2all_ds.cluster.preflight.compare import NodeFinding
+from z2all_ds.cluster.preflight.command import content_of
 from z2all_ds.cluster.preflight.health_rules import Turn
-from z2all_ds.cluster.preflight.health_run import Health, HealthTest
+from z2all_ds.cluster.preflight.health_run import Health
 from z2all_ds.plan.hardware import GPUS, LINKS, Link, Measured, link_named, parse_speed, read_measured
 
 NAMES = ("n1", "n2", "n3")
@@ -30,18 +29,13 @@ TURNS = (
 )
 
 
-def health_of(*turns: Turn, device: str = "cuda") -> Health:
-    """With the very line that the test says at its end."""
-    test = HealthTest([], {}, {}, 0)
-    test.device, test.ports = device, dict.fromkeys(NAMES, 1)
-    test.result.turns, test.result.reduce_ms = list(turns), 4.0
-    test.result.findings.append(NodeFinding("health", OK, test._told()))
-    return test.result
+def health_of(*turns: Turn) -> Health:
+    return Health(list(turns), reduce_ms=4.0, device="cuda")
 
 
 def preflight_of(**changes: Speed) -> Preflight:
     """Three nodes, every pair both ways; `n1_n2=...` is the speed as n1 measured it."""
-    result = Preflight(places={name: DataAddress(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
+    result = Preflight(addresses={name: DataAddress(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
     for who in NAMES:
         for whom in NAMES:
             if who != whom:
@@ -51,7 +45,7 @@ def preflight_of(**changes: Speed) -> Preflight:
 
 def written(folder: Path, result: Preflight) -> Path:
     file = folder / "nodes.json"
-    file.write_text(to_json(report.content_of(result)), encoding="utf-8")
+    file.write_text(to_json(content_of(result)), encoding="utf-8")
     return file
 
 
@@ -85,7 +79,7 @@ def test_a_real_connection(tmp_path: Path) -> None:
         speed = measure("127.0.0.1", listener.port, "token", seconds=0.05)
     finally:
         listener.close()
-    result = Preflight(places={"a": DataAddress("127.0.0.1", "lo")}, speeds={("a", "b"): speed})
+    result = Preflight(addresses={"a": DataAddress("127.0.0.1", "lo")}, speeds={("a", "b"): speed})
     found = read_measured(written(tmp_path, result))
     assert found.link is not None
     slower = min(speed.gigabits_out, speed.gigabits_in)
@@ -134,7 +128,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_one_node_has_no_pair(tmp_path: Path) -> None:
-    message = refusal(written(tmp_path, Preflight(places={"n1": DataAddress("10.0.0.1", "eth0")})))
+    message = refusal(written(tmp_path, Preflight(addresses={"n1": DataAddress("10.0.0.1", "eth0")})))
     assert "no pair of nodes" in message and "two nodes or more" in message
 
 
@@ -146,9 +140,9 @@ def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
 
 def test_the_form_stays_plain_json(tmp_path: Path) -> None:
     result = preflight_of()
-    assert json.loads(to_json(report.content_of(result)))["health"] is None
+    assert json.loads(to_json(content_of(result)))["health"] is None
     result.health = health_of(*TURNS)
-    assert json.loads(to_json(report.content_of(result)))["health"]["device"] == "cuda"
+    assert json.loads(to_json(content_of(result)))["health"]["device"] == "cuda"
 
 
 @pytest.mark.parametrize(

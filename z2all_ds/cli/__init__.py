@@ -177,9 +177,9 @@ def doctor(
     folder = folder or Path(run.run_dir if run else ".")
     impl.require_folder(folder)
     if hostfile:
-        from z2all_ds.cluster.preflight.command import look_at_nodes
+        from z2all_ds.cluster.preflight.command import check_nodes
 
-        raise typer.Exit(look_at_nodes(hostfile, folder, as_json, health, exclude_slow))
+        raise typer.Exit(check_nodes(hostfile, folder, as_json, health, exclude_slow))
     from z2all_ds.base.console import say
     from z2all_ds.base.machine import extensions_dir
     from z2all_ds.zero.build_locks import remove_stale_locks

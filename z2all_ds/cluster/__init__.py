@@ -1,9 +1,5 @@
-"""Several nodes: a hostfile or YAML names them, `ssh` reaches them. Runs without torch, for login nodes.
+"""Training on several nodes: hostfile, checks of nodes, launch and restarts. Works without torch, for login nodes.
 
-`agents` answer questions on the nodes, `preflight` compares and tests the nodes before a launch, `launch` starts,
-watches and restarts ranks on them, `overlay` gives them a private network, `doctor` checks one machine.
+`agents` are helper processes on the nodes, `preflight` checks all nodes before a launch, `launch` starts and watches
+the ranks, `overlay` creates a private network between nodes, `doctor` checks one machine.
 """
-
-from z2all_ds.cluster.hostfile import Host, parse_hostfile
-
-__all__ = ["Host", "parse_hostfile"]

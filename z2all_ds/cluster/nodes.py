@@ -1,6 +1,6 @@
-"""The nodes of a launch: from DeepSpeed's plain hostfile, or from a YAML that says what such a file cannot.
+"""The nodes of a launch, read from DeepSpeed's plain hostfile or from a YAML file with more settings.
 
-    all:                                    # holds for every node that does not say otherwise
+    all:                                    # defaults for every node
       slots: 8
       ssh: {port: 2222, user: trainer, key: ~/.ssh/cluster}
       interface: eth0
@@ -8,12 +8,14 @@
       node1: {inside: {address: 172.17.0.2, port: 9527}, outside: {address: 192.0.2.11, port: 30846}}
       node2: {ssh: {address: 192.0.2.12, port: 30022}, environment: {NCCL_IB_DISABLE: 1}}
 
-Both give the same list of `Node`. A mistake is named with its line.
+Both give a list of `Node`. Errors name the line.
 """
 
 import os
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,29 +33,32 @@ SET_BY_LAUNCHERS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("CROSS_RANK", "CROSS_SIZE"),
 )
-MORE = "See hostfiles/ for examples."
+FORWARDED = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "WANDB_", "HF_", "OMP_", "MKL_", "PYTHON", "DS_ACCELERATOR", "AWS_")
+"""Prefixes of the launcher's environment variables that processes on the nodes get, too."""
+NOT_FORWARDED = ("TORCH_EXTENSIONS_DIR", "PYTHONSTARTUP")
+EXAMPLES = "See hostfiles/ for examples."
 
 
-def _as_written(value: Any) -> Any:
-    """1 and 0.5 are meant as text; of `yes` and `null` YAML has made something whose spelling is lost."""
+def _to_text(value: Any) -> Any:
+    """Converts numbers to text. Refuses `yes` and `null`, whose spelling YAML does not keep."""
     if isinstance(value, bool) or value is None:
-        raise ValueError("is text: put it in quotes")
+        raise ValueError("must be text: put it in quotes")
     return str(value) if isinstance(value, int | float) else value
 
 
-Text = Annotated[str, BeforeValidator(_as_written)]
+Text = Annotated[str, BeforeValidator(_to_text)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class SshAccess(Section):
-    """How to get into a node. What is not set is left to ~/.ssh/config."""
+    """How to connect to a node. Unset values come from ~/.ssh/config."""
 
     address: str | None = None
-    """Where its sshd is reached; the node's name by default."""
+    """Address of its sshd; default: the node's name."""
     port: Port | None = None
     """Port of its sshd."""
     user: str | None = None
-    """Who to be there."""
+    """Login name there."""
     key: str | None = None
     """File of the private key."""
 
@@ -62,42 +67,42 @@ class Endpoint(Section):
     """An address and a port on it."""
 
     address: str
-    """Name or number."""
+    """Host name or IP address."""
     port: Port | None = None
-    """Where ranks meet, if this is the master; by default the launch picks one."""
+    """Rendezvous port of the ranks, if this is the master; default: the launch picks one."""
 
 
 class Outside(Endpoint):
-    """A node as the others reach it."""
+    """Where other nodes reach a node."""
 
     ssh_port: Port | None = None
-    """Where other nodes reach its sshd, if that is another port than the launcher's; for the overlay."""
+    """Port of its sshd for other nodes, if it differs from the launcher's; for the overlay."""
 
 
 class NodeSettings(Section):
-    """All that can be said of a node beside its name."""
+    """All settings of a node except its name."""
 
     slots: int | None = Field(None, ge=1)
     """Processes to start there, one per GPU."""
     ssh: SshAccess = SshAccess()
-    """How the launcher gets in."""
+    """How the launcher connects."""
     inside: Endpoint | None = None
-    """What the node itself calls its address; ranks on it meet the master there. By default as `outside`."""
+    """The node's own address; its ranks find the master there. Default: `outside`."""
     outside: Outside | None = None
-    """Where the other nodes reach it, through a mapped port perhaps. By default the ssh address."""
+    """Where other nodes reach it, e.g. through a published port. Default: the ssh address."""
     interface: str | None = None
-    """Network interface of gloo and NCCL; by default the one that has the inside address."""
+    """Network interface for gloo and NCCL; default: the one with the inside address."""
     environment: dict[str, Text] = Field(default_factory=dict)
-    """Variables for its ranks alone. They travel in a file that only its owner can read, on no command line."""
+    """Variables for the ranks of this node only. They never appear on a command line."""
     python: str | None = None
-    """Interpreter there; by default the path of the one that launches."""
+    """Interpreter there; default: the path of the one that launches."""
 
     @field_validator("environment")
     @classmethod
-    def _names_are_free(cls, environment: dict[str, str]) -> dict[str, str]:
+    def _check_names(cls, environment: dict[str, str]) -> dict[str, str]:
         for name in environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise ValueError(f"{name!r} is no name of a variable")
+                raise ValueError(f"{name!r} is not a valid variable name")
             if name in SET_BY_LAUNCHERS:
                 raise ValueError(f"{name} is set by the launcher")
         return environment
@@ -121,61 +126,102 @@ class Node(NodeSettings):
 
     @property
     def address_for_others(self) -> str:
-        """Where other nodes reach it."""
+        """Address at which other nodes reach it."""
         return self.outside.address if self.outside else (self.inside.address if self.inside else self.ssh_address)
 
 
 class NodesFile(Section):
-    """The YAML as a whole."""
+    """The YAML file."""
 
     all: NodeSettings = NodeSettings()
-    """Holds for every node that does not say otherwise."""
+    """Defaults for every node."""
     nodes: dict[str, NodeSettings]
-    """By name, in the order of their ranks."""
+    """Nodes by name, in rank order."""
+
+
+@dataclass(frozen=True)
+class DataAddress:
+    """Address and interface of a node on which ranks of other nodes reach its ranks."""
+
+    address: str
+    interface: str
+
+
+def rendezvous(master: Node, data: DataAddress, port: int) -> tuple[str, int]:
+    """Returns the address and port at which ranks of other nodes reach the master. `port`: where the hostfile gives
+    none."""
+    if master.outside:
+        return master.outside.address, master.outside.port or port
+    return data.address, inside_port(master, port)
+
+
+def inside_port(master: Node, port: int) -> int:
+    """Returns the port that the master itself listens on; a published port may differ from it."""
+    return (master.inside.port if master.inside else None) or port
+
+
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that processes on the nodes get from the launcher's environment."""
+    wanted = (name for name in environment if name.startswith(FORWARDED) and name not in NOT_FORWARDED)
+    return {name: environment[name] for name in wanted}
+
+
+# Parsing
 
 
 def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
-    """The nodes in the order of the file; the first one is where rank 0 runs."""
+    """Reads the nodes in rank order; rank 0 runs on the first one."""
     file = Path(path).expanduser()
     text = read_text(file)
     if file.suffix in YAML_SUFFIXES:
         return parse_nodes_text(text, str(file))
-    return [Node(name=host.name, slots=host.slots) for host in parse_hostfile_text(text, str(file))]
+    return [Node(name=name, slots=slots) for name, slots in parse_hostfile_text(text, str(file)).items()]
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses repeated keys, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "a key must be a plain value"
+            elif key.value in lines:
+                problem = f"{key.value} is already given in line {lines[key.value]}"
+            else:
+                lines[key.value] = key.start_mark.line + 1
+                continue
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def parse_nodes_text(text: str, source: str) -> list[Node]:
-    """The same for YAML already read; `source` names it in errors."""
+    """Parses the YAML format. `source` names the file in errors."""
     try:
-        tree = yaml.compose(text, yaml.SafeLoader)
-        _refuse_repeated_keys(tree, source)
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        loader = _Loader(text)
+        tree = loader.get_single_node()
+        content = loader.construct_document(tree) if tree else None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or str(error)
         raise ClusterError(where, f"not valid YAML ({problem})", "Correct the file.") from None
     if not isinstance(content, dict):
-        raise ClusterError(source, "must hold a section `nodes`", MORE)
-    if isinstance(content.get("nodes"), dict):  # a name alone is a node, too
-        content["nodes"] = {name: {} if said is None else said for name, said in content["nodes"].items()}
+        raise ClusterError(source, "must have a section `nodes`", EXAMPLES)
+    if isinstance(content.get("nodes"), dict):  # `node1:` without settings is a node, too
+        content["nodes"] = {name: {} if found is None else found for name, found in content["nodes"].items()}
     try:
         file = NodesFile.model_validate(content)
     except ValidationError as error:
-        problem_found = first_problem(error, NodesFile, MORE)
-        line = _line_at(tree, problem_found.location)
-        what, rule, fix = problem_found.what, problem_found.rule, problem_found.fix or MORE
-        raise ClusterError(f"{source}, line {line}: {what}", rule, fix) from None
-    return _nodes_of(file, content, tree, source)
-
-
-def _nodes_of(file: NodesFile, content: dict[str, Any], tree: Any, source: str) -> list[Node]:
+        location, what, rule, fix = first_problem(error, NodesFile, EXAMPLES)
+        raise ClusterError(f"{source}, line {_line_at(tree, location)}: {what}", rule, fix or EXAMPLES) from None
     if not file.nodes:
         raise ClusterError(source, "lists no node", "Add one under `nodes`, e.g. `node1: {slots: 8}`.")
     nodes = []
     for name in file.nodes:
         where = f"{source}, line {_line_at(tree, ['nodes', name])}: {name!r}"
         if not HOST_NAME.fullmatch(name):
-            raise ClusterError(where, "is no host name or address", "Use letters, digits, '.', '-' and '_'.")
+            raise ClusterError(where, "is not a host name or address", "Use letters, digits, '.', '-' and '_'.")
         merged = merge_nested(content.get("all") or {}, content["nodes"][name])
         if merged.get("slots") is None:
             raise ClusterError(where, "the number of slots is missing", "Add `slots: N`, here or under `all`.")
@@ -183,27 +229,8 @@ def _nodes_of(file: NodesFile, content: dict[str, Any], tree: Any, source: str) 
     return nodes
 
 
-def _refuse_repeated_keys(tree: Any, source: str) -> None:
-    """YAML readers take the last of two equal keys and say nothing."""
-    if isinstance(tree, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in tree.value:
-            if not isinstance(key, yaml.ScalarNode):
-                mark = key.start_mark
-                raise yaml.constructor.ConstructorError(problem="a key must be a plain value", problem_mark=mark)
-            if key.value in lines:
-                line = key.start_mark.line + 1
-                rule = f"already there in line {lines[key.value]}"
-                raise ClusterError(f"{source}, line {line}: {key.value}", rule, "Keep one of the two.")
-            lines[key.value] = key.start_mark.line + 1
-            _refuse_repeated_keys(value, source)
-    elif isinstance(tree, yaml.SequenceNode):
-        for value in tree.value:
-            _refuse_repeated_keys(value, source)
-
-
 def _line_at(tree: Any, location: list[str]) -> int:
-    """The line where the way through the file ends, or stops being there."""
+    """Returns the line of a setting, or of the innermost section around it that is in the file."""
     line = 1
     for part in location:
         found = [pair for pair in tree.value if pair[0].value == part] if isinstance(tree, yaml.MappingNode) else []

@@ -1,13 +1,12 @@
-"""Ways into the nodes: one ssh config for all of them, and commands there whose failures are told apart.
+"""Connections to the nodes: one ssh config for all of them, and commands on them whose failures are classified.
 
-The config is ours, not changes to ~/.ssh/config, which it includes for all that the hostfile does not say. Keys only;
-an unknown host key is taken at the first meeting (accept-new) and never if it has changed. A link that goes dead is
-noticed by ssh itself after some ten seconds.
+The config does not change ~/.ssh/config but includes it, for everything that the hostfile does not set. Keys only; an
+unknown host key is accepted on first contact (accept-new), a changed one never. ssh itself detects a dead connection
+after about ten seconds.
 """
 
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
@@ -18,7 +17,7 @@ from z2all_ds.cluster.nodes import Node
 CONNECT_SECONDS = 8
 ALIVE_EVERY_SECONDS, ALIVE_TRIES = 5, 2
 SSH_FAILED = 255
-"""ssh's own exit code; a command's code is passed on as it is."""
+"""Exit code of ssh itself; a remote command's code is passed on."""
 COMMON = f"""\
 Host *
     BatchMode yes
@@ -33,43 +32,46 @@ Host *
 
 
 def config_text(nodes: list[Node]) -> str:
-    """What ssh reads with -F. The first value that it finds for a setting counts, so ours come first."""
+    """Returns an ssh config for these nodes. Ours comes before the user's: ssh takes the first value of a setting."""
     blocks = []
     for node in nodes:
-        said = {
+        settings = {
             "HostName": node.ssh.address,
             "Port": node.ssh.port,
             "User": node.ssh.user,
             "IdentityFile": f'"{Path(node.ssh.key).expanduser()}"' if node.ssh.key else None,
             "IdentitiesOnly": "yes" if node.ssh.key else None,
         }
-        lines = [f"    {name} {value}\n" for name, value in said.items() if value is not None]
+        lines = [f"    {name} {value}\n" for name, value in settings.items() if value is not None]
         if lines:
             blocks.append(f"Host {node.name}\n{''.join(lines)}")
     return "\n".join([*blocks, COMMON])
 
 
-def write_config(nodes: list[Node], path: Path) -> Path:
-    """Readable by its owner alone: it names users, ports and keys."""
+def write_private(path: Path, text: str) -> Path:
+    """Writes a file that only its owner can read, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, config_text(nodes))
+    write_whole(path, text)
     path.chmod(0o600)
     return path
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Why a node could not be entered."""
+def write_config(nodes: list[Node], path: Path) -> Path:
+    """Writes the ssh config; it names users, ports and keys."""
+    return write_private(path, config_text(nodes))
 
-    kind: str
-    """One of TITLES."""
-    said: str
-    """ssh's own line."""
-    fix: str
 
-    @property
-    def title(self) -> str:
-        return TITLES.get(self.kind, self.kind)
+class NoAnswer(Exception):
+    """A node that ssh cannot connect to, or whose agent failed, ended or did not answer in time."""
+
+    def __init__(self, kind: str, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.fix = kind, message, fix
+        self.title = TITLES.get(kind, kind)
+
+    @classmethod
+    def late(cls, seconds: float) -> "NoAnswer":
+        return cls("no answer", f"no answer within {seconds:.0f} s", "Check whether the node or its disk hangs.")
 
 
 TITLES = {
@@ -77,51 +79,46 @@ TITLES = {
     "host_key": "ssh: changed host key",
     "key": "ssh: key not accepted",
     "key_file": "ssh: key not accepted",
-    "port": "ssh: nobody on that port",
-    "unreachable": "ssh: not reached",
+    "port": "ssh: connection refused",
+    "unreachable": "ssh: not reachable",
     "other": "ssh",
-    "package": "package missing",
-    "python": "python missing",
-    "folder": "folder missing",
-    "late": "no answer",
 }
 FIXES = {
     "name": "Correct the name, or give `ssh: {{address: ...}}` for {name} in the hostfile.",
-    "host_key": "The machine at {address} is another than last time, or was set up anew. If that is right, forget the"
-    " old key with `ssh-keygen -R {known_as}`.",
-    "key": "Put your public key into ~/.ssh/authorized_keys there, or name the right user and key under `ssh` for"
+    "host_key": "{address} is a different machine than before, or was reinstalled. If that is expected, remove the old"
+    " key with `ssh-keygen -R {known_as}`.",
+    "key": "Put your public key into ~/.ssh/authorized_keys there, or set the right user and key under `ssh` for"
     " {name}.",
     "key_file": "Give the path of a private key that only you can read.",
-    "port": "The machine is there, but no sshd answers on port {port}: start it, or set `ssh: {{port: ...}}` for"
-    " {name}.",
-    "unreachable": "Is {name} up, and {address} reached from here? See that no firewall drops port {port}.",
+    "port": "The machine is up, but no sshd answers on port {port}: start it, or set `ssh: {{port: ...}}` for {name}.",
+    "unreachable": "Check that {name} is up, that {address} is reachable from here and that no firewall drops port"
+    " {port}.",
     "other": "Try `ssh {name}` by hand.",
 }
 
 
-def trouble_of(node: Node, stderr: str) -> Trouble:
-    """What ssh's words mean for this node."""
+def ssh_failure(node: Node, stderr: str) -> NoAnswer:
+    """Returns the failure that ssh's stderr describes, with its fix for this node."""
     port = node.ssh.port or 22
     known_as = node.ssh_address if port == 22 else f"[{node.ssh_address}]:{port}"
     kind, line = recognise(stderr)
     fix = FIXES[kind].format(name=node.name, address=node.ssh_address, port=port, known_as=f"'{known_as}'")
-    return Trouble(kind, line or "ssh said nothing", fix)
+    return NoAnswer(kind, line or "ssh printed nothing", fix)
 
 
-def command_on(node: Node, config: Path, command: str) -> list[str]:
-    """What runs a line of shell on a node; nothing secret belongs into it."""
+def module_command(node: Node, config: Path, folder: str, module: str) -> list[str]:
+    """Returns the ssh command that runs a module on a node. It must not contain secrets.
+
+    The module runs in the same folder as here, so that relative paths mean the same, with the programs of its
+    environment first on PATH.
+    """
+    path = f'PATH={shlex.quote(os.path.dirname(node.interpreter))}:"$PATH"'
+    command = f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
     return ["ssh", "-F", str(config), node.name, "--", command]
 
 
-def python_command(node: Node, folder: str, module: str) -> str:
-    """A line of shell that runs a module there: in the same folder as here, so that paths mean the same, and with the
-    environment's own programs first."""
-    path = f'PATH={shlex.quote(os.path.dirname(node.interpreter))}:"$PATH"'
-    return f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
-
-
 def start_module(node: Node, config: Path, folder: str, module: str, *, shows_errors: bool = False) -> JsonProcess:
-    """Starts a module there that we exchange messages with."""
-    command = command_on(node, config, python_command(node, folder, module))
-    # In the C locale ssh says what `recognise` knows.
-    return JsonProcess(command, {**os.environ, "LC_ALL": "C"}, shows_errors=shows_errors)
+    """Starts a module on a node, to exchange messages with it."""
+    # `recognise` knows ssh's messages in the C locale.
+    environment = {**os.environ, "LC_ALL": "C"}
+    return JsonProcess(module_command(node, config, folder, module), environment, shows_errors=shows_errors)

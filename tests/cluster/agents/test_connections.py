@@ -26,8 +26,8 @@ def test_speed_in_both_directions(listener: Listener) -> None:
     assert speed.gigabits_in > 0
 
 
-def test_without_the_token_it_hangs_up(listener: Listener) -> None:
-    with pytest.raises(ConnectionError, match="somebody else answers there"):
+def test_a_wrong_token_is_refused(listener: Listener) -> None:
+    with pytest.raises(ConnectionError, match="a different process answers there"):
         measure("127.0.0.1", listener.port, "f" * len(TOKEN), 0.05)
     assert measure("127.0.0.1", listener.port, TOKEN, 0.01).latency_us > 0
 
@@ -35,27 +35,27 @@ def test_without_the_token_it_hangs_up(listener: Listener) -> None:
 def test_an_echo_is_not_taken_for_the_listener() -> None:
     def echo(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with connection, suppress(OSError):  # reset, as not all of it is read
+        with connection, suppress(OSError):  # reset, since not all data is read
             while data := connection.recv(1024):
                 connection.sendall(data * 4)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=echo, args=(server,), daemon=True).start()
-        with pytest.raises(ConnectionError, match="somebody else answers there"):
+        with pytest.raises(ConnectionError, match="a different process answers there"):
             measure("127.0.0.1", server.getsockname()[1], TOKEN, 0.05)
 
 
-def test_a_closed_one_refuses(listener: Listener) -> None:
+def test_a_closed_listener_refuses(listener: Listener) -> None:
     listener.close()
     with pytest.raises(ConnectionRefusedError):
         measure("127.0.0.1", listener.port, TOKEN, 0.05)
 
 
-def test_it_listens_only_where_it_was_told(listener: Listener) -> None:
+def test_it_listens_on_its_address_only(listener: Listener) -> None:
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", listener.port), timeout=3):
         pass
 
 
-def test_the_address_of_a_way() -> None:
+def test_source_address() -> None:
     assert source_address("127.0.0.1") == "127.0.0.1"
     assert source_address("localhost") in ("127.0.0.1", "::1")

@@ -1,4 +1,4 @@
-"""`z2all doctor` as it is typed: bad input is one line, --fix and --json go together, faults set the exit code."""
+"""The command `z2all doctor`: invalid input is one line, --fix works with --json, failures set the exit code."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tm
     lock = tmp_path / "ops" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
-    os.utime(lock, (1e9, 1e9))  # old enough also where another container might hold it
+    os.utime(lock, (1e9, 1e9))  # old enough to be stale even if another container might hold it
     settings: dict[str, dict[str, object]] = {}
     for word in run_arguments(tmp_path / "run", small_corpus, small_tokenizer, "model.vocab_size=512"):
         key, _, value = word.partition("=")
@@ -63,13 +63,13 @@ def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tm
     assert failed["value"] == "does not fit model.vocab_size=512"
     assert answer.returncode == 6
     (disk,) = [finding for finding in findings if finding["name"] == "disk speed"]
-    assert str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0  # where the config's run_dir is
+    assert str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0  # of the config's run_dir
 
 
-def test_prebuild_tells_which_and_how_many(
+def test_prebuild_reports_each_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The build itself takes minutes; here a program that does nothing stands for the compiler's process."""
+    """A stub replaces the build, which takes minutes."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
 
     def build(command: list[str], environment: dict[str, str], log: Path, stderr_to_log: bool) -> int:

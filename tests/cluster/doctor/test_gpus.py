@@ -1,14 +1,14 @@
-"""What is said of GPUs: of made-up ones on any machine, of the real ones where there are some."""
+"""Findings about GPUs: simulated ones on any machine, real ones if there are any."""
 
 from typing import Any
 
 import pytest
 
 from tests.ops.comparing import on_gpu
-from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_states, judge_ways, read_gpus
+from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_links, judge_states, read_gpus
 
 GOOD = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30, (16, 16), slowed=1, uncorrected=0, numa=0)
-"""Idle is a reason for a low clock, too (1)."""
+"""Slowed by 1: an idle GPU, which is not a fault."""
 
 
 def changed(**changes: Any) -> Gpu:
@@ -28,7 +28,7 @@ def test_a_driver_runs_its_own_cuda_and_older_ones(driver: str, torch: str, stat
     assert judge_driver(box(GOOD, cuda=driver), torch).status == status
 
 
-def test_good_ones_are_one_line() -> None:
+def test_healthy_gpus_are_one_line() -> None:
     (finding,) = judge_states([GOOD, GOOD])
     assert (finding.status, finding.value) == ("ok", "2 x NVIDIA H100 80GB HBM3, 80.0 GiB")
 
@@ -37,12 +37,12 @@ def test_good_ones_are_one_line() -> None:
     ("changes", "said"),
     [
         ({"used": 30 * 2**30}, "30.0 GiB of 80.0 GiB in use"),
-        ({"uncorrected": 3}, "3 memory errors that could not be put right"),
+        ({"uncorrected": 3}, "3 uncorrectable memory errors"),
         ({"slowed": 0x40}, "slowed down by heat or lack of power"),
-        ({"lanes": (8, 16)}, "8 of 16 PCIe lanes at work"),
+        ({"lanes": (8, 16)}, "8 of 16 PCIe lanes in use"),
     ],
 )
-def test_a_bad_one_is_named(changes: dict[str, object], said: str) -> None:
+def test_a_faulty_gpu_is_named(changes: dict[str, object], said: str) -> None:
     _, finding = judge_states([GOOD, changed(**changes)])
     assert (finding.name, finding.status, finding.value) == ("GPU 1", "warn", said)
     assert finding.fix
@@ -54,19 +54,19 @@ def test_two_kinds_in_one_machine() -> None:
 
 
 def test_pairs() -> None:
-    assert judge_ways(box(GOOD)) == []
-    (all_linked,) = judge_ways(box(GOOD, GOOD, GOOD))
+    assert judge_links(box(GOOD)) == []
+    (all_linked,) = judge_links(box(GOOD, GOOD, GOOD))
     assert (all_linked.status, all_linked.value) == ("ok", "3 by nvlink")
     mixed = box(GOOD, GOOD, changed(numa=1))
-    mixed.ways[0, 2] = "none"
-    nodes, ways = judge_ways(mixed)
+    mixed.links[0, 2] = "none"
+    nodes, ways = judge_links(mixed)
     assert nodes.value.startswith("GPU 0 at node 0, GPU 1 at node 0, GPU 2 at node 1")
     assert (ways.status, ways.value) == ("warn", "2 by nvlink, 1 by none (0-2)")
 
 
 @on_gpu[0]
 @on_gpu[1]
-def test_the_real_ones() -> None:
+def test_real_gpus() -> None:
     import torch
 
     found = read_gpus()

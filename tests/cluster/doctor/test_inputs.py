@@ -1,4 +1,4 @@
-"""The inputs of a run config, as the doctor tells of them: what is wrong is one line each."""
+"""Checks of the inputs of a run config: one line per problem."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ def own_corpus(small_corpus: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_corpus, tmp_path / "corpus"))
 
 
-def test_all_is_well(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_valid_inputs(small_corpus: Path, small_tokenizer: Path) -> None:
     findings = found(small_corpus, small_tokenizer)
     assert [finding.name for finding in findings] == ["tokenizer", "data", "shards", "DeepSpeed JSON"]
     assert not_ok(findings) == []
@@ -44,34 +44,34 @@ def test_a_tokenizer_that_is_too_large_or_much_too_small(small_corpus: Path, sma
     assert (wasteful.name, wasteful.status) == ("tokenizer", "warn") and "model.vocab_size=1024" in wasteful.fix
 
 
-def test_a_tokenizer_that_is_gone_is_told_once(small_corpus: Path, tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_reported_once(small_corpus: Path, tmp_path: Path) -> None:
     (failure,) = not_ok(found(small_corpus, tmp_path / "none"))
     assert failure.status == "fail" and str(tmp_path / "none") in failure.name
 
 
-def test_a_corpus_that_is_gone_and_a_json_that_is_none(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_missing_corpus_and_an_unknown_json(small_tokenizer: Path, tmp_path: Path) -> None:
     gone, unknown = not_ok(found(tmp_path / "nowhere", small_tokenizer, "deepspeed=zero7"))
     assert (gone.status, unknown.status) == ("fail", "fail")
     assert "nowhere" in gone.name and "zero7" in unknown.name
 
 
-def test_a_shard_that_was_cut(own_corpus: Path, small_tokenizer: Path) -> None:
+def test_truncated_and_missing_shards(own_corpus: Path, small_tokenizer: Path) -> None:
     first, second = sorted(own_corpus.glob("*.jsonl"))[1:3]
     first.write_bytes(first.read_bytes()[:-100])
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
     size = first.stat().st_size
     assert failure.name == str(first)
-    assert failure.value == f"the shard has {size:,} bytes, and the manifest says {size + 100:,}"
+    assert failure.value == f"the shard has {size:,} bytes, but the manifest says {size + 100:,}"
     assert f"`z2all corpus audit {own_corpus}`" in failure.fix
     second.unlink()
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
-    assert failure.name == str(first) and "; 1 more of 7 files are not whole either" in failure.value
+    assert failure.name == str(first) and "; 1 more of 7 files are damaged" in failure.value
     first.unlink()
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
     assert failure.value.startswith("the shard cannot be read (No such file or directory)")
 
 
-def test_held_out_shards_are_looked_at_too(small_corpus: Path, own_corpus: Path, small_tokenizer: Path) -> None:
+def test_held_out_shards_are_checked(small_corpus: Path, own_corpus: Path, small_tokenizer: Path) -> None:
     shard = sorted(own_corpus.glob("*.jsonl"))[0]
     shard.unlink()
     held_out = (f"validation.corpus={own_corpus}", "validation.samples=8")
@@ -97,11 +97,11 @@ def test_adopted_parquet(tmp_path: Path) -> None:
     assert shards_of(str(tmp_path)).status == "ok"
     data = (tmp_path / "b.parquet").read_bytes()
     (tmp_path / "b.parquet").write_bytes(data[:-10])
-    with pytest.raises(DataError, match=r"b\.parquet: the shard is cut.*z2all corpus adopt"):
+    with pytest.raises(DataError, match=r"b\.parquet: the shard is truncated.*z2all corpus adopt"):
         shards_of(str(tmp_path))
 
 
-def test_shards_in_an_object_store_are_not_asked_for() -> None:
+def test_shards_in_an_object_store_are_skipped() -> None:
     assert shards_of("memory://nothing/there").status == "ok"
 
 

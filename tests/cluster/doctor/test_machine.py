@@ -1,4 +1,4 @@
-"""The doctor on this very machine, and on the troubles it knows, made with real files."""
+"""The doctor on this machine, and its findings about problems that are created with real files."""
 
 import json
 import os
@@ -26,10 +26,10 @@ from z2all_ds.cluster.doctor import (
 from z2all_ds.cluster.doctor.building import gpu_architectures, judge_nvcc
 from z2all_ds.cluster.doctor.installation import (
     built_for_another_torch,
-    judge_interpreter_path,
+    interpreter_path,
     judge_loading,
     judge_package,
-    unmet_demands,
+    unmet_requirements,
 )
 
 
@@ -39,17 +39,17 @@ def found(name: str, folder: Path) -> Finding:
 
 @pytest.fixture(autouse=True)
 def own_extension_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own cache may hold locks of builds that are running right now."""
+    """Replaces the user's cache, which may contain locks of running builds."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
     return tmp_path / "ops"
 
 
-def test_everything_is_looked_at(tmp_path: Path) -> None:
+def test_all_fast_checks_run(tmp_path: Path) -> None:
     findings = examine(tmp_path)
     names = {finding.name for finding in findings}
     expected = {"python", "torch", "deepspeed", "GPU", "C++ compiler", "ninja", "op cpu_adam", "build locks", "disk"}
     assert names >= expected | {
-        *("shared memory", "main memory", "open files", "processes and threads"),
+        *("shared memory", "main memory", "open files", "processes and threads", "locked memory"),
         *("hostname -I", "NCCL and gloo settings", "interpreter path", "packages together"),
     }
     for finding in findings:
@@ -58,14 +58,14 @@ def test_everything_is_looked_at(tmp_path: Path) -> None:
         assert bool(finding.fix) == (finding.status != "ok")
 
 
-def test_what_takes_seconds_is_looked_at_too(tmp_path: Path) -> None:
+def test_slow_checks(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in examine_further(tmp_path)}
-    assert list(findings)[:3] == ["packages load", "locked memory", "disk speed"]
+    assert list(findings)[:3] == ["packages load", "disk speed", "Hugging Face hub"]
     assert findings["packages load"].status == "ok"
     assert findings["packages load"].value.startswith("torch and deepspeed")
 
 
-def test_table_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     findings = [
         Finding("disk [x]", "fail", "[full]", "Free some.", measured={"bytes_per_second": 5.5}),
         Finding("python", "ok", "3.11.7"),
@@ -113,27 +113,26 @@ def test_the_other_apex_is_recognised(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found("apex", tmp_path).value == "0.9.10 (NVIDIA's)"
 
 
-def test_a_package_says_what_it_needs_of_another() -> None:
+def test_unmet_requirements() -> None:
     installed = {"torch": "2.13.0+cpu", "triton": "3.5.0", "flash-attn": "2.8.3"}
     demands = {
         "torch": ["triton==3.6.0; platform_system == 'Linux'", "numpy>=9; extra == 'x'", "sympy>=1.13"],
         "flash-attn": ["torch>=2.0", "Flash_Attn>2.8", "torch (>=9.*, what"],
     }
-    (finding,) = unmet_demands(installed, demands)
+    (finding,) = unmet_requirements(installed, demands)
     assert finding.status == "warn"
     assert finding.value == "torch 2.13.0+cpu needs triton==3.6.0, installed is 3.5.0"
-    assert unmet_demands({**installed, "triton": "3.6.0"}, demands) == []
+    assert unmet_requirements({**installed, "triton": "3.6.0"}, demands) == []
 
 
-def test_two_that_need_another_version_of_a_third() -> None:
+def test_two_packages_with_conflicting_requirements() -> None:
     installed = {"a": "1", "b": "2", "Some_C": "3"}
-    (finding,) = unmet_demands(installed, {"a": ["some-c<3"], "b": ["some.c>3"]})
+    (finding,) = unmet_requirements(installed, {"a": ["some-c<3"], "b": ["some.c>3"]})
     assert finding.value == "a 1 needs Some_C<3; b 2 needs Some_C>3, installed is 3"
     assert "`pip install -c constraints.txt a b Some_C`" in finding.fix
 
 
-def test_a_version_that_does_not_fit_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as one that is untested and once more as one that others cannot use."""
+def test_a_conflicting_version_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizers-0.19.1.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: tokenizers\nVersion: 0.19.1\n"
     (tmp_path / "tokenizers-0.19.1.dist-info" / "METADATA").write_text(metadata)
@@ -149,7 +148,7 @@ def test_a_version_that_does_not_fit_is_told_once(tmp_path: Path, monkeypatch: p
         ("flash-attn", "2.8.3+cu12torch2.6cxx11abiTRUE", "2.11.0", "12.8", False),
         ("flash-attn", "2.8.3+cu12torch2.1", "2.11.0", "12.8", False),
         ("flash-attn", "2.8.3+cu12torch2.11cxx11abiTRUE", "2.11.0", "13.0", False),
-        ("flash-attn", "2.8.3", "2.11.0", "13.0", True),  # built here, from its sources
+        ("flash-attn", "2.8.3", "2.11.0", "13.0", True),  # built from source
         ("xformers", "0.0.35+cu128", "2.11.0", "13.0", False),
         ("xformers", "0.0.35+cu128", "2.11.0", "12.8", True),
         ("xformers", "0.0.35+cu128", "2.11.0+cpu", None, True),  # nothing loads its kernels
@@ -172,7 +171,7 @@ def test_kernels_are_built_for_one_torch(name: str, version: str, torch: str, cu
     ],
 )
 def test_packages_that_do_not_load(module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For real, by a torch of ours before the installed one; the empty one is enough for itself and for nobody else."""
+    """Imports a stub of torch that precedes the installed one."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(module)
     if not module:
@@ -184,12 +183,12 @@ def test_packages_that_do_not_load(module: str, said: str, tmp_path: Path, monke
     assert "--force-reinstall" in finding.fix
 
 
-def test_torch_must_see_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_must_see_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cu130")
     finding = judge_loading(0, "loading torch\nloading deepspeed\ngpus 0\n", "", visible=8)
     assert (finding.status, finding.value) == ("fail", "torch can use 0 of 8 GPUs")
     assert judge_loading(0, "gpus 8\n", "", visible=8).value == "torch and deepspeed, with 8 GPU(s)"
-    monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # a line of its own: see `accelerator`
+    monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # reported by `gpus.check`
     assert judge_loading(0, "gpus 0\n", "", visible=8).status == "ok"
 
 
@@ -214,9 +213,9 @@ def test_an_architecture_with_a_letter() -> None:
 
 
 def test_interpreter_paths() -> None:
-    assert judge_interpreter_path("/" + "x" * 124).status == "ok"
-    assert judge_interpreter_path("/" + "x" * 125).status == "warn"
-    assert judge_interpreter_path("/my files/bin/python").status == "warn"
+    assert interpreter_path("/" + "x" * 124).status == "ok"
+    assert interpreter_path("/" + "x" * 125).status == "warn"
+    assert interpreter_path("/my files/bin/python").status == "warn"
 
 
 def test_missing_compiler_is_a_failure_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +254,7 @@ def test_ops_and_locks(tmp_path: Path, own_extension_folder: Path) -> None:
     assert f"rm {lock}" in finding.fix
 
 
-def test_a_folder_for_ops_that_cannot_be_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_folder_for_ops_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     (failure,) = [finding for finding in examine(tmp_path) if finding.status == "fail"]
@@ -269,7 +268,7 @@ def test_a_folder_for_ops_that_cannot_be_is_told_once(tmp_path: Path, monkeypatc
         ((4096, 4096), "ok", ""),
         ((1024, resource.RLIM_INFINITY), "warn", "Run `ulimit -n 65536` before"),
         ((1024, 20000), "warn", "Run `ulimit -n 20000` before"),
-        ((500, 1000), "warn", "`--ulimit nofile=65536`"),  # what a user may reach is too little
+        ((500, 1000), "warn", "`--ulimit nofile=65536`"),  # the hard limit is too low
     ],
 )
 def test_limits(limits: tuple[int, int], status: str, fix: str) -> None:
@@ -298,11 +297,11 @@ def test_shared_memory_that_is_small_or_full() -> None:
 def test_little_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((3 * 10**9, "warn"), (5 * 10**9, "ok")):
         monkeypatch.setattr(resources, "available_bytes", lambda free=free: free)
-        (finding,) = resources.main_memory()
+        finding = resources.main_memory()
         assert finding.status == status and bool(finding.fix) == (status == "warn")
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     assert require_folder(tmp_path / "not" / "made" / "yet") == tmp_path
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -310,7 +309,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
             require_folder(folder)
         (failure,) = [finding for finding in examine(folder) if finding.status == "fail"]
         assert failure.name == f"folder {folder}"
-    with pytest.raises(ConfigError, match=r"cannot be looked at \(File name too long"):
+    with pytest.raises(ConfigError, match=r"cannot be accessed \(File name too long"):
         require_folder(tmp_path / ("x" * 300))
 
 
@@ -325,13 +324,13 @@ def test_low_limit_of_open_files(tmp_path: Path) -> None:
     assert "ulimit -n" in finding.fix
 
 
-def test_the_disk_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = resources.disk_speed(tmp_path / "not" / "made" / "yet")
     assert finding.name == "disk speed" and f"/s written and synced at {tmp_path}" in finding.value
     assert list(tmp_path.iterdir()) == []
     told = float(finding.value.split()[0]) * {"MiB/s": 2**20, "GiB/s": 2**30}[finding.value.split()[1]]
     assert finding.measured == {"bytes_per_second": pytest.approx(told, rel=0.05)}
-    assert resources.disk_speed(Path("/proc/self")) == []  # nothing is free there, as `disk` says
+    assert resources.disk_speed(Path("/proc/self")) == []  # no free space there, which `disk` reports
     monkeypatch.setattr(resources, "MIN_DISK_BYTES", 0)
     (finding,) = resources.disk_speed(Path("/proc/self"))
     assert finding.status == "fail" and "cannot write at /proc/self" in finding.value
@@ -345,18 +344,18 @@ def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.status == "warn" and "write runs to another disk" in finding.fix and finding.measured
 
 
-def test_nodes_of_memory(tmp_path: Path) -> None:
+def test_numa_nodes(tmp_path: Path) -> None:
     found = []
     for node, processors in (("node0", "0-15"), ("node1", "16-31")):
         (tmp_path / node).mkdir()
         (tmp_path / node / "cpulist").write_text(f"{processors}\n")
         found.append(resources.numa(tmp_path))
-    assert found[0] == []  # with one there is nothing to tell
+    assert found[0] == []  # one node is not reported
     (finding,) = found[1]
     assert finding.value == "0: processors 0-15; 1: processors 16-31"
 
 
-def test_no_address_and_no_home_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_address_and_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostname").write_text("#!/bin/sh\n")
     (tmp_path / "hostname").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

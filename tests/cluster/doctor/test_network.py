@@ -1,4 +1,4 @@
-"""Settings that hurt, interfaces by NCCL's rules, and hubs that answer or do not."""
+"""Harmful settings, interface names as NCCL parses them, and reachable and unreachable hubs."""
 
 import socket
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_settings(setting: tuple[str, str], status: str) -> None:
     assert bool(finding.fix) == (status != "ok")
 
 
-def test_without_infiniband_nothing_is_lost() -> None:
+def test_ib_settings_are_fine_without_infiniband() -> None:
     (finding,) = judge_settings({"NCCL_IB_DISABLE": "1"}, ["lo"], has_infiniband=False)
     assert finding.status == "ok"
 
@@ -76,11 +76,11 @@ def test_a_hub_that_answers_and_one_that_does_not(listening: int, monkeypatch: p
     hugging_face, wandb = hubs()
     assert hugging_face.value == f"http://127.0.0.1:{listening}"
     assert "not reachable (127.0.0.1: Connection refused)" in wandb.value
-    assert hugging_face.status == wandb.status == "ok"  # a machine without the outside world trains as well
+    assert hugging_face.status == wandb.status == "ok"  # training works offline
 
 
 @pytest.mark.parametrize("address", ["http://hub:abc", "huggingface.co", "ftp://hub", "https://", "http://[::1"])
-def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setenv("WANDB_BASE_URL", address)
     found = hubs()
@@ -89,23 +89,23 @@ def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) 
         assert finding.status == "warn" and finding.fix.endswith("or unset it.")
 
 
-def test_offline_by_choice_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(network, "why_unreachable", lambda *_: pytest.fail("asked"))
     assert [finding.value for finding in hubs()] == ["offline, by HF_HUB_OFFLINE", "offline, by WANDB_MODE"]
 
 
-def test_a_proxy_stands_for_the_hub(listening: int) -> None:
+def test_the_proxy_is_tried_instead_of_the_hub(listening: int) -> None:
     proxy = {"https_proxy": f"http://127.0.0.1:{listening}"}
     assert why_unreachable("https://no.such.host.invalid", proxy) == ""
     assert why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": f"127.0.0.1:{listening}"}) == ""
     secret = why_unreachable("https://no.such.host.invalid", {"HTTPS_PROXY": "http://me:secret@host:port"})
-    assert secret == "HTTPS_PROXY is no address"
+    assert secret == "HTTPS_PROXY is not a valid address"
     assert "no.such.host.invalid" in why_unreachable("https://no.such.host.invalid", {})
 
 
-def test_no_interface_of_this_machine_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nosuch0")
     assert "fail" in [finding.status for finding in network.settings()]
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")

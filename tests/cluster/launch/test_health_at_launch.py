@@ -1,4 +1,4 @@
-"""When a launch tests the health of its nodes, and that what it found is not forgotten at a restart."""
+"""A launch tests the health of its nodes once, and remembers the failures at restarts."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from z2all_ds.cluster.doctor import FAIL
 from z2all_ds.cluster.launch import multi_node
 from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions
-from z2all_ds.cluster.launch.rendezvous import DataAddress
+from z2all_ds.cluster.nodes import DataAddress
 from z2all_ds.cluster.preflight.checks import Preflight, Subject
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.cluster.preflight.health_run import Health
@@ -15,14 +15,14 @@ from z2all_ds.cluster.preflight.health_run import Health
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Preflights that were asked for, with health and with slow nodes left out; in each n1 is slow."""
+    """Replaces the preflight, with a slow n1; returns the (health, exclude_slow) of all calls."""
     asked: list[tuple[bool, bool]] = []
 
     def preflight(subject: Subject, health: bool, exclude_slow: bool) -> Preflight:
         asked.append((health, exclude_slow))
-        places = {node.name: DataAddress("10.0.0.1", "eth0") for node in subject.nodes}
+        addresses = {node.name: DataAddress("10.0.0.1", "eth0") for node in subject.nodes}
         slow = [NodeFinding("n1: slow", FAIL, "3 ms", "", ("n1",))] if health and exclude_slow else []
-        return Preflight(list(slow), places=places, health=Health(findings=slow) if health else None)
+        return Preflight(list(slow), addresses=addresses, health=Health(findings=slow) if health else None)
 
     monkeypatch.setattr(multi_node, "preflight", preflight)
     return asked
@@ -34,20 +34,20 @@ def launch(tmp_path: Path, *, health: bool = True, exclude_slow: bool = False, d
     return Launch(options, [f"run_dir={tmp_path / 'run'}"])
 
 
-def test_at_the_first_start_alone(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_only_at_the_first_start(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path)
-    assert [job.look().unfit() for _ in range(3)] == [[], [], []]
+    assert [job.check_nodes().unfit() for _ in range(3)] == [[], [], []]
     assert asked == [(True, False), (False, False), (False, False)]
 
 
 @pytest.mark.parametrize("options", [{"health": False}, {"dry_run": True}])
 def test_not_at_all(tmp_path: Path, asked: list[tuple[bool, bool]], options: dict[str, bool]) -> None:
     job = launch(tmp_path, **options)
-    job.look()
+    job.check_nodes()
     assert asked == [(False, False)]
 
 
-def test_what_was_slow_stays_out(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_slow_nodes_stay_excluded(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path, exclude_slow=True)
-    assert [job.look().unfit() for _ in range(3)] == [["n1"], ["n1"], ["n1"]]
-    assert len(job.look().failures) == 1
+    assert [job.check_nodes().unfit() for _ in range(3)] == [["n1"], ["n1"], ["n1"]]
+    assert len(job.check_nodes().failures) == 1

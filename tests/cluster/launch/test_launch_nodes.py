@@ -116,11 +116,11 @@ def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float])
     launch = launches.start("run", options, overrides)
     launch.wait_for_steps(run_dir, 6)
     os.kill(rank_on(second), signal.SIGKILL)
-    launch.wait_for_words("try 1 of 9")
+    launch.wait_for_words("restart 1 of 9")
     launch.wait_for_words(" in memory; ")  # every node has its part of the newest snapshot
     launch.wait_for_steps(run_dir, 12)
     os.kill(rank_on(third), signal.SIGSTOP)
-    launch.wait_for_words("try 2 of 9")
+    launch.wait_for_words("restart 2 of 9")
     launch.wait_for_steps(run_dir, 18)
     third.kill()
     launch.wait_for_words("without n2")
@@ -146,7 +146,7 @@ def test_a_cut_link(launches: Launches, undisturbed: list[float]) -> None:
     launch.wait_for_steps(run_dir, 6)
     third.cut()
     try:
-        launch.wait_for_words("try 1 of 1")
+        launch.wait_for_words("restart 1 of 1")
         # The node that is cut off ends its rank by itself.
         assert_nothing_is_left([third])
         assert launch.wait() == 0, launch.output

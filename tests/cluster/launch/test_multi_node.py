@@ -1,4 +1,4 @@
-"""`z2all launch` where it needs no second machine: one box, and what is refused before anything is started."""
+"""`z2all launch` without a second machine: a hostfile with localhost, and errors before the start."""
 
 import subprocess
 import sys

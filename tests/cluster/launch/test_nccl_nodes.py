@@ -122,7 +122,7 @@ def nobody_is_left() -> bool:
     return False
 
 
-def test_the_doctor_has_them_compute_and_meet_by_nccl(launches: Launches, tmp_path: Path) -> None:
+def test_the_health_test_uses_nccl(launches: Launches, tmp_path: Path) -> None:
     answer = z2all("doctor", str(tmp_path), "--hostfile", str(launches.hostfile), "--json")
     findings = json.loads(answer.stdout)["findings"]
     print(json.dumps(findings, indent=1))
@@ -159,8 +159,8 @@ def test_a_killed_rank_and_a_restart(launches: Launches, by_two_nodes: list[floa
     assert nobody_is_left()
 
 
-def test_a_rank_whose_data_does_not_come(launches: Launches, tmp_path: Path) -> None:
-    """Its process is well and waits; the other one waits for it in NCCL, which says nothing."""
+def test_a_rank_without_data(launches: Launches, tmp_path: Path) -> None:
+    """Its process waits for data; the other one waits for it in NCCL."""
     run_dir = tmp_path / "run"
     with z2all_beside(*launches.words(run_dir, ["--no-health"], "deepspeed=zero1")) as process:
         wait_for_steps(run_dir, 7, process)

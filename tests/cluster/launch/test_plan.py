@@ -1,4 +1,4 @@
-"""The orders of every node, the files of a launch, and what is shown of them."""
+"""The orders of every node, and the files and description of a launch."""
 
 import shlex
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
-from z2all_ds.cluster.nodes import Node, parse_nodes_text
-from z2all_ds.cluster.preflight.checks import DataAddress
+from z2all_ds.cluster.nodes import DataAddress, Node, parse_nodes_text
 
 MAPPED = """\
 all: {slots: 2, ssh: {user: root}}
@@ -30,7 +29,7 @@ def equal_nodes() -> list[Node]:
     return [Node(name="n1", slots=1), Node(name="n2", slots=3)]
 
 
-def test_the_master_is_met_inside_by_its_own_ranks_and_outside_by_others(tmp_path: Path) -> None:
+def test_inside_and_outside_address_of_the_master(tmp_path: Path) -> None:
     orders = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).orders
     assert (orders["box1"].master_address, orders["box1"].master_port) == ("172.17.0.2", 9527)
     assert (orders["box2"].master_address, orders["box2"].master_port) == ("192.0.2.11", 30846)
@@ -41,13 +40,13 @@ def test_the_master_is_met_inside_by_its_own_ranks_and_outside_by_others(tmp_pat
     assert "ONLY" not in orders["box1"].environment
 
 
-def test_nodes_that_nobody_looked_at_are_trusted(tmp_path: Path) -> None:
+def test_without_preflight_names_are_used(tmp_path: Path) -> None:
     orders = plan(equal_nodes(), {}, tmp_path).orders
     assert {(order.master_address, order.master_port) for order in orders.values()} == {("n1", 29501)}
     assert all("GLOO_SOCKET_IFNAME" not in order.environment for order in orders.values())
 
 
-def test_of_the_launcher_s_environment_only_what_ranks_may_need(tmp_path: Path) -> None:
+def test_forwarded_variables(tmp_path: Path) -> None:
     given = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush", "HOME": "/x", "TORCH_EXTENSIONS_DIR": "/y", "SSH_TTY": "z"}
     found = plan(equal_nodes(), EQUAL, tmp_path, **given).orders["n2"].environment
     assert {name: found.get(name) for name in given} == {
@@ -61,7 +60,7 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     from deepspeed.launcher.runner import fetch_hostfile
 
     made = plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO", WANDB_API_KEY="hush")
-    made.write()
+    made.write("ssh")
     files = (made.ssh_config, made.hostfile, made.environment_file)
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     assert dict(fetch_hostfile(str(made.hostfile))) == {"n1": 1, "n2": 3}
@@ -72,26 +71,26 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     assert load_run_config(str(tmp_path / "launch" / "run.yaml")) == RunConfig(run_dir=str(tmp_path))
 
 
-def test_what_is_shown_has_no_secret(tmp_path: Path) -> None:
-    shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").shown()
+def test_the_description_has_no_secret(tmp_path: Path) -> None:
+    shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").describe()
     assert "hush" not in shown
     assert "WANDB_API_KEY='***'" in shown
     assert "--master_addr 192.0.2.11 --master_port 30846" in shown
     assert "StrictHostKeyChecking accept-new" in shown
 
 
-def test_what_deepspeed_s_own_way_cannot_say(tmp_path: Path) -> None:
-    assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").told_apart() == []
-    differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).told_apart()
+def test_settings_that_deepspeed_s_launchers_do_not_support(tmp_path: Path) -> None:
+    assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").unsupported_settings() == []
+    differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).unsupported_settings()
     assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]
 
 
-def test_the_plain_line_is_shell(tmp_path: Path) -> None:
-    words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").plain_line())
+def test_the_command_line_is_valid_shell(tmp_path: Path) -> None:
+    words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").command_line())
     assert words[-4:] == ["--config", f"{tmp_path}/a b/launch/run.yaml", "--resume", "never"]
     assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
 
 
-def test_a_value_that_deepspeed_cannot_pass_on() -> None:
-    with pytest.raises(ClusterError, match="variable A: has a line break in it"):
+def test_a_line_break_in_a_value_is_refused() -> None:
+    with pytest.raises(ClusterError, match="variable A: contains a line break"):
         environment_text({"A": "1\n2"})

@@ -23,7 +23,6 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World, tasks_of_nodes
 from z2all_ds.cluster.launch import slurm
 from z2all_ds.cluster.launch.plan import LaunchPlan, make_plan
-from z2all_ds.cluster.launch.slurm_rank import rank_environment
 from z2all_ds.cluster.nodes import Node as PlannedNode
 
 TOLERANCE = 1e-6
@@ -126,15 +125,15 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
 
 
 @pytest.mark.extended
-def test_where_ssh_is_closed_the_way_without_it_is_named(
+def test_without_ssh_the_error_names_no_preflight(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """Slurm tells no port, and nobody listens on ssh's own here."""
+    """Slurm gives no ssh port, and nothing listens on port 22 here."""
     launch = lab.start([], [], run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=1"))
     assert launch.wait() == ClusterError.exit_code
     (line,) = [line for line in launch.output.splitlines() if line.startswith("ClusterError: ")]
     assert line.startswith("ClusterError: n0: ssh: ")
-    assert line.endswith("Where ssh to nodes is closed, launch with --no-preflight.")
+    assert line.endswith("If ssh to the nodes is closed, launch with --no-preflight.")
 
 
 @pytest.mark.extended
@@ -193,15 +192,15 @@ def test_tasks_as_slurm_writes_them(written: str, tasks: list[int]) -> None:
     assert tasks_of_nodes(written) == tasks
 
 
-def test_a_rank_learns_who_it_is() -> None:
-    found = rank_environment(STEP)
+def test_environment_of_a_rank() -> None:
+    found = slurm.rank_environment(STEP)
     expected = {"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert {name: found[name] for name in expected} == expected
     assert "GLOO_SOCKET_IFNAME" not in found
     assert World.from_environment(found) == World(3, 5, 0, 2)
 
 
-def test_in_a_batch_script_we_are_nobody_s_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_variables_are_ignored_in_a_batch_script(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in STEP.items():
         monkeypatch.setenv(name, value)
     assert World.take_from_environment() == World(0, 1, 0, 1)
@@ -210,19 +209,19 @@ def test_in_a_batch_script_we_are_nobody_s_rank(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, (1, "by default")),
+        ({}, (1, "default")),
         ({"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, (8, "SLURM_GPUS_ON_NODE")),
         ({"SLURM_GPUS_PER_NODE": "a100:4"}, (4, "SLURM_GPUS_PER_NODE")),
         (
             {"SLURM_GPUS_ON_NODE": "0", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"},
             (2, "SLURM_TASKS_PER_NODE"),
         ),
-        ({"SLURM_TASKS_PER_NODE": "64(x2)"}, (1, "by default")),
-        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, (1, "by default")),
+        ({"SLURM_TASKS_PER_NODE": "64(x2)"}, (1, "default")),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, (1, "default")),
     ],
 )
 def test_slots_of_an_allocation(environment: dict[str, str], expected: tuple[int, str]) -> None:
-    assert slurm.slots_of_a_node(environment) == expected
+    assert slurm.slots_per_node(environment) == expected
 
 
 def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
@@ -230,7 +229,7 @@ def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
     from deepspeed.launcher.runner import parse_args
 
     made = planned(tmp_path / "a b", {"NCCL_IB_HCA": "a,b"})
-    made.write()
+    made.write("slurm")
     words = made.deepspeed_command("slurm")
     arguments = parse_args(words[3:])
     line = SlurmRunner(arguments, "", {}).get_cmd({}, {"n2": [0, 1], "n0": [0, 1]})
@@ -242,14 +241,14 @@ def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in (made.tasks, made.rank_script))
 
 
-def test_what_ranks_are_told_comes_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_their_settings_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     made = planned(tmp_path, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "a,b", "HF_TOKEN": "hush"})
-    assert made.told_apart() == ["HF_TOKEN"]
-    assert made.told_apart("slurm") == []
+    assert made.unsupported_settings() == ["HF_TOKEN"]
+    assert made.unsupported_settings("slurm") == []
     meeting = {"MASTER_ADDR": "n2", "MASTER_PORT": "29501", "DS_ENV_FILE": os.devnull}
     assert made.deepspeed_variables("slurm") == {"NCCL_IB_HCA": "a,b", "HF_TOKEN": "hush", **meeting}
-    shown = made.shown("slurm")
+    shown = made.describe("slurm")
     assert "hush" not in shown
     line = shlex.split(shown.splitlines()[-1])
     assert line[:2] == ["NCCL_IB_HCA=a,b", "HF_TOKEN=***"]
@@ -267,7 +266,7 @@ def test_what_ranks_are_told_comes_by_the_environment(tmp_path: Path, monkeypatc
         ("loss 7.1\n", None),
     ],
 )
-def test_whom_srun_says_to_have_died(line: str, found: tuple[int, str] | None) -> None:
+def test_the_rank_that_srun_reports_as_killed(line: str, found: tuple[int, str] | None) -> None:
     killed = slurm.killed_rank(line)
     assert (killed and (killed.rank, killed.host)) == found
 
@@ -279,7 +278,7 @@ def test_srun_knows_who_died_first(tmp_path: Path) -> None:
     for faults, first in (([early, late], late), ([early], killed), ([early, replace(late, kind="data")], "data")):
         for fault in faults:
             write_fault(folder, fault)
-        slurm.note_killed(folder, killed)
+        slurm.record_killed(folder, killed)
         told = first_fault(read_faults(folder))
         assert told is not None
         assert told.kind == first if isinstance(first, str) else told.line == first.line
@@ -295,7 +294,7 @@ def launch(folder: Path, *words: str, **environment: str) -> "subprocess.Complet
 @pytest.mark.parametrize(
     ("words", "hostfile", "environment", "line"),
     [
-        ([], None, {}, "launcher ssh: needs to know the nodes. Give --hostfile FILE."),
+        ([], None, {}, "launcher ssh: needs the list of nodes. Give --hostfile FILE."),
         (["--launcher", "slurm"], None, {"PATH": "/nowhere"}, "PATH has no srun, sinfo, scontrol"),
         (["--launcher", "slurm"], "a slots=1\nb slots=2\n", {}, "slots (a 1, b 2): must be the same on all nodes"),
     ],
@@ -312,11 +311,14 @@ def test_refusals_are_one_line(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_nodes_of_others_and_no_allocation() -> None:
-    with pytest.raises(ClusterError, match="works inside an allocation, and SLURM_JOB_NODELIST is not set"):
+def test_foreign_nodes_and_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="works inside an allocation, but SLURM_JOB_NODELIST is not set"):
         slurm.allocated_names({})
+    monkeypatch.setattr(slurm, "require_slurm", lambda: None)
+    monkeypatch.setattr(slurm, "allocated_names", lambda: ["n0", "n1"])
+    listed = [PlannedNode(name="n0", slots=1), PlannedNode(name="n7", slots=1)]
     with pytest.raises(ClusterError, match="node n7: is not in the allocation, which has n0, n1"):
-        slurm.check_names([PlannedNode(name="n0", slots=1), PlannedNode(name="n7", slots=1)], ["n0", "n1"])
+        slurm.nodes_to_use(listed, is_dry_run=False)
 
 
 def test_a_dry_run_needs_no_slurm(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What follows from how a launch has ended."""
+"""Verdicts on the end of a launch."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from z2all_ds.cluster.launch.verdicts import Verdict, judge
 from z2all_ds.cluster.nodes import Node
 
 NODES = [Node(name="a", slots=2), Node(name="b", slots=2), Node(name="c", slots=1)]
-WELL = [NodeEnd(node.name, 0, "", 9.0) for node in NODES]
-BADLY = [NodeEnd("b", 1, "some words", 5.0), NodeEnd("a", 1, "", 9.0), NodeEnd("c", 130, "", 9.0)]
+WELL = [NodeEnd(node.name, 0, "") for node in NODES]
+BADLY = [NodeEnd("b", 1, "some words"), NodeEnd("a", 1, ""), NodeEnd("c", 130, "")]
 
 
 def fault(kind: str, rank: int, line: str = "") -> Fault:
@@ -17,12 +17,12 @@ def fault(kind: str, rank: int, line: str = "") -> Fault:
 
 
 @pytest.mark.parametrize("outcome", ["done", "stopped", "requeue"])
-def test_the_run_s_own_word_counts_not_exit_codes(outcome: str) -> None:
+def test_the_recorded_outcome_counts_not_exit_codes(outcome: str) -> None:
     assert judge(outcome, BADLY, [], NODES) == Verdict(outcome)
 
 
 @pytest.mark.parametrize("outcome", [None, "started"])
-def test_codes_of_zero_without_its_word_are_a_failure(outcome: str | None) -> None:
+def test_without_a_recorded_outcome_it_is_a_failure(outcome: str | None) -> None:
     verdict = judge(outcome, WELL, [], NODES)
     assert verdict.outcome == "failed"
     assert verdict.fault
@@ -35,15 +35,15 @@ def test_without_a_record_the_node_that_ended_first_and_badly_is_named() -> None
     assert "code 1: some words" in found.line
 
 
-def test_a_lost_node_comes_before_those_who_miss_it() -> None:
-    ends = [NodeEnd("c", None, "Timeout, server c not responding.", 12.0), *BADLY[:2]]
+def test_a_lost_node_comes_before_its_peers() -> None:
+    ends = [NodeEnd("c", None, "Timeout, server c not responding."), *BADLY[:2]]
     found = judge("started", ends, [fault(HANG, 0), fault(LOST_PEER, 2)], NODES).fault
     assert found
     assert (found.kind, found.host, found.rank) == (NODE_LOST, "c", 4)
     assert "not responding" in found.line
 
 
-def test_a_save_that_failed_on_one_rank_is_told_of_that_one() -> None:
+def test_a_failed_save_is_attributed_to_the_rank_it_names() -> None:
     line = "NotSaved: checkpoint of step 5: could not be written (rank 3: [Errno 28] No space left on device). ..."
     found = judge("started", BADLY, [fault("machine", 0, line)], NODES).fault
     assert found
@@ -57,6 +57,6 @@ def test_a_save_that_failed_on_one_rank_is_told_of_that_one() -> None:
         *((kind, False) for kind in ("config", "data", "checkpoint", "training", "export", "out_of_memory")),
     ],
 )
-def test_what_may_be_cured(kind: str, again: bool) -> None:
-    assert judge("started", BADLY, [fault(kind, 1)], NODES).may_be_cured is again
-    assert not Verdict("done").may_be_cured
+def test_what_is_recoverable(kind: str, again: bool) -> None:
+    assert judge("started", BADLY, [fault(kind, 1)], NODES).is_recoverable is again
+    assert not Verdict("done").is_recoverable

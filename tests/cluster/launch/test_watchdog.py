@@ -1,4 +1,4 @@
-"""A watchdog over real processes: killed, stopped, silent, ended as they should."""
+"""A watchdog with real processes that are killed, stopped, silent, or end normally."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.command import ROOT
 from z2all_ds.base.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.cluster.launch.watchdog import look
+from z2all_ds.cluster.launch.watchdog import read_ranks
 
 RANK = """
 import sys, time
@@ -37,7 +37,7 @@ progress.end()
 
 
 class Ranks:
-    """Two of them; the first one has started a watchdog."""
+    """Two ranks; the first one has started a watchdog."""
 
     def __init__(self, run: Path) -> None:
         self.run = RunFolder(run)
@@ -52,7 +52,7 @@ class Ranks:
         self.folder = Path(folder)
 
     def wait_for_fault(self, rank: int) -> None:
-        """As a launcher does, which ends the other one a little later than the watchdog knows."""
+        """Waits as a launcher does, which ends the other rank a little later."""
         deadline = time.monotonic() + 10
         while not has_fault(self.run, rank):
             assert time.monotonic() < deadline
@@ -85,7 +85,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path) -> None:
-    assert sorted(look(ranks.folder)) == [0, 1]
+    assert sorted(read_ranks(ranks.folder)) == [0, 1]
     (tmp_path / "end").touch()
     assert [process.wait(20) for process in ranks.processes] == [0, 0]
     assert not ranks.folder.exists()
@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ran
     assert [process.returncode for process in ranks.processes] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
-def test_who_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_rank_that_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "silent_1").touch()
     time.sleep(0.3)
     (tmp_path / "silent_0").touch()
@@ -155,7 +155,7 @@ def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_torch_aborts_follows_another_one(ranks: Ranks) -> None:
-    """torch writes down that NCCL has lost a rank, and then aborts the process."""
+    """torch logs that NCCL has lost a rank, and then aborts the process."""
     log = ranks.run.rank_log(0)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("[rank0]:[E1116 15:06:57.45 ProcessGroupNCCL.cpp:2303] failure detected by watchdog\n")
@@ -192,14 +192,14 @@ progress.end()
 """
 
 
-def test_a_beat_is_never_read_half_written(tmp_path: Path) -> None:
+def test_a_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BEATS_ALL_THE_TIME, str(tmp_path / "run")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout
         folder = Path(rank.stdout.readline().strip())
         reads = 0
         while rank.poll() is None:
-            for seen in look(folder).values():
+            for seen in read_ranks(folder).values():
                 reads += 1
                 assert time.monotonic() - seen.beat_at < 60 and seen.step == 7, seen
     assert rank.returncode == 0

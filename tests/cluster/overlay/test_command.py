@@ -1,4 +1,4 @@
-"""Plans of overlays, what nodes may lack for one, and the keys that they hand to each other; no network is touched."""
+"""Plans of overlays, missing requirements, and keys; no network devices are changed."""
 
 import json
 import stat
@@ -14,7 +14,7 @@ from z2all_ds.base.machine import process_start_time
 from z2all_ds.cluster.nodes import Node, parse_nodes_text
 from z2all_ds.cluster.overlay.command import tunnel_error
 from z2all_ds.cluster.overlay.devices import hardware_address
-from z2all_ds.cluster.overlay.node import Memory, change_keys, end_tunnel, tunnel_command
+from z2all_ds.cluster.overlay.node import SavedState, change_keys, end_tunnel, tunnel_command
 from z2all_ds.cluster.overlay.plan import OverlayPlan, key_mark, make_overlay_plan
 
 NODES = """
@@ -31,24 +31,24 @@ def plan(network: str = "10.213.0.0/24", kind: str = "ssh", text: str = NODES) -
     return make_overlay_plan(parse_nodes_text(text, "hosts.yaml"), kind, network)
 
 
-def test_addresses_and_the_way_to_the_hub() -> None:
+def test_addresses_and_the_sshd_of_the_hub() -> None:
     assert [member.address for member in plan().members] == ["10.213.0.1", "10.213.0.2"]
-    assert plan().hub_place == ("192.0.2.11", 30022)
-    assert plan(text="nodes: {a: {slots: 1}, b: {slots: 1}}").hub_place == ("a", 22)
+    assert plan().hub_sshd == ("192.0.2.11", 30022)
+    assert plan(text="nodes: {a: {slots: 1}, b: {slots: 1}}").hub_sshd == ("a", 22)
     assert hardware_address("10.213.0.2") == "02:00:0a:d5:00:02"
 
 
 @pytest.mark.parametrize(
     ("network", "kind", "text", "line"),
     [
-        ("10.213.0.1/24", "ssh", NODES, "--network 10.213.0.1/24: is no IPv4 network"),
-        ("10.213.0.0/31", "ssh", NODES, "--network 10.213.0.0/31: has no room for 2 nodes"),
-        ("fd00::/64", "ssh", NODES, "--network fd00::/64: is no IPv4 network"),
+        ("10.213.0.1/24", "ssh", NODES, "--network 10.213.0.1/24: is not an IPv4 network"),
+        ("10.213.0.0/31", "ssh", NODES, "--network 10.213.0.0/31: is too small for 2 nodes"),
+        ("fd00::/64", "ssh", NODES, "--network fd00::/64: is not an IPv4 network"),
         ("10.213.0.0/24", "gre", NODES, "--kind gre: must be one of ssh, vxlan"),
-        ("10.213.0.0/24", "ssh", "nodes: {a: {slots: 1}}", "1 node: an overlay joins two or more"),
+        ("10.213.0.0/24", "ssh", "nodes: {a: {slots: 1}}", "1 node: an overlay needs two or more"),
     ],
 )
-def test_plans_that_cannot_be(network: str, kind: str, text: str, line: str) -> None:
+def test_invalid_plans(network: str, kind: str, text: str, line: str) -> None:
     with pytest.raises(ClusterError) as error:
         plan(network, kind, text)
     assert str(error.value).startswith(line)
@@ -65,12 +65,12 @@ def test_the_hostfile_for_training_in_it() -> None:
         assert [getattr(node, name) for name in same] == [getattr(old, name) for name in same]
 
 
-def test_a_key_is_good_for_one_tunnel_alone() -> None:
+def test_a_key_permits_one_tunnel_only() -> None:
     line = plan().key_line(plan().workers[0], PUBLIC_KEY)
     assert line == 'restrict,tunnel="2131",command="/bin/false" ssh-ed25519 AAAAC3Nz z2all-overlay-box1/box2'
 
 
-def test_only_our_keys_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_our_keys_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     file, mark = tmp_path / ".ssh" / "authorized_keys", key_mark(Node(name="box1", slots=1))
     change_keys(mark, [])
@@ -79,7 +79,7 @@ def test_only_our_keys_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     change_keys(mark, [line])
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     theirs = "# z2all-overlay-box1/ in a comment\nssh-rsa AAAA z2all-overlay-box10/box2\n\nssh-rsa BBBB me"
-    file.write_text(theirs)  # without a line's end
+    file.write_text(theirs)  # without a final line break
     file.chmod(0o640)
     change_keys(mark, [])
     assert file.read_text() == theirs
@@ -98,12 +98,12 @@ def test_the_tunnels_command_names_no_secret(tmp_path: Path) -> None:
     assert "ServerAliveInterval=5" in words
 
 
-def test_only_the_very_process_is_ended() -> None:
+def test_only_the_saved_process_is_ended() -> None:
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         started = process_start_time(process.pid)
         assert started is not None
-        end_tunnel({"pid": process.pid, "start_time": started - 1})  # another that had its number
+        end_tunnel({"pid": process.pid, "start_time": started - 1})  # another process with the same pid
         assert process.poll() is None
         end_tunnel({"pid": process.pid, "start_time": started})
         assert process.wait(5) == -15
@@ -112,34 +112,34 @@ def test_only_the_very_process_is_ended() -> None:
         process.wait()
 
 
-def test_a_node_remembers_and_forgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_saved_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("z2all_ds.cluster.overlay.node.private_temp_dir", lambda: tmp_path)
-    one, other = Memory("box1"), Memory("box2")
+    one, other = SavedState("box1"), SavedState("box2")
     assert one.read() == {} and list(tmp_path.iterdir()) == []
     one.write(kind="ssh")
     other.write(kind="vxlan")
     assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
-    one.forget()
+    one.remove()
     assert one.read() == {} and other.read() == {"kind": "vxlan"}
-    other.forget()
+    other.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ("me@192.0.2.11: Permission denied (publickey).", "box2: box1 does not take its key"),
+        ("me@192.0.2.11: Permission denied (publickey).", "box2: box1 does not accept its key"),
         ("Tunnel forwarding failed", "box1: its sshd opens no tunnel for box2"),
-        ("ssh: connect to host h: Connection refused", "box2 -> 192.0.2.11:30022: box1 is not reached (ssh: connect"),
+        ("ssh: connect to host h: Connection refused", "box2 -> 192.0.2.11:30022: cannot reach box1 (ssh: connect"),
         ("Host key verification failed.", "box2 -> 192.0.2.11:30022: Host key verification failed"),
-        ("", "box2 -> 192.0.2.11:30022: ssh said nothing"),
+        ("", "box2 -> 192.0.2.11:30022: ssh printed nothing"),
     ],
 )
-def test_what_ssh_says_is_told_apart(said: str, line: str) -> None:
+def test_errors_of_a_tunnel(said: str, line: str) -> None:
     assert str(tunnel_error(plan(), plan().workers[0], said)).startswith(line)
 
 
-LOOK = "import json; from z2all_ds.cluster.overlay.node import lacking; print(json.dumps(lacking('ssh')))"
+LOOK = "import json; from z2all_ds.cluster.overlay.node import missing_for; print(json.dumps(missing_for('ssh')))"
 
 
 def lacking(*around: str) -> list[str]:
@@ -149,14 +149,14 @@ def lacking(*around: str) -> list[str]:
     return [f"{what}: {fix}" for what, fix in json.loads(done.stdout)]
 
 
-def test_without_the_right_to_make_devices() -> None:
+def test_without_cap_net_admin() -> None:
     (line,) = [line for line in lacking("setpriv", "--bounding-set=-net_admin") if "CAP_NET_ADMIN" in line]
     assert "docker run --cap-add NET_ADMIN --device /dev/net/tun" in line
 
 
 def test_without_tun() -> None:
     hide = ("unshare", "--mount", "bash", "-c", 'mkdir -p /dev/net && mount -t tmpfs tmpfs /dev/net && exec "$@"', "-")
-    (line,) = [line for line in lacking(*hide) if "/dev/net/tun is not there" in line]
+    (line,) = [line for line in lacking(*hide) if "/dev/net/tun does not exist" in line]
     assert "docker run --device /dev/net/tun" in line
 
 
@@ -166,4 +166,4 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     answer = z2all("cluster", "overlay", "up", "--hostfile", hostfile, "--out", "hosts.txt", cwd=tmp_path)
     assert "--out hosts.txt: must end in .yaml or .yml" in one_line(answer, 5)
     answer = z2all("cluster", "overlay", "up", "--hostfile", hostfile, "--network", "10", cwd=tmp_path)
-    assert "--network 10: is no IPv4 network" in one_line(answer, 5)
+    assert "--network 10: is not an IPv4 network" in one_line(answer, 5)

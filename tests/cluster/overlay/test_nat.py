@@ -1,4 +1,4 @@
-"""Containers behind NAT: what cannot work is named before training, and the overlay makes it work."""
+"""Containers behind NAT: the doctor names the pairs that cannot connect, and an overlay connects them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 
 
 def write_hostfile(path: Path, number: int) -> Path:
-    """As box1 sees the others. It has to reach itself on its own address, as there is no hairpin."""
+    """Returns a hostfile for box1, which reaches itself on its own address: there is no hairpin NAT."""
     nodes: dict[str, Any] = {}
     for i in range(number):
         address = nat_lab.machine_address(i)
@@ -82,7 +82,7 @@ def findings(answer: Any) -> dict[str, dict[str, Any]]:
     return {finding["name"]: finding for finding in json.loads(answer.stdout)["findings"]}
 
 
-def test_the_doctor_names_the_pairs_that_cannot_talk(boxes: list[Node], tmp_path: Path) -> None:
+def test_the_doctor_names_the_pairs_that_cannot_connect(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     answer = z2all(boxes[0], "doctor", tmp_path, "--hostfile", hostfile, "--json")
     assert answer.returncode == 5, answer.stderr
@@ -124,7 +124,7 @@ def test_training_through_an_overlay(
 
 @pytest.mark.extended
 def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
-    """box2's tunnel is killed, box3's network is cut: both are told, and the next `up` restores them and no other."""
+    """box2's tunnel is killed, box3's network is cut: `status` shows both, and the next `up` restores only these."""
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
     keys_before = keys(boxes[0])
     try:
@@ -165,7 +165,7 @@ def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
+def test_the_key_permits_only_the_tunnel(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
     try:
         assert overlay(boxes[0], "up", hostfile).returncode == 0
@@ -174,7 +174,7 @@ def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
         hosts = f"UserKnownHostsFile={key.with_name('known_hosts')}"
         ssh = ("ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", hosts, "-p", "30022", "10.88.0.1")
         command = boxes[1].run(*ssh, "hostname")
-        assert command.returncode == 1 and command.stdout == ""  # let in, to nothing
+        assert command.returncode == 1 and command.stdout == ""  # accepted, but without a command
         through = boxes[1].run(*ssh, "-W", f"127.0.0.1:{SSH_PORT}")
         assert through.returncode != 0 and "prohibited" in through.stderr
         other = boxes[1].run(*ssh, "-N", "-o", "ExitOnForwardFailure=yes", "-o", "Tunnel=ethernet", "-w", "2199:2199")
@@ -185,7 +185,7 @@ def test_the_key_opens_no_other_door(boxes: list[Node], tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_by_vxlan(boxes: list[Node], tmp_path: Path) -> None:
+def test_vxlan(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
     keys_before = keys(boxes[0])
     try:
@@ -209,13 +209,13 @@ def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> 
         down = overlay(boxes[0], "down", hostfile)
         assert down.returncode == 5
         (line,) = down.stderr.splitlines()
-        assert line.startswith("ClusterError: box3: ssh: not reached: ")
+        assert line.startswith("ClusterError: box3: ssh: not reachable: ")
         assert tunnels(boxes[:2]) == []
         assert keys(boxes[0]) == keys_before
         assert all(devices(box) == {"lo", "eth0"} for box in boxes[:2])
     finally:
         boxes[2].start()
-    # It knows of a tunnel that a process of another life had.
+    # It has the saved state of a tunnel whose process is gone.
     assert states(boxes[0], hostfile) == ["none", "none", "broken"]
     assert overlay(boxes[0], "down", hostfile).returncode == 0
     assert_nothing_left(boxes, keys_before)
@@ -234,14 +234,14 @@ def test_two_nodes_on_one_network_stack(boxes: list[Node], tmp_path: Path) -> No
 
 
 @pytest.mark.extended
-def test_a_hub_that_is_not_reached(boxes: list[Node], tmp_path: Path) -> None:
+def test_an_unreachable_hub(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     hostfile.write_text(hostfile.read_text().replace("ssh_port: 30022", "ssh_port: 30099"))
     keys_before = keys(boxes[0])
     answer = overlay(boxes[0], "up", hostfile)
     assert answer.returncode == 5
     (line,) = answer.stderr.splitlines()
-    assert line.startswith("ClusterError: box2 -> 10.88.0.1:30099: box1 is not reached (")
+    assert line.startswith("ClusterError: box2 -> 10.88.0.1:30099: cannot reach box1 (")
     assert "outside: {address: ..., ssh_port: ...}" in line
     assert_nothing_left(boxes, keys_before)
 

@@ -1,4 +1,4 @@
-"""The health test: who meets whom, what the times mean, and all of it on nodes that are really slow or cut off."""
+"""The health test: its pairs, its findings, and real nodes that are slow or cut off."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def played(
     slow_matmul: frozenset[int] = frozenset(),
     noise: dict[int, float] | None = None,
 ) -> list[Turn]:
-    """All rounds of nodes with these faults; a meeting is as good as the worse of the two."""
+    """Returns all rounds of nodes with these faults; a pair is as good as its worse node."""
     names = [f"n{i:02d}" for i in range(number)]
     turns: list[Turn] = []
     for number_of_round in (1, 2, 3):
@@ -54,11 +54,11 @@ def named(turns: list[Turn], status: str = FAIL, exclude_slow: bool = False) -> 
     return sorted(name for found in judge_health(turns, exclude_slow) if found.status == status for name in found.nodes)
 
 
-# Who meets whom
+# Pairs
 
 
 @given(st.integers(3, 40), st.data())
-def test_everyone_meets_two_others_and_nobody_twice(number: int, data: st.DataObject) -> None:
+def test_every_node_has_two_different_partners(number: int, data: st.DataObject) -> None:
     noise = data.draw(st.dictionaries(st.integers(0, number - 1), st.floats(0.01, 3)))
     broken = data.draw(st.frozensets(st.integers(0, number - 1)))
     turns = played(number, broken, noise=noise)
@@ -68,18 +68,18 @@ def test_everyone_meets_two_others_and_nobody_twice(number: int, data: st.DataOb
     assert set(Counter(turn.node for turn in turns).values()) == {2}
 
 
-def test_two_meet_once() -> None:
+def test_two_nodes_are_paired_once() -> None:
     assert len(played(2)) == 2
 
 
-def test_the_slower_half_meets_the_faster_half() -> None:
+def test_the_slower_half_is_paired_with_the_faster_half() -> None:
     turns = played(8, slow_network=frozenset({1, 4}))
     later = {(turn.node, turn.partner) for turn in turns if turn.round == 2}
     slow = {"n00", "n01", "n04", "n05"}
     assert all((one in slow) != (other in slow) for one, other in later)
 
 
-# What it says about them
+# Findings
 
 
 @given(st.integers(3, 40), st.data())
@@ -93,28 +93,28 @@ def test_one_bad_node_is_named_and_no_other(number: int, data: st.DataObject) ->
 
 
 @given(st.integers(2, 40), st.data())
-def test_noise_is_no_fault(number: int, data: st.DataObject) -> None:
+def test_noise_is_not_a_fault(number: int, data: st.DataObject) -> None:
     noise = data.draw(st.dictionaries(st.integers(0, number - 1), st.floats(0.75, 1.4)))
     assert judge_health(played(number, noise=noise)) == []
 
 
 @given(st.integers(3, 24), st.data())
-def test_whoever_works_with_someone_is_never_called_broken(number: int, data: st.DataObject) -> None:
+def test_a_node_that_works_with_another_is_never_named(number: int, data: st.DataObject) -> None:
     broken = data.draw(st.frozensets(st.integers(0, number - 1)))
     turns = played(number, broken)
     assert not {turn.node for turn in turns if not turn.problem} & set(named(turns))
     failed = {frozenset((turn.node, turn.partner)) for turn in turns if turn.problem}
     blamed = {name for found in judge_health(turns) for name in (*found.nodes, *found.pair)}
-    assert all(pair & blamed for pair in failed)  # no failure goes unsaid
+    assert all(pair & blamed for pair in failed)  # every failure is reported
 
 
-def test_of_two_nodes_nobody_knows_which_one_it_is() -> None:
+def test_with_two_nodes_the_pair_is_named() -> None:
     (found,) = judge_health(played(2, broken=frozenset({1})))
     assert found.status == FAIL and found.nodes == () and found.pair == ("n00", "n01")
     assert named(played(2, slow_matmul=frozenset({1})), WARN) == ["n01"]
 
 
-def test_a_way_between_two_good_nodes() -> None:
+def test_a_broken_connection_between_two_healthy_nodes() -> None:
     turns = [
         turn if {turn.node, turn.partner} != {"n00", "n01"} else Turn(1, turn.node, turn.partner, problem="timed out")
         for turn in played(4)
@@ -123,7 +123,7 @@ def test_a_way_between_two_good_nodes() -> None:
     assert found.pair == ("n00", "n01") and "timed out" in found.value
 
 
-def test_what_one_says_counts_for_both() -> None:
+def test_a_problem_of_either_node_counts_for_the_pair() -> None:
     turns = [
         Turn(turn.round, turn.node, turn.partner, 10.0, 8.0, "arrived changed" if turn.partner == "n02" else "")
         for turn in played(4)
@@ -132,7 +132,7 @@ def test_what_one_says_counts_for_both() -> None:
     assert found.nodes == ("n02",) and "arrived changed" in found.value
 
 
-def test_a_failure_of_its_own_is_not_the_partners() -> None:
+def test_an_independent_failure_is_not_the_partners() -> None:
     turns = [turn for turn in played(4) if turn.round == 1]
     turns += [Turn(2, "n00", "n02", problem="ended by SIGKILL", alone=True), Turn(2, "n02", "n00", 10.0, None, "lost")]
     turns += [Turn(2, "n01", "n03", 10.0, 8.0), Turn(2, "n03", "n01", 10.0, 8.0)]
@@ -140,7 +140,7 @@ def test_a_failure_of_its_own_is_not_the_partners() -> None:
     assert found.nodes == ("n00",) and "SIGKILL" in found.value
 
 
-# For real
+# Real nodes
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[node_lab.No
 
 
 def looked_at(nodes: list[node_lab.Node], folder: Path, *options: str, **of_nodes: Any) -> tuple[int, dict[str, Any]]:
-    """`z2all doctor --hostfile` on the first node: its exit code, and what it found."""
+    """Runs `z2all doctor --hostfile` on the first node; returns its exit code and result."""
     hosts = {"all": {"slots": 1, "ssh": {"port": node_lab.SSH_PORT}}}
     hosts["nodes"] = {node.name: of_nodes.get(node.name, {}) for node in nodes}
     (folder / "hosts.yaml").write_text(json.dumps(hosts))  # JSON is YAML
@@ -169,7 +169,7 @@ def blamed(found: dict[str, Any], status: str, about: str) -> list[str]:
     return [name for finding in those for name in finding["nodes"]]
 
 
-def test_nodes_that_are_well(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_healthy_nodes(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     code, found = looked_at(nodes, tmp_path)
     assert code == 0, found["findings"]
     health = found["health"]
@@ -186,14 +186,14 @@ def test_nodes_that_are_well(nodes: list[node_lab.Node], tmp_path: Path) -> None
 
 
 @pytest.mark.extended
-def test_it_can_be_left_out(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_no_health(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     code, found = looked_at(nodes, tmp_path, "--no-health")
     assert code == 0 and found["health"] is None
 
 
 @pytest.mark.extended
 def test_a_slow_network_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    # 30 Mbit/s, where the others have some gigabits: far beyond the noise of a busy machine.
+    # 30 Mbit/s, while the others have some Gbit/s: far beyond the noise of a busy machine.
     limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "30mbit", "burst", "32k", "latency", "400ms")
     done = nodes[1].run(*limit)
     if done.returncode:
@@ -207,7 +207,7 @@ def test_a_slow_network_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> 
 
 
 @pytest.mark.extended
-def test_a_node_without_torch_is_named_and_the_others_go_on(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_node_without_torch_is_named_and_the_others_continue(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     path = f"{tmp_path}:{ROOT}"
     code, found = looked_at(nodes, tmp_path, n2={"environment": {"PYTHONPATH": path}})
@@ -224,21 +224,20 @@ from dataclasses import asdict
 from pathlib import Path
 from z2all_ds.cluster.agents.fleet import agents_on
 from z2all_ds.cluster.preflight.health_run import HealthTest, load_torch
-from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.launch.rendezvous import DataAddress
+from z2all_ds.cluster.nodes import DataAddress, Node, SshAccess
 from z2all_ds.cluster.ssh import write_config
 addresses = json.loads(sys.argv[1])
 nodes = [Node(name=name, slots=1, ssh=SshAccess(port=2222)) for name in addresses]
-places = {name: DataAddress(address, "eth0") for name, address in addresses.items()}
+data = {name: DataAddress(address, "eth0") for name, address in addresses.items()}
 with agents_on(nodes, write_config(nodes, Path(sys.argv[2])), os.getcwd()) as agents:
-    found = HealthTest(nodes, places, agents, 29555).run(load_torch(nodes, agents))
+    found = HealthTest(nodes, data, agents, 29555).run(load_torch(nodes, agents))
 print(json.dumps(asdict(found)))
 """
 
 
 @pytest.mark.extended
 def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    # The health test alone: the preflight's own connections would find this before.
+    # Only the health test: the connections of the preflight would find this before.
     rule = ("INPUT", "-i", "eth0", "-p", "tcp", "!", "--dport", str(node_lab.SSH_PORT), "-j", "DROP")
     done = nodes[0].run("iptables", "-I", *rule)
     if done.returncode:
@@ -246,7 +245,7 @@ def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tm
     try:
         addresses = json.dumps({node.name: node.address for node in nodes})
         words = (sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
-        # Not from the node that is cut off: it leads the test as well as any other machine.
+        # Not run on the node that is cut off: any machine can run the test.
         done = nodes[1].run(*words, environment=environment())
     finally:
         nodes[0].run("iptables", "-D", *rule)
@@ -254,11 +253,11 @@ def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tm
     found = json.loads(done.stdout)
     (finding,) = [finding for finding in found["findings"] if finding["status"] == FAIL]
     assert finding["nodes"] == ["n0"], found
-    assert found["reduce_ms"] > 0  # without it, on another master
+    assert found["reduce_ms"] > 0  # without it, with another master
 
 
 def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tuple[subprocess.Popen[str], int]":
-    """The test alone, up to where the process of one node, which is returned too, is about to meet somebody."""
+    """Starts only the health test, until the worker of one node has opened its store; returns that process, too."""
     addresses = json.dumps({node.name: node.address for node in nodes})
     words = nodes[0].command(sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
@@ -272,7 +271,7 @@ def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tup
 @pytest.mark.extended
 def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[1])
-    while process.poll() is None:  # it has a fifth of the time
+    while process.poll() is None:  # it runs a fifth of the time
         for number, seconds in ((signal.SIGSTOP, 0.08), (signal.SIGCONT, 0.02)):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -294,7 +293,7 @@ def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path
 
 
 def listening(node: node_lab.Node) -> bool:
-    """On a port that is not sshd's."""
+    """Returns whether a process listens on a port that is not sshd's."""
     lines = [line.split() for line in Path(f"/proc/{node.init}/net/tcp").read_text().splitlines()[1:]]
     return any(words[3] == "0A" and not words[1].endswith(f":{node_lab.SSH_PORT:04X}") for words in lines)
 

@@ -1,1 +1,1 @@
-"""Agents: small processes on the nodes, started over ssh, that answer questions and measure connections."""
+"""Agents: helper processes on the nodes, started over ssh, that answer requests and measure connections."""

@@ -1,49 +1,71 @@
-"""Runs on a node while it is looked at: `python -m z2all_ds.cluster.agents.agent`, started over ssh by `fleet.py`.
+"""The agent of a node during preflight: `python -m z2all_ds.cluster.agents.agent`, started over ssh by `fleet.py`.
 
-Requests come on stdin, answers go to stdout, as messages of `base/child_process.py`. It ends with the connection. Loads
-no torch.
+Reads requests from stdin and writes answers to stdout, as messages of `base/child_process.py`. Ends with the
+connection. Loads no torch.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.child_process import read_messages, write_message
-from z2all_ds.cluster.agents import facts
-from z2all_ds.cluster.agents.connections import Listener, measure, source_address
-from z2all_ds.cluster.agents.worker import Worker
+from z2all_ds.base.child_process import JsonProcess, module_command, read_messages, write_message
+from z2all_ds.cluster.agents import connections
+from z2all_ds.cluster.agents.connections import Listener
+from z2all_ds.cluster.agents.facts import gather
 
 
-class Answers:
-    """Of an agent: one method a question."""
+class Worker:
+    """A child process `python -m module` that carries out one order at a time.
+
+    It may load torch, which the agent must not. The agent kills it; if the agent is killed, it ends by itself
+    (`base/parent_watch.py`).
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._process = JsonProcess(module_command(module), {**os.environ, **environment})
+
+    def ask(self, order: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Returns its `answer` or a `problem`; with `ended` if the process has ended, `late` if it was too slow."""
+        with self._lock:
+            self._process.send(order)
+            try:
+                reply = self._process.receive(seconds)
+            except TimeoutError:
+                self.end()  # the next order must not get the late answer
+                return {"problem": f"not done within {seconds:.0f} s", "late": True}
+            return {"problem": self._how_it_ended(), "ended": True} if reply is None else reply
 
     def end(self) -> None:
-        """The connection is closed."""
+        self._process.close()
+
+    def _how_it_ended(self) -> str:
+        code, lines = self._process.wait(), self._process.error_lines
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"{how} ({lines[-1]})" if lines and code >= 0 else how
 
 
-class Agent(Answers):
-    """What can be asked before a launch."""
+class Agent:
+    """The requests of a preflight, one method each."""
+
+    facts = staticmethod(gather)
+    source_address = staticmethod(connections.source_address)
 
     def __init__(self) -> None:
         self._listeners: dict[int, Listener] = {}
         self._worker: Worker | None = None
 
-    def hello(self) -> dict[str, Any]:
-        return {"time_unix": time.time()}
-
-    def facts(self, run_dir: str, files: list[str]) -> dict[str, Any]:
-        return facts.gather(run_dir, files)
-
-    def source_address(self, towards: str) -> str:
-        return source_address(towards)
+    def time_unix(self) -> float:
+        return time.time()
 
     def listen(self, address: str, port: int, token: str) -> int:
-        """The port it listens on; 0 lets the system choose."""
+        """Opens a listener and returns its port; 0 lets the system choose."""
         listener = Listener(address, port, token)
         self._listeners[listener.port] = listener
         return listener.port
@@ -52,22 +74,21 @@ class Agent(Answers):
         self._listeners.pop(port).close()
 
     def measure(self, address: str, port: int, token: str, seconds: float) -> dict[str, float]:
-        return asdict(measure(address, port, token, seconds))
+        return asdict(connections.measure(address, port, token, seconds))
 
-    def leave_mark(self, folder: str, name: str) -> None:
-        """A file for the others to see."""
+    def create_marker(self, folder: str, name: str) -> None:
+        """Creates an empty file for the other nodes to see."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / name).touch()
 
-    def sees_mark(self, folder: str, name: str) -> bool:
-        # A fresh look into the folder: NFS remembers for a while that a name was not there.
+    def sees_marker(self, folder: str, name: str) -> bool:
+        # Lists the folder: NFS caches for a while that a name did not exist.
         return name in os.listdir(folder) if Path(folder).is_dir() else False
 
-    def remove_mark(self, folder: str, name: str) -> None:
+    def remove_marker(self, folder: str, name: str) -> None:
         (Path(folder) / name).unlink(missing_ok=True)
 
     def start_worker(self, module: str, environment: dict[str, str]) -> None:
-        """A process beside this one, which loads what the agent does not."""
         self.end()
         self._worker = Worker(module, environment)
 
@@ -77,31 +98,30 @@ class Agent(Answers):
         return self._worker.ask(order, seconds)
 
     def end(self) -> None:
-        """Nothing that was started here is left."""
         if self._worker is not None:
             self._worker.end()
 
 
-def serve(agent: Answers) -> None:
-    """Answers with the agent's methods until the connection ends."""
-    speaking = threading.Lock()
+def serve(agent: object) -> None:
+    """Answers requests with the agent's methods until the connection ends."""
+    writing = threading.Lock()
 
     def answer(request: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"id": request["id"]}
         try:
-            question: Callable[..., Any] = getattr(agent, request["do"])
-            reply["answer"] = question(**request["with"])
-        except Exception as error:  # whatever it is, it is the answer
+            reply["answer"] = getattr(agent, request["do"])(**request["with"])
+        except Exception as error:  # reported to the caller
             reply["problem"] = f"{getattr(error, 'strerror', None) or error}" or type(error).__name__
-        with speaking:
+        with writing:
             write_message(sys.stdout, reply)
 
-    try:
-        for request in read_messages(sys.stdin):
-            threading.Thread(target=answer, args=(request,), daemon=True).start()
-    finally:
-        agent.end()
+    for request in read_messages(sys.stdin):
+        threading.Thread(target=answer, args=(request,), daemon=True).start()
 
 
 if __name__ == "__main__":
-    serve(Agent())
+    agent = Agent()
+    try:
+        serve(agent)
+    finally:
+        agent.end()

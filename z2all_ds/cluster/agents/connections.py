@@ -1,8 +1,7 @@
-"""Real connections between two nodes: can one reach the other, how fast do bytes and answers travel.
+"""Connections between two nodes: whether one reaches the other, with latency and bandwidth.
 
-The listening side takes only those who know its token, and only on the address it was told. It proves in turn that it
-is the one whose token that is: private addresses repeat, and a node may well reach itself, or a stranger, under the
-address of another.
+A listener serves only clients that know its token, and only on its own address. It proves in turn that the token is
+its own: private addresses repeat, so a node may reach itself, or a stranger, under the address of another node.
 """
 
 import hashlib
@@ -44,15 +43,14 @@ class Listener:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.settimeout(SILENCE_SECONDS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _prepare(connection)
             if _read(connection, len(self._token)) != self._token:
                 return
             connection.sendall(_proof(self._token))
             for _ in range(PINGS + 1):
                 connection.sendall(_read(connection, len(PING)))
             seconds = int.from_bytes(_read(connection, 4), "big") / 1000
-            # Streams end with a pause that the other side's clock sets, so the speed is that of what has arrived.
+            # The sender's clock ends the stream, so the receiver computes the speed, from what has arrived.
             received, took = _receive(connection)
             connection.sendall(received.to_bytes(8, "big") + round(took * 1e6).to_bytes(8, "big"))
             _send(connection, seconds)
@@ -60,20 +58,19 @@ class Listener:
 
 @dataclass(frozen=True)
 class Speed:
-    """Between two nodes."""
+    """Latency and bandwidth between two nodes."""
 
     latency_us: float
-    """There and back, in microseconds (median)."""
+    """Median round trip in microseconds."""
     gigabits_out: float
     gigabits_in: float
 
 
 def measure(address: str, port: int, token: str, seconds: float) -> Speed:
-    """Connects and measures, `seconds` long in each direction; OSError where that does not work."""
+    """Connects to a listener and measures for `seconds` in each direction; raises OSError."""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
-        connection.settimeout(SILENCE_SECONDS)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _meet(connection, token.encode())
+        _prepare(connection)
+        _authenticate(connection, token.encode())
         times = []
         for _ in range(PINGS + 1):
             started = time.perf_counter()
@@ -84,26 +81,30 @@ def measure(address: str, port: int, token: str, seconds: float) -> Speed:
         _send(connection, seconds)
         arrived, took_us = int.from_bytes(_read(connection, 8), "big"), int.from_bytes(_read(connection, 8), "big")
         received, took = _receive(connection)
-    latency = statistics.median(times[1:])  # the first one waits for the other side's thread
+    latency = statistics.median(times[1:])  # the first one waits for the listener's thread
     return Speed(latency * 1e6, _gigabits(arrived, took_us / 1e6), _gigabits(received, took))
 
 
 def source_address(towards: str) -> str:
-    """The address of this machine that packets to `towards` (a name or number) carry; nothing is sent."""
-    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    """Returns the address of this machine that packets to `towards` (name or address) carry; sends nothing."""
+    family, kind, protocol, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)
+        probe.connect(target)
         return str(probe.getsockname()[0])
 
 
-def _meet(connection: socket.socket, token: bytes) -> None:
-    """Only the one whose token it is can answer this."""
-    proof = b""
-    with suppress(ConnectionError):  # it hung up, as a listener with another token does
+def _prepare(connection: socket.socket) -> None:
+    connection.settimeout(SILENCE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _authenticate(connection: socket.socket, token: bytes) -> None:
+    proof = bytearray()
+    with suppress(ConnectionError):  # a listener with another token closes the connection
         connection.sendall(token)
         proof = _read(connection, len(_proof(token)))
     if proof != _proof(token):
-        raise ConnectionError("somebody else answers there")
+        raise ConnectionError("a different process answers there")
 
 
 def _proof(token: bytes) -> bytes:
@@ -122,25 +123,19 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[int, float]:
-    """Bytes and seconds of what `_send` sends."""
-    buffer = memoryview(bytearray(len(CHUNK)))
+    """Reads what `_send` sends; returns bytes and seconds."""
     started, count = time.perf_counter(), 0
     while _read(connection, 1) == b"+":
-        left = len(CHUNK)
-        while left:
-            got = connection.recv_into(buffer[:left])
-            if not got:
-                raise ConnectionError("the other side hung up")
-            left -= got
-        count += len(CHUNK)
+        count += len(_read(connection, len(CHUNK)))
     return count, time.perf_counter() - started
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        part = connection.recv(count - len(parts))
-        if not part:
-            raise ConnectionError("the other side hung up")
-        parts += part
-    return parts
+def _read(connection: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    left = memoryview(data)
+    while left:
+        got = connection.recv_into(left)
+        if not got:
+            raise ConnectionError("the other side closed the connection")
+        left = left[got:]
+    return data

@@ -1,49 +1,38 @@
-"""What a node knows of itself, as plain JSON: for comparing nodes with each other. Loads no torch."""
+"""Facts about a node as plain JSON, for comparison with other nodes. Loads no torch."""
 
 import hashlib
-import resource
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import z2all_ds
 from z2all_ds.cluster import doctor
+from z2all_ds.cluster.doctor.installation import version_of
 
 CODE_SUFFIXES = (".py", ".json", ".yaml", ".txt")
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 
 
 def gather(run_dir: str, files: list[str]) -> dict[str, Any]:
-    """Everything at once; `files` are those that must be the same everywhere."""
+    """Returns all facts; `files` are those that must be the same on all nodes."""
     return {
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "packages": {name: _version(name) for name in doctor.PACKAGES_TESTED},
+        "packages": {name: version_of(name) or "not installed" for name in doctor.PACKAGES_TESTED},
         "code": code_hash(),
         "files": {file: file_hash(Path(file)) for file in files},
         "findings": [asdict(finding) for finding in doctor.examine(run_dir)],
         "gpus": gpus(),
         "interfaces": interfaces(),
-        "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        "time_unix": time.time(),
     }
 
 
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def code_hash() -> str:
-    """Of every source and setting of the package: versions are not changed with every edit, and nodes drift apart."""
+    """Hashes all sources and settings of the package: edits do not change its version."""
     root = Path(z2all_ds.__file__).parent
     total = hashlib.sha256()
     for file in sorted(root.rglob("*")):
@@ -53,7 +42,7 @@ def code_hash() -> str:
 
 
 def file_hash(file: Path) -> str:
-    """The beginning of its SHA-256, or why there is none."""
+    """Returns the first 16 digits of its SHA-256, or the reason why it cannot be read."""
     try:
         return hashlib.sha256(file.expanduser().read_bytes()).hexdigest()[:16]
     except OSError as error:
@@ -61,7 +50,7 @@ def file_hash(file: Path) -> str:
 
 
 def gpus() -> list[str]:
-    """Name and driver of each, as the vendor's tool tells them."""
+    """Returns name and driver of each GPU, as nvidia-smi reports them."""
     if not shutil.which(NVIDIA_SMI[0]):
         return []
     try:
@@ -73,11 +62,11 @@ def gpus() -> list[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The addresses of each network interface."""
-    import psutil  # DeepSpeed brings it
+    """Returns the addresses of each network interface."""
+    import psutil  # a dependency of DeepSpeed
 
-    kinds = (socket.AF_INET, socket.AF_INET6)
+    families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: [entry.address.partition("%")[0] for entry in entries if entry.family in kinds]
+        name: [entry.address.partition("%")[0] for entry in entries if entry.family in families]
         for name, entries in psutil.net_if_addrs().items()
     }

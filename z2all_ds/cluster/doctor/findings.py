@@ -1,6 +1,6 @@
-"""What a check found, and how people see it: a table, and what to do about each finding."""
+"""The finding of a check, and the report of all findings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from z2all_ds.base.reports import Shown, Table
@@ -12,23 +12,26 @@ COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `fix` is empty when there is nothing to do."""
+    """The result of one check. `fix` is empty if there is nothing to do."""
 
     name: str
     status: str
     value: str
     fix: str = ""
     measured: dict[str, float] = field(default_factory=dict, kw_only=True, hash=False)
-    """Figures for programs, e.g. the planner; the name has the unit. Mostly none."""
+    """Figures for programs such as the planner; keys have the unit. Mostly empty."""
+
+
+Check = Callable[[], Finding | list[Finding]]
 
 
 def has_failures(findings: Sequence[Finding]) -> bool:
-    """Whether training cannot work here."""
+    """Returns whether training cannot work here."""
     return any(finding.status == FAIL for finding in findings)
 
 
 def describe(findings: Sequence[Finding]) -> Shown:
-    """Yields a table, what to do about each finding that is not ok, and the counts."""
+    """Yields a table, the fix of each finding that is not ok, and the counts."""
     marks = {status: (status, colour) for status, colour in COLOURS.items()}
     yield Table(("", "what", "found"), [(marks[one.status], one.name, one.value) for one in findings], "l")
     yield ""

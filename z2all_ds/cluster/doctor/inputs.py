@@ -1,6 +1,5 @@
-"""What a run config names: the corpus and its shards, the tokenizer, the DeepSpeed JSON."""
+"""Inputs of a run config: tokenizer, corpus and shards, DeepSpeed JSON. A check raises the error of the run."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,58 +12,53 @@ if TYPE_CHECKING:
     from z2all_ds.base.storage import Folder
 
 WASTED_SHARE = 0.05
-"""Of a vocabulary's rows: more than rounding up explains."""
+"""Unused rows of a vocabulary; rounding up explains less."""
 
 
-def checks(run: "RunConfig") -> list[Callable[[], list[Finding]]]:
-    """Each raises what a run would raise."""
-    return [lambda: tokenizer(run), lambda: corpus(run), lambda: shards(run), lambda: deepspeed_json(run)]
-
-
-def tokenizer(run: "RunConfig") -> list[Finding]:
+def tokenizer(run: "RunConfig") -> Finding:
     from z2all_ds.data.run_spec import open_tokenizer
 
     size, rows = open_tokenizer(run).size, run.model.vocab_size
-    told = f"{size:,} ids for model.vocab_size={rows:,}"
+    value = f"{size:,} ids for model.vocab_size={rows:,}"
     if rows - size > WASTED_SHARE * rows:
-        fix = f"Set model.vocab_size={-(-size // 64) * 64}: {rows - size:,} rows of table and head would never be used."
-        return [Finding("tokenizer", WARN, told, fix)]
-    return [Finding("tokenizer", OK, told)]
+        fix = f"Set model.vocab_size={-(-size // 64) * 64}: {rows - size:,} rows of embedding and head are unused."
+        return Finding("tokenizer", WARN, value, fix)
+    return Finding("tokenizer", OK, value)
 
 
-def corpus(run: "RunConfig") -> list[Finding]:
+def corpus(run: "RunConfig") -> Finding:
     from z2all_ds.train.inputs import check_data
 
     ranks = machine.gpu_count() or 1
     check_data(run, ranks)
-    return [Finding("data", OK, f"{run.data.corpus} serves {ranks} rank{'s' if ranks > 1 else ''}")]
+    return Finding("data", OK, f"{run.data.corpus} serves {ranks} rank{'s' if ranks > 1 else ''}")
 
 
 def shards(run: "RunConfig") -> list[Finding]:
-    """Of training and held-out data. A run looks at a shard when it first reads of it, which may be after days."""
+    """Checks the shards of training and held-out data; a run would notice a bad one only when it reads it."""
     return [shards_of(name) for name in dict.fromkeys((run.data.corpus, run.validation.corpus)) if name]
 
 
 def shards_of(name: str) -> Finding:
-    """Whether each is there, with the size that the manifest gives; nothing of them is read but the end of Parquet."""
+    """Checks that each shard exists with the size in the manifest; reads only the last bytes of Parquet files."""
     from z2all_ds.base.storage import open_folder
     from z2all_ds.data.run_spec import corpus_location
 
     location = corpus_location(name)
     folder = open_folder(location)
     if not folder.is_local:
-        return Finding("shards", OK, f"{name} is not looked at: each shard there would be a request of its own")
+        return Finding("shards", OK, f"{name} is not checked: each shard would need a request")
     files, fix = _files_of(location)
     bad = [(file, problem) for file, size in files.items() if (problem := _problem(folder, file, size))]
     if bad:
         file, problem = bad[0]
-        others = f"; {len(bad) - 1} more of {len(files)} files are not whole either" if bad[1:] else ""
+        others = f"; {len(bad) - 1} more of {len(files)} files are damaged" if bad[1:] else ""
         raise DataError(folder.where(file), f"{problem}{others}", fix)
-    return Finding("shards", OK, f"{name}: all {len(files)} files are there, with the sizes of the manifest")
+    return Finding("shards", OK, f"{name}: all {len(files)} files exist with the sizes in the manifest")
 
 
 def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
-    """Name -> size of all files of a corpus, of which that of Parquet is not known; and what to do where one is bad."""
+    """Returns name -> size of all files of a corpus (None for Parquet: unknown), and the fix for a damaged one."""
     from z2all_ds.corpus.manifest import load_manifest
     from z2all_ds.data.tokens.manifest import ENDS_DTYPE, TOKEN_DTYPES
     from z2all_ds.data.tokens.reading import is_token_corpus, load_token_manifest
@@ -76,7 +70,7 @@ def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
             files |= {shard.tokens_file: shard.tokens * width, shard.ends_file: shard.documents * ENDS_DTYPE.itemsize}
         return files, "Restore it, or remove it and run `z2all corpus tokenize` again: it writes what is missing."
     manifest = load_manifest(location)
-    fix = f"Restore it, or build the corpus again; `z2all corpus audit {location}` reads all of every shard."
+    fix = f"Restore it, or build the corpus again; `z2all corpus audit {location}` reads every shard."
     if not manifest.holds_records:
         fix = "Restore it, or run `z2all corpus adopt` again on the files that are there."
     parquet = {shard.path for shard in manifest.shards if shard.path.lower().endswith(".parquet")}
@@ -84,21 +78,21 @@ def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
 
 
 def _problem(folder: "Folder", file: str, size: int | None) -> str:
-    """Empty where there is none."""
+    """Returns the problem of a file; empty if there is none."""
     from z2all_ds.base.storage import reason
 
     try:
         found = folder.stamp(file).size
-        # The manifest of adopted Parquet has the size of its texts; but every whole file ends with these four letters.
+        # The manifest of adopted Parquet has the size of its texts, but every complete file ends with these bytes.
         is_cut = size is None and folder.read_range(file, max(0, found - 4), found) != b"PAR1"
     except OSError as error:
         return f"the shard cannot be read ({reason(error)})"
     if size not in (None, found):
-        return f"the shard has {found:,} bytes, and the manifest says {size:,}"
-    return "the shard is cut: it does not end as Parquet does" if is_cut else ""
+        return f"the shard has {found:,} bytes, but the manifest says {size:,}"
+    return "the shard is truncated: it has no Parquet footer" if is_cut else ""
 
 
-def deepspeed_json(run: "RunConfig") -> list[Finding]:
+def deepspeed_json(run: "RunConfig") -> Finding:
     from z2all_ds.zero.ds_config import resolve
     from z2all_ds.zero.offload_disk import require_libaio
     from z2all_ds.zero.op_builds import needed_ops
@@ -106,4 +100,7 @@ def deepspeed_json(run: "RunConfig") -> list[Finding]:
     resolved = resolve(run, machine.gpu_count() or 1, machine.device_type())
     if "async_io" in needed_ops(resolved, machine.device_type()):
         require_libaio()
-    return [Finding("DeepSpeed JSON", OK, f"{resolved.name}: ZeRO-{resolved.stage}, {resolved.dtypes}")]
+    return Finding("DeepSpeed JSON", OK, f"{resolved.name}: ZeRO-{resolved.stage}, {resolved.dtypes}")
+
+
+CHECKS = (tokenizer, corpus, shards, deepspeed_json)

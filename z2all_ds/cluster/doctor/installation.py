@@ -1,17 +1,17 @@
-"""Interpreter and packages: missing, untested, of versions that do not go together, or such as do not load."""
+"""Interpreter and packages: missing, untested or incompatible versions, and failing imports."""
 
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from z2all_ds.base import machine
 from z2all_ds.cluster.doctor import gpus
-from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Finding
+from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Check, Finding
 
 PACKAGES_TESTED: dict[str, tuple[str, str]] = {
     "torch": ("2.11", "2.13"),
@@ -22,11 +22,11 @@ PACKAGES_TESTED: dict[str, tuple[str, str]] = {
     "pyarrow": ("26", "26"),
     "wandb": ("0.31", "0.31"),
 }
-"""First and last series that our tests have run with, both included. Others may well work: they only warn."""
+"""First and last series that our tests have run with, inclusive. Others may work: they are only a warning."""
 OPTIONAL_PACKAGES = {"wandb"}
 LOADED = ("torch", "deepspeed")
 LOAD_SECONDS = 120.0
-"""For both: three seconds here, and far more from a shared disk that nobody has read from lately."""
+"""For both: three seconds normally, far more from a shared disk with a cold cache."""
 LOAD = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -35,31 +35,27 @@ for name in sys.argv[1:]:
 cuda = sys.modules["torch"].cuda
 print("gpus", cuda.device_count() if cuda.is_available() else 0)
 """
-USED_IF_THERE = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
-"""Not ours to demand, but what they demand of each other and of the others counts."""
+OTHER_PACKAGES = ("triton", "flash-attn", "xformers", "liger-kernel", "torchao", "nvidia-ml-py", "numpy")
+"""Optional packages whose version requirements are checked, too."""
 MAX_SHEBANG_LENGTH = 127
-"""Older kernels cut a script's first line there, so every script in the environment dies with 'bad interpreter'."""
+"""Older kernels truncate the first line of a script there, so that scripts fail with 'bad interpreter'."""
 
 
-def python() -> list[Finding]:
+def python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info >= (3, 13):
-        return [Finding("python", WARN, version, "Tested with 3.11 and 3.12: use one of these if packages misbehave.")]
-    return [Finding("python", OK, version)]
+        return Finding("python", WARN, version, "Tested with 3.11 and 3.12: use one of these if packages fail.")
+    return Finding("python", OK, version)
 
 
-def interpreter_path() -> list[Finding]:
-    return [judge_interpreter_path(sys.executable)]
-
-
-def judge_interpreter_path(executable: str) -> Finding:
-    """Whether scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
+def interpreter_path(executable: str = sys.executable) -> Finding:
+    """Checks that scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
     length = len("#!" + executable)
-    fix = "Make the virtual environment in a folder with a shorter path and no blanks, or run `python -m ...`."
+    fix = "Create the virtual environment in a folder with a shorter path without blanks, or run `python -m ...`."
     if length > MAX_SHEBANG_LENGTH:
         return Finding("interpreter path", WARN, f"a script's first line would have {length} characters", fix)
     if re.search(r"\s", executable):
-        return Finding("interpreter path", WARN, f"{executable!r} has a blank in it", fix)
+        return Finding("interpreter path", WARN, f"{executable!r} contains a blank", fix)
     return Finding("interpreter path", OK, executable)
 
 
@@ -71,13 +67,13 @@ def version_of(name: str) -> str | None:
 
 
 def packages() -> list[Finding]:
-    unfit = unmet(*_installed())
-    judged = [judge_package(name, version_of(name), *bounds) for name, bounds in PACKAGES_TESTED.items()]
-    return [finding for finding in judged if finding.name not in unfit]  # of those `together` says what they should be
+    conflicting = unmet(*_installed())  # `together` reports them
+    names = [name for name in PACKAGES_TESTED if name not in conflicting]
+    return [judge_package(name, version_of(name), *PACKAGES_TESTED[name]) for name in names]
 
 
 def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
-    """Compares an installed version with the first and last series known to work (both included)."""
+    """Compares an installed version with the first and last series known to work, inclusive."""
     tested = first if first == last else f"{first} to {last}"
     install = f"Install it with `pip install -c constraints.txt {name}` (tested: {tested})."
     if version is None:
@@ -90,41 +86,42 @@ def judge_package(name: str, version: str | None, first: str, last: str) -> Find
 
 
 def together() -> list[Finding]:
-    installed, demands = _installed()
-    broken = [*unmet_demands(installed, demands), *built_for_another_torch(installed, machine.torch_cuda_version())]
-    return broken or [Finding("packages together", OK, "each has what it asks of the others")]
+    installed, requirements = _installed()
+    findings = unmet_requirements(installed, requirements)
+    findings += built_for_another_torch(installed, machine.torch_cuda_version())
+    return findings or [Finding("packages together", OK, "their versions are compatible")]
 
 
 def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Versions, and what each demands of others."""
-    names = [*PACKAGES_TESTED, *USED_IF_THERE]
+    """Returns versions and requirements of the installed packages."""
+    names = [*PACKAGES_TESTED, *OTHER_PACKAGES]
     installed = {name: version for name in names if (version := version_of(name))}
     return installed, {name: metadata.requires(name) or [] for name in installed}
 
 
-def unmet_demands(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> list[Finding]:
-    """What installed packages say that they need of another. pip says it once, at the install that broke it."""
+def unmet_requirements(installed: Mapping[str, str], requirements: Mapping[str, Iterable[str]]) -> list[Finding]:
+    """Reports version conflicts. pip reports them only once, at the install that causes them."""
     findings = []
-    for wanted, by in unmet(installed, demands).items():
+    for wanted, by in unmet(installed, requirements).items():
         needs = [f"{name} {installed[name]} needs {wanted}{specifier}" for name, specifier in by.items()]
-        fix = f"Install them by one command: `pip install -c constraints.txt {' '.join(by)} {wanted}`."
+        fix = f"Install them in one command: `pip install -c constraints.txt {' '.join(by)} {wanted}`."
         value = f"{'; '.join(needs)}, installed is {installed[wanted]}"
         findings.append(Finding("packages together", WARN, value, fix))
     return findings
 
 
-def unmet(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
-    """Package -> who needs another version of it, and which."""
+def unmet(installed: Mapping[str, str], requirements: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+    """Returns package -> packages that need another version of it -> that version."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     names = {canonicalize_name(name): name for name in installed}
     found: dict[str, dict[str, str]] = {}
-    for name, lines in demands.items():
+    for name, lines in requirements.items():
         for line in lines:
             try:
                 wanted = Requirement(line)
-            except InvalidRequirement:  # of a grammar before today's: nothing that could be compared
+            except InvalidRequirement:  # an outdated syntax
                 continue
             other = names.get(canonicalize_name(wanted.name))
             if other is None or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
@@ -135,7 +132,7 @@ def unmet(installed: Mapping[str, str], demands: Mapping[str, Iterable[str]]) ->
 
 
 def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
-    """Wheels with kernels are built for one torch and one CUDA, and name them in their version: 2.8.3+cu12torch2.6."""
+    """Checks wheels with kernels, which are built for one torch and one CUDA: 2.8.3+cu12torch2.6."""
     torch, findings = installed.get("torch", ""), []
     for name in ("flash-attn", "xformers"):
         version = installed.get(name, "")
@@ -145,53 +142,53 @@ def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> l
         wrong_cuda = bool(for_cuda and cuda) and (for_cuda or "")[:2] != (cuda or "").split(".")[0]
         if wrong_torch or wrong_cuda:
             has = f"torch {torch.partition('+')[0]} with CUDA {cuda or 'none'}"
-            fix = f"Install {name} for this torch, or remove it: our kernels do without."
+            fix = f"Install {name} for this torch, or remove it: our kernels do not need it."
             findings.append(Finding("packages together", WARN, f"{name} {version} was not built for {has}", fix))
     return findings
 
 
 def loading() -> list[Finding]:
-    """In a process of its own, for a library that does not fit ends the process at times, without an exception."""
+    """Imports torch and deepspeed in a child process, since an incompatible library may end the process."""
     if any(version_of(name) is None for name in LOADED):
-        return []  # `packages` has said so
+        return []  # `packages` reports it
     environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
     command = [sys.executable, "-c", LOAD, *LOADED]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LOAD_SECONDS)
     except subprocess.TimeoutExpired:
-        fix = "See where it waits: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
+        fix = "Find the slow import: `python -X importtime -c 'import torch, deepspeed'`; a shared disk may be slow."
         return [Finding("packages load", WARN, f"not within {LOAD_SECONDS:.0f} s", fix)]
-    # A driver that is too old is told of by itself.
-    good = not any(finding.name == "GPU driver" and finding.status != OK for finding in gpus.accelerator())
+    # A driver that is too old has its own finding.
+    good = not any(finding.name == "GPU driver" and finding.status != OK for finding in gpus.check())
     return [judge_loading(answer.returncode, answer.stdout, answer.stderr, machine.gpu_count() if good else 0)]
 
 
-def judge_loading(code: int, said: str, errors: str, visible: int) -> Finding:
-    """By the exit code and output of LOAD, and the GPUs that this machine shows."""
+def judge_loading(code: int, output: str, errors: str, visible: int) -> Finding:
+    """Judges exit code and output of LOAD, given the number of visible GPUs."""
     if code != 0:
-        name = (re.findall(r"^loading (\S+)", said, re.MULTILINE) or ["python"])[-1]
+        name = (re.findall(r"^loading (\S+)", output, re.MULTILINE) or ["python"])[-1]
         last = (errors.strip().splitlines() or [f"its process ended with code {code}"])[-1]
-        fix = f"Install it again with what it needs: `pip install --force-reinstall -c constraints.txt {name}`."
+        fix = f"Reinstall it with its dependencies: `pip install --force-reinstall -c constraints.txt {name}`."
         return Finding("packages load", FAIL, f"{name} does not ({last})", fix)
-    seen = int(re.findall(r"^gpus (\d+)", said, re.MULTILINE)[-1])
-    built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # else `accelerator` has said so
+    seen = int(re.findall(r"^gpus (\d+)", output, re.MULTILINE)[-1])
+    built_for_gpus = not machine.torch_build_name().endswith("_cpu")  # otherwise `gpus.check` reports it
     if built_for_gpus and seen < visible:
-        fix = "See why: `python -c 'import torch; torch.cuda.init()'`; mostly the driver is too old or has hung."
+        fix = "Run `python -c 'import torch; torch.cuda.init()'`; usually the driver is too old or hangs."
         return Finding("packages load", FAIL, f"torch can use {seen} of {visible} GPUs", fix)
     return Finding("packages load", OK, f"{' and '.join(LOADED)}" + (f", with {seen} GPU(s)" if seen else ""))
 
 
 def apex() -> list[Finding]:
-    """NVIDIA's apex is not on PyPI; `pip install apex` gets another package, which libraries then mistake for it."""
+    """Detects PyPI's `apex`, which is not NVIDIA's but is mistaken for it by libraries."""
     version = version_of("apex")
     if version is None:
         return []
     spec = importlib.util.find_spec("apex")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    if any((Path(place) / "optimizers").is_dir() for place in places):
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if any((Path(folder) / "optimizers").is_dir() for folder in folders):
         return [Finding("apex", OK, f"{version} (NVIDIA's)")]
-    fix = "Run `pip uninstall apex`: libraries that look for NVIDIA's find this one, and nothing here needs either."
+    fix = "Run `pip uninstall apex`: libraries mistake it for NVIDIA's, and nothing here needs either."
     return [Finding("apex", WARN, f"{version} is not NVIDIA's apex", fix)]
 
 
-CHECKS: tuple[Callable[[], list[Finding]], ...] = (python, interpreter_path, packages, together, apex)
+CHECKS: tuple[Check, ...] = (python, interpreter_path, packages, together, apex)

@@ -1,1 +1,1 @@
-"""Training on several nodes: what a launch will do, ranks started and watched, the outcome judged."""
+"""Launches on several nodes: plans them, starts and watches the ranks, classifies the outcome."""

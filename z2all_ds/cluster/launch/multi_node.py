@@ -1,8 +1,8 @@
-"""What `z2all launch` does: nodes looked at, ranks started on all of them, the outcome judged, and again if asked to.
+"""`z2all launch`: checks the nodes, starts ranks on all of them, classifies the outcome, and restarts if asked to.
 
 hostfile ─▶ preflight ─▶ plan ─▶ ranks on all nodes ─▶ verdict ─▶ done
                ▲                                          │
-               └── without the nodes that are gone ◀── a fault that may be cured, and tries left
+               └── without failing nodes ◀── a recoverable fault, and restarts left
 """
 
 import os
@@ -26,8 +26,8 @@ from z2all_ds.cluster.launch.plan import LAUNCHERS, LaunchPlan, make_plan
 from z2all_ds.cluster.launch.remote import NodeEnd, run_on_nodes
 from z2all_ds.cluster.launch.verdicts import Verdict, judge
 from z2all_ds.cluster.nodes import Node, SshAccess, read_nodes
-from z2all_ds.cluster.preflight import report
 from z2all_ds.cluster.preflight.checks import Preflight, Subject, preflight
+from z2all_ds.cluster.preflight.command import describe
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.corpus.manifest import MANIFEST_NAME
 from z2all_ds.track.writer import RunWriter, last_outcome, last_record, read_records
@@ -39,40 +39,44 @@ from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.op_builds import needed_ops
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 2.0, 60.0
-STANDSTILLS = 2
-"""So many tries in a row without a new step are enough: more would end in the same way."""
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0
+MAX_STANDSTILLS = 2
+"""Consecutive tries without a new step after which a launch gives up."""
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """As on the command line."""
+    """Options of the command line."""
 
     hostfile: str | None
     """None: the nodes of the slurm allocation."""
     launcher: str = "ssh"
     restarts: int = 0
     min_nodes: int | None = None
-    """Start without nodes that are not fit, as long as so many are; default: all must be."""
-    looks: bool = True
-    """At the nodes, before every start."""
+    """Leave out failing nodes as long as this many remain; default: all must pass."""
+    preflight: bool = True
+    """Check the nodes before every start."""
     dry_run: bool = False
     master_port: int | None = None
     health: bool = True
-    """Also test their health with a torch job, before the first start."""
+    """Run the health test before the first start."""
     exclude_slow: bool = False
-    """Slow nodes are not fit."""
+    """Treat slow nodes as failures."""
 
 
 class Launch:
-    """One command's."""
+    """One `z2all launch` command."""
 
     def __init__(self, options: LaunchOptions, arguments: list[str]) -> None:
         if options.launcher not in LAUNCHERS:
             what, rule = f"launcher {options.launcher!r}", f"must be one of {', '.join(LAUNCHERS)}"
             raise ClusterError(what, rule, "Choose one.")
+        if options.hostfile is None and options.launcher != "slurm":
+            raise ClusterError(f"launcher {options.launcher}", "needs the list of nodes", "Give --hostfile FILE.")
         self.options = options
-        self.nodes = nodes_of(options)
+        self.nodes = read_nodes(options.hostfile) if options.hostfile else []
+        if options.launcher == "slurm":
+            self.nodes = slurm.nodes_to_use(self.nodes, options.dry_run)
         parsed, self.run = parse(arguments)
         self.resume = parsed.resume
         self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
@@ -80,92 +84,79 @@ class Launch:
         self.tests_health = options.health and not options.dry_run
         self.unhealthy: list[NodeFinding] = []
 
-    def look(self) -> Preflight:
-        """At all nodes of the hostfile, also those that were left out before. Their health is tested the first time
-        alone, for a restart has no time to lose; so what was found then stays true."""
+    def check_nodes(self) -> Preflight:
+        """Checks all nodes of the hostfile, also those that were left out before. The health test runs only the first
+        time, so that restarts are fast; its failures stay valid."""
         config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
         files = shared_files(self.run)
         subject = Subject(self.nodes, config, os.getcwd(), str(self.folder.root), files, self.port)
-        with heartbeat(f"looking at {len(self.nodes)} nodes"):
+        with heartbeat(f"checking {len(self.nodes)} nodes"):
             found = preflight(subject, self.tests_health, self.options.exclude_slow)
         found.findings += self.unhealthy
         self.unhealthy += found.health.failures if found.health else []
         self.tests_health = False
         return found
 
-    def find_nodes(self) -> tuple[list[Node], Preflight]:
-        """Those to start on, and what is known of them."""
-        if not self.options.looks:
-            return self.nodes, Preflight()
-        found = self.look()
-        return self.fit_nodes(found), found
+    def plan(self, fault_at: float | None) -> LaunchPlan:
+        """Checks the nodes unless --no-preflight, and plans a launch on those that pass."""
+        nodes, found, device = self.nodes, Preflight(), device_type()
+        if self.options.preflight:
+            found = self.check_nodes()
+            nodes, device = self.fit_nodes(found), found.device
+        ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
+        extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
+        return make_plan(nodes, found.addresses, self.run, self.resume, self.port, ops, extra)
 
     def fit_nodes(self, found: Preflight) -> list[Node]:
-        """Those to start on; refuses where too few are fit."""
+        """Returns the nodes to start on; raises if too few pass."""
         unfit = found.unfit()
-        must_not = [finding for finding in found.failures if self.options.min_nodes is None or finding.is_of_no_node]
-        if must_not:
-            print_lines(report.describe(found))
-            first = must_not[0]
-            closed = self.options.launcher == "slurm" and found.lost
-            without = " Where ssh to nodes is closed, launch with --no-preflight." if closed else ""
-            raise ClusterError(first.name, first.value, first.fix + without)
+        blocking = [one for one in found.failures if self.options.min_nodes is None or one.concerns_all]
+        if blocking:
+            print_lines(describe(found))
+            first = blocking[0]
+            no_ssh = self.options.launcher == "slurm" and found.lost
+            hint = " If ssh to the nodes is closed, launch with --no-preflight." if no_ssh else ""
+            raise ClusterError(first.name, first.value, first.fix + hint)
         fit = [node for node in self.nodes if node.name not in unfit]
         least = self.options.min_nodes or len(self.nodes)
-        while fit and not self._shape_fits(fit, found.device):
+        while fit and not self._batch_fits(fit, found.device):
             fit = fit[:-1]
         if len(fit) < least:
-            print_lines(report.describe(found))
+            print_lines(describe(found))
             rule = f"at least {least} are needed (left out: {', '.join(unfit)})"
-            raise ClusterError(f"{len(fit)} fit nodes", rule, "Put right what is said above.")
+            raise ClusterError(f"{len(fit)} nodes without failures", rule, "Fix the failures listed above.")
         if len(fit) < len(self.nodes):
             say(f"without {', '.join(node.name for node in self.nodes if node not in fit)}")
         return fit
 
-    def _shape_fits(self, nodes: list[Node], device: str) -> bool:
-        """Whether the global batch and the lanes of the data can be dealt out to so many ranks."""
+    def _batch_fits(self, nodes: list[Node], device: str) -> bool:
+        """Returns whether the global batch and the data lanes can be divided among the ranks of these nodes."""
         ranks = sum(node.slots for node in nodes)
-        if len(nodes) == len(self.nodes):
-            resolve(self.run, ranks, device)  # what does not fit all nodes is a mistake of the config, and said
-            return True
         try:
             resolve(self.run, ranks, device)
         except Z2allError:
+            if len(nodes) == len(self.nodes):  # a mistake in the config
+                raise
             return False
-        return self.run.num_lanes % ranks == 0
-
-    def plan(self, nodes: list[Node], found: Preflight, fault_at: float | None) -> LaunchPlan:
-        device = found.device if self.options.looks else device_type()
-        ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
-        extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
-        return make_plan(nodes, found.places, self.run, self.resume, self.port, ops, extra)
-
-
-def nodes_of(options: LaunchOptions) -> list[Node]:
-    """Of the hostfile, or of the slurm allocation."""
-    by_slurm = options.launcher == "slurm"
-    if options.hostfile is None and not by_slurm:
-        raise ClusterError(f"launcher {options.launcher}", "needs to know the nodes", "Give --hostfile FILE.")
-    nodes = read_nodes(options.hostfile) if options.hostfile else []
-    return slurm.nodes_to_use(nodes, options.dry_run) if by_slurm else nodes
+        return len(nodes) == len(self.nodes) or self.run.num_lanes % ranks == 0
 
 
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
-    """Trains on all nodes; returns and ends as `z2all train` does."""
+    """Trains on all nodes; returns the outcome and raises as `z2all train` does."""
     job = Launch(options, arguments)
     if options.launcher != "slurm" and is_this_machine(job.nodes):
-        say("one node, this machine: as `z2all train`, without ssh")
-        return train_here(job)
+        say("one node, this machine: same as `z2all train`, without ssh")
+        return train_on_this_machine(job.run, job.nodes[0].slots, job.resume)
     if options.dry_run:
-        plan = job.plan(*job.find_nodes(), None)
-        plan.write()
-        print(plan.shown(options.launcher))
+        plan = job.plan(None)
+        plan.write(options.launcher)
+        print(plan.describe(options.launcher))
         return "planned"
     with stop_on_signals(job.folder) as signals:
         verdict = supervise(job, signals)
     if verdict.outcome == "requeue" and signals.received and signals.received.name == "SIGINT":
         raise KeyboardInterrupt
-    if verdict.fault and not (signals.received and verdict.may_be_cured):
+    if verdict.fault and not (signals.received and verdict.is_recoverable):
         raise failed(job.folder, verdict.fault)
     if verdict.outcome == "requeue" or signals.received:
         raise SystemExit(EXIT_REQUEUE)
@@ -173,36 +164,33 @@ def launch(options: LaunchOptions, arguments: list[str]) -> str:
 
 
 def is_this_machine(nodes: list[Node]) -> bool:
-    """A hostfile as DeepSpeed's users have it for one box; with ssh settings, localhost is a container's port."""
+    """True for a hostfile with only localhost. With ssh settings, localhost is the published port of a container."""
     return len(nodes) == 1 and nodes[0].name in LOCAL_NAMES and nodes[0].ssh == SshAccess()
 
 
-def train_here(job: Launch) -> str:
-    return train_on_this_machine(job.run, job.nodes[0].slots, job.resume)
-
-
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
-    """Tries until it is done, cannot be cured, or no try is left."""
+    """Launches until the run succeeds, fails for good, or no restart is left."""
     fault_at: float | None = None
     standstills = 0
     for tries in count():
-        before, started = last_step(job.folder), time.time()
+        (before, _), started = last_step(job.folder), time.time()
         try:
-            verdict = run_once(job, *job.find_nodes(), fault_at)
-        except ClusterError as error:  # too few nodes, perhaps because they are only now coming back
+            verdict = run_once(job, fault_at)
+        except ClusterError as error:  # too few nodes; perhaps some are still coming back
             if not tries:
                 raise
             verdict = Verdict("failed", Fault(NODE_LOST, 0, "-", f"ClusterError: {error}", error.exit_code))
         if verdict.fault is None or signals.received:
             return verdict
-        step = last_step(job.folder)
+        step, step_time = last_step(job.folder)
         standstills = 0 if step > before else standstills + 1
-        fault_at = fault_at if standstills and fault_at else max(started, last_step_time(job.folder))
-        tell(job.folder, verdict.fault, step, fault_at)
-        if tries >= job.options.restarts or not verdict.may_be_cured or standstills > STANDSTILLS:
+        fault_at = fault_at if standstills and fault_at else max(started, step_time)
+        record_fault(job.folder, verdict.fault, step, fault_at)
+        if tries >= job.options.restarts or not verdict.is_recoverable or standstills > MAX_STANDSTILLS:
             return verdict
-        pause = min(MOST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**standstills)
-        say(f"{verdict.fault.line} ({verdict.fault.host}); try {tries + 1} of {job.options.restarts} in {pause:.0f} s")
+        pause = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**standstills)
+        restart = f"restart {tries + 1} of {job.options.restarts} in {pause:.0f} s"
+        say(f"{verdict.fault.line} ({verdict.fault.host}); {restart}")
         time.sleep(pause)
         if signals.received:
             return verdict
@@ -210,91 +198,79 @@ def supervise(job: Launch, signals: StopSignals) -> Verdict:
     raise AssertionError("endless")
 
 
-def run_once(job: Launch, nodes: list[Node], found: Preflight, fault_at: float | None) -> Verdict:
-    """One launch on these nodes, to its end."""
-    plan = job.plan(nodes, found, fault_at)
-    plan.write()
+def run_once(job: Launch, fault_at: float | None) -> Verdict:
+    """Runs one launch to its end."""
+    plan, launcher = job.plan(fault_at), job.options.launcher
+    plan.write(launcher)
     forget_faults(job.folder)
-    words = sum(1 for _ in read_records(job.folder.events))
+    events = sum(1 for _ in read_records(job.folder.events))
     say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}")
-    if fault_at is None and not plan.told_apart():
-        say(f"by hand: {plan.plain_line(job.options.launcher)}")
-    if job.options.launcher == "ssh":
+    if fault_at is None and not plan.unsupported_settings():
+        say(f"equivalent command: {plan.command_line(launcher)}")
+    if launcher == "ssh":
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
-        ends = run_by_deepspeed(plan, job.options.launcher)
-    said_something = sum(1 for _ in read_records(job.folder.events)) > words
-    return judge(last_outcome(job.folder) if said_something else None, ends, read_faults(job.folder), plan.nodes)
+        ends = run_by_deepspeed(plan, launcher)
+    has_new_events = sum(1 for _ in read_records(job.folder.events)) > events
+    return judge(last_outcome(job.folder) if has_new_events else None, ends, read_faults(job.folder), plan.nodes)
 
 
 def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
-    """DeepSpeed's own way over all nodes."""
-    differing = plan.told_apart(launcher)
-    if differing:
-        raise ClusterError(
-            f"launcher {launcher}",
-            f"has one value for all nodes, and these differ or are secret: {', '.join(differing)}",
-            "Use --launcher ssh (the default).",
-        )
-    started = time.monotonic()
-    variables = plan.deepspeed_variables(launcher)
-    by_srun = launcher == "slurm"
-    process = start(
-        owned(plan.deepspeed_command(launcher)),
-        {**os.environ, **variables},
-        stderr=subprocess.PIPE if by_srun else None,
-        text=True,
-        errors="replace",
-    )
-    words = slurm.SrunWords(process.stderr) if process.stderr else None
+    """Runs one of DeepSpeed's multi-node launchers to its end."""
+    unsupported = plan.unsupported_settings(launcher)
+    if unsupported:
+        rule = f"has one value for all nodes, but these settings differ or are secret: {', '.join(unsupported)}"
+        raise ClusterError(f"launcher {launcher}", rule, "Use --launcher ssh (the default).")
+    uses_srun = launcher == "slurm"
+    environment = {**os.environ, **plan.deepspeed_variables(launcher)}
+    stderr = subprocess.PIPE if uses_srun else None
+    command = owned(plan.deepspeed_command(launcher))
+    process = start(command, environment, stderr=stderr, text=True, errors="replace")
+    output = slurm.SrunOutput(process.stderr) if process.stderr else None
     try:
         code = process.wait()
     finally:
         if process.poll() is None:
-            if by_srun:
-                end_group(process)  # srun is in it, and ends the step; deepspeed would pass nothing on
+            if uses_srun:
+                end_group(process)  # srun is in the group and ends the step; deepspeed does not pass signals on to it
             else:
-                process.terminate()  # it passes that on to the nodes
+                process.terminate()  # deepspeed passes it on to the nodes
                 process.wait()
-    if words:
-        words.wait()
-        slurm.note_killed(RunFolder(Path(plan.orders[plan.nodes[0].name].run_dir)), words.first_killed)
-    return [NodeEnd(node.name, code, "", time.monotonic() - started) for node in plan.nodes]
+    if output:
+        output.wait()
+        slurm.record_killed(plan.run_folder, output.first_killed)
+    return [NodeEnd(node.name, code, "") for node in plan.nodes]
 
 
 def shared_files(run: RunConfig) -> list[str]:
-    """What every node reads: the DeepSpeed JSON if it is your own, the tokenizer, the corpus's manifest."""
+    """Returns the files that every node reads: a DeepSpeed JSON of the user, the tokenizer, the corpus manifest."""
     files = [run.deepspeed] if run.deepspeed.endswith(".json") else []
     if run.data.tokenizer:
-        files.append(str(Path(run.data.tokenizer).expanduser() / "tokenizer.json"))
+        files.append(f"{run.data.tokenizer}/tokenizer.json")
     if run.data.corpus and "://" not in run.data.corpus:
-        files.append(str(Path(run.data.corpus).expanduser() / MANIFEST_NAME))
+        files.append(f"{run.data.corpus}/{MANIFEST_NAME}")
     return [str(Path(file).expanduser().absolute()) for file in files]
 
 
 def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
-    where = f"rank {fault.rank} on {fault.host}"
+    """Returns the error of a failed launch, after printing the unfinished collectives."""
     for line in flight_recorder.told(folder):
         say(line)
-    fix = f"See {folder.root / 'logs'}; the same command goes on from the last checkpoint."
-    return RanksFailed(f"training in {folder.root}", f"{where} failed first: {fault.line}", fix, fault.code)
+    rule = f"rank {fault.rank} on {fault.host} failed first: {fault.line}"
+    fix = f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint."
+    return RanksFailed(f"training in {folder.root}", rule, fix, fault.code)
 
 
-def last_step(folder: RunFolder) -> int:
+def last_step(folder: RunFolder) -> tuple[int, float]:
+    """Returns number and time of the last recorded step; zeros if there is none."""
     record = last_record(folder.metrics)
-    return record["step"] if record else 0
+    return (record["step"], record["time_unix"]) if record else (0, 0.0)
 
 
-def last_step_time(folder: RunFolder) -> float:
-    record = last_record(folder.metrics)
-    return record["time_unix"] if record else 0.0
-
-
-def tell(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
-    """In events.jsonl, beside what the run itself writes there."""
+def record_fault(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
+    """Appends the fault to events.jsonl."""
     folder.root.mkdir(parents=True, exist_ok=True)
     writer = RunWriter(folder)
-    noticed = round(time.time() - fault_at, 3)
-    who = {"rank": fault.rank, "host": fault.host, "line": fault.line, "collectives": flight_recorder.told(folder)}
-    writer.event("fault", step=step, fault=fault.kind, **who, seconds=noticed)
+    details = {"rank": fault.rank, "host": fault.host, "line": fault.line, "collectives": flight_recorder.told(folder)}
+    writer.event("fault", step=step, fault=fault.kind, **details, seconds=round(time.time() - fault_at, 3))
     writer.close()

@@ -1,9 +1,8 @@
-"""Runs on each node for as long as a launch lasts: `python -m z2all_ds.cluster.launch.node`, started over ssh.
+"""The process on each node during a launch: `python -m z2all_ds.cluster.launch.node`, started over ssh.
 
-The first message on stdin has its orders, so that no setting of the environment ever stands on a command line. It then
-runs the real deepspeed launcher of this node (`deepspeed --no_ssh --node_rank N`) and looks after it: whatever happens,
-no process of it is left when this ends. It ends the launcher when it is told to, when the connection to whoever ordered
-it closes, or when nothing has come over it for a while. Loads no torch.
+The first message on stdin has its orders, so that no environment variable appears on a command line. It runs
+DeepSpeed's launcher for this node (`deepspeed --no_ssh --node_rank N`) and ends it with all its processes on request,
+when the connection closes, or when the connection is silent for a while. Loads no torch.
 """
 
 import os
@@ -18,37 +17,38 @@ from z2all_ds.base.machine import default_environment, private_temp_dir
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.train.processes.local_ranks import RANK_MODULE
+from z2all_ds.zero.op_builds import prebuild
 
 BEAT, END, FORGET = "beat", "end", "end and forget"
-"""Signs of life; an end after which others may go on from the snapshots in this node's memory; one for good."""
+"""Messages after the orders: a heartbeat; end, but keep the in-memory snapshots for a restart; end and delete them."""
 BEAT_EVERY_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
-LOOK_EVERY_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Orders:
-    """All that a node has to know."""
+    """What a node needs to know."""
 
     name: str
     node_rank: int
     slots: dict[str, int]
-    """Of all nodes, in the order of their ranks."""
+    """Slots of all nodes, in rank order."""
     master_address: str
-    """As this node reaches it."""
+    """As seen from this node."""
     master_port: int
     environment: dict[str, str]
     arguments: list[str]
-    """Of each rank."""
+    """Arguments of each rank."""
     log: str
-    """Where what the launcher and its ranks print on stdout goes."""
+    """File for the stdout of the launcher and its ranks."""
     run_dir: str
     ops: list[str]
-    """Of DeepSpeed, to be built here before the ranks start."""
+    """DeepSpeed ops to build here before the ranks start."""
 
 
 def launcher_command(orders: Orders, hostfile: Path, python: str = sys.executable) -> list[str]:
-    """The plain deepspeed command of one node."""
+    """Returns the deepspeed command of one node."""
     return [
         *(python, "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
         *("--no_ssh", "--node_rank", str(orders.node_rank)),
@@ -59,12 +59,12 @@ def launcher_command(orders: Orders, hostfile: Path, python: str = sys.executabl
 
 
 def hostfile_text(slots: dict[str, int]) -> str:
-    """As DeepSpeed reads it."""
+    """Returns the text of DeepSpeed's hostfile."""
     return "".join(f"{name} slots={count}\n" for name, count in slots.items())
 
 
 class Connection:
-    """To whoever gave the orders; `is_open` as long as something comes over it."""
+    """The connection to the launching machine; `is_open` as long as heartbeats arrive."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -86,7 +86,7 @@ class Connection:
 
 
 def run(orders: Orders) -> int:
-    """The launcher's exit code, or 130 where it was ended from here."""
+    """Runs the launcher; returns its exit code, or 130 if it was ended from here."""
     connection = Connection()
     environment = {**os.environ, **default_environment(orders.slots[orders.name]), **orders.environment}
     hostfile = private_temp_dir() / f"hostfile_{os.getpid()}"
@@ -98,7 +98,7 @@ def run(orders: Orders) -> int:
             process = start(launcher_command(orders, hostfile), environment, stdout=file)
             try:
                 while process.poll() is None and connection.is_open:
-                    time.sleep(LOOK_EVERY_SECONDS)
+                    time.sleep(POLL_SECONDS)
                 return 130 if process.returncode is None else process.returncode
             finally:
                 end_group(process)
@@ -108,17 +108,9 @@ def run(orders: Orders) -> int:
         hostfile.unlink(missing_ok=True)
 
 
-def build_ops(ops: list[str]) -> None:
-    """Once, before the ranks of this node start, with its progress on the terminal."""
-    if ops:
-        from z2all_ds.zero.op_builds import prebuild
-
-        prebuild(ops)
-
-
 def main() -> int:
     orders = Orders(**next(read_messages(sys.stdin)))
-    build_ops(orders.ops)
+    prebuild(orders.ops)
     code = run(orders)
     try:
         write_message(sys.stdout, {"code": code})

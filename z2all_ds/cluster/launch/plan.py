@@ -1,6 +1,6 @@
-"""What a launch will do, as plain data: the orders of every node, the files, and the commands that a person could type.
+"""The plan of a launch as plain data: the orders of every node, the files, and equivalent commands to type by hand.
 
-nodes + where they are (preflight) + the ranks' arguments ─▶ LaunchPlan ─▶ run (`remote.py`), or shown (--dry-run)
+nodes + data addresses (preflight) + arguments of the ranks ─▶ LaunchPlan ─▶ run (`remote.py`) or shown (--dry-run)
 """
 
 import os
@@ -16,12 +16,10 @@ from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.machine import default_environment
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
-from z2all_ds.cluster.forwarded import forwarded
 from z2all_ds.cluster.launch import slurm
 from z2all_ds.cluster.launch.node import Orders, hostfile_text, launcher_command
 from z2all_ds.cluster.launch.remote import MODULE
-from z2all_ds.cluster.launch.rendezvous import DataAddress, inside_port, meeting_point
-from z2all_ds.cluster.nodes import Node
+from z2all_ds.cluster.nodes import DataAddress, Node, forwarded, inside_port, rendezvous
 from z2all_ds.train.processes.local_ranks import RANK_MODULE
 
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -30,150 +28,138 @@ LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """For one launch on these nodes."""
+    """One launch on these nodes."""
 
     nodes: list[Node]
     orders: dict[str, Orders]
     folder: str
-    """Where commands run on every node."""
+    """Working directory of commands on every node."""
     run_folder: RunFolder
     run: RunConfig
 
     @property
-    def files(self) -> Path:
-        """Where the files of the launch are written."""
-        return self.run_folder.launch_config.parent
-
-    @property
     def ssh_config(self) -> Path:
-        return self.files / "ssh_config"
+        return self._file("ssh_config")
 
     @property
     def hostfile(self) -> Path:
-        return self.files / "hostfile"
+        return self._file("hostfile")
 
     @property
     def environment_file(self) -> Path:
-        return self.files / "deepspeed_env"
+        return self._file("deepspeed_env")
 
     @property
     def tasks(self) -> Path:
         """The node of every rank, for srun."""
-        return self.files / "tasks"
+        return self._file("tasks")
 
     @property
     def rank_script(self) -> Path:
-        """For srun."""
-        return self.files / "rank.py"
+        """The script that srun starts."""
+        return self._file("rank.py")
 
     @property
     def ranks(self) -> int:
         return sum(node.slots for node in self.nodes)
 
-    def write(self) -> None:
-        """Only for their owner's eyes: the environment may hold keys."""
-        self.files.mkdir(parents=True, exist_ok=True)
-        ssh.write_config(self.nodes, self.ssh_config)
-        write_whole(self.hostfile, hostfile_text({node.name: node.slots for node in self.nodes}))
-        write_whole(self.environment_file, environment_text(self.deepspeed_environment()))
-        write_whole(self.tasks, slurm.tasks_text(self.nodes))
-        write_whole(self.rank_script, slurm.RANK_SCRIPT)
+    @property
+    def _master(self) -> Orders:
+        return self.orders[self.nodes[0].name]
+
+    def _file(self, name: str) -> Path:
+        return self.run_folder.launch_config.with_name(name)
+
+    def files(self, launcher: str) -> dict[Path, str]:
+        """Returns path and text of the files that a launcher needs."""
+        hosts = {self.hostfile: hostfile_text({node.name: node.slots for node in self.nodes})}
+        if launcher == "slurm":  # no ssh
+            return {**hosts, self.tasks: slurm.tasks_text(self.nodes), self.rank_script: slurm.RANK_SCRIPT}
+        environment = environment_text(self.deepspeed_environment())
+        return {self.ssh_config: ssh.config_text(self.nodes), **hosts, self.environment_file: environment}
+
+    def write(self, launcher: str) -> None:
+        """Writes the files, readable only by their owner, and the run config."""
+        for path, text in self.files(launcher).items():
+            ssh.write_private(path, text)
         write_whole(self.run_folder.launch_config, dump_yaml(self.run))
-        for file in (self.hostfile, self.environment_file, self.tasks, self.rank_script):
-            file.chmod(0o600)
 
-    def same_environment(self) -> dict[str, str]:
-        """What all nodes have alike."""
+    def common_environment(self, with_secrets: bool) -> dict[str, str]:
+        """Returns the variables that are the same on all nodes. Secrets must not appear on command lines."""
         first, *others = [self.orders[node.name].environment for node in self.nodes]
-        return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-
-    def common_environment(self) -> dict[str, str]:
-        """What DeepSpeed's own way can say: the same for all nodes; nothing secret, as it stands on command lines."""
-        return {name: value for name, value in self.same_environment().items() if not SECRET.search(name)}
+        return {
+            name: value
+            for name, value in first.items()
+            if all(other.get(name) == value for other in others) and (with_secrets or not SECRET.search(name))
+        }
 
     def deepspeed_environment(self) -> dict[str, str]:
-        """For ranks that DeepSpeed's own way starts: what `node.py` would set there, taken from this machine."""
+        """Returns the environment of ranks that DeepSpeed's multi-node launchers start: what `node.py` would set on
+        each node, taken from this machine."""
         ours = default_environment(self.nodes[0].slots)
-        ours.pop("GLOO_SOCKET_IFNAME", None)  # for one machine alone
-        orders = self.orders[self.nodes[0].name]
-        # mpirun tells ranks nothing of a master; pdsh's launcher sets the same values.
-        meeting = {"MASTER_ADDR": orders.master_address, "MASTER_PORT": str(orders.master_port)}
-        return {**ours, **self.common_environment(), **meeting}
+        ours.pop("GLOO_SOCKET_IFNAME", None)  # for one machine only
+        # mpirun gives ranks no master; pdsh's launcher sets the same values.
+        return {**ours, **self.common_environment(with_secrets=False), **self._master_variables()}
 
-    def told_apart(self, launcher: str = "pdsh") -> list[str]:
-        """Settings that differ between nodes, which DeepSpeed's own way cannot say; srun at least takes secrets along,
-        and not on a command line."""
-        common = self.same_environment() if launcher == "slurm" else self.common_environment()
+    def _master_variables(self) -> dict[str, str]:
+        return {"MASTER_ADDR": self._master.master_address, "MASTER_PORT": str(self._master.master_port)}
+
+    def unsupported_settings(self, launcher: str = "pdsh") -> list[str]:
+        """Returns settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes, and
+        secrets, except with srun, which passes the environment on."""
+        common = self.common_environment(with_secrets=launcher == "slurm")
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
         pythons = {node.interpreter for node in self.nodes}
         masters = {(orders.master_address, orders.master_port) for orders in self.orders.values()}
         return [*sorted(names), *(["python"] if len(pythons) > 1 else []), *(["outside"] if len(masters) > 1 else [])]
 
     def deepspeed_command(self, launcher: str = "pdsh") -> list[str]:
-        """The plain launch over all nodes."""
-        orders = self.orders[self.nodes[0].name]
-        what = ["--module", RANK_MODULE]
+        """Returns the command of one of DeepSpeed's multi-node launchers."""
+        target = ["--module", RANK_MODULE]
         if launcher == "slurm":
-            what = [f"--launcher_args={slurm.srun_options(self.tasks)}", str(self.rank_script)]
+            target = [f"--launcher_args={slurm.srun_options(self.tasks)}", str(self.rank_script)]
         return [
             *(self.nodes[0].interpreter, "-m", "deepspeed.launcher.runner"),
             *("--hostfile", str(self.hostfile), "--launcher", launcher, "--no_ssh_check", "--force_multi"),
-            *("--master_addr", orders.master_address, "--master_port", str(orders.master_port)),
-            *("--log_level", "error", *what, *orders.arguments),
+            *("--master_addr", self._master.master_address, "--master_port", str(self._master.master_port)),
+            *("--log_level", "error", *target, *self._master.arguments),
         ]
 
     def deepspeed_variables(self, launcher: str = "pdsh") -> dict[str, str]:
-        """That the plain launch needs."""
+        """Returns the variables that this command needs."""
+        if launcher == "slurm":
+            # Ranks inherit srun's environment (--export=ALL), which overrides what DeepSpeed writes on srun's command
+            # line, where values end at a comma. So the environment file is empty.
+            common = self.common_environment(with_secrets=True).items()
+            new = {name: value for name, value in common if os.environ.get(name) != value}
+            return {**new, **self._master_variables(), "DS_ENV_FILE": os.devnull}
         file = {"DS_ENV_FILE": str(self.environment_file)}
-        if launcher == "openmpi":  # which also wants to be told twice before it runs as root
+        if launcher == "openmpi":
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
             return {"OMPI_MCA_plm_rsh_args": f"-F {self.ssh_config}", **file, **root}
-        if launcher == "slurm":
-            return self.slurm_variables()
         return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", **file}
 
-    def slurm_variables(self) -> dict[str, str]:
-        """Ranks have the environment that srun is started in (--export=ALL): what is in it wins over what DeepSpeed
-        writes on srun's command line, where values end at a comma. So the environment file has nothing to say."""
-        orders = self.orders[self.nodes[0].name]
-        new = {name: value for name, value in self.same_environment().items() if os.environ.get(name) != value}
-        meeting = {"MASTER_ADDR": orders.master_address, "MASTER_PORT": str(orders.master_port)}
-        return {**new, **meeting, "DS_ENV_FILE": os.devnull}
-
-    def shown(self, launcher: str = "ssh") -> str:
-        """Everything, with secrets masked."""
-        hosts = (self.hostfile, hostfile_text({node.name: node.slots for node in self.nodes}))
-        files = [
-            (self.ssh_config, ssh.config_text(self.nodes)),
-            hosts,
-            (self.environment_file, environment_text(self.deepspeed_environment())),
-        ]
-        if launcher == "slurm":  # no ssh, and no launcher on the nodes
-            files = [hosts, (self.tasks, slurm.tasks_text(self.nodes)), (self.rank_script, slurm.RANK_SCRIPT)]
-        parts = [f"# file {file}\n{text}" for file, text in files]
-        if launcher == "slurm":
-            return "\n\n".join([*parts, f"# by DeepSpeed's own launcher\n{self.plain_line(launcher)}"])
-        for node in self.nodes:
+    def describe(self, launcher: str = "ssh") -> str:
+        """Returns all files and commands as text, with secrets masked."""
+        parts = [f"# file {file}\n{text}" for file, text in self.files(launcher).items()]
+        for node in self.nodes if launcher != "slurm" else []:
             orders = self.orders[node.name]
-            connection = shlex.join(
-                ssh.command_on(node, self.ssh_config, ssh.python_command(node, self.folder, MODULE))
-            )
-            variables = assignments({name: masked(name, value) for name, value in orders.environment.items()})
+            connection = shlex.join(ssh.module_command(node, self.ssh_config, self.folder, MODULE))
             command = shlex.join(launcher_command(orders, self.hostfile, node.interpreter))
-            parts.append(f"# {node.name}\n{connection}\n# which there runs\n{variables} {command}".strip())
-        parts.append(f"# the same by DeepSpeed's own launcher\n{self.plain_line(launcher)}")
-        return "\n\n".join(parts)
+            remote = f"{assignments(orders.environment)} {command}"
+            parts.append(f"# {node.name}\n{connection}\n# runs there\n{remote}".strip())
+        title = "DeepSpeed's launcher" if launcher == "slurm" else "the same with DeepSpeed's launcher"
+        return "\n\n".join([*parts, f"# {title}\n{self.command_line(launcher)}"])
 
-    def plain_line(self, launcher: str = "pdsh") -> str:
-        """For a launch of ours, too: by pdsh."""
+    def command_line(self, launcher: str = "ssh") -> str:
+        """Returns the shell line of DeepSpeed's launcher; pdsh stands for our own ssh launcher."""
         launcher = "pdsh" if launcher == "ssh" else launcher
-        variables = {name: masked(name, value) for name, value in self.deepspeed_variables(launcher).items()}
-        return f"{assignments(variables)} {shlex.join(self.deepspeed_command(launcher))}"
+        return f"{assignments(self.deepspeed_variables(launcher))} {shlex.join(self.deepspeed_command(launcher))}"
 
 
 def make_plan(
     nodes: list[Node],
-    places: Mapping[str, DataAddress],
+    addresses: Mapping[str, DataAddress],
     run: RunConfig,
     resume: str,
     port: int,
@@ -181,25 +167,24 @@ def make_plan(
     extra: Mapping[str, str],
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchPlan:
-    """`places` may be empty, where nodes were not looked at: then names are trusted and interfaces left to gloo."""
+    """Plans a launch. Without preflight, `addresses` is empty: names are used as they are, and gloo and NCCL choose
+    their interface."""
     master, folder = nodes[0], RunFolder(Path(run.run_dir).expanduser().resolve())
-    place = places.get(
-        master.name, DataAddress(master.inside.address if master.inside else master.address_for_others, "")
-    )
-    outside_address, outside_port = meeting_point(master, place, port)
-    ours = forwarded(environment)
+    own_address = master.inside.address if master.inside else master.address_for_others
+    data = addresses.get(master.name, DataAddress(own_address, ""))
+    inside, outside = (data.address, inside_port(master, port)), rendezvous(master, data, port)
     orders = {}
     for number, node in enumerate(nodes):
-        interface = places[node.name].interface if node.name in places else node.interface or ""
+        interface = addresses[node.name].interface if node.name in addresses else node.interface or ""
         network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
-        is_master = number == 0
+        address, master_port = outside if number else inside
         orders[node.name] = Orders(
             name=node.name,
             node_rank=number,
             slots={other.name: other.slots for other in nodes},
-            master_address=place.address if is_master else outside_address,
-            master_port=inside_port(master, port) if is_master else outside_port,
-            environment={**ours, **network, **extra, **node.environment},
+            master_address=address,
+            master_port=master_port,
+            environment={**forwarded(environment), **network, **extra, **node.environment},
             arguments=["--config", str(folder.launch_config), "--resume", resume],
             log=str(folder.root / "logs" / f"launcher_{node.name}.log"),
             run_dir=str(folder.root),
@@ -209,19 +194,14 @@ def make_plan(
 
 
 def environment_text(environment: Mapping[str, str]) -> str:
-    """As DeepSpeed's parser wants it: no comment, no blank line, no line break in a value."""
+    """Returns the text of DeepSpeed's environment file, which has no comments, blank lines or line breaks in values."""
     for name, value in environment.items():
         if "\n" in value:
-            raise ClusterError(
-                f"variable {name}", "has a line break in it", "DeepSpeed cannot pass that on: shorten it."
-            )
+            rule = "contains a line break, which DeepSpeed cannot pass on"
+            raise ClusterError(f"variable {name}", rule, "Unset it, or remove the line break.")
     return "".join(f"{name}={value}\n" for name, value in environment.items())
 
 
 def assignments(variables: Mapping[str, str]) -> str:
-    """As a shell takes them before a command."""
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-
-
-def masked(name: str, value: str) -> str:
-    return "***" if SECRET.search(name) else value
+    """Returns `A=1 B=2` for a shell, with secrets masked."""
+    return " ".join(f"{name}={shlex.quote('***' if SECRET.search(name) else v)}" for name, v in variables.items())

@@ -1,9 +1,9 @@
-"""Looks after the ranks of one node: `python -m z2all_ds.cluster.launch.watchdog RUN WATCH_FOLDER HANG_SECONDS`.
+"""Watches the ranks of one node: `python -m z2all_ds.cluster.launch.watchdog RUN WATCH_FOLDER HANG_SECONDS`.
 
-Started by the node's first rank, under any launcher; ends when the ranks have. What it sees, it writes down as faults
-of the run: a rank that is gone without a word was killed; one that gives no sign of life for too long hangs. Then the
-stacks of all ranks here are written to RUN/logs/stacks, and what they had asked NCCL for to RUN/logs/flight; then the
-ranks are ended: a launcher alone would wait for ever. Loads no torch.
+The node's first rank starts it, under any launcher; it ends when the ranks have ended. It records a fault of the run
+when a rank is gone without a record (killed) or has no heartbeat for too long (hang). For a hang, it has the stacks of
+all ranks here written to RUN/logs/stacks and their last NCCL collectives to RUN/logs/flight. Then it ends the ranks,
+since a launcher would wait forever. Loads no torch.
 """
 
 import json
@@ -18,31 +18,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from z2all_ds.base.errors import ClusterError, MachineError
+from z2all_ds.base.errors import ClusterError, MachineError, Z2allError
 from z2all_ds.base.fault_records import BUG, HANG, KILLED, LOST_PEER, OUT_OF_MEMORY, Fault, has_fault, write_fault
 from z2all_ds.base.machine import process_is_alive
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.progress import BEAT, STACKS_SIGNAL, file_name
 
-LOOK_EVERY_SECONDS = 0.2
+POLL_SECONDS = 0.2
 STACKS_SECONDS = 1.0
-"""For ranks to write them; a busy handler needs milliseconds."""
+"""For ranks to write their stacks; the handler needs milliseconds."""
 LAUNCHER_SECONDS = 20.0
-"""For the launcher and the other ranks to end by themselves, when one is gone."""
+"""For the launcher and the other ranks to end by themselves after one has ended."""
 START_SECONDS = 300.0
-"""Before its first step a rank may be silent for so long at least: it loads, compiles, restores."""
+"""Minimum time limit before the first step of a rank, in which it loads, compiles and restores."""
 
-NCCL_GAVE_UP = "ProcessGroupNCCL.cpp"
+NCCL_ABORT = "ProcessGroupNCCL.cpp"
 """In the log of a rank that torch aborts because another one is gone or late."""
 TAIL_BYTES = 20_000
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A rank's file, as it was at a look."""
+class RankState:
+    """The heartbeat file of a rank."""
 
-    rank: int
+    number: int
     pid: int
     start_time: int | None
     stacks: Path
@@ -56,28 +56,28 @@ class Seen:
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP, a debugger, or a frozen container."""
+        """True if it is stopped by SIGSTOP, a debugger, or a frozen container."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         return False
 
 
-def look(folder: Path) -> dict[int, Seen]:
-    """All ranks that are there, by number."""
+def read_ranks(folder: Path) -> dict[int, RankState]:
+    """Returns the ranks that have a heartbeat file, by number."""
     found = {}
     for path in sorted(folder.glob("rank_*")):
-        with suppress(OSError, ValueError):  # one that has just begun or ended
+        with suppress(OSError, ValueError):  # a rank that is just starting or ending
             content = path.read_bytes()
             beats, beat_at, step = BEAT.unpack_from(content)
             who = json.loads(content[BEAT.size :].rstrip(b"\0"))
-            found[who["rank"]] = Seen(
+            found[who["rank"]] = RankState(
                 who["rank"], who["pid"], who["start_time"], Path(who["stacks"]), beats, beat_at, step
             )
     return found
 
 
 class Watchdog:
-    """One node's."""
+    """The watchdog of one node."""
 
     def __init__(self, run: RunFolder, folder: Path, hang_seconds: float) -> None:
         self.run, self.folder, self.hang_seconds = run, folder, hang_seconds
@@ -85,100 +85,99 @@ class Watchdog:
         self.kills_before = out_of_memory_kills()
 
     def watch(self) -> None:
-        """Returns when no rank is left to look after. The one that has started this was there before it."""
-        while now := look(self.folder):
-            gone = [seen for seen in now.values() if not seen.is_alive]
-            silent = [seen for seen in now.values() if self._is_silent(seen)]
+        """Returns when no rank is left. The rank that has started this wrote its file before."""
+        while found := read_ranks(self.folder):
+            ranks = list(found.values())
+            gone = [rank for rank in ranks if not rank.is_alive]
             if gone:
-                self._tell_killed(gone)
-                self._end([seen for seen in now.values() if seen not in gone], grace_seconds=LAUNCHER_SECONDS)
-                self._forget(now)
-                return
-            if silent:
-                self._tell_hang(list(now.values()))
-                self._end(list(now.values()), grace_seconds=STACKS_SECONDS)
-                self._forget(now)
-                return
-            wait_for_an_end(list(now.values()))
+                self._record_killed(gone)
+                self._end([rank for rank in ranks if rank not in gone], grace_seconds=LAUNCHER_SECONDS)
+            elif any(self._is_silent(rank) for rank in ranks):
+                self._record_hang(ranks)
+                self._end(ranks, grace_seconds=STACKS_SECONDS)
+            else:
+                wait_for_an_end(ranks)
+                continue
+            self._remove_files(list(found))
+            return
 
-    def _forget(self, ranks: dict[int, Seen]) -> None:
+    def _remove_files(self, ranks: list[int]) -> None:
         for rank in ranks:
             (self.folder / file_name(rank)).unlink(missing_ok=True)
             flight_recorder.pipe_of(self.folder, rank).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _is_silent(self, seen: Seen) -> bool:
-        limit = max(START_SECONDS, self.hang_seconds) if seen.step < 0 else self.hang_seconds
-        return self.hang_seconds > 0 and time.monotonic() - seen.beat_at > limit
+    def _is_silent(self, rank: RankState) -> bool:
+        limit = max(START_SECONDS, self.hang_seconds) if rank.step < 0 else self.hang_seconds
+        return self.hang_seconds > 0 and time.monotonic() - rank.beat_at > limit
 
-    def _tell_killed(self, gone: list[Seen]) -> None:
-        for seen in gone:
-            if has_fault(self.run, seen.rank):
+    def _record_killed(self, gone: list[RankState]) -> None:
+        for rank in gone:
+            if has_fault(self.run, rank.number):
                 continue
+            kind: str = KILLED
+            error: type[Z2allError] = ClusterError
             if out_of_memory_kills() > self.kills_before:
-                line = f"MachineError: rank {seen.rank}: killed by the system, which had no memory left"
+                kind, error, rule = OUT_OF_MEMORY, MachineError, "killed by the system, which was out of memory"
                 fix = "Use less memory: a smaller micro-batch, another ZeRO JSON (`z2all plan`), or fewer loaders."
-                fault = Fault(OUT_OF_MEMORY, seen.rank, self.host, f"{line}. {fix}", MachineError.exit_code)
-            elif crash := crash_of(seen.stacks):
-                kind = LOST_PEER if NCCL_GAVE_UP in tail_of(self.run.rank_log(seen.rank)) else BUG
-                line = f"ClusterError: rank {seen.rank}: crashed in step {seen.step + 1} ({crash})"
-                fault = Fault(kind, seen.rank, self.host, f"{line}. See {seen.stacks}.", ClusterError.exit_code)
+            elif crash := crash_of(rank.stacks):
+                kind = LOST_PEER if NCCL_ABORT in tail_of(self.run.rank_log(rank.number)) else BUG
+                rule, fix = f"crashed in step {rank.step + 1} ({crash})", f"See {rank.stacks}."
             else:
-                line = f"ClusterError: rank {seen.rank}: its process was killed from outside in step {seen.step + 1}"
-                fault = Fault(KILLED, seen.rank, self.host, f"{line}. Look for who did it.", ClusterError.exit_code)
-            write_fault(self.run, fault)
+                rule = f"its process was killed from outside in step {rank.step + 1}"
+                fix = "Find out what killed it."
+            line = f"{error.__name__}: rank {rank.number}: {rule}. {fix}"
+            write_fault(self.run, Fault(kind, rank.number, self.host, line, error.exit_code))
 
-    def _tell_hang(self, ranks: list[Seen]) -> None:
-        stopped = {seen.rank for seen in ranks if seen.is_stopped}
-        for seen in ranks:
+    def _record_hang(self, ranks: list[RankState]) -> None:
+        stopped = {rank.number for rank in ranks if rank.is_stopped}
+        for rank in ranks:
             with suppress(OSError):
-                os.kill(seen.pid, STACKS_SIGNAL)
+                os.kill(rank.pid, STACKS_SIGNAL)
         time.sleep(STACKS_SECONDS)
-        for seen in ranks:
-            silent = time.monotonic() - seen.beat_at
-            if seen.rank in stopped:
-                state = "its process is stopped. Find out by whom: a debugger, a signal, a frozen container."
+        for rank in ranks:
+            silent = time.monotonic() - rank.beat_at
+            if rank.number in stopped:
+                state = "its process is stopped. Find out why: a debugger, a signal, a frozen container."
             else:
-                state = (
-                    f"its stacks are in {seen.stacks}. Look there for what it waits for (train.hang_seconds limits it)."
-                )
-            line = f"ClusterError: rank {seen.rank}: no sign of life for {silent:.0f} s in step {seen.step + 1}"
-            # Who is behind, or stopped, holds up the others.
-            weight = (10**9 if seen.rank in stopped else 0) - seen.beats
-            fault = Fault(HANG, seen.rank, self.host, f"{line}; {state}", ClusterError.exit_code, weight)
+                state = f"its stacks in {rank.stacks} show what it waits for. train.hang_seconds is the limit."
+            line = f"ClusterError: rank {rank.number}: no heartbeat for {silent:.0f} s in step {rank.step + 1}"
+            # The rank that is behind or stopped delays the others.
+            weight = (10**9 if rank.number in stopped else 0) - rank.beats
+            fault = Fault(HANG, rank.number, self.host, f"{line}; {state}", ClusterError.exit_code, weight)
             write_fault(self.run, fault)
-        flight_recorder.ask_for(self.run, self.folder, [seen.rank for seen in ranks if seen.rank not in stopped])
+        flight_recorder.ask_for(self.run, self.folder, [rank.number for rank in ranks if rank.number not in stopped])
 
-    def _end(self, ranks: list[Seen], grace_seconds: float) -> None:
+    def _end(self, ranks: list[RankState], grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline and any(seen.is_alive for seen in ranks):
-            time.sleep(LOOK_EVERY_SECONDS)
+        while time.monotonic() < deadline and any(rank.is_alive for rank in ranks):
+            time.sleep(POLL_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            alive = [seen for seen in ranks if seen.is_alive]
-            for seen in alive:
+            alive = [rank for rank in ranks if rank.is_alive]
+            for rank in alive:
                 with suppress(OSError):
-                    os.kill(seen.pid, signal.SIGKILL if seen.is_stopped else number)
+                    os.kill(rank.pid, signal.SIGKILL if rank.is_stopped else number)
             if alive:
                 time.sleep(STACKS_SECONDS)
 
 
-def wait_for_an_end(ranks: list[Seen]) -> None:
-    """Until the next look, or until one of the ranks ends: whoever ends first is to be known."""
+def wait_for_an_end(ranks: list[RankState]) -> None:
+    """Waits for POLL_SECONDS, or until one of the ranks ends, so that the first to end is known."""
     waiting, handles = select.poll(), []
     try:
-        for seen in ranks:
+        for rank in ranks:
             with suppress(OSError):
-                handles.append(os.pidfd_open(seen.pid))
+                handles.append(os.pidfd_open(rank.pid))
                 waiting.register(handles[-1], select.POLLIN)
-        waiting.poll(LOOK_EVERY_SECONDS * 1000)
+        waiting.poll(POLL_SECONDS * 1000)
     finally:
         for handle in handles:
             os.close(handle)
 
 
 def crash_of(stacks: Path) -> str:
-    """What Python called a rank that crashed: `Segmentation fault`, `Aborted` ...; empty where it did not crash."""
+    """Returns how a rank crashed (`Segmentation fault`, `Aborted` ...); empty if it did not crash."""
     with suppress(OSError):
         found = re.search(r"^Fatal Python error: (.*)$", stacks.read_text(errors="replace"), re.MULTILINE)
         return found[1] if found else ""
@@ -192,7 +191,7 @@ def tail_of(log: Path) -> str:
 
 
 def out_of_memory_kills() -> int:
-    """Processes of this container that the kernel has killed for want of memory (cgroup v2)."""
+    """Returns the processes of this container that the kernel has killed when out of memory (cgroup v2)."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -201,7 +200,7 @@ def out_of_memory_kills() -> int:
 
 
 def main(run: str, folder: str, hang_seconds: str) -> None:
-    # Both are for the ranks: when they have ended, so has this.
+    # Both are meant for the ranks; this ends after them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Watchdog(RunFolder(Path(run)), Path(folder), float(hang_seconds)).watch()

@@ -1,1 +1,1 @@
-"""A private network for nodes that cannot reach each other."""
+"""Overlay networks between nodes that cannot reach each other directly."""

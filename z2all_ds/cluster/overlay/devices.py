@@ -1,4 +1,4 @@
-"""Network devices of this node, by the tool `ip`. Only those that carry our mark are ever changed or deleted."""
+"""Network devices of this node, managed with the tool `ip`. Only devices with our mark are changed or deleted."""
 
 import ctypes
 import fcntl
@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 MARK = "z2all-overlay"
-"""Alias of every device of ours."""
+"""Alias of all our devices."""
 MTU = {"ssh": 9000, "vxlan": 1400}
-"""A tunnel's frames travel in a stream, which has no limit of its own: 0.11-0.12 Gbit/s with 1400 and 0.25-0.41 with
-9000, two tries each on two cores with a load of 10. Those of vxlan must fit into a network of 1500 with their headers
-(0.72-0.86 Gbit/s there)."""
+"""Frames of a tunnel travel in a TCP stream, so any size works: 0.11-0.12 Gbit/s with 1400 and 0.25-0.41 with 9000, two
+runs each on two cores with a load of 10. vxlan frames must fit into an MTU of 1500 with their headers (0.72-0.86
+Gbit/s)."""
 SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
-"""Where `ip` is in Debian, and where the PATH of an ssh command does not look."""
+"""Where Debian has `ip`; not on the PATH of an ssh command."""
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17  # linux/sockios.h, linux/ethtool.h
 REACH_SECONDS = 3.0
 
@@ -30,11 +30,11 @@ def find_tool(name: str) -> str | None:
 
 
 def run_tool(name: str, *words: str) -> str:
-    """What it prints; OSError with its own last line where it fails."""
+    """Runs a tool and returns its stdout; raises OSError with the last line of its output."""
     done = subprocess.run([find_tool(name) or name, *words], capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise OSError(f"`{name} {' '.join(words)}` fails: {said[-1] if said else done.returncode}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise OSError(f"`{name} {' '.join(words)}` fails: {lines[-1] if lines else done.returncode}")
     return done.stdout
 
 
@@ -51,13 +51,13 @@ def is_ours(device: str) -> bool:
 
 
 def links() -> dict[str, dict[str, Any]]:
-    """All devices by name, as `ip` tells them."""
+    """Returns all devices by name, as `ip` reports them."""
     return {link["ifname"]: link for link in json.loads(run_tool("ip", "-json", "link", "show"))}
 
 
-def hold_address(device: str, address: str, prefix: int, mtu: int) -> None:
-    """Ours from now on, up, with this address. Its hardware address follows, so that it is the same after a restart:
-    the others remember it for a while."""
+def configure(device: str, address: str, prefix: int, mtu: int) -> None:
+    """Marks a device as ours, gives it an address and sets it up. The hardware address is derived from the address, so
+    that it stays the same after a restart: other nodes cache it."""
     ip("link", "set", "dev", device, "alias", MARK)
     ip("link", "set", "dev", device, "address", hardware_address(address), "mtu", str(mtu), "addrgenmode", "none")
     ip("addr", "replace", f"{address}/{prefix}", "dev", device)
@@ -65,7 +65,7 @@ def hold_address(device: str, address: str, prefix: int, mtu: int) -> None:
 
 
 def delete_ours(device: str) -> None:
-    """With its slaves, if it is a bridge; they are ends of tunnels."""
+    """Deletes our device; if it is a bridge, also the ends of tunnels in it."""
     if is_ours(device):
         for name, link in links().items():
             if link.get("master") == device:
@@ -75,7 +75,7 @@ def delete_ours(device: str) -> None:
 
 def delete(device: str) -> None:
     if exists(device):
-        with suppress(OSError):  # its process has just ended, and it with it
+        with suppress(OSError):  # it vanished with its process
             ip("link", "delete", "dev", device)
 
 
@@ -89,12 +89,12 @@ def wait_for(device: str, seconds: float) -> bool:
 
 
 def hardware_address(address: str) -> str:
-    """10.213.0.2 -> 02:00:0a:d5:00:02, in the range that is free for everybody."""
+    """Returns a locally administered address: 10.213.0.2 -> 02:00:0a:d5:00:02."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 
-def checksums_in_software(device: str) -> None:
-    """As `ethtool -K DEVICE tx off`: NAT on the way spoils checksums that are left to the card behind a tunnel."""
+def disable_checksum_offload(device: str) -> None:
+    """Does `ethtool -K DEVICE tx off`: NAT on the way breaks checksums that are left to the network card."""
     value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0), 8)
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -102,7 +102,7 @@ def checksums_in_software(device: str) -> None:
 
 
 def overlapping(network: str, but: str) -> str:
-    """The device other than `but` that has an address in this network, or empty."""
+    """Returns a device other than `but` that has an address in this network, or an empty string."""
     wanted = ipaddress.ip_network(network)
     for link in json.loads(run_tool("ip", "-json", "-4", "addr", "show")):
         for entry in link.get("addr_info", []):
@@ -112,8 +112,8 @@ def overlapping(network: str, but: str) -> str:
     return ""
 
 
-def answers(address: str) -> bool:
-    """Whether packets come back from there. A refused connection is an answer, too: nobody has to listen."""
+def reaches(address: str) -> bool:
+    """Returns whether packets come back from an address. A refused connection counts: nothing has to listen there."""
     try:
         socket.create_connection((address, 9), timeout=REACH_SECONDS).close()
     except ConnectionRefusedError:

@@ -1,1 +1,1 @@
-"""Checks of all nodes before a launch: the same software, working connections, healthy devices."""
+"""Checks of all nodes before a launch: same software, working connections, healthy devices."""

@@ -1,15 +1,15 @@
-"""The health test's rules: who meets whom, and what the times say about each node. Pure, and without torch.
+"""Rules of the health test: the pairs of each round, and what the results say about each node. Pure functions.
 
-Matmuls are each node's own. But two nodes that exchange messages are as fast as the slower one, and fail if one of them
-does. So every node meets two others, and what happens to it both times is its own doing (DLRover's way of finding a
-straggler):
+Matmuls concern one node only. But a pair that exchanges messages is as slow as its slower node, and fails if either
+node does. So every node is paired with two others, and a problem that it has in both pairs is its own (the method of
+DLRover):
 
-    round 1   neighbours: (0,1) (2,3) ...                                    of an odd number the last one rests
-    round 2   by round 1's times, the slower half with the faster half       of an odd number another one rests
-    round 3   the two that have rested meet                                  only with an odd number
+    round 1   neighbours: (0,1) (2,3) ...                                 with an odd number of nodes the last one rests
+    round 2   the slower half of round 1 with the faster half             with an odd number another node rests
+    round 3   the two nodes that have rested                              only with an odd number
 
-DLRover puts an odd one into a group of three. Three nodes would be one and the same group in both rounds then, which
-says nothing about any of them; so it rests instead.
+DLRover makes a group of three if the number is odd. Three nodes would be the same group in both rounds, which says
+nothing about any of them.
 """
 
 import math
@@ -21,49 +21,49 @@ from z2all_ds.cluster.doctor import FAIL, WARN
 from z2all_ds.cluster.preflight.compare import NodeFinding
 
 SLOW_MATMUL_FACTOR = 1.5
-"""Equal machines are within some percent of each other; GPUs that run hot or lack power lose a third and more."""
+"""Equal machines differ by a few percent; GPUs that run hot or lack power lose a third or more."""
 SLOW_GATHER_FACTOR = 2.0
-"""More than for matmuls: pairs behind different switches differ in good clusters, too."""
+"""More than for matmuls: pairs behind different switches differ in healthy clusters, too."""
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One node's part in one round."""
+    """The results of one node in one round."""
 
     round: int
     node: str
     partner: str
     matmul_ms: float | None = None
-    """Of one product in the mean, on the slowest of its devices; None where it failed."""
+    """Mean of one product on the slowest of its devices; None if it failed."""
     gather_gbps: float | None = None
-    """Gigabytes a second that came from the partner; None where it failed."""
+    """GB/s received from the partner; None if it failed."""
     problem: str = ""
-    """Why it failed, as this node tells it."""
+    """Why it failed, as this node reports it."""
     alone: bool = False
-    """It failed without the partner's doing: in its matmuls, or its process has ended."""
+    """It failed independently of the partner: in its matmuls, or its process ended."""
 
 
 def pairs_of_round(number: int, names: Sequence[str], turns: Sequence[Turn]) -> list[Pair]:
-    """Who meets in round 1, 2 or 3, from what came before; empty where nothing is left to learn."""
+    """Returns the pairs of round 1, 2 or 3, given the previous results; empty after the last round."""
     first = list(zip(names[::2], names[1::2], strict=False))
     if number == 1:
         return first
-    if len(names) < 3:  # the same two once more would say nothing new
+    if len(names) < 3:  # the same pair again would give no information
         return []
     if number == 2:
-        return _swapped(first, names, [turn for turn in turns if turn.round == 1])
-    played = [turn.node for turn in turns]
-    rested = [name for name in names if played.count(name) < 2]
+        return _mixed(first, names, [turn for turn in turns if turn.round == 1])
+    paired = [turn.node for turn in turns]
+    rested = [name for name in names if paired.count(name) < 2]
     return [(rested[0], rested[1])] if len(rested) == 2 else []
 
 
-def _swapped(first: list[Pair], names: Sequence[str], turns: list[Turn]) -> list[Pair]:
-    """The slower half against the faster half. Partners stand beside each other in the order, and those who meet stand
-    half its length apart, two places at least; so nobody meets the same one again."""
+def _mixed(first: list[Pair], names: Sequence[str], turns: list[Turn]) -> list[Pair]:
+    """Pairs the slower half with the faster half. Partners of round 1 are adjacent in the order and new partners are at
+    least two positions apart, so no pair repeats."""
     ordered = sorted(first, key=lambda pair: _slowness(pair, turns))
     line: list[str | None] = [name for pair in ordered for name in pair]
-    if len(names) % 2:  # nothing is known of it; beside it stands an empty place
+    if len(names) % 2:  # it has no result yet; None is its partner
         line += [names[-1], None]
     half = len(line) // 2
     return [(fast, slow) for fast, slow in zip(line[:half], line[half:], strict=True) if fast and slow]
@@ -77,69 +77,52 @@ def _slowness(pair: Pair, turns: list[Turn]) -> float:
 
 
 def judge_health(turns: Sequence[Turn], exclude_slow: bool = False) -> list[NodeFinding]:
-    """What is not well; a slow node only warns, unless it is to be left out."""
+    """Returns problems; a slow node is a warning, or a failure with `exclude_slow`."""
     return [*_failed(turns), *_slow(turns, FAIL if exclude_slow else WARN)]
 
 
 def _failed(turns: Sequence[Turn]) -> list[NodeFinding]:
-    met: dict[str, dict[str, bool]] = {}
-    for turn in turns:
-        met.setdefault(turn.node, {})[turn.partner] = not _failure(turns, turn)
+    own = {(turn.node, turn.partner): turn.problem for turn in turns}
+    problems = {pair: problem or own[pair[::-1]] for pair, problem in own.items()}  # of either node, its own first
+    working = {node for (node, _), problem in problems.items() if not problem}
     alone = {turn.node: turn.problem for turn in turns if turn.alone}
-    # Failed with two others, one of whom does work with somebody: then it is not them.
-    broken = [
-        name
-        for name, others in met.items()
-        if len(others) > 1 and not any(others.values()) and any(any(met[other].values()) for other in others)
-    ]
-    broken = [name for name in met if name in alone or name in broken]
-    findings = []
-    for name in broken:
-        failed = "; ".join(f"with {other}: {_why(turns, name, other)}" for other in met[name] if not met[name][other])
-        told = f"fails by itself ({alone[name]})" if name in alone else f"fails with every other node ({failed})"
-        fix = (
-            f"Look at {name}: its GPUs (nvidia-smi, dmesg), its network, its memory. Or start without it (--min-nodes)."
-        )
-        findings.append(NodeFinding(f"{name}: health", FAIL, told, fix, (name,)))
-    for one, other in dict.fromkeys((min(turn.node, turn.partner), max(turn.node, turn.partner)) for turn in turns):
-        if not met[one][other] and one not in broken and other not in broken:
-            told = f"fail together: {_why(turns, one, other)}"
-            fix = f"Try the two without the others, and look at the way between {one} and {other}."
-            findings.append(NodeFinding(f"{one} and {other}: health", FAIL, told, fix, pair=(one, other)))
+    findings, broken = [], set()
+    for name in dict.fromkeys(turn.node for turn in turns):
+        partners = [other for one, other in problems if one == name]
+        # It failed with two others, one of which works with another node.
+        fails_with_all = len(partners) > 1 and name not in working and any(other in working for other in partners)
+        if name in alone or fails_with_all:
+            failed = [f"with {other}: {why}" for (one, other), why in problems.items() if one == name and why]
+            value = f"fails with every other node ({'; '.join(failed)})"
+            value = f"fails by itself ({alone[name]})" if name in alone else value
+            fix = f"Check GPUs (nvidia-smi, dmesg), network and memory of {name}, or start without it (--min-nodes)."
+            findings.append(NodeFinding(f"{name}: health", FAIL, value, fix, (name,)))
+            broken.add(name)
+    for (one, other), problem in problems.items():
+        if problem and one < other and not broken & {one, other}:
+            fix = f"Test the two without the others, and check the network between {one} and {other}."
+            value = f"fail together: {problem}"
+            findings.append(NodeFinding(f"{one} and {other}: health", FAIL, value, fix, pair=(one, other)))
     return findings
-
-
-def _failure(turns: Sequence[Turn], turn: Turn) -> str:
-    """Of the meeting as a whole: what either of the two says, the one whose turn it is first."""
-    others = [other for other in turns if (other.node, other.partner) == (turn.partner, turn.node)]
-    return next((each.problem for each in (turn, *others) if each.problem), "")
-
-
-def _why(turns: Sequence[Turn], node: str, partner: str) -> str:
-    return next(_failure(turns, turn) for turn in turns if (turn.node, turn.partner) == (node, partner))
 
 
 def _slow(turns: Sequence[Turn], status: str) -> list[NodeFinding]:
     findings = []
-    fix = (
-        "Look for other jobs, heat and power limits there (nvidia-smi -q -d PERFORMANCE); --exclude-slow leaves it out."
-    )
+    fix = "Check for other jobs, heat and power limits (nvidia-smi -q -d PERFORMANCE); --exclude-slow leaves it out."
     matmuls = {name: min(values) for name, values in _by_node(turns, "matmul_ms").items()}
-    usual_ms = statistics.median_low(matmuls.values()) if matmuls else 0.0  # of two the faster one
+    usual_ms = statistics.median_low(matmuls.values()) if matmuls else 0.0  # with two nodes the faster one
     for name, best in matmuls.items():
         if best > SLOW_MATMUL_FACTOR * usual_ms:
-            told = f"a matmul takes {best:.2f} ms there at best, {usual_ms:.2f} on most nodes"
-            findings.append(NodeFinding(f"{name}: slow", status, told, fix, (name,)))
-    fix = (
-        "Look at its cable, port and link speed (ethtool, ibstat), and for other traffic; --exclude-slow leaves it out."
-    )
+            value = f"a matmul takes at least {best:.2f} ms there, {usual_ms:.2f} on most nodes"
+            findings.append(NodeFinding(f"{name}: slow", status, value, fix, (name,)))
+    fix = "Check cable, port, link speed (ethtool, ibstat) and other traffic; --exclude-slow leaves it out."
     gathers = _by_node(turns, "gather_gbps")
-    # The best of each: a slow partner spoils one round only.
+    # The best of each node: a slow partner affects one round only.
     usual = statistics.median(max(values) for values in gathers.values()) if gathers else 0.0
     for name, values in gathers.items():
         if len(values) > 1 and max(values) * SLOW_GATHER_FACTOR < usual:
-            told = f"all-gather at {max(values):.3g} GB/s at best, {usual:.3g} with most nodes"
-            findings.append(NodeFinding(f"{name}: slow network", status, told, fix, (name,)))
+            value = f"all-gather at no more than {max(values):.3g} GB/s, {usual:.3g} with most nodes"
+            findings.append(NodeFinding(f"{name}: slow network", status, value, fix, (name,)))
     return findings
 
 

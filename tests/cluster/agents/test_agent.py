@@ -1,11 +1,11 @@
-"""A process held by an agent: answers, failures, and ends of every kind."""
+"""The worker process of an agent: answers, failures, and all kinds of ends."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.helpers.command import ROOT
-from z2all_ds.cluster.agents.worker import Worker
+from z2all_ds.cluster.agents.agent import Worker
 
 pytestmark = pytest.mark.processes
 
@@ -26,12 +26,12 @@ def test_answers_and_problems(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("order", "said"), [("die", "ended by SIGKILL"), ("exit", "ended with code 1 (no such library)")]
 )
-def test_an_end_is_told_to_all_who_ask(worker: Worker, order: str, said: str) -> None:
+def test_all_orders_after_the_end_report_it(worker: Worker, order: str, said: str) -> None:
     for each in (order, "one more"):
         assert worker.ask({"do": each}, 60) == {"problem": said, "ended": True}
 
 
-def test_one_that_is_late_is_ended(worker: Worker) -> None:
+def test_a_late_worker_is_ended(worker: Worker) -> None:
     assert worker.ask({"do": "one"}, 60) == {"answer": "one"}
     assert worker.ask({"do": "two", "seconds": 600}, 0.2) == {"problem": "not done within 0 s", "late": True}
     assert worker.ask({"do": "three"}, 60) == {"problem": "ended by SIGKILL", "ended": True}
