@@ -14,8 +14,9 @@ Usage: create a `PackedStream` from a `StreamSpec`, wrap it in a `BatchLoader`, 
 `state_dict()` with the checkpoint, and pass it to `load_state_dict` at any later world size.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from z2all_ds.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from z2all_ds.data.data_plan import StreamSpec
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "BatchLoader", "PackedStream", "StageSpec", "StreamSpec", "StreamState", "merge_states"]
 
-_MODULES = {
-    "Batch": "packing", "BatchLoader": "loader", "PackedStream": "stream", "StageSpec": "stages",
-    "StreamSpec": "data_plan", "StreamState": "state", "merge_states": "state",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Imports on first use, so that importing this package does not load torch."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"z2all_ds.data.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "data_plan": "StreamSpec",
+        "loader": "BatchLoader",
+        "packing": "Batch",
+        "stages": "StageSpec",
+        "state": "StreamState merge_states",
+        "stream": "PackedStream",
+    },
+)
