@@ -21,9 +21,7 @@ def other_model(**options: object) -> bytes:
         "minloglevel": 2,
         **options,
     }
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=written, minloglevel=2, **settings
-    )
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=written, **settings)
     return written.getvalue()
 
 
