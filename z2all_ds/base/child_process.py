@@ -37,12 +37,12 @@ PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs a module with this interpreter."""
+    """Return the command that runs a module with this interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def package_environment() -> dict[str, str]:
-    """Returns our environment, with a PYTHONPATH on which a child finds this package where it is not installed."""
+    """Return our environment, with a PYTHONPATH on which a child finds this package where it is not installed."""
     paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -50,7 +50,7 @@ def package_environment() -> dict[str, str]:
 def start(
     command: Sequence[str], environment: Mapping[str, str] = os.environ, *, is_owned: bool = True, **options: Any
 ) -> "subprocess.Popen[Any]":
-    """Starts a command in a new session and with an empty stdin, unless `options` (those of Popen) say otherwise.
+    """Start a command in a new session and with an empty stdin, unless `options` (those of Popen) say otherwise.
 
     The environment of an owned child names us as its owner; that of others is `environment`.
     """
@@ -60,7 +60,7 @@ def start(
 
 
 def run_group(command: list[str], environment: Mapping[str, str], log: Path, *, stderr_to_log: bool = False) -> int:
-    """Runs a command to its end and returns its exit code; stdout goes to `log`, stderr too or to our own."""
+    """Run a command to its end and return its exit code; stdout goes to `log`, stderr too or to our own."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         process = start(command, environment, stdout=file, stderr=subprocess.STDOUT if stderr_to_log else None)
@@ -71,7 +71,7 @@ def run_group(command: list[str], environment: Mapping[str, str], log: Path, *, 
 
 
 def owned(command: list[str]) -> list[str]:
-    """Returns a command that runs another one and ends its group when the owner is gone.
+    """Return a command that runs another one and ends its group when the owner is gone.
 
     It is for programs that do not watch their owner: DeepSpeed's runner and what it starts (pdsh, mpirun, srun). The
     processes below it, here and on other machines, have no owner.
@@ -80,7 +80,7 @@ def owned(command: list[str]) -> list[str]:
 
 
 def run_owned(command: list[str]) -> int:
-    """Runs a command in our group, passes SIGTERM on to it and returns its exit code, as a shell gives it."""
+    """Run a command in our group, pass SIGTERM on to it and return its exit code, as a shell gives it."""
     follow_owner()
     os.environ.pop(OWNER_VARIABLE, None)
     process: subprocess.Popen[bytes] | None = None
@@ -104,13 +104,13 @@ def run_owned(command: list[str]) -> int:
 
 
 def end_group(process: "subprocess.Popen[Any]") -> None:
-    """Ends all processes of a child's session and waits for it; a second Ctrl-C skips the grace."""
+    """End all processes of a child's session and wait for it; a second Ctrl-C skips the grace."""
     end_group_of(process.pid)
     process.wait()
 
 
 def end_group_of(leader: int) -> None:
-    """Ends all processes of a group, also after the end of its leader, which need not be a child of ours."""
+    """End all processes of a group, also after the end of its leader, which need not be a child of ours."""
     try:
         _signal_group(leader, signal.SIGTERM)
     finally:
@@ -118,7 +118,7 @@ def end_group_of(leader: int) -> None:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    """Sends the signal and waits for its effect: after SIGKILL, too, a process lives on for some milliseconds."""
+    """Send the signal and wait for its effect: after SIGKILL, too, a process lives on for some milliseconds."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
     deadline = time.monotonic() + GRACE_SECONDS
@@ -130,18 +130,18 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def write_message(stream: IO[str], message: Mapping[str, Any]) -> None:
-    """Writes a message as one line and flushes it."""
+    """Write a message as one line and flush it."""
     stream.write(f"{MARK}{json.dumps(message)}\n")
     stream.flush()
 
 
 def read_messages(stream: IO[str]) -> Iterator[dict[str, Any]]:
-    """Yields the messages of a stream until its end."""
+    """Yield the messages of a stream until its end."""
     return (message for line in stream if (message := _message(line, MARK)) is not None)
 
 
 def _message(line: str, mark: str) -> dict[str, Any] | None:
-    """Returns what a line carries, None where it is no message."""
+    """Return what a line carries, None where it is no message."""
     try:
         found = json.loads(line.removeprefix(mark)) if line.startswith(mark) else None
     except ValueError:
@@ -180,12 +180,12 @@ class JsonProcess:
             thread.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message. Does nothing after the child's end, which `receive` shows."""
+        """Send a message. Do nothing after the child's end, which `receive` shows."""
         with self._sending, suppress(OSError, ValueError):
             write_message(self._stdin, message)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """Returns the next message, None after the last one. Raises TimeoutError where none comes in time."""
+        """Return the next message, None after the last one. Raise TimeoutError where none comes in time."""
         try:
             message = self._inbox.get(timeout=seconds)
         except queue.Empty:
@@ -195,14 +195,14 @@ class JsonProcess:
         return message
 
     def wait(self) -> int:
-        """Waits for the child's end and its last lines; returns its exit code."""
+        """Wait for the child's end and its last lines; return its exit code."""
         code = self.process.wait()
         for thread in self._listeners:
             thread.join(LAST_LINES_SECONDS)
         return code
 
     def close(self, grace_seconds: float = 0.0) -> None:
-        """Asks the child to end by closing its stdin, and kills it with all that it has started after the grace."""
+        """Ask the child to end by closing its stdin, and kill it with all that it has started after the grace."""
         with suppress(OSError):
             self._stdin.close()
         with suppress(subprocess.TimeoutExpired):

@@ -39,7 +39,7 @@ def print_report(
     for_people: Callable[[Result], Shown],
     for_programs: Callable[[Result], Any] | None = None,
 ) -> None:
-    """Prints `result` on stdout: as JSON, or as the lines and tables that `for_people` makes of it.
+    """Print `result` on stdout: as JSON, or as the lines and tables that `for_people` makes of it.
 
     The JSON has the result's own fields unless `for_programs` gives other content.
     """
@@ -50,7 +50,7 @@ def print_report(
 
 
 def print_lines(shown: Shown) -> None:
-    """Prints lines and tables on stdout."""
+    """Print lines and tables on stdout."""
     for part in shown:
         if isinstance(part, Table):
             _print_table(part)
@@ -61,7 +61,7 @@ def print_lines(shown: Shown) -> None:
 def print_as_measured(
     results: Iterable[Result], as_json: bool, head: str, line: Callable[[Result], str]
 ) -> list[Result]:
-    """Prints `head` and a line per result as soon as it is known, and returns all results.
+    """Print `head` and a line per result as soon as it is known, and return all results.
 
     With `as_json` the lines go to stderr, because stdout is for the JSON.
     """
@@ -75,12 +75,12 @@ def print_as_measured(
 
 
 def to_json(value: Any) -> str:
-    """Returns indented JSON text of dataclasses, mappings, sequences and plain values."""
+    """Return indented JSON text of dataclasses, mappings, sequences and plain values."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` in types that JSON has. NaN and infinities become null, paths and other objects text."""
+    """Return `value` in types that JSON has. NaN and infinities become null, paths and other objects text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

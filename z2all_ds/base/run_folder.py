@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def lineage(self) -> Path:
-        """Names the in-memory snapshots that the run may resume from."""
+        """Name the in-memory snapshots that the run may resume from."""
         return self.root / ".lineage"
 
     @property

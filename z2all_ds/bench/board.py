@@ -35,7 +35,7 @@ START_SECONDS, READ_SECONDS = 60.0, 500.0
 
 
 def bench_board(records: int, folder: Path | None = None) -> Report:
-    """Writes a run folder, measures the board on it, and removes the folder.
+    """Write a run folder, measure the board on it, and remove the folder.
 
     Seconds count from the start of the process, except those of an answer. The first curves have points over the whole
     run; the zoom is into a twentieth of the run, at most 20,000 steps. `pages`: the page opened twice in a new browser
@@ -70,7 +70,7 @@ class StartedBoard:
     seconds_to_listening: float
 
     def get(self, path: str) -> tuple[Any, float]:
-        """Returns an answer, and the seconds until it came."""
+        """Return an answer, and the seconds until it came."""
         began = time.perf_counter()
         with urllib.request.urlopen(f"{self.address}{path}", timeout=60) as answer:
             content = json.load(answer)
@@ -79,7 +79,7 @@ class StartedBoard:
 
 @contextmanager
 def started_board(*places: str | Path) -> Iterator[StartedBoard]:
-    """Runs `z2all board` on a free port and ends it with Ctrl-C."""
+    """Run `z2all board` on a free port and end it with Ctrl-C."""
     started = time.perf_counter()
     process = start(module_command("z2all_ds", "board", *map(str, places), "--port", "0"), stderr=subprocess.PIPE)
     assert process.stderr
@@ -126,7 +126,7 @@ def _measure(board: StartedBoard, records: int) -> dict[str, Any]:
 
 
 def write_run(run: Path, records: int) -> int:
-    """Writes metrics.jsonl and events.jsonl of a finished run. Returns the bytes of metrics.jsonl."""
+    """Write metrics.jsonl and events.jsonl of a finished run. Return the bytes of metrics.jsonl."""
     start_time = 1_790_000_000.0
     templates, validated = ([_fields(number, extra) for number in range(TEMPLATES)] for extra in (False, True))
     path = run / "metrics.jsonl"
@@ -146,7 +146,7 @@ def write_run(run: Path, records: int) -> int:
 
 
 def _fields(number: int, is_validated: bool) -> bytes:
-    """Returns the fields of a record that do not grow with the step, with numbers as long as real ones."""
+    """Return the fields of a record that do not grow with the step, with numbers as long as real ones."""
     wave = math.sin(number) / 7
     losses = {"": 2.4, "_of_code": 1.9, "_of_en": 2.6, "_of_zh": 2.8}
     record: dict[str, Any] = {"grad_norm": 0.7 + wave}
@@ -163,7 +163,7 @@ def _fields(number: int, is_validated: bool) -> bytes:
 
 
 def describe(costs: Report) -> Shown:
-    """Yields the size of the run and the measured times."""
+    """Yield the size of the run and the measured times."""
     yield f"{costs['records']:,} records, {human_bytes(costs['file_bytes'])}"
     first = f"first curves after {costs['seconds_to_first_curves']:.2f} s"
     yield f"listening after {costs['seconds_to_listening']:.2f} s, {first}"

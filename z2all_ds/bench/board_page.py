@@ -32,7 +32,7 @@ SECONDS = "() => ['curves', 'charts'].map(name => (performance.getEntriesByName(
 
 
 def why_no_browser() -> str:
-    """Returns the reason why no browser can be started, "" if one can."""
+    """Return the reason why no browser can be started, "" if one can."""
     if find_spec("playwright") is None:
         return "playwright is not installed"
     return "" if _executable() else f"no browser on PATH (looked for {', '.join(NAMES)})"
@@ -44,7 +44,7 @@ def _executable() -> str | None:
 
 @contextmanager
 def browser() -> "Iterator[Browser]":
-    """Yields a new browser; call `why_no_browser` first."""
+    """Yield a new browser; call `why_no_browser` first."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -56,7 +56,7 @@ def browser() -> "Iterator[Browser]":
 
 
 def measure_page(context: "BrowserContext", address: str) -> dict[str, float]:
-    """Opens the page in a new tab. Returns the seconds to a first picture of the curves, and to charts with zoom."""
+    """Open the page in a new tab. Return the seconds to a first picture of the curves, and to charts with zoom."""
     page = context.new_page()
     page.add_init_script(MARKS)
     page.goto(address, wait_until="commit")

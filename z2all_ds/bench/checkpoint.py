@@ -27,7 +27,7 @@ METHODS = {
 def bench_checkpoint(
     config: str | None, overrides: list[str], ranks: int | None, folder: Path | None, rounds: int
 ) -> dict[str, Any]:
-    """Returns all figures; `checkpoint_ranks.py` measures them."""
+    """Return all figures; `checkpoint_ranks.py` measures them."""
     require_at_least(2, rounds=rounds)  # the first save of each method also allocates memory and is not counted
     load_run_config(config, overrides)
     ranks = default_ranks() if ranks is None else ranks
@@ -48,7 +48,7 @@ def bench_checkpoint(
 
 
 def describe(figures: dict[str, Any]) -> Shown:
-    """Yields the state and the disk, a table of methods, and the effect on training."""
+    """Yield the state and the disk, a table of methods, and the effect on training."""
     size, disk = human_bytes(figures["state_bytes"]), human_bytes(figures["disk_bytes_per_second"])
     where = f"{figures['device']} × {figures['ranks']}, {figures['deepspeed_json']} {figures['dtype']}"
     yield f"{where}: {size} of state; the raw disk writes {disk}/s"

@@ -45,7 +45,7 @@ MAX_WAIT_SECONDS = 600.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures in one rank; returns the exit code."""
+    """Measure in one rank; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure saves and restores of one engine.")
     parser.add_argument("--dir", type=Path, required=True, help="folder on the disk to measure")
     parser.add_argument("--rounds", type=int, default=3, help="saves per method")
@@ -92,7 +92,7 @@ class Measurement:
         }
 
     def step(self) -> float:
-        """Trains one optimizer step and returns its seconds."""
+        """Train one optimizer step and return its seconds."""
         started = time.perf_counter()
         for _ in range(self.resolved.accumulation):
             outputs = self.engine(
@@ -108,7 +108,7 @@ class Measurement:
             torch.cuda.synchronize()
 
     def timed(self, work: Callable[[], Any]) -> float:
-        """Returns the seconds until `work` is done on all ranks."""
+        """Return the seconds until `work` is done on all ranks."""
         self.wait_for_device()
         distributed.barrier()
         started = time.perf_counter()
@@ -118,7 +118,7 @@ class Measurement:
         return time.perf_counter() - started
 
     def disk_speed(self, size: int) -> float:
-        """Returns the bytes per second of plain writes by rank 0, with one sync at the end."""
+        """Return the bytes per second of plain writes by rank 0, with one sync at the end."""
         blocks, block, file = max(1, size // BLOCK_BYTES), os.urandom(BLOCK_BYTES), self.folder / "plain"
 
         def write() -> None:
@@ -133,7 +133,7 @@ class Measurement:
         return blocks * BLOCK_BYTES / seconds
 
     def ours(self) -> dict[str, Any]:
-        """Measures snapshots that are written during the steps that follow."""
+        """Measure snapshots that are written during the steps that follow."""
         with self.scratch("ours") as folder, self.manager(folder) as manager:
             manager.prepare(self.engine)
             for _ in range(STEPS_ALONE):
@@ -160,7 +160,7 @@ class Measurement:
         }
 
     def deepspeed(self) -> dict[str, Any]:
-        """Measures engine.save_checkpoint and load_checkpoint, which do not sync to disk."""
+        """Measure engine.save_checkpoint and load_checkpoint, which do not sync to disk."""
         with self.scratch("deepspeed") as folder:
             seconds = []
             for number in range(self.rounds):
@@ -170,7 +170,7 @@ class Measurement:
         return {"blocked_seconds": seconds, "total_seconds": seconds, "restore_seconds": restored}
 
     def torch_dcp(self) -> dict[str, Any]:
-        """Measures dcp.async_save on this rank's optimizer shards, without names, index or checksums."""
+        """Measure dcp.async_save on this rank's optimizer shards, without names, index or checksums."""
         state = {
             f"{self.world.rank}:{number}:{key}": value.detach()
             for number, shard in enumerate(optimizer_shards_of(self.engine))
@@ -193,7 +193,7 @@ class Measurement:
         return {"blocked_seconds": blocked, "total_seconds": totals}
 
     def remove(self, path: Path) -> None:
-        """Removes a save, so that the disk need not hold all of them."""
+        """Remove a save, so that the disk need not hold all of them."""
         if self.world.is_main:
             shutil.rmtree(path, ignore_errors=True)
         distributed.barrier()

@@ -47,7 +47,7 @@ SAMPLE_BYTES = 12_000_000
 def bench_corpus(
     megabytes: int, only: Sequence[str], workers: Sequence[int], cleaning: Sequence[str], repeats: int
 ) -> Report:
-    """Writes and converts each of the formats `only`, or all, in a temporary folder.
+    """Write and convert each of the formats `only`, or all, in a temporary folder.
 
     With `workers`, the JSON lines are also converted with each of these numbers of processes and the steps `cleaning`;
     these rates are by wall-clock time. `text_bytes` is the size as JSON lines, the same for every format. The peak
@@ -92,7 +92,7 @@ def bench_corpus(
 
 
 def describe(report: Report) -> Shown:
-    """Yields the rate of orjson, a table of formats, and a line for each number of workers."""
+    """Yield the rate of orjson, a table of formats, and a line for each number of workers."""
     yield f"orjson only: {report['orjson_mb_per_cpu_second']:.0f} MB/s per core"
     rows = []
     for one in report["forms"]:
@@ -104,7 +104,7 @@ def describe(report: Report) -> Shown:
 
 
 def _write_lines(path: Path, texts: list[str], wanted_bytes: int) -> tuple[int, int]:
-    """Writes the documents as JSON lines. Returns the bytes and the number of documents."""
+    """Write the documents as JSON lines. Return the bytes and the number of documents."""
     written = 0
     with open(path, "wb") as stream:
         for number, text in enumerate(repeated(texts)):

@@ -24,7 +24,7 @@ MAX_ACCUMULATION = 2
 
 
 def fit_here(config: str | None, overrides: list[str]) -> Report:
-    """Searches the largest micro-batch with one rank per GPU; `largest` is 0 if none fits."""
+    """Search the largest micro-batch with one rank per GPU; `largest` is 0 if none fits."""
     ranks = gpu_count()
     if not ranks:
         rule = "tries micro-batches on a GPU, and none is visible"
@@ -61,7 +61,7 @@ def fit_here(config: str | None, overrides: list[str]) -> Report:
 
 
 def describe(fit: Report) -> Shown:
-    """Yields one line."""
+    """Yield one line."""
     peak = ""
     for trial in fit["trials"]:
         if trial["micro_batch"] == fit["largest"]:
@@ -74,7 +74,7 @@ def describe(fit: Report) -> Shown:
 
 
 def predict(run: RunConfig, ranks: int, memory: int) -> int:
-    """Returns the largest micro-batch that fits according to the planner, 0 if none does."""
+    """Return the largest micro-batch that fits according to the planner, 0 if none does."""
 
     def fits(size: int) -> bool:
         tried = run.model_copy(update={"train": run.train.model_copy(update=_batch_sizes(run, ranks, size))})
@@ -84,7 +84,7 @@ def predict(run: RunConfig, ranks: int, memory: int) -> int:
 
 
 def _batch_sizes(run: RunConfig, ranks: int, size: int) -> dict[str, int]:
-    """Returns the settings of the train section for a micro-batch of `size`."""
+    """Return the settings of the train section for a micro-batch of `size`."""
     accumulation = min(MAX_ACCUMULATION, max(1, run.train.global_batch // (run.train.micro_batch * ranks)))
     return {"micro_batch": size, "global_batch": size * accumulation * ranks}
 
@@ -98,7 +98,7 @@ def _smallest_gpu_memory() -> int:
 
 
 def largest_that(fits: Callable[[int], bool], first: int) -> int:
-    """Returns the largest size that fits, 0 if none does, with few calls. If a size fits, all smaller ones must fit."""
+    """Return the largest size that fits, 0 if none does, with few calls. If a size fits, all smaller ones must fit."""
     if fits(first):
         low, stride = first, 1
         while fits(low + stride):

@@ -42,7 +42,7 @@ ATTENTION_BACKENDS = {
 
 
 def measure_floor(run: RunConfig, device: torch.device, rounds: int) -> Report:
-    """Measures the floor of the run's model and micro-batch on one device.
+    """Measure the floor of the run's model and micro-batch on one device.
 
     A row is one kind of call, `count` of them per micro-batch, with its figures per call. The attention rows have the
     fastest backend; `attention_backends` has the seconds of all, or the reason if one does not run.
@@ -97,7 +97,7 @@ def measure_floor(run: RunConfig, device: torch.device, rounds: int) -> Report:
 
 
 def attention_flops(shape: ModelShape, tokens: int, sequence_length: int) -> dict[str, int]:
-    """Returns the operations of one layer over the causal half, without recomputation in the backward pass."""
+    """Return the operations of one layer over the causal half, without recomputation in the backward pass."""
     forward = 2 * shape.attention_width * sequence_length * tokens
     return {"forward": forward, "backward": 2 * forward}
 
@@ -126,7 +126,7 @@ class Attention:
     dtype: torch.dtype
 
     def measure(self, kind: SDPBackend) -> dict[str, float]:
-        """Returns the seconds of one call, forward and backward."""
+        """Return the seconds of one call, forward and backward."""
         sets = self._input_sets()
         # torch warns at length about each kernel that it may not use.
         with warnings.catch_warnings(), sdpa_kernel(kind), torch.enable_grad():
@@ -136,7 +136,7 @@ class Attention:
         return {"forward": forward, "backward": backward}
 
     def failure(self, kind: SDPBackend) -> str:
-        """Returns the reason if a backend does not run, else ""."""
+        """Return the reason if a backend does not run, else ""."""
         try:
             self.measure(kind)
         except RuntimeError as error:
@@ -179,7 +179,7 @@ def _differentiate(graph: tuple[_Heads, Tensor]) -> object:
 
 
 def describe(floor: Report) -> Shown:
-    """Yields the device, a table of all rows, the attention backends and the sum."""
+    """Yield the device, a table of all rows, the attention backends and the sum."""
     size = f"{floor['micro_batch']} × {floor['sequence_length']} tokens"
     yield head_line(floor["measured_on"], floor["dtype"], size, f"median of {floor['rounds']} rounds")
     rows = [

@@ -114,7 +114,7 @@ class MeasuredMemory:
 
 
 def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str], ranks: int) -> list[MemoryCase]:
-    """Returns the named cases; without names the user's own run if one is given, else all cases."""
+    """Return the named cases; without names the user's own run if one is given, else all cases."""
     known = {case.name: case for case in CASES}
     require_known("case", names, list(known))
     if names or not (config or overrides):
@@ -123,7 +123,7 @@ def chosen_cases(names: Sequence[str], config: str | None, overrides: list[str],
 
 
 def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
-    """Yields each result as soon as it is measured. All cases read the same data."""
+    """Yield each result as soon as it is measured. All cases read the same data."""
     if not gpu_count():
         raise MachineError("z2all bench memory", "needs a GPU, and none is visible", "Run it on a machine with a GPU.")
     with scratch_folder() as scratch:
@@ -134,7 +134,7 @@ def measure_cases(cases: Sequence[MemoryCase]) -> Iterator[MeasuredMemory]:
 
 
 def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
-    """Runs one case. The result of a failed run has the reason; only an invalid config raises an error."""
+    """Run one case. The result of a failed run has the reason; only an invalid config raises an error."""
     chosen = [f"run_dir={run_dir}", f"train.steps={STEPS}", "schedule.warmup_steps=1", "checkpoint.at_end=false"]
     overrides = [*case.overrides, *data, *chosen]
     run = load_run_config(case.config, overrides)
@@ -158,7 +158,7 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
 
 
 def content_of(result: MeasuredMemory) -> dict[str, object]:
-    """Returns one result for the JSON report, with the sums of the prediction and its error."""
+    """Return one result for the JSON report, with the sums of the prediction and its error."""
     sums = {"allocated": result.predicted.allocated, "total": result.predicted.total}
     return {**asdict(result), "predicted": {**asdict(result.predicted), **sums}, "error": result.error}
 
@@ -167,7 +167,7 @@ HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'h
 
 
 def to_line(result: MeasuredMemory) -> str:
-    """Returns one line of the table."""
+    """Return one line of the table."""
     if result.error is None:
         return f"{result.name:<26}  {result.failed}"
     return (

@@ -22,7 +22,7 @@ from z2all_ds.train.processes.local_ranks import local_command
 def measure_in_ranks(
     module: str, config: str | None, arguments: list[str], ranks: int, log: Path, label: str
 ) -> dict[str, Any] | str:
-    """Runs a module in `ranks` processes. Returns the figures of rank 0, or the error line if a rank fails."""
+    """Run a module in `ranks` processes. Return the figures of rank 0, or the error line if a rank fails."""
     command = local_command([*(["--config", config] if config else []), *arguments], ranks, free_port(), module)
     with heartbeat(label):
         code = run_group(command, {**os.environ, **default_environment(ranks)}, log, stderr_to_log=True)
@@ -39,7 +39,7 @@ def rank_main(
     arguments: list[str] | None,
     measure: Callable[[RunConfig, argparse.Namespace, World], dict[str, Any]],
 ) -> int:
-    """Runs `measure` in one rank, with the options of `parser` and those of every rank. Returns the exit code."""
+    """Run `measure` in one rank, with the options of `parser` and those of every rank. Return the exit code."""
     parser.add_argument("--config", help="run YAML, or the name of a preset")
     parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="section.key=value")

@@ -184,7 +184,7 @@ class ModelCases:
 
 
 def document_ids(batch: int, sequence_length: int) -> Tensor:
-    """Returns [batch, tokens]: 0, 1, 2 ... in each row.
+    """Return [batch, tokens]: 0, 1, 2 ... in each row.
 
     Documents have some hundred tokens, the last one is cut; a short row has at least two documents.
     """

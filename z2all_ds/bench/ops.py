@@ -58,7 +58,7 @@ class OpRow:
 
 
 def bench_ops(run: RunConfig, device: torch.device, ops: Sequence[str] = ()) -> Report:
-    """Measures the named ops, or all."""
+    """Measure the named ops, or all."""
     require_known("op", ops, OP_NAMES)
     dtype = training_dtype(device, run.train.precision)
     situation = Situation(device.type, DTYPE_NAMES[dtype], run.model.shape.head_dim)
@@ -89,7 +89,7 @@ def _variants(case: OpCase, situation: Situation) -> Iterator[tuple[OpCase, Back
 def measure_backend(
     case: OpCase, backend: Backend, with_sink: bool, situation: Situation, device: torch.device
 ) -> OpRow:
-    """Returns one row, also if the backend fails."""
+    """Return one row, also if the backend fails."""
     auto = choose(case.op, "auto", situation)[0].name == backend.name
     names = (case.op, case.name, backend.name, with_sink, auto)
     refusal = backend.why_not(situation)
@@ -110,7 +110,7 @@ def measure_backend(
 def _measure(
     case: OpCase, function: Callable[..., object], with_sink: bool, device: torch.device
 ) -> tuple[float, float, int | None]:
-    """Returns the milliseconds forward and backward, and the peak memory in bytes."""
+    """Return the milliseconds forward and backward, and the peak memory in bytes."""
     num_sets = sets_needed(case.input_bytes, device)
     require_memory(2 * num_sets * case.input_bytes, device, f"{case.op} {case.name}".strip())
     sets = [case.make_inputs(with_sink) for _ in range(num_sets)]
@@ -138,7 +138,7 @@ def _peak_extra_bytes(call: Callable[[], object], device: torch.device) -> int |
 
 
 def time_queued(function: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds that the device takes for one call, without the host's time for launches."""
+    """Return the seconds that the device takes for one call, without the host's time for launches."""
     launched = time_call(function, device)
     if device.type != "cuda":
         return launched
@@ -160,7 +160,7 @@ def time_queued(function: Callable[[], object], device: torch.device) -> float:
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of the installed kernel libraries."""
+    """Return the versions of the installed kernel libraries."""
     found = {}
     for name in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -169,7 +169,7 @@ def library_versions() -> dict[str, str]:
 
 
 def describe(report: Report) -> Shown:
-    """Yields the device and a table of all rows. A star marks the choice of `auto`."""
+    """Yield the device and a table of all rows. A star marks the choice of `auto`."""
     size = f"{report['micro_batch']} × {report['sequence_length']} tokens"
     yield head_line(report["measured_on"], report["dtype"], size)
     yield Table(("op", "backend", "forward ms", "backward ms", "extra memory"), map(_cells, report["rows"]), "llr")

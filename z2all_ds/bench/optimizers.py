@@ -30,7 +30,7 @@ BUDGET_MS = 500.0
 
 
 def bench_optimizers(parameters: int | None = None) -> Report:
-    """Measures every optimizer on `parameters` weights (rounded up to a multiple of 256)."""
+    """Measure every optimizer on `parameters` weights (rounded up to a multiple of 256)."""
     device = device_here()
     parameters = DEFAULT_PARAMETERS[device.type] if parameters is None else parameters
     require_at_least(MIN_PARAMETERS, parameters=parameters)
@@ -58,7 +58,7 @@ def bench_optimizers(parameters: int | None = None) -> Report:
 
 
 def candidates(device: str) -> Iterator[tuple[OptimizerSection, OptimizerSituation]]:
-    """Yields every optimizer in its usual setting: ds_cpu_adam offloaded, adamw_bf16 also on bf16 weights."""
+    """Yield every optimizer in its usual setting: ds_cpu_adam offloaded, adamw_bf16 also on bf16 weights."""
     for kind in KINDS:
         offload = kind == "ds_cpu_adam"
         yield OptimizerSection(kind=kind), OptimizerSituation(device, stage=2, offload=offload)
@@ -68,7 +68,7 @@ def candidates(device: str) -> Iterator[tuple[OptimizerSection, OptimizerSituati
 
 
 def _measure(section: OptimizerSection, situation: OptimizerSituation, parameters: int, device: torch.device) -> Report:
-    """Measures one optimizer on weights of one dtype (the fp32 master, or bf16 itself). Bytes are per parameter."""
+    """Measure one optimizer on weights of one dtype (the fp32 master, or bf16 itself). Bytes are per parameter."""
     choice = choose_optimizer(section, situation)
     state_device = torch.device("cpu") if situation.offload else device
     dtype = torch.bfloat16 if situation.bf16_master else torch.float32
@@ -92,14 +92,14 @@ def _measure(section: OptimizerSection, situation: OptimizerSituation, parameter
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Returns the bytes of all state tensors, except scalars (step counts), which do not grow with the model."""
+    """Return the bytes of all state tensors, except scalars (step counts), which do not grow with the model."""
     tensors = [tensor for state in optimizer.state.values() for value in state.values() for tensor in _plain(value)]
     distinct = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim()}
     return sum(distinct.values())
 
 
 def _plain(value: Any) -> Iterator[torch.Tensor]:
-    """Yields a tensor, or the tensors that a quantized tensor consists of."""
+    """Yield a tensor, or the tensors that a quantized tensor consists of."""
     if hasattr(value, "__tensor_flatten__"):
         for name in value.__tensor_flatten__()[0]:
             yield from _plain(getattr(value, name))
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Iterator[torch.Tensor]:
 
 
 def describe(report: Report) -> Shown:
-    """Yields the device and a table of optimizers; those that cannot run have the reason."""
+    """Yield the device and a table of optimizers; those that cannot run have the reason."""
     yield head_line(report["measured_on"], f"{report['parameters']:,} parameters")
     rows = []
     for one in report["optimizers"]:

@@ -27,17 +27,17 @@ class Linear:
     count: int = 1
 
     def flops_per_product(self, tokens: int) -> int:
-        """Returns the operations of one product; all three multiply the same sizes."""
+        """Return the operations of one product; all three multiply the same sizes."""
         return 2 * tokens * self.inputs * self.outputs
 
     def bytes_per_product(self, tokens: int, dtype: torch.dtype) -> int:
-        """Returns the bytes that one product reads and writes; the same for all three."""
+        """Return the bytes that one product reads and writes; the same for all three."""
         elements = tokens * self.inputs + self.outputs * self.inputs + tokens * self.outputs
         return elements * dtype.itemsize
 
 
 def linears_of(shape: ModelShape) -> list[Linear]:
-    """Returns the model's linear layers; q, k and v are one product, and so are gate and up."""
+    """Return the model's linear layers; q, k and v are one product, and so are gate and up."""
     layers, hidden = shape.num_layers, shape.hidden_size
     qkv = shape.attention_width + 2 * shape.num_kv_heads * shape.head_dim
     return [
@@ -50,13 +50,13 @@ def linears_of(shape: ModelShape) -> list[Linear]:
 
 
 def training_dtype(device: torch.device, precision: str) -> torch.dtype:
-    """Returns bf16 on a GPU unless `train.precision` is fp32; fp32 on a CPU, where bf16 is about 100 times slower."""
+    """Return bf16 on a GPU unless `train.precision` is fp32; fp32 on a CPU, where bf16 is about 100 times slower."""
     return torch.bfloat16 if device.type == "cuda" and precision != "fp32" else torch.float32
 
 
 @torch.no_grad()
 def time_products(linear: Linear, tokens: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Returns the seconds of one call of each of PRODUCTS."""
+    """Return the seconds of one call of each of PRODUCTS."""
     sizes = ((tokens, linear.inputs), (linear.outputs, linear.inputs), (tokens, linear.outputs))
     sets = [
         # x, weight and dy; then the outputs: separate memory for each, as in training.
@@ -75,7 +75,7 @@ def time_products(linear: Linear, tokens: int, device: torch.device, dtype: torc
 
 
 def require_room(linears: Iterable[Linear], tokens: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises MachineError, before anything is measured, if a layer needs more memory than is free."""
+    """Raise MachineError, before anything is measured, if a layer needs more memory than is free."""
     for linear in linears:
         size = linear.bytes_per_product(tokens, dtype)
         what = f"{linear.name} ({tokens} tokens, {linear.inputs} to {linear.outputs})"

@@ -33,7 +33,7 @@ def measure_shapes(
     vocab_size: int | None,
     rounds: int,
 ) -> Report:
-    """Times every candidate. Sizes that are None come from the run's model; the feed-forward size is 8/3 of hidden.
+    """Time every candidate. Sizes that are None come from the run's model; the feed-forward size is 8/3 of hidden.
 
     The `cost` of a candidate is its time relative to the best one, which has 1.0. `wished` is the requested size.
     """
@@ -71,13 +71,13 @@ def measure_shapes(
 
 
 def feed_forward_candidates(requested: int) -> list[int]:
-    """Returns the requested size and the next multiples above and below it."""
+    """Return the requested size and the next multiples above and below it."""
     below = {(requested - 1) // step * step for step in MULTIPLES}
     return _near(requested, {requested} | below | _multiples_above(requested))
 
 
 def vocabulary_candidates(requested: int) -> list[int]:
-    """Returns the requested size, the next multiples above it, and one token more, to show the cost of an odd size."""
+    """Return the requested size, the next multiples above it, and one token more, to show the cost of an odd size."""
     return _near(requested, {requested, requested + 1} | _multiples_above(requested))
 
 
@@ -90,7 +90,7 @@ def _near(requested: int, sizes: set[int]) -> list[int]:
 
 
 def advise(setting: str, requested: int, seconds: Mapping[int, float]) -> dict[str, Any]:
-    """Recommends one of the measured sizes.
+    """Recommend one of the measured sizes.
 
     Every feed-forward column holds parameters that learn, so time per column decides, then the distance to the request.
     Vocabulary columns beyond the tokens are padding, so the whole time decides, then the size.
@@ -117,7 +117,7 @@ def advise(setting: str, requested: int, seconds: Mapping[int, float]) -> dict[s
 
 
 def describe(shapes: Report) -> Shown:
-    """Yields the device, and for both settings a table of candidates and the advice."""
+    """Yield the device, and for both settings a table of candidates and the advice."""
     sizes = (f"hidden {shapes['hidden_size']}", f"{shapes['tokens']} tokens", f"median of {shapes['rounds']} rounds")
     yield head_line(shapes["measured_on"], shapes["dtype"], *sizes)
     for advice in (shapes["feed_forward"], shapes["vocabulary"]):

@@ -19,14 +19,14 @@ Report = dict[str, Any]
 
 
 def require_at_least(least: int, **given: int) -> None:
-    """Raises ConfigError for a number below `least`."""
+    """Raise ConfigError for a number below `least`."""
     for name, value in given.items():
         if value < least:
             raise ConfigError(f"{name}={value}", f"must be at least {least}", "Give more.")
 
 
 def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is not in `known`."""
+    """Raise ConfigError for a name that is not in `known`."""
     for name in names:
         if name not in known:
             raise ConfigError(f"{kind} {name!r}", f"no such {kind}", f"Known: {', '.join(known)}.")
@@ -34,13 +34,13 @@ def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yields a temporary folder in `parent`, by default in the system's temporary folder."""
+    """Yield a temporary folder in `parent`, by default in the system's temporary folder."""
     with tempfile.TemporaryDirectory(prefix="z2all-bench-", dir=parent) as folder:
         yield Path(folder)
 
 
 def built_in_text(folder: Path, sample_bytes: int) -> str:
-    """Builds a corpus of code, English and Chinese, up to a third of `sample_bytes` each. Returns its folder."""
+    """Build a corpus of code, English and Chinese, up to a third of `sample_bytes` each. Return its folder."""
     from z2all_ds.corpus import SourceSpec, build_corpus
 
     sources = [("code", "python_code"), ("en", "python_docstrings"), ("zh", "chinese_sample")]
@@ -49,7 +49,7 @@ def built_in_text(folder: Path, sample_bytes: int) -> str:
 
 
 def sample_texts(corpus: str | Path, sample_bytes: int) -> dict[str, list[str]]:
-    """Returns documents of each domain, by the domain's share of the corpus and spread over the domain."""
+    """Return documents of each domain, by the domain's share of the corpus and spread over the domain."""
     from z2all_ds.tokenizer.sampling import open_sources
 
     domains = open_sources(corpus, with_fingerprint=False).domains
@@ -61,30 +61,30 @@ def sample_texts(corpus: str | Path, sample_bytes: int) -> dict[str, list[str]]:
 
 
 def repeated(texts: list[str]) -> Iterator[str]:
-    """Yields an endless sequence of different texts."""
+    """Yield an endless sequence of different texts."""
     yield from texts
     for number in itertools.count(1):
         yield from (f"{number} {text}" for text in texts)
 
 
 def median_repeat(repeats: Sequence[dict[str, Any]], by: str) -> dict[str, Any]:
-    """Returns the repeat whose figure `by` is the median."""
+    """Return the repeat whose figure `by` is the median."""
     return sorted(repeats, key=lambda one: one[by])[(len(repeats) - 1) // 2]
 
 
 def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Returns the result of a call in a new process, where the peak memory is that of the call."""
+    """Return the result of a call in a new process, where the peak memory is that of the call."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def run_process(command: Sequence[str], job: Any = None, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Runs a command with `job` as JSON on its stdin, and returns its exit code and its stdout."""
+    """Run a command with `job` as JSON on its stdin, and return its exit code and its stdout."""
     return subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, **options)
 
 
 def error_line(output: str) -> str:
-    """Returns the last line that contains "error", or else the last line."""
+    """Return the last line that contains "error", or else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["no output"])[-1][:300]

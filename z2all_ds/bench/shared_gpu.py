@@ -12,12 +12,12 @@ from z2all_ds.train.processes.starter import rank_environment, start_and_wait
 
 
 def shared_gpu_command(arguments: list[str], ranks: int, port: int) -> list[str]:
-    """Returns the command that starts a training run with all ranks on one GPU."""
+    """Return the command that starts a training run with all ranks on one GPU."""
     return module_command("z2all_ds.bench.shared_gpu", str(ranks), str(port), RANK_MODULE, *arguments)
 
 
 def separate_machine_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Returns the environment of a rank that appears to be the only one of its machine."""
+    """Return the environment of a rank that appears to be the only one of its machine."""
     only = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NCCL_HOSTID": f"z2all-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
     return {**rank_environment(rank, ranks, port), **only}
 

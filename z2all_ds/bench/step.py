@@ -60,7 +60,7 @@ def bench_step(
     with_floor: bool = False,
     with_peer: bool = False,
 ) -> Report:
-    """Trains `steps` steps in a temporary folder, on built-in text unless data.corpus is set. Returns the costs."""
+    """Train `steps` steps in a temporary folder, on built-in text unless data.corpus is set. Return the costs."""
     require_at_least(MIN_STEPS, steps=steps)
     ranks = default_ranks() if ranks is None else ranks
     with scratch_folder() as folder:
@@ -77,7 +77,7 @@ def bench_step(
 
 
 def costs_of_run(run: RunConfig, folder: RunFolder, ranks: int) -> Report:
-    """Computes the costs from the files that the run has written."""
+    """Compute the costs from the files that the run has written."""
     records = list(read_records(folder.metrics))
     environment = json.loads(folder.environment.read_text(encoding="utf-8"))
     seconds = statistics.median(record["step_seconds"] for record in records[len(records) // 2 :])
@@ -112,7 +112,7 @@ def costs_of_run(run: RunConfig, folder: RunFolder, ranks: int) -> Report:
 
 
 def add_peer(costs: Report, config: str | None, arguments: list[str], log: Path) -> None:
-    """Measures Hugging Face's Llama with Liger under the same DeepSpeed JSON. If that fails, prints why."""
+    """Measure Hugging Face's Llama with Liger under the same DeepSpeed JSON. If that fails, print why."""
     peer = measure_in_ranks(PEER_MODULE, config, arguments, costs["ranks"], log, "measuring the peer")
     if isinstance(peer, str):
         say(f"no peer: {peer}")
@@ -121,7 +121,7 @@ def add_peer(costs: Report, config: str | None, arguments: list[str], log: Path)
 
 
 def add_floor(costs: Report, config: str | None, overrides: list[str]) -> None:
-    """Measures the floor in a process of its own, for all devices together. If that fails, prints why."""
+    """Measure the floor in a process of its own, for all devices together. If that fails, print why."""
     options = ["--config", config] if config else []
     done = run_process(module_command("z2all_ds", "bench", "floor", "--json", *options, *overrides))
     if done.returncode:
@@ -134,7 +134,7 @@ def add_floor(costs: Report, config: str | None, overrides: list[str]) -> None:
 
 
 def describe(costs: Report) -> Shown:
-    """Yields one line, and a second one about the peer if it was measured."""
+    """Yield one line, and a second one about the peer if it was measured."""
     shares = {"MFU": costs["mfu_origin"], "MFU exact": costs["mfu_exact"], "HFU": costs["hfu"]}
     yield " | ".join(
         [
@@ -170,7 +170,7 @@ class AblationRow:
 def ablate(
     config: str | None, overrides: list[str], ranks: int | None, steps: int, names: Sequence[str] = ()
 ) -> Iterator[AblationRow]:
-    """Checks all settings, then returns an iterator that measures the named rows, or all, on the same data."""
+    """Check all settings, then return an iterator that measures the named rows, or all, on the same data."""
     require_known("row", names, list(ROWS))
     require_at_least(MIN_STEPS, steps=steps)
     load_run_config(config, overrides)
@@ -189,7 +189,7 @@ def ablate(
 def measure_row(
     name: str, changes: tuple[str, ...], config: str | None, overrides: list[str], ranks: int | None, steps: int
 ) -> AblationRow:
-    """Runs `z2all bench step` in a process of its own, so that a failure ends only this row."""
+    """Run `z2all bench step` in a process of its own, so that a failure ends only this row."""
     options = [*(["--config", config] if config else []), *(["--ranks", str(ranks)] if ranks is not None else [])]
     command = module_command("z2all_ds", "bench", "step", "--json", "--steps", str(steps), *options, *overrides)
     with heartbeat(name):
@@ -205,7 +205,7 @@ HEAD = f"{'row':<24}{'s/iter':>9}{'tok/s':>11}{'MFU':>8}{'exact':>8}{'HFU':>8}{'
 
 
 def to_line(row: AblationRow) -> str:
-    """Returns one line of the table."""
+    """Return one line of the table."""
     costs = row.costs
     if costs is None:
         return f"{row.name:<24}  {row.failed}"

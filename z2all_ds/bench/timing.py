@@ -36,14 +36,14 @@ Part = TypeVar("Part")
 
 
 def device_here() -> torch.device:
-    """Returns the first GPU, or the CPU if there is none or if DS_ACCELERATOR=cpu."""
+    """Return the first GPU, or the CPU if there is none or if DS_ACCELERATOR=cpu."""
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         return torch.device("cuda", 0)
     return torch.device("cpu")
 
 
 def measured_on(device: torch.device) -> dict[str, str]:
-    """Returns the names and versions of the device and its libraries."""
+    """Return the names and versions of the device and its libraries."""
     found = {"device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads", "torch": torch.__version__}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
@@ -53,7 +53,7 @@ def measured_on(device: torch.device) -> dict[str, str]:
 
 
 def head_line(facts: dict[str, str], *more: str) -> str:
-    """Returns the line above a table: the result of `measured_on`, and more."""
+    """Return the line above a table: the result of `measured_on`, and more."""
     versions = (f"{name} {value}" for name, value in facts.items() if name != "device")
     return " | ".join([facts["device"], *versions, *more])
 
@@ -61,7 +61,7 @@ def head_line(facts: dict[str, str], *more: str) -> str:
 def measure_in_passes(
     label: str, cases: Mapping[str, Callable[[], dict[Part, float]]], device: torch.device, rounds: int
 ) -> dict[str, dict[Part, float]]:
-    """Measures all cases `rounds` times and returns the medians of the parts of each.
+    """Measure all cases `rounds` times and return the medians of the parts of each.
 
     Every pass measures all cases before any is repeated, because clocks drop under load. On a GPU one more pass comes
     first and is not counted: the GPU is cold and its libraries are not loaded.
@@ -81,7 +81,7 @@ def measure_in_passes(
 
 
 def time_call(function: Callable[[], object], device: torch.device, budget_ms: float = BUDGET_MS) -> float:
-    """Returns the seconds of one call, the median of as many as fit in the budget. The first call is not measured."""
+    """Return the seconds of one call, the median of as many as fit in the budget. The first call is not measured."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             return _time_with_events(function, budget_ms)
@@ -123,13 +123,13 @@ def _time_with_events(function: Callable[[], object], budget_ms: float) -> float
 
 
 def rotating(function: Callable[[Inputs], object], input_sets: Sequence[Inputs]) -> Callable[[], object]:
-    """Returns a function that calls `function` with the next input set each time."""
+    """Return a function that calls `function` with the next input set each time."""
     turns = itertools.cycle(input_sets)
     return lambda: function(next(turns))
 
 
 def sets_needed(bytes_per_call: int, device: torch.device) -> int:
-    """Returns the number of input sets of this size after which the first one is no longer in the L2 cache."""
+    """Return the number of input sets of this size after which the first one is no longer in the L2 cache."""
     if device.type != "cuda":
         return SETS_ON_CPU
     cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -137,7 +137,7 @@ def sets_needed(bytes_per_call: int, device: torch.device) -> int:
 
 
 def require_memory(bytes_needed: int, device: torch.device, what: str) -> None:
-    """Raises MachineError before an allocation that cannot succeed."""
+    """Raise MachineError before an allocation that cannot succeed."""
     bytes_free = available_bytes()
     if device.type == "cuda":
         held_for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

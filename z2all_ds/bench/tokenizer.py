@@ -34,7 +34,7 @@ ENCODE_REPEATS = 3
 
 
 def learn_hf_default(texts: Iterator[str], text_vocab_size: int) -> Tokenizer:
-    """Trains with the same library and its own pre-tokenizer."""
+    """Train with the same library and its own pre-tokenizer."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -63,7 +63,7 @@ def bench_tokenizer(
     weights: Mapping[str, float] | None = None,
     names: Sequence[str] = DEFAULT_TRAINERS,
 ) -> Report:
-    """Trains with each of `names` on the same text: a corpus folder, files, or else built-in text.
+    """Train with each of `names` on the same text: a corpus folder, files, or else built-in text.
 
     Seconds are from the first byte read to the vocabulary, CPU seconds over all cores; the peak memory is that of the
     process. A failed trainer has the reason and no figures.
@@ -99,7 +99,7 @@ def bench_tokenizer(
 def measure_trainer(
     name: str, inputs: list[str], shares: dict[str, int], text_vocab_size: int
 ) -> tuple[dict[str, Any], int]:
-    """Trains once in this process. Returns the figures and the bytes of text that were read."""
+    """Train once in this process. Return the figures and the bytes of text that were read."""
     domains = open_sources(inputs, with_fingerprint=False).domains
     shares = {domain: share for domain, share in shares.items() if share}
     text_bytes = 0
@@ -126,7 +126,7 @@ def measure_trainer(
 
 
 def _measure_encoding(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Measures one core; the best of three repeats counts, as other work on the machine only slows it down."""
+    """Measure one core; the best of three repeats counts, as other work on the machine only slows it down."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     bytes_per_token, best = {}, 0.0
     for domain, some in texts.items():
@@ -142,7 +142,7 @@ def _measure_encoding(backend: Tokenizer, texts: Mapping[str, list[str]]) -> dic
 
 
 def describe(report: Report) -> Shown:
-    """Yields the sample, and a line per trainer."""
+    """Yield the sample, and a line per trainer."""
     mix = ", ".join(f"{name} {share:.0%}" for name, share in report["mix"].items())
     sample = f"{report['text_bytes'] / 1e6:,.0f} MB ({mix})"
     yield f"{sample} to {report['text_vocab_size']:,} tokens on {report['cores']} cores"

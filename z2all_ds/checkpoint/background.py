@@ -45,7 +45,7 @@ class BackgroundWriter:
         self._is_busy = False
 
     def submit(self, job: Job, slot: Path, files: Sequence[str]) -> None:
-        """Starts to write `files` of the slot to the checkpoint, under the same paths."""
+        """Start to write `files` of the slot to the checkpoint, under the same paths."""
         assert not self._is_busy, "one job at a time"
         if self._process is None or self._process.process.poll() is not None:
             command = child_process.module_command("z2all_ds.checkpoint.background")
@@ -54,7 +54,7 @@ class BackgroundWriter:
         self._process.send({"job": asdict(job), "slot": str(slot), "files": list(files)})
 
     def answer(self) -> Answer | None:
-        """Returns the result of the job, None as long as there is none."""
+        """Return the result of the job, None as long as there is none."""
         if not self._is_busy:
             return None
         assert self._process
@@ -66,12 +66,12 @@ class BackgroundWriter:
         return Answer(**message) if message else Answer(f"its writer ended with code {self._process.wait()}")
 
     def abandon(self) -> None:
-        """Makes the job fail instead of waiting for other ranks."""
+        """Make the job fail instead of waiting for other ranks."""
         if self._is_busy and self._process:
             self._process.send(ABANDON)
 
     def close(self) -> None:
-        """Ends the process, even in the middle of a job."""
+        """End the process, even in the middle of a job."""
         if self._process:
             self._process.close()
             self._process, self._is_busy = None, False
@@ -81,7 +81,7 @@ class BackgroundWriter:
 
 
 def main() -> None:
-    """Executes jobs until the rank ends."""
+    """Execute jobs until the rank ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the run, which ends this process
     os.nice(NICENESS)
     follow_owner()
@@ -104,7 +104,7 @@ def _read(messages: Messages) -> None:
 
 
 def _exchange_parts(job: Job, messages: Messages, part: Part) -> list[Part]:
-    """Passes the part to rank 0 in a file; the writer of rank 0 waits for the files of all ranks or for `ABANDON`."""
+    """Pass the part to rank 0 in a file; the writer of rank 0 waits for the files of all ranks or for `ABANDON`."""
     files = [job.temporary / f"written_by_{rank:05d}.json" for rank in range(job.ranks)]
     if job.rank:
         try:

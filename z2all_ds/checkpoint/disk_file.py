@@ -33,7 +33,7 @@ class DiskFile:
         self._window: Future[None] | None = None
 
     def write(self, content: memoryview | bytes) -> int:
-        """Hashes and writes at the same time; returns when both are done."""
+        """Hash and write at the same time; return when both are done."""
         view = memoryview(content)
         parts, left = [], view
         while left:
@@ -55,10 +55,10 @@ class DiskFile:
         return len(view)
 
     def flush(self) -> None:
-        """Does nothing, as nothing is buffered; torch.save calls it."""
+        """Do nothing, as nothing is buffered; torch.save calls it."""
 
     def finish(self) -> dict[str, Any]:
-        """Syncs the rest and returns the manifest's entry."""
+        """Sync the rest and return the manifest's entry."""
         self._wait_for_window()
         self._sync()
         return {"bytes": self._num_bytes, "checksum": _checksum(block.digest() for block in self._blocks)}
@@ -73,7 +73,7 @@ class DiskFile:
 
 
 def write_file(path: Path, content: Content) -> dict[str, Any]:
-    """Writes a file and syncs it to disk; returns its entry in the manifest: size and checksum."""
+    """Write a file and sync it to disk; return its entry in the manifest: size and checksum."""
     with path.open("wb", buffering=0) as file, hashing_threads() as hashing, ThreadPoolExecutor(1) as syncing:
         opened = DiskFile(file, hashing, syncing)
         try:
@@ -86,7 +86,7 @@ def write_file(path: Path, content: Content) -> dict[str, Any]:
 
 
 def copy_of(source: Path) -> Content:
-    """Returns the content of another file."""
+    """Return the content of another file."""
 
     def copy(target: Any) -> None:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, source.stat().st_size))))
@@ -98,17 +98,17 @@ def copy_of(source: Path) -> Content:
 
 
 def text(content: str) -> Content:
-    """Returns the content of a small text file, in UTF-8."""
+    """Return the content of a small text file, in UTF-8."""
     return lambda target: target.write(content.encode("utf-8"))
 
 
 def hashing_threads() -> ThreadPoolExecutor:
-    """Returns the threads for `file_checksum`."""
+    """Return the threads for `file_checksum`."""
     return ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "hashing")
 
 
 def file_checksum(path: Path, threads: ThreadPoolExecutor) -> str:
-    """Returns the checksum of a file on disk."""
+    """Return the checksum of a file on disk."""
     return _checksum(threads.map(partial(_block_digest, path), range(0, path.stat().st_size, BLOCK_BYTES)))
 
 

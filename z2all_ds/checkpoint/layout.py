@@ -64,12 +64,12 @@ def step_name(step: int) -> str:
 
 
 def temporary_path(checkpoints: Path, step: int, attempt: str = "") -> Path:
-    """Returns the folder to write to; `attempt` tells apart several attempts to save the same step."""
+    """Return the folder to write to; `attempt` tells apart several attempts to save the same step."""
     return checkpoints / f"{TEMPORARY_PREFIX}{step_name(step)}{attempt and '_'}{attempt}"
 
 
 def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attempt: str = "") -> Path:
-    """Turns a temporary folder into the checkpoint of `step`; called by one process when all files are on disk.
+    """Turn a temporary folder into the checkpoint of `step`; called by one process when all files are on disk.
 
     `entries` has size and checksum of each file.
     """
@@ -87,7 +87,7 @@ def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attem
 
 
 def why_damaged(path: Path, verify_checksums: bool) -> str | None:
-    """Returns the first damage that is found, None for an intact checkpoint."""
+    """Return the first damage that is found, None for an intact checkpoint."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         return f"no {MANIFEST}: it was never finished"
@@ -111,25 +111,25 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
 
 
 def step_folders(checkpoints: Path) -> list[Path]:
-    """Returns the folders of all steps, sealed or not, oldest first."""
+    """Return the folders of all steps, sealed or not, oldest first."""
     folders = [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
     return sorted(folders, key=step_of)
 
 
 def sealed_folders(checkpoints: Path) -> list[Path]:
-    """Returns the folders with a manifest, damaged or not, oldest first."""
+    """Return the folders with a manifest, damaged or not, oldest first."""
     return [path for path in step_folders(checkpoints) if (path / MANIFEST).exists()]
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Returns the step of the newest sealed folder, 0 if there is none."""
+    """Return the step of the newest sealed folder, 0 if there is none."""
     return max(map(step_of, sealed_folders(checkpoints)), default=0)
 
 
 def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Checkpoint | None, list[str]]:
-    """Returns the newest intact checkpoint and a line for each damaged one that was skipped.
+    """Return the newest intact checkpoint and a line for each damaged one that was skipped.
 
-    Raises if checkpoints exist but all are damaged: restarting at step 0 must be the user's decision.
+    Raise if checkpoints exist but all are damaged: restarting at step 0 must be the user's decision.
     """
     skipped: list[str] = []
     for path in reversed(step_folders(checkpoints)):
@@ -147,7 +147,7 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
 
 
 def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
-    """Returns the checkpoint in a folder. Raises if it is damaged."""
+    """Return the checkpoint in a folder. Raise if it is damaged."""
     problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
     if problem or not is_step_name(path.name):
         raise CheckpointError(
@@ -157,7 +157,7 @@ def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
 
 
 def require_no_later(checkpoints: Path, step: int) -> None:
-    """Refuses to start from `step` if there are later checkpoints, from which the next `--resume auto` would resume."""
+    """Refuse to start from `step` if there are later checkpoints, from which the next `--resume auto` would resume."""
     if (newest := newest_step(checkpoints)) > step:
         raise CheckpointError(
             f"start from step {step}",
@@ -167,13 +167,13 @@ def require_no_later(checkpoints: Path, step: int) -> None:
 
 
 def leftovers(checkpoints: Path) -> list[Path]:
-    """Returns the remains of interrupted saves and deletions: temporary folders, and steps without a manifest."""
+    """Return the remains of interrupted saves and deletions: temporary folders, and steps without a manifest."""
     unsealed = set(step_folders(checkpoints)) - set(sealed_folders(checkpoints))
     return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
 
 
 def remove_leftovers(checkpoints: Path) -> list[str]:
-    """Deletes the leftovers, as far as the file system permits, and returns their names."""
+    """Delete the leftovers, as far as the file system permits, and return their names."""
     found = leftovers(checkpoints)
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
@@ -181,7 +181,7 @@ def remove_leftovers(checkpoints: Path) -> list[str]:
 
 
 def folder_bytes(path: Path) -> int:
-    """Returns the size of all files in a folder, which another process may be deleting."""
+    """Return the size of all files in a folder, which another process may be deleting."""
     total = 0
     for file in path.rglob("*"):
         with suppress(FileNotFoundError):

@@ -43,19 +43,19 @@ class SnapshotFolder:
         return self.path / f"slot_{number}"
 
     def create(self, run_dir: Path) -> None:
-        """Creates the folder, readable only by this user; several ranks may call this at once."""
+        """Create the folder, readable only by this user; several ranks may call this at once."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         for number in range(SLOTS):
             (self.slot(number) / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
         (self.path / _RUN_DIR).write_text(str(run_dir), encoding="utf-8")
 
     def snapshots(self) -> list[Checkpoint]:
-        """Returns the complete snapshots, newest first."""
+        """Return the complete snapshots, newest first."""
         found = [Checkpoint(self.slot(number), step) for number in range(SLOTS) if (step := self.step_in(number))]
         return sorted(found, key=lambda snapshot: -snapshot.step)
 
     def step_in(self, number: int) -> int | None:
-        """Returns the step of a slot, None if the slot is empty or incomplete."""
+        """Return the step of a slot, None if the slot is empty or incomplete."""
         try:
             step: int = json.loads((self.slot(number) / _READY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -63,12 +63,12 @@ class SnapshotFolder:
         return step
 
     def begin(self, number: int) -> Path:
-        """Marks a slot as incomplete and returns its folder."""
+        """Mark a slot as incomplete and return its folder."""
         (self.slot(number) / _READY).unlink(missing_ok=True)
         return self.slot(number)
 
     def finish(self, number: int, step: int) -> None:
-        """Marks a slot as complete."""
+        """Mark a slot as complete."""
         temporary = self.slot(number) / f".{_READY}"
         temporary.write_text(json.dumps(step), encoding="utf-8")
         temporary.replace(self.slot(number) / _READY)
@@ -86,7 +86,7 @@ def new_lineage() -> str:
 
 
 def snapshot_folder(folder: RunFolder) -> SnapshotFolder | None:
-    """Returns the folder of the snapshots that the run may resume from; it may not exist on this machine."""
+    """Return the folder of the snapshots that the run may resume from; it may not exist on this machine."""
     try:
         lineage = folder.lineage.read_text(encoding="utf-8").strip()
     except OSError:
@@ -95,7 +95,7 @@ def snapshot_folder(folder: RunFolder) -> SnapshotFolder | None:
 
 
 def all_snapshot_folders() -> dict[SnapshotFolder, Path]:
-    """Returns the run folder of each of this user's snapshot folders on this machine."""
+    """Return the run folder of each of this user's snapshot folders on this machine."""
     found = {}
     for path in SHARED_MEMORY.glob(f"{_prefix()}*"):
         with suppress(OSError, UnicodeDecodeError):
@@ -105,14 +105,14 @@ def all_snapshot_folders() -> dict[SnapshotFolder, Path]:
 
 
 def remove_snapshots(folder: RunFolder, but: SnapshotFolder | None = None) -> None:
-    """Removes all snapshots of a run from this machine, except those of one lineage."""
+    """Remove all snapshots of a run from this machine, except those of one lineage."""
     for found, run_dir in all_snapshot_folders().items():
         if run_dir == folder.root and found != but:
             found.remove()
 
 
 def why_no_room(bytes_needed: int) -> str | None:
-    """Returns why this many bytes do not fit in shared memory, None if they do."""
+    """Return why this many bytes do not fit in shared memory, None if they do."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < bytes_needed:
         return f"{SHARED_MEMORY} has {free / 1e9:.2f} GB free (in docker: --shm-size, or --ipc=host)"

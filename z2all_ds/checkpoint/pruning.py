@@ -40,7 +40,7 @@ class PruneReport:
 
 
 def prune_run(root: Path, dry_run: bool, memory_too: bool = False, **overrides: int | None) -> PruneReport:
-    """Deletes the checkpoints that no rule keeps. `overrides`: fields of `Retention`; None: as in the run's run.yaml.
+    """Delete the checkpoints that no rule keeps. `overrides`: fields of `Retention`; None: as in the run's run.yaml.
 
     A dry run may be done while a job uses the folder.
     """
@@ -68,7 +68,7 @@ def prune_run(root: Path, dry_run: bool, memory_too: bool = False, **overrides: 
 
 
 def describe(report: PruneReport) -> Shown:
-    """Yields what happens to each checkpoint, and the bytes that this frees."""
+    """Yield what happens to each checkpoint, and the bytes that this frees."""
     rows = [
         (f"{one.step:,}", human_bytes(one.size_bytes), f"keep: {', '.join(one.reasons)}" if one.stays else "delete")
         for one in report.checkpoints

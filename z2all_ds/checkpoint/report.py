@@ -41,7 +41,7 @@ class CheckpointFacts:
 
 
 def inspect(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
-    """Returns the facts about all checkpoints of a run folder, oldest first, or about one checkpoint."""
+    """Return the facts about all checkpoints of a run folder, oldest first, or about one checkpoint."""
     path = path.expanduser()
     folders = layout.step_folders(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
     if not folders or not folders[0].is_dir() or not layout.is_step_name(folders[0].name):
@@ -52,7 +52,7 @@ def inspect(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
 
 
 def require_intact(found: Sequence[CheckpointFacts]) -> None:
-    """Raises if a checkpoint is damaged."""
+    """Raise if a checkpoint is damaged."""
     damaged = [one for one in found if one.problem]
     if damaged:
         raise CheckpointError(
@@ -63,7 +63,7 @@ def require_intact(found: Sequence[CheckpointFacts]) -> None:
 
 
 def describe(found: Sequence[CheckpointFacts]) -> Shown:
-    """Yields a table of checkpoints, with a column for validation losses if there are any."""
+    """Yield a table of checkpoints, with a column for validation losses if there are any."""
     is_validated = any(one.validation_loss is not None for one in found)
     rows = []
     for one in found:
@@ -79,7 +79,7 @@ def describe(found: Sequence[CheckpointFacts]) -> Shown:
 
 
 def describe_one(found: Sequence[CheckpointFacts]) -> Shown:
-    """Yields a line for each fact about one checkpoint."""
+    """Yield a line for each fact about one checkpoint."""
     (one,) = found
     facts = {**asdict(one), "size_bytes": human_bytes(one.size_bytes), "problem": one.problem or "none"}
     yield from (f"{name.replace('_', ' '):15} {_text(value)}" for name, value in facts.items())

@@ -57,7 +57,7 @@ class Saved:
 def reasons_to_keep(
     saved: Sequence[Saved], retention: Retention, newest_step: int, is_intact: Callable[[Path], bool]
 ) -> dict[Path, list[str]]:
-    """Returns why each checkpoint is kept. `is_intact` is slow, and is called for few of them.
+    """Return why each checkpoint is kept. `is_intact` is slow, and is called for few of them.
 
     `newest_step` is the one just saved. Later checkpoints are damaged (the run resumed from an earlier one) or from
     another attempt. They are kept but do not count, or else they would displace the checkpoint that was just saved.
@@ -88,7 +88,7 @@ def reasons_to_keep(
 def retention_reasons(
     checkpoints: Path, retention: Retention, newest_step: int, verify_checksums: bool = False
 ) -> dict[Path, list[str]]:
-    """Returns why each sealed checkpoint is kept, oldest first. `verify_checksums`: of those that must be intact."""
+    """Return why each sealed checkpoint is kept, oldest first. `verify_checksums`: of those that must be intact."""
 
     @cache
     def is_intact(path: Path) -> bool:
@@ -102,7 +102,7 @@ def retention_reasons(
 
 
 def prune(checkpoints: Path, retention: Retention, newest_step: int) -> list[str]:
-    """Deletes the checkpoints that no rule keeps, and returns their names. Never raises for the file system, so that a
+    """Delete the checkpoints that no rule keeps, and return their names. Never raises for the file system, so that a
     failed deletion does not end a run; the next call, or the next start, tries again."""
     try:
         reasons = retention_reasons(checkpoints, retention, newest_step)
@@ -112,7 +112,7 @@ def prune(checkpoints: Path, retention: Retention, newest_step: int) -> list[str
 
 
 def remove(path: Path) -> bool:
-    """Deletes a checkpoint, unless a process holds it or the file system refuses. Returns whether it was deleted.
+    """Delete a checkpoint, unless a process holds it or the file system refuses. Return whether it was deleted.
 
     The manifest is deleted and synced first, so an interrupted deletion, even by a power cut, leaves no checkpoint.
     """
@@ -134,7 +134,7 @@ def remove(path: Path) -> bool:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keeps the retention of all processes from deleting this checkpoint; several may hold it at once.
+    """Keep the retention of all processes from deleting this checkpoint; several may hold it at once.
 
     A shared lock on its manifest, which the system releases when the process ends. It works across hosts on NFS, unless
     mounted with local_lock, and does nothing on file systems without locks.
@@ -152,7 +152,7 @@ def held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(manifest: Path, access: int, lock: int) -> Iterator[bool]:
-    """Yields whether the locked file still is the manifest. Raises FileNotFoundError if that is deleted meanwhile."""
+    """Yield whether the locked file still is the manifest. Raise FileNotFoundError if that is deleted meanwhile."""
     descriptor = os.open(manifest, access)
     try:
         try:
@@ -166,7 +166,7 @@ def _locked(manifest: Path, access: int, lock: int) -> Iterator[bool]:
 
 
 def _until_intact(candidates: Iterable[Path], count: int, is_intact: Callable[[Path], bool]) -> list[Path]:
-    """Returns the first candidates up to the `count`-th intact one, including the damaged ones among them."""
+    """Return the first candidates up to the `count`-th intact one, including the damaged ones among them."""
     found: list[Path] = []
     intact = 0
     for path in candidates:

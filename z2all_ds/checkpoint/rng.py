@@ -8,19 +8,19 @@ import torch
 
 
 def rng_name(rank: str) -> str:
-    """Returns the name of a rank's file in a checkpoint."""
+    """Return the name of a rank's file in a checkpoint."""
     return f"rng_rank_{rank}.pt"
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds all generators; with the same seed on every rank, initial weights are the same too."""
+    """Seed all generators; with the same seed on every rank, initial weights are the same too."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, Any]:
-    """Returns the states as tensors and plain values, which load without pickled code."""
+    """Return the states as tensors and plain values, which load without pickled code."""
     name, words, *rest = numpy.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),

@@ -60,7 +60,7 @@ class Entry:
 
 
 def file_header(entries: list[Entry]) -> bytes:
-    """Returns the header of a state file; the tensors follow in the same order, without gaps."""
+    """Return the header of a state file; the tensors follow in the same order, without gaps."""
     header: dict[str, Any] = {}
     offset = 0
     for entry in entries:
@@ -73,12 +73,12 @@ def file_header(entries: list[Entry]) -> bytes:
 
 
 def state_file_size(entries: list[Entry]) -> int:
-    """Returns the bytes of a state file."""
+    """Return the bytes of a state file."""
     return len(file_header(entries)) + sum(entry.num_bytes for entry in entries)
 
 
 def write_tensors(entries: list[Entry], tensors: Iterable[Tensor], file: Any) -> None:
-    """Writes a state file from one-dimensional tensors in the order of the entries, one at a time."""
+    """Write a state file from one-dimensional tensors in the order of the entries, one at a time."""
     file.write(file_header(entries))
     for entry, tensor in zip(entries, tensors, strict=True):
         assert tensor.shape == (entry.length,) and tensor.dtype == entry.dtype, entry
@@ -87,7 +87,7 @@ def write_tensors(entries: list[Entry], tensors: Iterable[Tensor], file: Any) ->
 
 
 def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]], facts: dict[str, Any]) -> str:
-    """Returns index.json for the entries of all ranks."""
+    """Return index.json for the entries of all ranks."""
     pieces: dict[str, dict[str, list[list[int]]]] = {}
     for rank, entries in enumerate(entries_of_ranks):
         for entry in entries:
@@ -128,7 +128,7 @@ class StateReader:
         return set(self._pieces) - {WEIGHT}
 
     def read_into(self, target: Tensor, key: str, parameter: str, start: int) -> None:
-        """Fills a one-dimensional tensor with the values from element `start` of a parameter on."""
+        """Fill a one-dimensional tensor with the values from element `start` of a parameter on."""
         done, end = start, start + target.numel()
         pieces = self._pieces.get(key, {}).get(parameter, [])
         first_piece = max(bisect_right(pieces, start, key=lambda piece: piece[0]) - 1, 0)
@@ -148,7 +148,7 @@ class StateReader:
             )
 
     def ranks_needed(self, parameter: str, start: int, length: int) -> set[int]:
-        """Returns the ranks whose files contain this part of a parameter."""
+        """Return the ranks whose files contain this part of a parameter."""
         pieces = [piece for of_key in self._pieces.values() for piece in of_key.get(parameter, [])]
         return {rank for first, size, rank in pieces if first < start + length and start < first + size}
 

@@ -49,7 +49,7 @@ Exchange = Callable[[Part], list[Part]]
 
 
 def write_checkpoint(job: Job, files: Mapping[str, Content], exchange: Exchange = lambda part: [part]) -> str | None:
-    """Writes this rank's files and, on rank 0, seals the checkpoint. Returns the problem, None on success."""
+    """Write this rank's files and, on rank 0, seal the checkpoint. Return the problem, None on success."""
     part = _write(job, files)
     parts = exchange(part)
     problem = next((part.problem for part in parts if part.problem), None)

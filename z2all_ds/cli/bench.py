@@ -21,7 +21,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
 
 
 def _run_and_device(config: str | None, overrides: list[str] | None) -> "tuple[RunConfig, torch.device]":
-    """Returns the run config and the device to measure on. An invalid config is reported before torch is loaded."""
+    """Return the run config and the device to measure on. An invalid config is reported before torch is loaded."""
     from z2all_ds.base.config import load_run_config
 
     run = load_run_config(config, overrides)

@@ -90,7 +90,7 @@ def generate(
 
 
 def _temperature(temperature: float | None, greedy: bool, sampling_options: dict[str, Any]) -> float:
-    """Returns the temperature: by default 0, or 1 if a sampling option is set. Refuses sampling with greedy."""
+    """Return the temperature: by default 0, or 1 if a sampling option is set. Refuse sampling with greedy."""
     used = [name for name, value in sampling_options.items() if value is not None]
     if greedy and temperature:
         used.append("--temperature")
@@ -103,7 +103,7 @@ def _temperature(temperature: float | None, greedy: bool, sampling_options: dict
 
 
 def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]] | None:
-    """Returns the prompts as records, or None for an interactive session."""
+    """Return the prompts as records, or None for an interactive session."""
     from z2all_ds.evaluate.prompts import read_prompts, read_stdin, require_unicode
 
     if prompts and file:

@@ -14,7 +14,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-
 
 
 def read_text(file: Path) -> str:
-    """Returns the text of a hostfile of either format."""
+    """Return the text of a hostfile of either format."""
     try:
         return file.read_text(encoding="utf-8-sig")  # a byte-order mark would become part of the first name
     except (OSError, UnicodeDecodeError) as error:
@@ -23,7 +23,7 @@ def read_text(file: Path) -> str:
 
 
 def parse_hostfile_text(text: str, source: str) -> dict[str, int]:
-    """Returns the slots of each host, in the order of the file. `source` names the file in errors."""
+    """Return the slots of each host, in the order of the file. `source` names the file in errors."""
     slots: dict[str, int] = {}
     lines: dict[str, int] = {}
     # Not splitlines(): it also breaks at form feeds and the like, and the line numbers would differ from an editor's.

@@ -40,7 +40,7 @@ EXAMPLES = "See hostfiles/ for examples."
 
 
 def _to_text(value: Any) -> Any:
-    """Converts numbers to text. Refuses `yes` and `null`, whose spelling YAML does not keep."""
+    """Convert numbers to text. Refuse `yes` and `null`, whose spelling YAML does not keep."""
     if isinstance(value, bool) or value is None:
         raise ValueError("must be text: put it in quotes")
     return str(value) if isinstance(value, int | float) else value
@@ -148,7 +148,7 @@ class DataAddress:
 
 
 def rendezvous(master: Node, data: DataAddress, port: int) -> tuple[str, int]:
-    """Returns the address and port at which ranks of other nodes reach the master. `port`: where the hostfile gives
+    """Return the address and port at which ranks of other nodes reach the master. `port`: where the hostfile gives
     none."""
     if master.outside:
         return master.outside.address, master.outside.port or port
@@ -156,12 +156,12 @@ def rendezvous(master: Node, data: DataAddress, port: int) -> tuple[str, int]:
 
 
 def inside_port(master: Node, port: int) -> int:
-    """Returns the port that the master itself listens on; a published port may differ from it."""
+    """Return the port that the master itself listens on; a published port may differ from it."""
     return (master.inside.port if master.inside else None) or port
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that processes on the nodes get from the launcher's environment."""
+    """Return the variables that processes on the nodes get from the launcher's environment."""
     wanted = (name for name in environment if name.startswith(FORWARDED) and name not in NOT_FORWARDED)
     return {name: environment[name] for name in wanted}
 
@@ -170,7 +170,7 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
-    """Reads the nodes in rank order; rank 0 runs on the first one."""
+    """Read the nodes in rank order; rank 0 runs on the first one."""
     file = Path(path).expanduser()
     text = read_text(file)
     if file.suffix in YAML_SUFFIXES:
@@ -196,7 +196,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_nodes_text(text: str, source: str) -> list[Node]:
-    """Parses the YAML format. `source` names the file in errors."""
+    """Parse the YAML format. `source` names the file in errors."""
     try:
         loader = _Loader(text)
         tree = loader.get_single_node()
@@ -230,7 +230,7 @@ def parse_nodes_text(text: str, source: str) -> list[Node]:
 
 
 def _line_at(tree: Any, location: list[str]) -> int:
-    """Returns the line of a setting, or of the innermost section around it that is in the file."""
+    """Return the line of a setting, or of the innermost section around it that is in the file."""
     line = 1
     for part in location:
         found = [pair for pair in tree.value if pair[0].value == part] if isinstance(tree, yaml.MappingNode) else []

@@ -32,7 +32,7 @@ Host *
 
 
 def config_text(nodes: list[Node]) -> str:
-    """Returns an ssh config for these nodes. Ours comes before the user's: ssh takes the first value of a setting."""
+    """Return an ssh config for these nodes. Ours comes before the user's: ssh takes the first value of a setting."""
     blocks = []
     for node in nodes:
         settings = {
@@ -49,7 +49,7 @@ def config_text(nodes: list[Node]) -> str:
 
 
 def write_private(path: Path, text: str) -> Path:
-    """Writes a file that only its owner can read, and its folder."""
+    """Write a file that only its owner can read, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     path.chmod(0o600)
@@ -57,7 +57,7 @@ def write_private(path: Path, text: str) -> Path:
 
 
 def write_config(nodes: list[Node], path: Path) -> Path:
-    """Writes the ssh config; it names users, ports and keys."""
+    """Write the ssh config; it names users, ports and keys."""
     return write_private(path, config_text(nodes))
 
 
@@ -98,7 +98,7 @@ FIXES = {
 
 
 def ssh_failure(node: Node, stderr: str) -> NoAnswer:
-    """Returns the failure that ssh's stderr describes, with its fix for this node."""
+    """Return the failure that ssh's stderr describes, with its fix for this node."""
     port = node.ssh.port or 22
     known_as = node.ssh_address if port == 22 else f"[{node.ssh_address}]:{port}"
     kind, line = recognise(stderr)
@@ -107,7 +107,7 @@ def ssh_failure(node: Node, stderr: str) -> NoAnswer:
 
 
 def module_command(node: Node, config: Path, folder: str, module: str) -> list[str]:
-    """Returns the ssh command that runs a module on a node. It must not contain secrets.
+    """Return the ssh command that runs a module on a node. It must not contain secrets.
 
     The module runs in the same folder as here, so that relative paths mean the same, with the programs of its
     environment first on PATH.
@@ -118,7 +118,7 @@ def module_command(node: Node, config: Path, folder: str, module: str) -> list[s
 
 
 def start_module(node: Node, config: Path, folder: str, module: str, *, shows_errors: bool = False) -> JsonProcess:
-    """Starts a module on a node, to exchange messages with it."""
+    """Start a module on a node, to exchange messages with it."""
     # `recognise` knows ssh's messages in the C locale.
     environment = {**os.environ, "LC_ALL": "C"}
     return JsonProcess(module_command(node, config, folder, module), environment, shows_errors=shows_errors)

@@ -54,7 +54,7 @@ def adopt_corpus(
     *,
     replace: bool = False,
 ) -> Manifest:
-    """Writes and returns the manifest of the files at a path or URL. `domain` sets one domain for all files."""
+    """Write and return the manifest of the files at a path or URL. `domain` sets one domain for all files."""
     folder = open_folder(location)
     if not text_field or domain == "":
         raise ConfigError("text_field" if domain != "" else "domain", "is an empty name", "Omit it, or give a name.")
@@ -82,7 +82,7 @@ def adopt_corpus(
 
 
 def domain_of(name: str) -> str:
-    """Returns zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, train for `train-00000-of-00064.parquet`."""
+    """Return zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, train for `train-00000-of-00064.parquet`."""
     parts = PurePosixPath(name).parts
     if len(parts) > 1:
         return parts[0]
@@ -92,7 +92,7 @@ def domain_of(name: str) -> str:
 
 
 def _find_files(folder: Folder, replace: bool) -> dict[str, int]:
-    """Returns file name -> size."""
+    """Return file name -> size."""
     try:
         all_sizes = folder.list_files()
     except OSError as error:
@@ -122,7 +122,7 @@ def _is_hidden_or_temporary(name: str) -> bool:
 
 
 def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
-    """Raises unless the first record has a text."""
+    """Raise unless the first record has a text."""
     where = folder.where(name)
     with read_errors(where, "Restore it, or remove it."):
         size = folder.stamp(name).size
@@ -134,7 +134,7 @@ def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
 
 
 def _adopt_file(folder: Folder, text_field: str, domain: str | None, name: str) -> _Adopted:
-    """Counts and hashes a file, and stores its line index."""
+    """Count and hash a file, and store its line index."""
     where, domain = folder.where(name), domain or domain_of(name)
     with read_errors(where, "Restore it, or remove it."):
         stamp, scan = folder.stamp(name), LineScan()

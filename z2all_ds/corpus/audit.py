@@ -62,7 +62,7 @@ class ShardAudit:
 
 
 def audit_corpus(corpus_dir: str | Path, workers: int | None = 1) -> AuditReport:
-    """Checks presence, size, hash and every line of all shards, the counts, unique gids, and damaged text.
+    """Check presence, size, hash and every line of all shards, the counts, unique gids, and damaged text.
 
     `workers` is the number of processes; None means one per core.
     """
@@ -85,7 +85,7 @@ def audit_corpus(corpus_dir: str | Path, workers: int | None = 1) -> AuditReport
 
 
 def audit_shard(corpus_dir: Path, shard: ShardInfo) -> ShardAudit:
-    """Checks everything about one shard that does not need the others."""
+    """Check everything about one shard that does not need the others."""
     found = ShardAudit()
     problems, digest = found.problems, hashlib.sha256()
     gids, gid_lines = list[int](), list[int]()
@@ -136,7 +136,7 @@ def _damage(content: str) -> list[str]:
 
 
 def as_runs(gids: Sequence[int], lines: Sequence[int]) -> Runs:
-    """Returns the runs of documents whose gids and lines both increase by one."""
+    """Return the runs of documents whose gids and lines both increase by one."""
     table = np.array([gids, lines], dtype=np.int64).T
     is_first = np.ones(len(table), np.bool_)
     is_first[1:] = (table[1:] != table[:-1] + 1).any(axis=1)
@@ -145,7 +145,7 @@ def as_runs(gids: Sequence[int], lines: Sequence[int]) -> Runs:
 
 
 def _repeated_gids(shards: Sequence[ShardInfo], runs: Sequence[Runs]) -> list[str]:
-    """Describes runs that share gids with another run: sorted by gid, they begin before an earlier one has ended."""
+    """Describe runs that share gids with another run: sorted by gid, they begin before an earlier one has ended."""
     table = np.concatenate([np.empty((0, 3), np.int64), *runs])
     paths = np.repeat(np.arange(len(shards)), [len(some) for some in runs])
     order = np.argsort(table[:, 0], kind="stable")
@@ -170,7 +170,7 @@ def _repeated_gids(shards: Sequence[ShardInfo], runs: Sequence[Runs]) -> list[st
 
 
 def _gids_above_next(manifest: Manifest, audits: Sequence[ShardAudit]) -> list[str]:
-    """Describes gids that a domain added later would use again."""
+    """Describe gids that a domain added later would use again."""
     if not manifest.build_keys:
         return []
     found = []
@@ -182,7 +182,7 @@ def _gids_above_next(manifest: Manifest, audits: Sequence[ShardAudit]) -> list[s
 
 
 def _warnings(shards: Sequence[ShardInfo], audits: Sequence[ShardAudit]) -> tuple[str, ...]:
-    """Returns one line per domain and kind of damage."""
+    """Return one line per domain and kind of damage."""
     found = []
     for domain in dict.fromkeys(shard.domain for shard in shards):
         of_domain = [audit for shard, audit in zip(shards, audits, strict=True) if shard.domain == domain]

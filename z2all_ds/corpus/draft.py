@@ -31,7 +31,7 @@ class RowRefused(Exception):
 
 
 def check_template(template: str) -> None:
-    """Raises if a template names an unknown field or lacks the content. An empty template is valid."""
+    """Raise if a template names an unknown field or lacks the content. An empty template is valid."""
     if not template:
         return
     names = _PLACEHOLDER.findall(template)
@@ -44,7 +44,7 @@ def check_template(template: str) -> None:
 
 
 def compose(draft: Draft, template: str) -> str:
-    """Returns the content that the template makes from a draft."""
+    """Return the content that the template makes from a draft."""
     lines = []
     for line in template.split("\n"):
         names = _PLACEHOLDER.findall(line)

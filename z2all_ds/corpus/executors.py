@@ -54,13 +54,13 @@ class Executor:
             raise ConfigError(f"workers {self.workers}", "must be at least 1", "Omit it to use one per core.")
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Yields (task number, result) of each task, in the order of completion."""
+        """Yield (task number, result) of each task, in the order of completion."""
         with self.opened() as run:
             yield from run(work, tasks)
 
     @contextmanager
     def opened(self) -> Iterator[Run]:
-        """Yields a `run` function that keeps its workers between calls, because starting them takes a second."""
+        """Yield a `run` function that keeps its workers between calls, because starting them takes a second."""
         if self.ray is not None:
             with _connected_ray(self.ray) as ray:
                 yield partial(_run_on_ray, ray, self.ray)
@@ -77,7 +77,7 @@ def run_all(
     sizes: Sequence[int],
     unit: str = "bytes",
 ) -> list[Result]:
-    """Runs all tasks with a progress bar over their sizes, and returns the results in the order of the tasks."""
+    """Run all tasks with a progress bar over their sizes, and return the results in the order of the tasks."""
     results: dict[int, Result] = {}
     with progress(label, sum(sizes), unit) as advance:
         for number, result in run(work, tasks):
@@ -95,7 +95,7 @@ def _start_worker(owner: str) -> None:
 
 @contextmanager
 def _worker_processes(max_workers: int) -> Iterator[Run]:
-    """Yields a `run` function over a pool of processes; they start when needed and end with the block."""
+    """Yield a `run` function over a pool of processes; they start when needed and end with the block."""
     pool: ProcessPoolExecutor | None = None
     other_processes = set(multiprocessing.active_children())
 
@@ -130,7 +130,7 @@ def _worker_processes(max_workers: int) -> Iterator[Run]:
 
 
 def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Runs the tasks on Ray. Never cancels one: if a task ends at the same moment, Ray 2.60 aborts this process.
+    """Run the tasks on Ray. Never cancels one: if a task ends at the same moment, Ray 2.60 aborts this process.
 
     Closing our own connection also ends running tasks. On a connection that existed before, the few tasks in flight run
     to completion, and their output is kept.
@@ -158,7 +158,7 @@ def _run_on_ray(ray: Any, address: str, work: Callable[[Any], Any], tasks: Seque
 
 @contextmanager
 def _connected_ray(address: str) -> Iterator[Any]:
-    """Yields the Ray module, connected. A connection that existed before stays open."""
+    """Yield the Ray module, connected. A connection that existed before stays open."""
     try:
         import ray
     except ImportError:
@@ -184,7 +184,7 @@ def _connected_ray(address: str) -> Iterator[Any]:
 
 @contextmanager
 def progress_file(path: Path, documents: Callable[[], int]) -> Iterator[Callable[[int], None]]:
-    """Yields a function that counts raw bytes; they and `documents()` are written to a file for the driver to read."""
+    """Yield a function that counts raw bytes; they and `documents()` are written to a file for the driver to read."""
     file, total, next_write = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644), 0, 0.0
 
     def advance(raw_bytes: int) -> None:
@@ -203,7 +203,7 @@ def progress_file(path: Path, documents: Callable[[], int]) -> Iterator[Callable
 
 
 def read_progress(folder: Path) -> tuple[int, int]:
-    """Returns (raw bytes, documents) processed by all running tasks of a folder."""
+    """Return (raw bytes, documents) processed by all running tasks of a folder."""
     raw_bytes = documents = 0
     for path in folder.glob("*.progress"):
         try:
@@ -218,7 +218,7 @@ def read_progress(folder: Path) -> tuple[int, int]:
 
 @contextmanager
 def task_progress(folder: Path, advance: Advance) -> Iterator[Callable[[int, int], None]]:
-    """Advances a bar by the progress files of running tasks. Yields a function that counts a finished task."""
+    """Advance a bar by the progress files of running tasks. Yield a function that counts a finished task."""
     finished_bytes = finished_documents = shown_bytes = 0
     lock, over = threading.Lock(), threading.Event()
 

@@ -67,7 +67,7 @@ class FaultLog:
         return sum(count for kind, count in self.counts.items() if kind not in HARMLESS)
 
     def add(self, fault: Fault, where: Callable[[], str]) -> None:
-        """Counts a fault, or raises. `where` is called only if needed: a line number may take reading a file."""
+        """Count a fault, or raise. `where` is called only if needed: a line number may take reading a file."""
         assert fault.kind in KINDS, fault.kind
         if self.on_error == "stop" and fault.kind not in HARMLESS:
             fix = "Repair it, or skip such rows with --on-error skip."
@@ -80,7 +80,7 @@ class FaultLog:
             self.check("so far")
 
     def check(self, scope: str) -> None:
-        """Raises if too many rows are invalid. With `stop` that is any: an earlier build may have skipped some."""
+        """Raise if too many rows are invalid. With `stop` that is any: an earlier build may have skipped some."""
         allowed = self.max_bad_share if self.on_error == "skip" else 0.0
         if self.bad > allowed * max(1, self.rows):
             kinds = ", ".join(f"{n} x {KINDS[kind]}" for kind, n in self.counts.items() if kind not in HARMLESS)
@@ -90,7 +90,7 @@ class FaultLog:
             raise DataError(f"{self.bad} of {self.rows} rows {scope}", rule, fix)
 
     def merge(self, other: "FaultLog") -> None:
-        """Adds the counts of another worker; its samples come after ours."""
+        """Add the counts of another worker; its samples come after ours."""
         self.rows += other.rows
         for kind, count in other.counts.items():
             self.counts[kind] = self.counts.get(kind, 0) + count

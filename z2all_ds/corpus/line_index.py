@@ -37,7 +37,7 @@ class LineIndex:
         self._folder, self._name, self._kept = folder, index_name(shard), kept
 
     def offsets(self, first: int, end: int) -> Offsets:
-        """Returns the offsets of the lines `first` to `end` - 1 and the end of the last one, [end - first + 1]."""
+        """Return the offsets of the lines `first` to `end` - 1 and the end of the last one, [end - first + 1]."""
         if self._kept is not None:
             return self._kept[first : end + 1]
         begin = (_HEADER_WORDS + first) * _WORD.itemsize
@@ -65,7 +65,7 @@ class LineScan:
             self._last_byte = chunk[-1:]
 
     def offsets(self) -> Offsets:
-        """Returns the offset of each line and of the end, [num_lines + 1]. A last line may have no line feed."""
+        """Return the offset of each line and of the end, [num_lines + 1]. A last line may have no line feed."""
         if self._last_byte != b"\n":
             self._starts.append(np.array([self._position], dtype=_WORD))
             self._last_byte = b"\n"
@@ -80,12 +80,12 @@ def index_name(shard: str) -> str:
 
 
 def load_or_build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
-    """Returns the index of a shard whose current version is `stamp`."""
+    """Return the index of a shard whose current version is `stamp`."""
     return load_index(folder, shard, stamp) or build_index(folder, shard, stamp)
 
 
 def load_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex | None:
-    """Returns the stored index; None if it is missing, damaged, or of another version of the shard."""
+    """Return the stored index; None if it is missing, damaged, or of another version of the shard."""
     name = index_name(shard)
     try:
         length = folder.stamp(name).size
@@ -101,7 +101,7 @@ def load_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex | None:
 
 
 def build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
-    """Scans the shard. If its size has changed, the index has the new size and is not written."""
+    """Scan the shard. If its size has changed, the index has the new size and is not written."""
     scan, position = LineScan(), 0
     is_large = stamp.size > SHOW_PROGRESS_ABOVE_BYTES
     with progress(f"index {shard}", stamp.size, "bytes") if is_large else nullcontext() as advance:
@@ -117,7 +117,7 @@ def build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
 
 
 def store_index(folder: Folder, shard: str, stamp: Stamp, offsets: Offsets) -> LineIndex:
-    """Writes the index next to its shard; keeps it in memory if that fails."""
+    """Write the index next to its shard; keep it in memory if that fails."""
     header = np.array([_MARK, *stamp, len(offsets) - 1], dtype=_WORD)
     try:
         folder.write_whole(index_name(shard), np.concatenate([header, offsets]).tobytes())

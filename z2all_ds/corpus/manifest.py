@@ -35,7 +35,7 @@ class ShardInfo:
     """Hash of the file."""
 
     def is_present(self, corpus_dir: Path) -> bool:
-        """Returns whether the file exists with the right size. Only an audit reads it."""
+        """Return whether the file exists with the right size. Only an audit reads it."""
         path = corpus_dir / self.path
         return path.is_file() and path.stat().st_size == self.bytes
 
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def domains(self) -> dict[str, tuple[int, int]]:
-        """Returns domain -> (documents, bytes), in the order of the shards."""
+        """Return domain -> (documents, bytes), in the order of the shards."""
         totals: dict[str, tuple[int, int]] = {}
         for shard in self.shards:
             documents, size = totals.get(shard.domain, (0, 0))
@@ -64,18 +64,18 @@ class Manifest:
 
     @property
     def holds_records(self) -> bool:
-        """Returns whether the shards have all fields of a `Record`. Adopted files have only a text field."""
+        """Return whether the shards have all fields of a `Record`. Adopted files have only a text field."""
         return self.text_field == DEFAULT_TEXT_FIELD and all(shard.path.endswith(".jsonl") for shard in self.shards)
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash of the text. It does not depend on paths or the order of domains, but on shards within one."""
+        """Return a hash of the text. It does not depend on paths or the order of domains, but on shards within one."""
         parts = sorted(((s.domain, s.sha256, s.documents) for s in self.shards), key=lambda part: part[0])
         return _hash_of(parts, self.text_field)
 
     @property
     def domain_fingerprints(self) -> dict[str, str]:
-        """Returns domain -> hash of its documents in order, sorted by name, for domains that have documents."""
+        """Return domain -> hash of its documents in order, sorted by name, for domains that have documents."""
         names = sorted({shard.domain for shard in self.shards if shard.documents > 0})
         return {
             name: shards_fingerprint([shard for shard in self.shards if shard.domain == name], self.text_field)
@@ -84,7 +84,7 @@ class Manifest:
 
 
 def shards_fingerprint(shards: Sequence[ShardInfo], text_field: str = DEFAULT_TEXT_FIELD) -> str:
-    """Returns a hash of the documents in the shards of a domain. It does not depend on paths."""
+    """Return a hash of the documents in the shards of a domain. It does not depend on paths."""
     return _hash_of([(shard.sha256, shard.documents) for shard in shards if shard.documents > 0], text_field)
 
 
@@ -95,13 +95,13 @@ def _hash_of(parts: list[Any], text_field: str) -> str:
 
 
 def write_manifest(corpus_dir: str | Path, manifest: Manifest) -> None:
-    """Writes the manifest atomically. Call it when every shard has its final name."""
+    """Write the manifest atomically. Call it when every shard has its final name."""
     text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
     open_folder(corpus_dir).write_whole(MANIFEST_NAME, text.encode())
 
 
 def load_manifest(corpus_dir: str | Path) -> Manifest:
-    """Reads and checks the manifest of a corpus in a folder or at a URL."""
+    """Read and check the manifest of a corpus in a folder or at a URL."""
     folder = open_folder(corpus_dir)
     path = folder.where(MANIFEST_NAME)
     rebuild = "Build the corpus again, or restore the manifest that belongs to these shards."
@@ -136,7 +136,7 @@ def load_manifest(corpus_dir: str | Path) -> Manifest:
 
 
 def load_records_manifest(corpus_dir: str | Path) -> Manifest:
-    """Reads the manifest of a corpus; raises if its shards do not have all fields of a record."""
+    """Read the manifest of a corpus; raise if its shards do not have all fields of a record."""
     manifest = load_manifest(corpus_dir)
     if not manifest.holds_records:
         fix = "Convert its files with `z2all corpus convert generic`; training works without."

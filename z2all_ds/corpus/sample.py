@@ -18,7 +18,7 @@ from z2all_ds.corpus.shard_text import REBUILD, read_errors
 def sample_documents(
     corpus_dir: str | Path, count: int, domain: str | None = None, seed: int = 0
 ) -> list[tuple[str, Record]]:
-    """Returns (shard path, document) of `count` random documents in the order of the corpus; all if there are fewer."""
+    """Return (shard path, document) of `count` random documents in the order of the corpus; all if there are fewer."""
     if count < 1:
         raise ConfigError(f"count {count}", "must be at least 1", "Give the number of documents to show.")
     manifest = load_records_manifest(corpus_dir)
@@ -39,7 +39,7 @@ def sample_documents(
 
 
 def find_document(corpus_dir: str | Path, gid: int) -> tuple[str, Record]:
-    """Returns (shard path, document) of a gid.
+    """Return (shard path, document) of a gid.
 
     The gids of a corpus built here increase, so a binary search in one shard finds it. Other corpora are read in full.
     """
@@ -63,7 +63,7 @@ def find_document(corpus_dir: str | Path, gid: int) -> tuple[str, Record]:
 
 
 def describe(documents: Sequence[tuple[str, Record]], max_chars: int = 1000) -> Iterator[str]:
-    """Yields the lines of each document. Contents are truncated to `max_chars`, other texts to fewer."""
+    """Yield the lines of each document. Contents are truncated to `max_chars`, other texts to fewer."""
     for path, record in documents:
         head = f"--- {path}  gid {record.gid}  id {record.id}  {record.data_src}"
         yield head + (f"  [{_truncated(record.category, 80)}]" if record.category else "")
@@ -102,7 +102,7 @@ class _Records(Sequence[Record]):
 
 
 def _all_records(corpus_dir: str | Path, shard: ShardInfo, containing: bytes = b"") -> Iterator[Record]:
-    """Yields the records whose line contains some bytes; the other lines are not parsed."""
+    """Yield the records whose line contains some bytes; the other lines are not parsed."""
     path = Path(corpus_dir) / shard.path
     with read_errors(str(path)), open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):

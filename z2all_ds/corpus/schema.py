@@ -35,7 +35,7 @@ class Record:
     """Other fields of the source, as JSON values."""
 
     def to_line(self) -> str:
-        """Returns the record as one line of JSON, without the line feed."""
+        """Return the record as one line of JSON, without the line feed."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -45,7 +45,7 @@ _FIX = "Repair or remove the line and rebuild the corpus; `z2all corpus audit` l
 
 
 def parse_record(line: str | bytes, where: str) -> Record:
-    """Parses one line. `where` is its file and line (`code-00000.jsonl:17`), for errors."""
+    """Parse one line. `where` is its file and line (`code-00000.jsonl:17`), for errors."""
     # orjson is more than twice as fast as the standard library (345 compared with 150 MB/s). Lines that it refuses or
     # would read differently are parsed by the standard library, with detailed errors.
     try:
@@ -65,7 +65,7 @@ def parse_record(line: str | bytes, where: str) -> Record:
 
 
 def may_be_huge_number(value: Any) -> bool:
-    """Returns whether orjson may have turned an integer into a float; it does so beyond 64 bits."""
+    """Return whether orjson may have turned an integer into a float; it does so beyond 64 bits."""
     if type(value) is float:
         return abs(value) >= 2.0**63
     if type(value) is dict:
@@ -104,7 +104,7 @@ def _parse_strictly(line: str | bytes, where: str) -> Record:
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Returns whether the text cannot be encoded as UTF-8."""
+    """Return whether the text cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -113,7 +113,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Replaces each half of a surrogate pair by U+FFFD; complete pairs become one character."""
+    """Replace each half of a surrogate pair by U+FFFD; complete pairs become one character."""
     if not has_lone_surrogate(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -17,7 +17,7 @@ REBUILD = "Restore the file, or build the corpus again."
 
 @contextmanager
 def read_errors(where: str, fix: str = REBUILD) -> Iterator[None]:
-    """Turns an OSError into a DataError."""
+    """Turn an OSError into a DataError."""
     try:
         yield
     except OSError as error:
@@ -25,7 +25,7 @@ def read_errors(where: str, fix: str = REBUILD) -> Iterator[None]:
 
 
 def text_of_line(line: bytes, text_field: str, where: str) -> str:
-    """Returns the text of one line. `where` is the shard and the record, for errors."""
+    """Return the text of one line. `where` is the shard and the record, for errors."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -41,7 +41,7 @@ def text_of_line(line: bytes, text_field: str, where: str) -> str:
 
 
 def _read_slowly(line: bytes, where: str) -> Any:
-    """Parses lines that orjson refuses: NaN, a byte order mark, half a surrogate pair."""
+    """Parse lines that orjson refuses: NaN, a byte order mark, half a surrogate pair."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
@@ -54,7 +54,7 @@ def _read_slowly(line: bytes, where: str) -> Any:
 
 
 def open_parquet(folder: Folder, name: str, size: int, where: str, metadata: Any = None) -> Any:
-    """Opens a ParquetFile without read-ahead. With `metadata`, the footer is not read again."""
+    """Open a ParquetFile without read-ahead. With `metadata`, the footer is not read again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -66,7 +66,7 @@ def open_parquet(folder: Folder, name: str, size: int, where: str, metadata: Any
 
 
 def check_text_column(file: Any, text_field: str, where: str) -> None:
-    """Raises unless the column exists and contains strings."""
+    """Raise unless the column exists and contains strings."""
     import pyarrow as pa
 
     names = list(file.schema_arrow.names)
@@ -80,7 +80,7 @@ def check_text_column(file: Any, text_field: str, where: str) -> None:
 
 
 def text_columns(metadata: Any, text_field: str) -> list[Any]:
-    """Returns the metadata of the text column in each row group."""
+    """Return the metadata of the text column in each row group."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if not groups:
         return []
@@ -89,7 +89,7 @@ def text_columns(metadata: Any, text_field: str) -> list[Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the message of a library error without line breaks."""
+    """Return the message of a library error without line breaks."""
     return " ".join(str(error).split())[:300]
 
 

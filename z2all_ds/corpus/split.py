@@ -38,7 +38,7 @@ class SplitReport:
 
 
 def is_validation(content: str, share: float, seed: str = "") -> bool:
-    """Returns whether a document belongs to validation. Depends only on the arguments."""
+    """Return whether a document belongs to validation. Depends only on the arguments."""
     digest = hashlib.blake2b(hashlib.sha256(seed.encode()).digest(), digest_size=8)
     digest.update(content.encode("utf-8", "surrogatepass"))
     # A float holds 53 bits exactly; with 64, the highest values would round to 1.0.
@@ -48,7 +48,7 @@ def is_validation(content: str, share: float, seed: str = "") -> bool:
 def split_corpus(
     corpus_dir: str | Path, out_dir: str | Path, share: float, seed: str = "", workers: int | None = 1
 ) -> SplitReport:
-    """Writes out_dir/train and out_dir/validation; returns at once if the same split exists.
+    """Write out_dir/train and out_dir/validation; return at once if the same split exists.
 
     `out_dir` appears only when it is complete. `share` is the fraction of documents for validation.
     """
@@ -76,7 +76,7 @@ def split_corpus(
 
 
 def _existing_split(out_dir: Path, key: dict[str, object]) -> SplitReport:
-    """Returns the report of the same split made before; raises if the folder contains anything else."""
+    """Return the report of the same split made before; raise if the folder contains anything else."""
     try:
         found = json.loads((out_dir / SPLIT_NAME).read_bytes())
     except (OSError, ValueError):
@@ -112,7 +112,7 @@ def _write_sides(
 
 
 def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard: ShardInfo) -> list[ShardInfo]:
-    """Writes both sides of one shard; a side without documents gets no file."""
+    """Write both sides of one shard; a side without documents gets no file."""
     source, targets = corpus_dir / shard.path, [folder / side / shard.path for side in SIDES]
     documents, digest = [0, 0], hashlib.sha256()
     with explain_disk_errors(folder), HashedFile(targets[0]) as train, HashedFile(targets[1]) as validation:

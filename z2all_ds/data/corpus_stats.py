@@ -83,7 +83,7 @@ class _Counts:
 def corpus_stats(
     corpus_dir: str | Path, tokenizer_dir: str | Path | None = None, workers: int | None = 1, sample_share: float = 1.0
 ) -> CorpusStats:
-    """Reads the corpus, or about a share of it (at least one block per shard), in `workers` processes."""
+    """Read the corpus, or about a share of it (at least one block per shard), in `workers` processes."""
     corpus_dir = Path(corpus_dir)
     if not 0 < sample_share <= 1:
         raise ConfigError(f"sample_share {sample_share:g}", "must be above 0 and at most 1", "E.g. 0.01.")
@@ -103,7 +103,7 @@ def corpus_stats(
 
 
 def describe(stats: CorpusStats) -> Shown:
-    """Yields a table with a row per domain."""
+    """Yield a table with a row per domain."""
     tokens = ["tokens"] if stats.total.tokens is not None else []
     rows = []
     for name, one in [*stats.domains.items(), *([(TOTAL, stats.total)] if len(stats.domains) > 1 else [])]:
@@ -127,7 +127,7 @@ def human_count(count: float) -> str:
 
 
 def draw_lengths(stats: CorpusStats, out: Path) -> Path:
-    """Plots the document lengths of each domain to a PNG or SVG file; returns its path."""
+    """Plot the document lengths of each domain to a PNG or SVG file; return its path."""
     if out.suffix not in (".png", ".svg"):
         raise ConfigError(f"plot {out}", "must end in .png or .svg", "Choose such a name.")
     from matplotlib import font_manager, rc_context
@@ -158,14 +158,14 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
 
 
 def _drawable(name: str, with_chinese: bool) -> str:
-    """Escapes a name for matplotlib, which parses $...$, hides names that start with _, and lacks most scripts."""
+    """Escape a name for matplotlib, which parses $...$, hides names that start with _, and lacks most scripts."""
     name = name if with_chinese else name.encode("ascii", "backslashreplace").decode()
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name
 
 
 def _count_shard(corpus_dir: Path, tokenizer: tuple[str, str] | None, share: float, shard: ShardInfo) -> _Counts:
-    """Counts a shard, in a worker process; `tokenizer` is its folder and fingerprint."""
+    """Count a shard, in a worker process; `tokenizer` is its folder and fingerprint."""
     counts = _Counts()
 
     def contents() -> Iterator[str]:
@@ -183,7 +183,7 @@ def _count_shard(corpus_dir: Path, tokenizer: tuple[str, str] | None, share: flo
 
 
 def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[tuple[int, bytes]]:
-    """Yields (first byte, line) of the documents that begin in the chosen blocks of a shard."""
+    """Yield (first byte, line) of the documents that begin in the chosen blocks of a shard."""
     try:
         stream = open(corpus_dir / shard.path, "rb")  # noqa: SIM115 - closed by the block below
     except FileNotFoundError:
@@ -203,7 +203,7 @@ def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[
 
 
 def _blocks(shard: ShardInfo, share: float) -> list[tuple[int, int]]:
-    """Returns (first byte, end) of evenly spaced blocks, with a different start in each shard."""
+    """Return (first byte, end) of evenly spaced blocks, with a different start in each shard."""
     if share == 1:
         return [(0, shard.bytes)]
     count = max(1, -(-shard.bytes // BLOCK_BYTES))
@@ -235,7 +235,7 @@ def _domain_stats(counts: _Counts, documents: int, size: int, with_tokens: bool)
 
 
 def _quantile(lengths: np.ndarray, numbers: np.ndarray, share: float) -> int:
-    """Returns the smallest length that at least this share of the documents does not exceed."""
+    """Return the smallest length that at least this share of the documents does not exceed."""
     if not len(lengths):
         return 0
     cumulative = np.cumsum(numbers)
@@ -243,7 +243,7 @@ def _quantile(lengths: np.ndarray, numbers: np.ndarray, share: float) -> int:
 
 
 def _total(domains: list[DomainStats], counts: list[_Counts]) -> DomainStats:
-    """Returns the figures of all domains; of each, about the same share was read."""
+    """Return the figures of all domains; of each, about the same share was read."""
     merged = _Counts()
     for one in counts:
         merged.add(one)

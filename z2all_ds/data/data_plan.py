@@ -58,7 +58,7 @@ class StreamSpec:
 
 
 def open_documents(corpus_dir: str | Path, tokenizer: Tokenizer) -> Documents:
-    """Opens a corpus of either kind; token shards must be made with this tokenizer."""
+    """Open a corpus of either kind; token shards must be made with this tokenizer."""
     if not is_token_corpus(corpus_dir):
         readers = open_domains(corpus_dir, load_manifest(corpus_dir))
         domains = {name: RawDomain(reader, tokenizer) for name, reader in readers.items()}
@@ -82,7 +82,7 @@ class DataPlan:
 
     @classmethod
     def open(cls, spec: StreamSpec, tokenizer: Tokenizer, documents: Documents | None = None) -> "DataPlan":
-        """Opens the corpus, unless its `documents` are given."""
+        """Open the corpus, unless its `documents` are given."""
         documents = documents or open_documents(spec.corpus_dir, tokenizer)
         sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
         schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
@@ -97,7 +97,7 @@ class DataPlan:
         return {lane: [fresh_cursor(self.spec.packing) for _ in self.domains] for lane in lanes}
 
     def state_at(self, position: int, lanes: dict[int, LaneState]) -> StreamState:
-        """Returns the state of these lanes before global sample `position`."""
+        """Return the state of these lanes before global sample `position`."""
         stage = self.schedule.stage_of(max(position - 1, 0))
         return {
             "version": STATE_VERSION,
@@ -115,7 +115,7 @@ class DataPlan:
     def resumed(
         self, state: StreamState, lanes: Sequence[int], allow_data_change: bool = False
     ) -> tuple["DataPlan", dict[int, LaneState]]:
-        """Returns the plan and the cursors of these lanes to continue from a saved state.
+        """Return the plan and the cursors of these lanes to continue from a saved state.
 
         Ranges skipped in the state stay skipped. Those of the spec apply from here on, as earlier samples are consumed.
         """
@@ -137,7 +137,7 @@ class Lane:
         self._packers: dict[int, CutPacker | BestFitPacker] = {}
 
     def next_sample(self, sample: int, stage: Stage, spans: list[DocumentSpan] | None = None) -> Sample:
-        """Returns global sample `sample`; must be called in order. Adds the sample's document spans to `spans`."""
+        """Return global sample `sample`; must be called in order. Add the sample's document spans to `spans`."""
         domain_index = stage.mixture.domain_of(sample)
         packer = self._packers.get(domain_index)
         if packer is None:

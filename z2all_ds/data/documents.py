@@ -54,7 +54,7 @@ class Block(Protocol):
 
     def tokens(self, number: int) -> TokenArray: ...
     def run(self, numbers: list[int], wanted_tokens: int) -> TokenRun:
-        """Returns the first of these documents, at least one, and about as many as have `wanted_tokens` tokens."""
+        """Return the first of these documents, at least one, and about as many as have `wanted_tokens` tokens."""
         ...
 
 
@@ -69,11 +69,11 @@ class Domain(Protocol):
     """Hash of the documents and their order."""
 
     def open_block(self, first: int, end: int) -> Block:
-        """Returns the documents `first` to `end` - 1."""
+        """Return the documents `first` to `end` - 1."""
         ...
 
     def location(self, document_index: int) -> tuple[str, int]:
-        """Returns the shard of a document, as named in the manifest, and its record number in it, from 0."""
+        """Return the shard of a document, as named in the manifest, and its record number in it, from 0."""
         ...
 
 
@@ -122,7 +122,7 @@ class RawBlock:
 
 
 def as_document(token_ids: list[int], eot_id: int) -> TokenArray:
-    """Returns the tokens of a text followed by <|endoftext|>; an empty text is that one token."""
+    """Return the tokens of a text followed by <|endoftext|>; an empty text is that one token."""
     document = np.empty(len(token_ids) + 1, dtype=np.int32)
     document[:-1] = token_ids
     document[-1] = eot_id
@@ -156,21 +156,21 @@ class LaneDocuments:
         return self._range.first + self._shuffled[self.position]
 
     def tokens(self) -> TokenArray:
-        """Returns the tokens of the current document."""
+        """Return the tokens of the current document."""
         return self._open_block().tokens(self._shuffled[self.position])
 
     def run(self, wanted_tokens: int) -> TokenRun:
-        """Returns the current document and possibly some that follow it in the same block."""
+        """Return the current document and possibly some that follow it in the same block."""
         return self._open_block().run(self._shuffled[self.position :], wanted_tokens)
 
     def advance(self, documents: int = 1) -> None:
-        """Moves on by `documents`, at most to the start of the next block."""
+        """Move on by `documents`, at most to the start of the next block."""
         self.position += documents
         if self.position == len(self._shuffled):
             self._enter_block(self.block + 1)
 
     def span(self, ahead: int, start: int, end: int) -> DocumentSpan:
-        """Returns a span of the document that is `ahead` positions after the current one in the block."""
+        """Return a span of the document that is `ahead` positions after the current one in the block."""
         document_index = self._range.first + self._shuffled[self.position + ahead]
         return DocumentSpan(self._range.epoch, document_index, start, end)
 

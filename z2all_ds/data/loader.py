@@ -72,7 +72,7 @@ class BatchLoader:
         return batch
 
     def state_dict(self) -> StreamState:
-        """Returns the state after the last batch returned, however many are prepared ahead."""
+        """Return the state after the last batch returned, however many are prepared ahead."""
         return self.stream.state_dict()
 
     def load_state_dict(self, state: StreamState, allow_data_change: bool = False) -> None:
@@ -80,7 +80,7 @@ class BatchLoader:
         self.stream.load_state_dict(state, allow_data_change)
 
     def close(self) -> None:
-        """Ends thread and workers. The next request starts new ones, after the last consumed batch."""
+        """End thread and workers. The next request starts new ones, after the last consumed batch."""
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
@@ -95,7 +95,7 @@ class BatchLoader:
 def make_batches(
     samples: Iterator[Produced | None], micro_batch_sizes: Sequence[int], pinning_device: int | None = None
 ) -> Iterator[tuple[Batch, list[Produced]]]:
-    """Yields batches, pinned if a device is given, with what `mark_consumed` needs after each.
+    """Yield batches, pinned if a device is given, with what `mark_consumed` needs after each.
 
     Not a method of the loader: the prefetching thread must not hold a reference to it.
     """
@@ -142,7 +142,7 @@ class _WorkerPart(IterableDataset[Any]):
 
 
 def _from_workers(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]:
-    """Yields the rank's samples in order, made by worker processes."""
+    """Yield the rank's samples in order, made by worker processes."""
     shortest = min(stage.sequence_length for stage in stream.plan.schedule.stages)
     part = _WorkerPart(stream, max(1, min(TOKENS_PER_MESSAGE // shortest, MAX_SAMPLES_PER_MESSAGE)))
     loader: DataLoader[Any] = DataLoader(
@@ -174,5 +174,5 @@ def _from_workers(stream: PackedStream, num_workers: int) -> Iterator[Produced |
 
 
 def _unchanged(message: Any) -> Any:
-    """Replaces torch's conversion of arrays to tensors in shared memory."""
+    """Replace torch's conversion of arrays to tensors in shared memory."""
     return message

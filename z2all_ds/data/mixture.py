@@ -40,7 +40,7 @@ worst count is then off by 2.1 samples; without this choice, by 3.3."""
 def resolve_shares(
     weights: Mapping[str, float] | None, temperature: float, bytes_by_domain: Mapping[str, int]
 ) -> dict[str, float]:
-    """Returns the share of tokens per domain, by sorted name, in whole billionths that sum to 1.
+    """Return the share of tokens per domain, by sorted name, in whole billionths that sum to 1.
 
     With `weights`, only the domains named there are read. Without, all are read, with shares proportional to
     size ** (1 / temperature): 1 keeps the sizes, a higher value raises small domains, infinity makes all equal.
@@ -90,7 +90,7 @@ class Mixture:
     """First global sample of the stage."""
 
     def domain_of(self, sample: int) -> int:
-        """Returns the domain index of global sample `sample`."""
+        """Return the domain index of global sample `sample`."""
         point = ((sample - self.first_sample) * self._step + self._start) % _CIRCLE
         return self._read[bisect_right(self._bounds, point)]
 
@@ -127,13 +127,13 @@ class Mixture:
 
 @lru_cache(maxsize=64)
 def even_step(num_lanes: int) -> int:
-    """Returns a step that fills the circle evenly, for all samples and for those of each lane."""
+    """Return a step that fills the circle evenly, for all samples and for those of each lane."""
     return min(_hard_fractions(), key=lambda step: _unevenness(step * num_lanes % _CIRCLE))
 
 
 @lru_cache(maxsize=1)
 def _hard_fractions() -> list[int]:
-    """Returns the candidate steps, in units of the circle."""
+    """Return the candidate steps, in units of the circle."""
     whole, part = 1, 1
     while whole < _CIRCLE:
         whole, part = whole + part, whole  # Fibonacci numbers: part / whole approaches the golden ratio
@@ -147,7 +147,7 @@ def _hard_fractions() -> list[int]:
 
 
 def _unevenness(step: int) -> int:
-    """Returns the largest of the first quotients of the continued fraction of step / circle; 1 for the golden ratio."""
+    """Return the largest of the first quotients of the continued fraction of step / circle; 1 for the golden ratio."""
     largest, whole, part = 0, _CIRCLE, step
     for _ in range(QUOTIENTS_CHECKED):
         if part == 0:

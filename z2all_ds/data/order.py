@@ -55,13 +55,13 @@ class DomainOrder:
         return -(-self.num_documents // self.documents_per_block)
 
     def block_at(self, number: int) -> BlockRange:
-        """Returns block `number` >= 0 of the endless sequence: all blocks in epoch 0, all blocks in epoch 1, ..."""
+        """Return block `number` >= 0 of the endless sequence: all blocks in epoch 0, all blocks in epoch 1, ..."""
         epoch, position = divmod(number, self.num_blocks)
         first = permuted_index(position, self.num_blocks, self.seed, epoch, self.domain) * self.documents_per_block
         return BlockRange(epoch, first, min(first + self.documents_per_block, self.num_documents))
 
     def within(self, block: BlockRange) -> list[int]:
-        """Returns the numbers (from 0) of the block's documents in reading order."""
+        """Return the numbers (from 0) of the block's documents in reading order."""
         count = block.end - block.first
         if count == 1:
             return [0]
@@ -72,14 +72,14 @@ class DomainOrder:
 
 
 def documents_per_block(num_documents: int, num_bytes: int, num_lanes: int) -> int:
-    """Returns the block size for this domain and number of lanes."""
+    """Return the block size for this domain and number of lanes."""
     by_bytes = BLOCK_BYTES * num_documents // max(num_bytes, 1)
     by_lanes = num_documents // (BLOCKS_PER_LANE_AND_EPOCH * num_lanes)
     return max(1, min(by_bytes, by_lanes))
 
 
 def permuted_index(position: int, count: int, seed: int, epoch: int, domain: str) -> int:
-    """Returns which of `count` items is at `position` (0 to count - 1) in this epoch of this domain.
+    """Return which of `count` items is at `position` (0 to count - 1) in this epoch of this domain.
 
     The network works on pairs (left, right) in Z_a x Z_b with a * b slightly above `count`; adding a keyed function of
     one half to the other is a bijection of the pairs. A pair beyond `count` (fewer than `a` of them) is mapped again
@@ -102,13 +102,13 @@ def permuted_index(position: int, count: int, seed: int, epoch: int, domain: str
 
 @lru_cache(maxsize=4096)
 def keys(text: str, count: int) -> tuple[int, ...]:
-    """Returns `count` 64-bit keys. Every use passes a different `text`."""
+    """Return `count` 64-bit keys. Every use passes a different `text`."""
     digest = hashlib.blake2b(text.encode(), digest_size=8 * count, person=b"z2all-order-v2").digest()
     return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(count))
 
 
 def _mix(value: Any, key: int) -> Any:
-    """Hashes an int or a uint64 array with the finalizer of SplitMix64."""
+    """Hash an int or a uint64 array with the finalizer of SplitMix64."""
     mixed = (value + key) & _MASK_64
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64

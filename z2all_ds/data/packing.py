@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
 
 def make_batch(samples: Sequence[Sample], pin_memory: bool = False) -> Batch:
-    """Returns the columns of a batch; pinned ones are written in place, without a copy.
+    """Return the columns of a batch; pinned ones are written in place, without a copy.
 
     Positions start at 0 in each piece, also in the rest of a document that began in the sample before: attention cannot
     see that sample, so the model must not assume its context.
@@ -111,7 +111,7 @@ class CutPacker:
         self._number = 0  # of the current document in the run; `_documents` is at the first one of the run
 
     def next_sample(self, sequence_length: int, spans: list[DocumentSpan] | None = None) -> Sample:
-        """Returns the next sample; adds its document spans to `spans`."""
+        """Return the next sample; add its document spans to `spans`."""
         tokens = np.empty(sequence_length + 1, dtype=np.int32)
         lengths: list[int] = []
         filled, continues = 0, False
@@ -139,7 +139,7 @@ class CutPacker:
         return [documents.block, documents.position + self._number, self._used - begin]
 
     def _take(self, run: TokenRun, stop: int, lengths: list[int], spans: list[DocumentSpan] | None) -> bool:
-        """Adds the pieces up to `stop`; returns whether the last one ends within its document."""
+        """Add the pieces up to `stop`; return whether the last one ends within its document."""
         begin, number, ends = self._used, self._number, run.ends
         while begin < stop:
             end = min(ends[number], stop)
@@ -176,7 +176,7 @@ class BestFitPacker:
         self._bins: list[list[tuple[DocumentSpan, TokenArray]]] | None = None
 
     def next_sample(self, sequence_length: int, spans: list[DocumentSpan] | None = None) -> Sample:
-        """Returns the next sample; adds its document spans to `spans`."""
+        """Return the next sample; add its document spans to `spans`."""
         if self._bins is None:
             self._replay()
         if self._history and self._history[-1][0] != sequence_length:  # a stage with another length has begun
@@ -211,7 +211,7 @@ class BestFitPacker:
         self._bins = []
 
     def _make_bins(self, sequence_length: int) -> list[list[tuple[DocumentSpan, TokenArray]]]:
-        """Adds documents to the loose pieces up to a full group, cuts those that are too long, and packs all."""
+        """Add documents to the loose pieces up to a full group, cut those that are too long, and packs all."""
         entries, total = self._loose, sum(span.end - span.start for span, _ in self._loose)
         self._loose = []
         while total < SAMPLES_PER_GROUP * sequence_length:
@@ -246,9 +246,9 @@ class BestFitPacker:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Packs pieces of the given lengths (none above `capacity`) into bins by best-fit decreasing.
+    """Pack pieces of the given lengths (none above `capacity`) into bins by best-fit decreasing.
 
-    Returns the piece numbers of each bin, with bins and pieces in the order of the input: in packing order, the long
+    Return the piece numbers of each bin, with bins and pieces in the order of the input: in packing order, the long
     documents would come first and all lanes would begin with them.
 
     One integer has a bit for each amount of free space, so two integer operations find the fullest bin that fits.

@@ -53,13 +53,13 @@ class Prefetcher(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the thread and waits for it; drops the items made ahead."""
+        """End the thread and wait for it; drop the items made ahead."""
         self._stop_thread()
         self._end = self._end or _End(None)
 
 
 def _end_thread(thread: threading.Thread, permits: threading.Semaphore, stop: threading.Event) -> None:
-    """Ends the thread and waits: one inside a tokenizer while the interpreter shuts down can crash the process."""
+    """End the thread and wait: one inside a tokenizer while the interpreter shuts down can crash the process."""
     stop.set()
     permits.release()
     if thread is not threading.current_thread():  # the garbage collector may run this in any thread

@@ -11,7 +11,7 @@ from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
 
 def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
-    """Opens the run's tokenizer and checks that it fits the model."""
+    """Open the run's tokenizer and check that it fits the model."""
     if not run.data.tokenizer:
         raise ConfigError("data.tokenizer", "is not set", "Give its folder: data.tokenizer=PATH.")
     tokenizer = load_tokenizer(Path(run.data.tokenizer).expanduser())
@@ -25,12 +25,12 @@ def open_tokenizer(run: RunConfig) -> Z2allTokenizer:
 
 
 def corpus_location(corpus: str) -> str | Path:
-    """Returns a URL unchanged, anything else as a path."""
+    """Return a URL unchanged, anything else as a path."""
     return corpus if "://" in corpus else Path(corpus).expanduser()
 
 
 def stream_spec(run: RunConfig) -> StreamSpec:
-    """Returns the spec of the run's data stream."""
+    """Return the spec of the run's data stream."""
     if not run.data.corpus:
         raise ConfigError("data.corpus", "is not set", "Give its folder: data.corpus=PATH.")
     stages = [

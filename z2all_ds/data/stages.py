@@ -72,7 +72,7 @@ class Schedule:
         self._first_used = [stage.first_used for stage in self.stages]
 
     def stage_of(self, sample: int) -> Stage:
-        """Returns the stage of a global sample, also of a skipped one."""
+        """Return the stage of a global sample, also of a skipped one."""
         if len(self.stages) == 1:
             return self.stages[0]
         return self.stages[bisect_right(self._first_used, self.used_before(sample)) - 1]
@@ -81,11 +81,11 @@ class Schedule:
         return any(first <= sample < end for first, end in self.skip)
 
     def used_before(self, sample: int) -> int:
-        """Returns how many of the samples 0 to `sample` - 1 are used."""
+        """Return how many of the samples 0 to `sample` - 1 are used."""
         return sample - sum(min(end, sample) - first for first, end in self.skip if first < sample)
 
     def sample_after(self, used: int) -> int:
-        """Returns the number of the next sample after `used` of them were used."""
+        """Return the number of the next sample after `used` of them were used."""
         sample = used
         for first, end in self.skip:
             if first <= sample:
@@ -93,7 +93,7 @@ class Schedule:
         return sample
 
     def check_world_size(self, world_size: int) -> None:
-        """Checks that every skipped range and every stage begins and ends for all ranks at once."""
+        """Check that every skipped range and every stage begins and ends for all ranks at once."""
         for first, end in self.skip:
             if first % world_size or end % world_size:
                 wider = (first // world_size * world_size, -(-end // world_size) * world_size)
@@ -112,7 +112,7 @@ class Schedule:
 
 
 def merged_ranges(ranges: Sequence[SkipRange]) -> list[SkipRange]:
-    """Returns the ranges sorted and without overlap."""
+    """Return the ranges sorted and without overlap."""
     merged: list[SkipRange] = []
     for first, end in sorted((int(first), int(end)) for first, end in ranges):
         if not 0 <= first < end:

@@ -47,7 +47,7 @@ _EQUAL_ON_ALL_RANKS = ("position", *_NEVER_CHANGES, "domains", "stage", "skip")
 
 
 def merge_states(rank_states: Sequence[StreamState]) -> StreamState:
-    """Merges the states of all ranks after the same step into one state with all lanes."""
+    """Merge the states of all ranks after the same step into one state with all lanes."""
     first = rank_states[0]
     lanes: dict[str, LaneState] = {}
     for rank, state in enumerate(rank_states):
@@ -73,9 +73,9 @@ def check_lanes_present(lanes: Mapping[str, LaneState], wanted: Sequence[int]) -
 
 
 def resumed_lanes(saved: StreamState, here: StreamState, allow_data_change: bool) -> dict[int, LaneState]:
-    """Returns the saved cursors of the lanes in `here`, for the domains of `here`.
+    """Return the saved cursors of the lanes in `here`, for the domains of `here`.
 
-    `here` is the state that this run would have at the saved position. Reports all differences in one error. With
+    `here` is the state that this run would have at the saved position. Report all differences in one error. With
     `allow_data_change` the corpus and the mixture may differ: an unchanged domain continues, a new or changed one
     starts at its first document.
     """
@@ -112,7 +112,7 @@ def _check_same_data(saved: StreamState, here: StreamState, allow_data_change: b
 
 
 def _data_changes(saved: StreamState, here: StreamState) -> list[str]:
-    """Describes changes of the stage and of the domains that the run has read; later stages may add domains."""
+    """Describe changes of the stage and of the domains that the run has read; later stages may add domains."""
     lines = []
     for name in saved["stage"]["shares"]:
         before, now = saved["domains"][name], here["domains"].get(name)
@@ -130,7 +130,7 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any], names: Seque
 
 
 def check_world_size(position: int, num_lanes: int, world_size: int) -> None:
-    """Checks that a run stopped before sample `position` can continue with `world_size` ranks."""
+    """Check that a run stopped before sample `position` can continue with `world_size` ranks."""
     if position % world_size:
         allowed = divisors(math.gcd(position, num_lanes))
         raise DataError(

@@ -59,7 +59,7 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
         world_size: int = 1,
         documents: Documents | None = None,
     ) -> None:
-        """Opens the corpus, unless its `documents` are given."""
+        """Open the corpus, unless its `documents` are given."""
         spec.check_shape(rank, world_size)
         self.plan = DataPlan.open(spec, tokenizer, documents)
         self.plan.schedule.check_world_size(world_size)
@@ -83,7 +83,7 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
                     yield {name: column[0] for name, column in make_batch([produced.sample]).items()}
 
     def produce(self, worker: int = 0, num_workers: int = 1) -> Iterator[Produced | None]:
-        """Makes samples from the current state on, without changing it; `mark_consumed` does that, in the same order.
+        """Make samples from the current state on, without changing it; `mark_consumed` does that, in the same order.
 
         Worker w of n makes the samples of the rank's lanes number w, w + n, w + 2n, ... Taking one item of each worker
         in turn gives the rank's samples; None fills the turn of a worker that has no lane for it.
@@ -118,11 +118,11 @@ class PackedStream(IterableDataset[dict[str, torch.Tensor]]):
         return self._consumed_rank * self.world_size
 
     def state_dict(self) -> StreamState:
-        """Returns the state of this rank's lanes after its last consumed sample."""
+        """Return the state of this rank's lanes after its last consumed sample."""
         return self.plan.state_at(self.position, self._lane_states)
 
     def load_state_dict(self, state: StreamState, allow_data_change: bool = False) -> None:
-        """Continues from a merged state, or from this rank's own. An error leaves the stream unchanged."""
+        """Continue from a merged state, or from this rank's own. An error leaves the stream unchanged."""
         plan, lane_states = self.plan.resumed(state, list(self._lane_states), allow_data_change)
         check_world_size(state["position"], plan.spec.num_lanes, self.world_size)
         plan.schedule.check_world_size(self.world_size)

@@ -60,7 +60,7 @@ def trace_sample(
     states: Sequence[StreamState] = (),
     advance: Callable[[int], None] = lambda samples: None,
 ) -> SampleTrace:
-    """Traces global sample `sample`; calls `advance` with the number of samples passed."""
+    """Trace global sample `sample`; call `advance` with the number of samples passed."""
     if sample < 0:
         raise ConfigError(f"sample {sample}", "samples are numbered from 0", "Give a number from 0 on.")
     num_lanes = plan.spec.num_lanes
@@ -91,7 +91,7 @@ def trace_sample(
 
 
 def _nearest_lane(plan: DataPlan, sample: int, states: Sequence[StreamState]) -> tuple[int, DataPlan, Lane]:
-    """Returns position, plan and lane of the last state that is not after the sample."""
+    """Return position, plan and lane of the last state that is not after the sample."""
     number = sample % plan.spec.num_lanes
     position, lanes = 0, plan.fresh_lanes([number])
     before = [state for state in states if state["position"] <= sample]
@@ -106,7 +106,7 @@ def _nearest_lane(plan: DataPlan, sample: int, states: Sequence[StreamState]) ->
 
 
 def keep_state(folder: RunFolder, step: int, state: dict[str, Any], warn: Callable[[str], None]) -> None:
-    """Saves the data state of a checkpoint for traces; only warns on failure, as the checkpoint has it too."""
+    """Save the data state of a checkpoint for traces; only warns on failure, as the checkpoint has it too."""
     try:
         folder.data_states.mkdir(parents=True, exist_ok=True)
         write_whole(folder.data_states / f"step_{step:08d}.json", json.dumps(state))
@@ -115,14 +115,14 @@ def keep_state(folder: RunFolder, step: int, state: dict[str, Any], warn: Callab
 
 
 def drop_states_after(folder: RunFolder, step: int) -> None:
-    """Removes the states of steps that will be repeated, possibly with other data."""
+    """Remove the states of steps that will be repeated, possibly with other data."""
     for path in folder.data_states.glob("step_*.json"):
         if int(path.stem.removeprefix("step_")) > step:
             path.unlink()
 
 
 def trace_run(run_dir: Path, samples: Sequence[int], step: int | None = None) -> list[SampleTrace]:
-    """Traces global samples of a run, or all samples of one step (the first step is 1)."""
+    """Trace global samples of a run, or all samples of one step (the first step is 1)."""
     folder = RunFolder(run_dir.expanduser().resolve())
     if not folder.config.is_file():
         raise ConfigError(f"run folder {run_dir}", "it has no run.yaml", "Give the folder of a run that was started.")
@@ -139,7 +139,7 @@ def trace_run(run_dir: Path, samples: Sequence[int], step: int | None = None) ->
 
 
 def samples_of_step(run: RunConfig, plan: DataPlan, step: int) -> list[int]:
-    """Returns the numbers of the global samples that a step consumes."""
+    """Return the numbers of the global samples that a step consumes."""
     if not 1 <= step <= run.train.steps:
         raise ConfigError(f"step {step}", f"the run has steps 1 to {run.train.steps}", "Give one of these.")
     stages = run_stages(run)
@@ -149,7 +149,7 @@ def samples_of_step(run: RunConfig, plan: DataPlan, step: int) -> list[int]:
 
 
 def describe(traces: Sequence[SampleTrace], tokenizer: Z2allTokenizer) -> Iterator[str]:
-    """Yields a line per sample, and one per document with its location and the beginning of its text."""
+    """Yield a line per sample, and one per document with its location and the beginning of its text."""
     for trace in traces:
         skipped = ", skipped" if trace.skipped else ""
         yield f"sample {trace.sample}: domain {trace.domain}, stage {trace.stage}, lane {trace.lane}{skipped}"
@@ -169,7 +169,7 @@ def tokenizer_of(run_dir: Path) -> Z2allTokenizer:
 
 
 def _states(folder: RunFolder) -> list[StreamState]:
-    """Returns the states of all checkpoints, including deleted ones."""
+    """Return the states of all checkpoints, including deleted ones."""
     files = [*folder.data_states.glob("step_*.json"), *folder.checkpoints.glob("step_*/data_state.json")]
     found = [cast(StreamState, json.loads(file.read_text(encoding="utf-8"))) for file in sorted(files)]
     return list({state["position"]: state for state in found}.values())

@@ -12,7 +12,7 @@ EXIT, NEW = "/exit", "/new"
 
 
 def converse(generator: Generator) -> None:
-    """Runs until /exit or Ctrl-D. Ctrl-C ends the current answer; its text so far stays in the conversation."""
+    """Run until /exit or Ctrl-D. Ctrl-C ends the current answer; its text so far stays in the conversation."""
     import readline  # noqa: F401 - adds editing and history to `input`
 
     mode = "a conversation (/new starts over)" if generator.is_chat else "each line is continued on its own"
@@ -27,7 +27,7 @@ def converse(generator: Generator) -> None:
 
 
 def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None:
-    """Returns the conversation after one more line; None at its end."""
+    """Return the conversation after one more line; None at its end."""
     try:
         line = input("> ").strip()
     except EOFError:
@@ -46,7 +46,7 @@ def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None
 
 
 def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
-    """Returns the conversation with the new answer."""
+    """Return the conversation with the new answer."""
     asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
     ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
     pieces: list[str] = []

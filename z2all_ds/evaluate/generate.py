@@ -61,13 +61,13 @@ class Sampling:
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Returns the text before the first stop string, and whether there was one."""
+    """Return the text before the first stop string, and whether there was one."""
     found = [start for start in map(text.find, stops) if start >= 0]
     return (text[: min(found)], True) if found else (text, False)
 
 
 def stable_part(text: str, stops: Sequence[str]) -> str:
-    """Returns the text without the end that the next token may change: half a character, or the start of a stop."""
+    """Return the text without the end that the next token may change: half a character, or the start of a stop."""
     text = text.rstrip(INCOMPLETE)
     for length in range(max(map(len, stops), default=0), 0, -1):
         if any(len(stop) > length and text.endswith(stop[:length]) for stop in stops):
@@ -85,7 +85,7 @@ class TextStream:
         self._has_prompt = False
 
     def put(self, value: Any) -> None:
-        """Receives first the prompt, then token by token."""
+        """Receive first the prompt, then token by token."""
         if not self._has_prompt:
             self._has_prompt = True
             return
@@ -167,7 +167,7 @@ class Generator:
         return plain_ids(self.loaded.tokenizer, prompt)
 
     def answer_all(self, prompts: Sequence[str], batch: int = 8, num: int = 1) -> Iterator[Answer]:
-        """Yields `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first.
+        """Yield `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first.
 
         A prompt without room for all new tokens is generated separately, or it would limit the others of its batch.
         """
@@ -183,7 +183,7 @@ class Generator:
                     yield Answer(prompt, text, finish, len(new), sample)
 
     def stream(self, prompt: str, write: Write, ids: list[int] | None = None) -> Answer:
-        """Returns one answer; writes its text as it is generated. `ids`: of a whole conversation that ends with it."""
+        """Return one answer; write its text as it is generated. `ids`: of a whole conversation that ends with it."""
         ids = self._fitting(ids or self.ids_of(prompt))
         stream = TextStream(lambda new: self._text(ids, self._before_end(new)), self.sampling.stop, write)
         (new,) = self._generate([ids], stream)
@@ -206,7 +206,7 @@ class Generator:
         return self.loaded.max_tokens - len(ids)
 
     def _generate(self, rows: list[list[int]], stream: TextStream | None = None) -> list[list[int]]:
-        """Returns the new tokens of each row, including its end token."""
+        """Return the new tokens of each row, including its end token."""
         from transformers import StoppingCriteriaList
 
         if not self._seeded:
@@ -229,7 +229,7 @@ class Generator:
         return [self._before_end(ids[: stop.stopped_at.get(row)], keep_end=True) for row, ids in new]
 
     def _config(self, max_new_tokens: int) -> Any:
-        """Returns the config; options not set are off, since the model's own config has only ids (see loading)."""
+        """Return the config; options not set are off, since the model's own config has only ids (see loading)."""
         from transformers import GenerationConfig
 
         how, choice = self.sampling, {}
@@ -256,7 +256,7 @@ class Generator:
         return text, STOPPED if is_stopped else ENDED if last in self._ends else CUT
 
     def _text(self, prompt_ids: list[int], new: list[int]) -> str:
-        """Decodes together with the prompt, or some tokenizers would lose a leading space."""
+        """Decode together with the prompt, or some tokenizers would lose a leading space."""
         before: str = self.loaded.tokenizer.decode(prompt_ids, skip_special_tokens=True)
         whole: str = self.loaded.tokenizer.decode([*prompt_ids, *new], skip_special_tokens=True)
         if whole.startswith(before):

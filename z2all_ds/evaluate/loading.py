@@ -55,7 +55,7 @@ class LoadedModel:
         return longest
 
     def require_token(self, largest: int) -> None:
-        """Raises if the model has no row for this token: the tokenizer belongs to another model."""
+        """Raise if the model has no row for this token: the tokenizer belongs to another model."""
         rows = self.model.get_input_embeddings().num_embeddings
         if largest >= rows:
             raise DataError(f"token {largest}", f"{self.label} has only {rows}", "Use the tokenizer of this model.")
@@ -64,7 +64,7 @@ class LoadedModel:
 def load_model(
     path: str | Path, dtype: str = AUTO, device: torch.device | None = None, quiet: bool = False
 ) -> LoadedModel:
-    """Loads a model onto `device` (default: a GPU if available). `dtype`: auto, fp32, bf16 or fp16."""
+    """Load a model onto `device` (default: a GPU if available). `dtype`: auto, fp32, bf16 or fp16."""
     path = Path(path).expanduser()
     device = device or best_device()
     torch_dtype = _dtype(dtype, device)
@@ -116,7 +116,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
 
 
 def _require_weights(folder: Path, report: dict[str, Any]) -> None:
-    """Refuses missing or mismatched weights, which transformers fills with random numbers. Tied weights are fine."""
+    """Refuse missing or mismatched weights, which transformers fills with random numbers. Tied weights are fine."""
     wrong = dict.fromkeys(report["missing_keys"], "is missing")
     wrong |= {key: f"has the shape {list(is_)}, not {list(wanted)}" for key, is_, wanted in report["mismatched_keys"]}
     if wrong:
@@ -126,7 +126,7 @@ def _require_weights(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _bare_generation_config(found: Any) -> Any:
-    """Returns a config with the token ids only: transformers would apply anything else in the folder's config (beams,
+    """Return a config with the token ids only: transformers would apply anything else in the folder's config (beams,
     penalties, stop strings) by default, and greedy would not be greedy."""
     from transformers import GenerationConfig
 
@@ -169,7 +169,7 @@ def _load_checkpoint(path: Path, dtype: torch.dtype, device: torch.device, quiet
 
 
 def _filled_llama(config: Any, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Fills a Llama, some megabytes at a time: there is never a second copy of the weights."""
+    """Fill a Llama, some megabytes at a time: there is never a second copy of the weights."""
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

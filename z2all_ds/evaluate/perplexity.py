@@ -70,7 +70,7 @@ class ModelPerplexity:
 def measure_perplexity(
     models: Iterable[str | Path], settings: PerplexitySettings, ranks: int = 1
 ) -> list[ModelPerplexity]:
-    """Measures the models one after the other."""
+    """Measure the models one after the other."""
     for name, value in (("batch", settings.batch), ("ranks", ranks)):
         if value < 1:
             raise ConfigError(f"{name}={value}", "must be at least 1", "Use a larger number.")
@@ -98,7 +98,7 @@ def _measure(model: str, settings: PerplexitySettings, ranks: int) -> ModelPerpl
 
 
 def _exp(nats: float | None) -> float | None:
-    """Returns exp(nats); None if a float cannot represent it."""
+    """Return exp(nats); None if a float cannot represent it."""
     return None if nats is None or nats > math.log(1e300) else math.exp(nats)
 
 
@@ -106,7 +106,7 @@ def _exp(nats: float | None) -> float | None:
 
 
 def measure_in_ranks(model: str, settings: PerplexitySettings, ranks: int, advance: Advance) -> list[RankResult]:
-    """Measures in one process per rank. The failure of a rank ends all of them, and none outlives this function."""
+    """Measure in one process per rank. The failure of a rank ends all of them, and none outlives this function."""
     gpus = torch.cuda.device_count()
     if gpus and ranks > gpus:
         raise ConfigError(f"ranks={ranks}", f"there are {gpus} GPUs, and each rank needs one", "Use fewer ranks.")
@@ -151,7 +151,7 @@ def _results(processes: Sequence[JsonProcess], advance: Advance) -> list[RankRes
 
 
 def describe(measured: list[ModelPerplexity]) -> Shown:
-    """Yields a table with one row per domain and model, the rows over all domains last, and one line per model."""
+    """Yield a table with one row per domain and model, the rows over all domains last, and one line per model."""
     several = len(measured) > 1
     by_domain = list(zip(*(one.domains for one in measured), strict=True))
     if len(by_domain) > 1:
@@ -184,7 +184,7 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def _method(one: ModelPerplexity) -> str:
-    """Returns how the figures were measured: figures of different methods are not comparable."""
+    """Return how the figures were measured: figures of different methods are not comparable."""
     if one.stride is None:
         windows = f"packed in windows of {one.window} tokens"
     else:

@@ -79,7 +79,7 @@ def measure_share(
     ranks: int,
     advance: Callable[[float], None],
 ) -> RankResult:
-    """Measures the share of one rank: its documents or, if packed, its windows of the whole sequence."""
+    """Measure the share of one rank: its documents or, if packed, its windows of the whole sequence."""
     cut = window_settings(
         loaded.tokenizer, loaded.known_max_tokens, settings.window, settings.stride, settings.packed, settings.bos
     )
@@ -113,7 +113,7 @@ def _separate(
 def _packed(
     loaded: LoadedModel, domain: TextDomain, cut: WindowSettings, sums: Sums, rank: int, ranks: int
 ) -> Iterator[Window]:
-    """Yields windows: every rank reads all documents, since a window begins where the previous one ends."""
+    """Yield windows: every rank reads all documents, since a window begins where the previous one ends."""
 
     def documents() -> Iterator[list[int]]:
         for number, text in enumerate(domain.read(0, 1)):
@@ -130,7 +130,7 @@ def _packed(
 
 
 def main() -> None:
-    """Runs one rank as a process."""
+    """Run one rank as a process."""
     follow_owner()
     request = next(read_messages(sys.stdin))
     rank, ranks, settings = request["rank"], request["ranks"], PerplexitySettings(**request["settings"])

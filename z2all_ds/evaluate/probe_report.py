@@ -52,7 +52,7 @@ class ProbeResults:
 
 
 def failed_probes(results: ProbeResults) -> list[str]:
-    """Returns the probes that the last checkpoint of any model failed."""
+    """Return the probes that the last checkpoint of any model failed."""
     failed = [name for series in results.series for name, is_met in series[-1].passed.items() if not is_met]
     return list(dict.fromkeys(failed))
 
@@ -60,7 +60,7 @@ def failed_probes(results: ProbeResults) -> list[str]:
 def file_content(
     file: str, probes: Sequence[Probe], series: Sequence[ModelAnswers], with_details: bool = False
 ) -> dict[str, Any]:
-    """Returns the probes and one row per checkpoint, as stored in a run folder."""
+    """Return the probes and one row per checkpoint, as stored in a run folder."""
     rows: list[dict[str, Any]] = []
     for one in series:
         values = plain({name: answer.value for name, answer in one.answers.items()})
@@ -75,7 +75,7 @@ class StoredAnswers:
     """The file with a run's answers to the probes of one file. Rows remain when their checkpoints are deleted."""
 
     def __init__(self, run: Path, file: str, probes: Sequence[Probe]) -> None:
-        """Reads earlier rows. Raises if they belong to a different probe file of the same name."""
+        """Read earlier rows. Raise if they belong to a different probe file of the same name."""
         self._file, self._probes = file, probes
         self._path = RunFolder(run).evaluations / f"probes_{Path(file).stem}.json"
         earlier = _read_json(self._path)
@@ -90,7 +90,7 @@ class StoredAnswers:
         say(f"{self._path.name} starts over: the probes of {file} have changed")
 
     def write(self, series: Sequence[ModelAnswers]) -> None:
-        """Writes the answers, together with the rows of steps whose checkpoints no longer exist."""
+        """Write the answers, together with the rows of steps whose checkpoints no longer exist."""
         content = file_content(self._file, self._probes, series)
         rows = {row["step"]: row for row in [*self._rows, *content["rows"]] if isinstance(row.get("step"), int)}
         content["rows"] = [rows[step] for step in sorted(rows)]
@@ -99,7 +99,7 @@ class StoredAnswers:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Returns the content; empty if the file is missing or unreadable."""
+    """Return the content; empty if the file is missing or unreadable."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -108,12 +108,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def content_of(results: ProbeResults) -> list[dict[str, Any]]:
-    """Returns the content of the files with the details of every answer, for JSON."""
+    """Return the content of the files with the details of every answer, for JSON."""
     return [file_content(results.file, results.probes, series, with_details=True) for series in results.series]
 
 
 def describe(results: ProbeResults) -> Shown:
-    """Yields a table and a summary line for each model or run."""
+    """Yield a table and a summary line for each model or run."""
     for series in results.series:
         count = min(len(series), MAX_COLUMNS)
         shown = [series[round(number * (len(series) - 1) / max(count - 1, 1))] for number in range(count)]

@@ -64,7 +64,7 @@ class Reading:
 def encode_probes(
     probes: Sequence[Probe], tokenizer: Tokenizer, before: Sequence[int], max_tokens: int
 ) -> list[EncodedProbe]:
-    """Returns the rows of probes. `before`: ids that begin every text, usually none. Rows over `max_tokens` raise."""
+    """Return the rows of probes. `before`: ids that begin every text, usually none. Rows over `max_tokens` raise."""
     encoded = [EncodedProbe(probe, _rows(probe, tokenizer, tuple(before))) for probe in probes]
     for one in encoded:
         longest = max(len(row.ids) for row in one.rows)
@@ -78,7 +78,7 @@ def encode_probes(
 
 
 def read_value(one: EncodedProbe, log_probabilities: Sequence[Sequence[float]]) -> Reading:
-    """Computes the value from the scored tokens' log-probabilities, row by row."""
+    """Compute the value from the scored tokens' log-probabilities, row by row."""
     sums = [math.fsum(of_row) for of_row in log_probabilities]
     tokens = [len(of_row) for of_row in log_probabilities]
     if isinstance(one.probe, SentenceProbe):
@@ -102,7 +102,7 @@ def expectations_met(values: dict[str, float], probes: Sequence[Probe], step: in
 
 
 def summary_line(passed: dict[str, bool], num_probes: int) -> str:
-    """Returns the summary for the log."""
+    """Return the summary for the log."""
     failed = [name for name, is_met in passed.items() if not is_met]
     if not passed:
         return f"{num_probes} measured, none judged"
@@ -136,7 +136,7 @@ def _row(prompt: str, text: str, tokenizer: Tokenizer, before: tuple[int, ...]) 
 
 
 def _encode_inside(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns tokens of a text in the middle of another: at a beginning, SentencePiece-like tokenizers add a space."""
+    """Return tokens of a text in the middle of another: at a beginning, SentencePiece-like tokenizers add a space."""
     for mark in MARKS:
         mark_ids, ids = tokenizer.encode(mark), tokenizer.encode(mark + text)
         is_kept = mark in tokenizer.decode(mark_ids)  # some replace or drop a line break

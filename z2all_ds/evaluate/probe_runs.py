@@ -43,7 +43,7 @@ class PlainTokenizer:
 
 
 def run_probes(paths: Iterable[Path], file: str | None, all_checkpoints: bool, dtype: str, batch: int) -> ProbeResults:
-    """Evaluates the models one after the other, one in memory at a time. Results of a run are stored in its folder."""
+    """Evaluate the models one after the other, one in memory at a time. Results of a run are stored in its folder."""
     paths = [path.expanduser() for path in paths]
     models = [_models(path, all_checkpoints) for path in paths]
     file = file or next(filter(None, map(_configured_file, paths)), DEFAULT_FILE)
@@ -73,7 +73,7 @@ def run_probes(paths: Iterable[Path], file: str | None, all_checkpoints: bool, d
 
 
 def ask_model(loaded: LoadedModel, probes: Sequence[Probe], batch: int) -> ModelAnswers:
-    """Returns the answers of one model; `batch` texts are processed at a time."""
+    """Return the answers of one model; `batch` texts are processed at a time."""
     tokenizer = PlainTokenizer(loaded.tokenizer)
     encoded = encode_probes(probes, tokenizer, tokenizer.begin_ids, loaded.max_tokens)
     windows = [
@@ -98,7 +98,7 @@ def ask_model(loaded: LoadedModel, probes: Sequence[Probe], batch: int) -> Model
 
 
 def has_form(probe: FormatProbe, answer: str) -> bool:
-    """Returns whether the greedy answer has the required form; text after the form does not matter."""
+    """Return whether the greedy answer has the required form; text after the form does not matter."""
     if probe.matches is not None and not re.match(probe.matches, answer):
         return False
     if not probe.as_json:
@@ -111,7 +111,7 @@ def has_form(probe: FormatProbe, answer: str) -> bool:
 
 
 def _passed(probe: Probe, value: float, step: int | None, form_kept: bool | None) -> bool | None:
-    """Returns whether the probe is met; None if nothing is expected, or not yet."""
+    """Return whether the probe is met; None if nothing is expected, or not yet."""
     if step is not None and step < probe.from_step:
         return None
     if not probe.is_judged(step):
@@ -136,7 +136,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _models(path: Path, all_checkpoints: bool) -> list[Path]:
-    """Returns all checkpoints of a run folder if requested; else the path itself, as `load_model` opens the newest."""
+    """Return all checkpoints of a run folder if requested; else the path itself, as `load_model` opens the newest."""
     if not all_checkpoints or not _is_run(path):
         return [path]
     checkpoints = step_folders(RunFolder(path).checkpoints)
@@ -146,7 +146,7 @@ def _models(path: Path, all_checkpoints: bool) -> list[Path]:
 
 
 def _configured_file(path: Path) -> str:
-    """Returns the probe file in the config of this run folder or checkpoint; '' if there is none."""
+    """Return the probe file in the config of this run folder or checkpoint; '' if there is none."""
     root = path.resolve().parent.parent if is_step_name(path.resolve().name) else path
     config = RunFolder(root).config
     return load_run_config(str(config)).probes.file if config.is_file() else ""

@@ -91,12 +91,12 @@ class Probe(Section):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def is_judged(self, step: int | None) -> bool:
-        """Returns whether there is an expectation at this step; a model without a known step counts as finished."""
+        """Return whether there is an expectation at this step; a model without a known step counts as finished."""
         is_asked = self.at_least is not None or self.at_most is not None
         return is_asked and (step is None or step >= self.from_step)
 
     def is_met(self, value: float) -> bool:
-        """Returns whether the value meets the expectation; NaN does not."""
+        """Return whether the value meets the expectation; NaN does not."""
         enough = self.at_least is None or value >= self.at_least
         return enough and (self.at_most is None or value <= self.at_most)
 
@@ -184,7 +184,7 @@ KINDS: tuple[type[Probe], ...] = (CompletionProbe, SentenceProbe, CompareProbe, 
 
 
 def load_probes(wanted: str) -> list[Probe]:
-    """Loads probes from a file, or from the shipped file of that name."""
+    """Load probes from a file, or from the shipped file of that name."""
     path = find_named_file(wanted, "probes", "probes", ".yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

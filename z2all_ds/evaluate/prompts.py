@@ -42,7 +42,7 @@ ANSWER_FIELDS = tuple(field.name for field in fields(Answer) if field.name != "p
 
 
 def require_unicode(text: str, where: str) -> None:
-    """Refuses lone surrogates. They come from invalid UTF-8 on a command line or terminal, or from JSON escapes; no
+    """Refuse lone surrogates. They come from invalid UTF-8 on a command line or terminal, or from JSON escapes; no
     tokenizer accepts them, and no file can be written with them."""
     if has_lone_surrogate(text):
         raise DataError(where, "not UTF-8, or half a surrogate pair", "Use valid Unicode.")
@@ -52,7 +52,7 @@ def require_unicode(text: str, where: str) -> None:
 
 
 def is_chat(tokenizer: Any, asked: bool | None) -> bool:
-    """Returns whether prompts are messages. `asked`: None lets the tokenizer decide."""
+    """Return whether prompts are messages. `asked`: None lets the tokenizer decide."""
     template = getattr(tokenizer, "chat_template", None)
     if asked and not template:
         raise ConfigError("--chat", "the tokenizer has no chat template", "Omit it.")
@@ -60,7 +60,7 @@ def is_chat(tokenizer: Any, asked: bool | None) -> bool:
 
 
 def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """Encodes a text with a begin-of-text token if the tokenizer adds one by default; never with an end token."""
+    """Encode a text with a begin-of-text token if the tokenizer adds one by default; never with an end token."""
     if not prompt:
         raise ConfigError("an empty prompt", "must have at least one character", "Enter text to continue.")
     require_unicode(prompt, "a prompt")
@@ -70,7 +70,7 @@ def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """Returns the ids of the conversation so far and the beginning of the answer."""
+    """Return the ids of the conversation so far and the beginning of the answer."""
     text = _render(tokenizer, messages, add_generation_prompt=True)
     require_unicode(text, "a message")
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)
@@ -79,7 +79,7 @@ def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Returns the control token that the template puts after an answer; it ends an answer whatever the config says."""
+    """Return the control token that the template puts after an answer; it ends an answer whatever the config says."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE_ANSWER}]
     try:
         _, found, after = _render(tokenizer, messages, add_generation_prompt=False).rpartition(_PROBE_ANSWER)
@@ -103,7 +103,7 @@ def _render(tokenizer: Any, messages: list[Message], add_generation_prompt: bool
 
 
 def read_prompts(file: str) -> list[Record]:
-    """Reads one prompt per line or, from a .jsonl file, one object with a `prompt` per line; `-`: lines of stdin. Empty
+    """Read one prompt per line or, from a .jsonl file, one object with a `prompt` per line; `-`: lines of stdin. Empty
     lines are skipped."""
     path = Path(file).expanduser()
     text = read_stdin() if file == STDIN else _read(path)
@@ -116,7 +116,7 @@ def read_prompts(file: str) -> list[Record]:
 
 
 def read_stdin() -> str:
-    """Returns all of stdin; refuses invalid UTF-8."""
+    """Return all of stdin; refuse invalid UTF-8."""
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:
@@ -148,12 +148,12 @@ def _record(line: str, where: str) -> Record:
 
 
 def with_answers(records: list[Record], answers: list[Answer], num: int) -> list[Record]:
-    """Returns the answers, each with the other fields of its prompt's record."""
+    """Return the answers, each with the other fields of its prompt's record."""
     return [{**records[index // num], **asdict(answer)} for index, answer in enumerate(answers)]
 
 
 def require_writable(out: Path) -> None:
-    """Checks before the evaluation that the file can be written, so that no result is lost at the end."""
+    """Check before the evaluation that the file can be written, so that no result is lost at the end."""
     if out.is_dir():
         raise ConfigError(f"--out {out}", "is a folder", "Use a file in it.")
     make_folder(out.parent)
@@ -163,6 +163,6 @@ def require_writable(out: Path) -> None:
 
 
 def write_answers(out: Path, found: list[Record]) -> None:
-    """Writes the file atomically."""
+    """Write the file atomically."""
     with explain_disk_errors(out.parent):
         write_whole(out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))

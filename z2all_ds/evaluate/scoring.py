@@ -20,7 +20,7 @@ PLAIN_HEADS = ("llama", "z2all", "mistral", "qwen2", "qwen3")
 
 
 def score(loaded: LoadedModel, windows: Iterable[Window], batch: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields each window's index and the losses of its counted tokens (nats, fp64), not in the order of the windows.
+    """Yield each window's index and the losses of its counted tokens (nats, fp64), not in the order of the windows.
 
     Padding is masked, so the batch size affects only rounding.
     """
@@ -51,7 +51,7 @@ def _losses(loaded: LoadedModel, windows: Sequence[Window]) -> tuple[Tensor, ...
 
 
 def _logits(model: Any, inputs: dict[str, Any], wanted_BT: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields logits of the wanted positions with their targets, some at a time."""
+    """Yield logits of the wanted positions with their targets, some at a time."""
     at_a_time = max(1, LOGITS_AT_A_TIME // model.get_output_embeddings().weight.shape[0])
     if model.config.model_type in PLAIN_HEADS:
         hidden_ND = model.base_model(**inputs).last_hidden_state[wanted_BT]

@@ -36,7 +36,7 @@ class TextDomain:
 
 
 def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
-    """Opens `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
+    """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
     if documents is not None and documents < 0:
         raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Use a larger number.")
     path = Path(data).expanduser()
@@ -61,7 +61,7 @@ def _shuffled(reader: DomainReader, count: int, rank: int, ranks: int) -> Iterat
 
 
 def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Groups files: those with the same name, or in folders of the same name, are one domain."""
+    """Group files: those with the same name, or in folders of the same name, are one domain."""
     domains: dict[str, list[Path]] = {}
     for file in files:
         source = file.parent if file.suffix == ".txt" else file.with_suffix("")

@@ -57,7 +57,7 @@ class Document:
 def window_settings(
     tokenizer: Any, max_tokens: int | None, window: int | None, stride: int | None, packed: bool, bos: str
 ) -> WindowSettings:
-    """Checks the options and fills in defaults. `max_tokens`: None if the model's config does not state it."""
+    """Check the options and fill in defaults. `max_tokens`: None if the model's config does not state it."""
     if window is not None and not 2 <= window <= (max_tokens or window):
         rule = f"must be from 2 to the model's maximum, {max_tokens}" if max_tokens else "must be at least 2"
         raise ConfigError(f"window={window}", rule, "Change it, or omit it.")
@@ -77,7 +77,7 @@ def window_settings(
 
 
 def bos_id_of(tokenizer: Any, bos: str) -> int | None:
-    """Returns the begin-of-text id or None. `auto`: if the tokenizer adds it by default, as trained with the model."""
+    """Return the begin-of-text id or None. `auto`: if the tokenizer adds it by default, as trained with the model."""
     if bos not in (AUTO, YES, NO):
         raise ConfigError(f"bos={bos}", "no such choice", f"Known: {AUTO}, {YES}, {NO}.")
     bos_id: int | None = tokenizer.bos_token_id
@@ -88,7 +88,7 @@ def bos_id_of(tokenizer: Any, bos: str) -> int | None:
 
 
 def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
-    """Tokenizes; control tokens spelled out in the text are plain text. `first_counts`: the first token has context."""
+    """Tokenize; control tokens spelled out in the text are plain text. `first_counts`: the first token has context."""
     encoded = tokenizer(
         text,
         add_special_tokens=False,
@@ -105,7 +105,7 @@ def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
 
 
 def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]], str]) -> int:
-    """Returns the bytes of the text after its first token, which may end inside a character."""
+    """Return the bytes of the text after its first token, which may end inside a character."""
     num_bytes = len(text.encode())
     first = decode(list(ids[:1]))
     if BROKEN not in first and text.startswith(first):
@@ -116,7 +116,7 @@ def bytes_after_first(text: str, ids: Sequence[int], decode: Callable[[list[int]
 
 
 def document_windows(ids: list[int], cut: WindowSettings) -> Iterator[Window]:
-    """Yields the windows of one document."""
+    """Yield the windows of one document."""
     ids = ids if cut.bos_id is None else [cut.bos_id, *ids]
     done = 1
     for begin in range(0, len(ids), cut.stride):
@@ -129,7 +129,7 @@ def document_windows(ids: list[int], cut: WindowSettings) -> Iterator[Window]:
 
 
 def packed_windows(documents: Iterable[list[int]], cut: WindowSettings) -> Iterator[Window]:
-    """Yields the windows of all documents of a domain. A window's last token is the first input of the next."""
+    """Yield the windows of all documents of a domain. A window's last token is the first input of the next."""
     row: list[int] = []
     is_text: list[bool] = []
     assert cut.eos_id is not None

@@ -15,7 +15,7 @@ UNFINISHED, REPLACED = ".exporting", ".replaced"
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `out` and renames it to `out` at the end; deletes it on an error or Ctrl-C.
+    """Yield a temporary folder next to `out` and rename it to `out` at the end; delete it on an error or Ctrl-C.
 
     A killed process leaves its temporary folder without the lock. The next call with the same parent deletes it.
     """
@@ -32,7 +32,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 
 def _delete_leftovers(parent: Path) -> None:
-    """Deletes the folders of killed processes; a folder in use is locked and stays."""
+    """Delete the folders of killed processes; a folder in use is locked and stays."""
     for folder in [*parent.glob(f".*{UNFINISHED}"), *parent.glob(f".*{REPLACED}")]:
         with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
             shutil.rmtree(folder, ignore_errors=True)
@@ -49,7 +49,7 @@ def _locked(folder: Path, flags: int = 0) -> Iterator[None]:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    """Replaces `out` by two renames: for an instant it does not exist, but it is never incomplete."""
+    """Replace `out` by two renames: for an instant it does not exist, but it is never incomplete."""
     old = temporary.with_suffix(REPLACED)
     if out.exists():
         out.rename(old)

@@ -51,7 +51,7 @@ class BackgroundExport:
         return self._folder.root / "logs" / "export.log"
 
     def start(self, checkpoint: Path) -> str:
-        """Exports a checkpoint to the run's exports/, now or after the running export. Returns a line for the log."""
+        """Export a checkpoint to the run's exports/, now or after the running export. Return a line for the log."""
         request = _Request(checkpoint, ExitStack())
         try:
             request.hold.enter_context(held(checkpoint))
@@ -67,13 +67,13 @@ class BackgroundExport:
         return f"{line} and replaces {replaced.checkpoint.name}"
 
     def poll(self) -> list[str]:
-        """Returns log lines about an export that has ended, and starts the waiting one. Does not block."""
+        """Return log lines about an export that has ended, and start the waiting one. Does not block."""
         if self._running is None or self._running.process.poll() is None:
             return []
         return self._next()
 
     def finish(self) -> list[str]:
-        """Waits for the running and the waiting export. Returns log lines."""
+        """Wait for the running and the waiting export. Return log lines."""
         lines: list[str] = []
         while self._running is not None:
             self._running.process.wait()
@@ -81,7 +81,7 @@ class BackgroundExport:
         return lines
 
     def close(self) -> None:
-        """Ends the running export and drops the waiting one."""
+        """End the running export and drop the waiting one."""
         waiting, self._waiting = self._waiting, None
         running, self._running = self._running, None
         if waiting is not None:

@@ -17,7 +17,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def layerwise_logits(model: Any, read: Read, texts: list[list[int]]) -> Iterator[Tensor]:
-    """Yields the logits [T, V] of each text, for a Llama-structure model built under `torch.device("meta")`.
+    """Yield the logits [T, V] of each text, for a Llama-structure model built under `torch.device("meta")`.
 
     All texts are processed together, so that each weight is read once. Shorter texts are padded on the right, where
     causal attention hides the padding.

@@ -42,7 +42,7 @@ def model_card(
     parameters: int,
     verdict: Verdict,
 ) -> str:
-    """Returns the content of the file."""
+    """Return the content of the file."""
     # Later records do not belong to this model; after a rollback, steps are repeated.
     records = list(takewhile(lambda record: record["step"] <= checkpoint.step, read_records(folder.metrics)))
     facts = {
@@ -66,7 +66,7 @@ def model_card(
 
 
 def _run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: int) -> dict[str, str]:
-    """Returns figures of the config and the checkpoint."""
+    """Return figures of the config and the checkpoint."""
     stages = run_stages(run)
     # The stage of the last completed step: a checkpoint at a boundary belongs to the stage that ended there.
     stage = stage_at(stages, max(checkpoint.step - 1, 0))
@@ -93,7 +93,7 @@ def _run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: i
 
 
 def _speed(folder: RunFolder, records: list[dict[str, Any]]) -> dict[str, str]:
-    """Returns figures of metrics.jsonl and events.jsonl up to the checkpoint's step."""
+    """Return figures of metrics.jsonl and events.jsonl up to the checkpoint's step."""
     facts = {}
     if rates := [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]:
         facts["tokens/s (median)"] = f"{median(rates):,.0f}"
@@ -109,7 +109,7 @@ def _speed(folder: RunFolder, records: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _environment(folder: RunFolder) -> dict[str, str]:
-    """Returns optimizer, device and versions from environment.json."""
+    """Return optimizer, device and versions from environment.json."""
     if not folder.environment.is_file():
         return {}
     found: dict[str, Any] = json.loads(folder.environment.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def _environment(folder: RunFolder) -> dict[str, str]:
 
 
 def _loss_table(records: list[dict[str, Any]]) -> str:
-    """Returns the last training and validation losses, overall and per domain; empty if there are none."""
+    """Return the last training and validation losses, overall and per domain; empty if there are none."""
     last: dict[str, float] = {}
     for record in records:
         last |= {key: value for key, value in record.items() if isinstance(value, float)}

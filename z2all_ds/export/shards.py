@@ -41,7 +41,7 @@ class Part:
 
 
 def exported_parts(shapes: Mapping[str, Iterable[int]], config: LlamaConfig) -> list[Part]:
-    """Returns the tensors of an export, under Llama's names and in the model's order."""
+    """Return the tensors of an export, under Llama's names and in the model's order."""
     parts = []
     for parameter, shape in shapes.items():
         if parameter == HEAD and config.tie_word_embeddings:
@@ -54,7 +54,7 @@ def exported_parts(shapes: Mapping[str, Iterable[int]], config: LlamaConfig) -> 
 
 
 def plan_shards(parts: Iterable[Part], dtype: torch.dtype, max_shard_bytes: int) -> dict[str, list[Part]]:
-    """Returns the tensors of each file. A tensor larger than `max_shard_bytes` has its own file."""
+    """Return the tensors of each file. A tensor larger than `max_shard_bytes` has its own file."""
     by_name = {part.name: part for part in parts}
     plan = split_state_dict_into_shards_factory(
         by_name,
@@ -68,7 +68,7 @@ def plan_shards(parts: Iterable[Part], dtype: torch.dtype, max_shard_bytes: int)
 def write_shards(
     folder: Path, plan: Mapping[str, list[Part]], reader: WeightReader, dtype: torch.dtype, advance: Advance
 ) -> None:
-    """Writes all files of the plan, and an index if there are several; reports the bytes written to `advance`."""
+    """Write all files of the plan, and an index if there are several; report the bytes written to `advance`."""
     for file, parts in plan.items():
         _write_shard(folder / file, parts, reader, dtype, advance)
     if len(plan) > 1:

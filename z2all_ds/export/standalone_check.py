@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Writes the logits of each text; returns greedy continuations of their beginnings."""
+    """Write the logits of each text; return greedy continuations of their beginnings."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     require_model_class(model)
     generated = {}
@@ -66,7 +66,7 @@ def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str
 
 
 def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Writes the logits of each text. Generates nothing, since every token would read all weights again."""
+    """Write the logits of each text. Generate nothing, since every token would read all weights again."""
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -79,7 +79,7 @@ def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[s
 
 
 def weights_of(folder: Path):  # type: ignore[no-untyped-def]
-    """Returns a function that reads one weight by its name, in fp32."""
+    """Return a function that reads one weight by its name, in fp32."""
     index = folder / "model.safetensors.index.json"
     files = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
 

@@ -46,7 +46,7 @@ class ExportReport:
 
 
 def pick_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
-    """Opens the newest healthy checkpoint of a run folder, or the checkpoint in the given folder."""
+    """Open the newest healthy checkpoint of a run folder, or the checkpoint in the given folder."""
     if (path / "checkpoints").is_dir():
         checkpoint, skipped = find_latest(path / "checkpoints")
         for line in skipped:
@@ -64,7 +64,7 @@ def export_checkpoint(
     max_shard_size: str = "4GB",
     model_format: str = "llama",
 ) -> ExportReport:
-    """Writes the folder (default: exports/step_NNNNNNNN in the run folder). Replaces an earlier export."""
+    """Write the folder (default: exports/step_NNNNNNNN in the run folder). Replace an earlier export."""
     for what, value, known in (("dtype", dtype, TORCH_DTYPES), ("format", model_format, FORMATS)):
         if value not in known:
             raise ConfigError(f"{what} {value}", f"no such {what}", f"Known: {', '.join(known)}.")
@@ -88,7 +88,7 @@ def _fill(
     max_shard_bytes: int,
     model_format: str,
 ) -> tuple[int, Verdict]:
-    """Writes all files and verifies them. Returns the number of parameters and the verdict."""
+    """Write all files and verify them. Return the number of parameters and the verdict."""
     from z2all_ds.export.shards import exported_parts, plan_shards, write_shards
 
     torch_dtype, tokenizer = TORCH_DTYPES[dtype], load_tokenizer(run.data.tokenizer)
@@ -116,7 +116,7 @@ def _fill(
 
 
 def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTokenizer) -> "Z2allConfig":
-    """Returns the model config at the checkpoint's step."""
+    """Return the model config at the checkpoint's step."""
     from z2all_ds.model import Z2allConfig
 
     # The stage of the last completed step: a checkpoint at a boundary belongs to the stage that ended there.
@@ -128,7 +128,7 @@ def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTo
 def _write_settings(
     out: Path, config: "Z2allConfig", tokenizer_dir: Path, tokenizer: Z2allTokenizer, dtype: str, model_format: str
 ) -> None:
-    """Writes config, generation config and tokenizer files."""
+    """Write config, generation config and tokenizer files."""
     from transformers import GenerationConfig
 
     written = config.to_llama() if model_format == "llama" else type(config)(**config.to_dict())

@@ -50,7 +50,7 @@ class Verdict:
 
 
 def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str, str]:
-    """Returns the beginning of one document per domain, decoded from tokens, since a corpus may contain only tokens."""
+    """Return the beginning of one document per domain, decoded from tokens, since a corpus may contain only tokens."""
     texts = {}
     for name, domain in open_documents(corpus_dir, tokenizer).domains.items():
         middle = domain.num_documents // 2
@@ -60,7 +60,7 @@ def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str,
 
 
 def reference_logits(reader: "WeightReader", config: "Z2allConfig", dtype: torch.dtype) -> Logits:
-    """Returns the logits function of our own model: weights rounded to the export's dtype, computed in fp32."""
+    """Return the logits function of our own model: weights rounded to the export's dtype, computed in fp32."""
     from z2all_ds.model import Z2allForCausalLM
 
     with torch.device("meta"):
@@ -81,7 +81,7 @@ def compare_with_folder(
     whole: bool,
     model_format: str = "llama",
 ) -> Verdict:
-    """Raises ExportError unless tokens are equal and logits agree on every text."""
+    """Raise ExportError unless tokens are equal and logits agree on every text."""
     with tempfile.TemporaryDirectory(prefix="z2all-verify-") as scratch:
         request = {"folder": str(folder), "texts": texts, "max_tokens": max_tokens, "out": scratch, "whole": whole}
         answer = _run_standalone_check(request, model_format)

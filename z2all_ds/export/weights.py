@@ -72,21 +72,21 @@ class WeightReader(StateReader):
     open_file = _StateFile
 
     def chunks(self, parameter: str, start: int, length: int, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
-        """Yields the values from element `start` on in `dtype`, as one-dimensional tensors."""
+        """Yield the values from element `start` on in `dtype`, as one-dimensional tensors."""
         for first in range(start, start + length, CHUNK_VALUES):
             chunk = torch.empty(min(CHUNK_VALUES, start + length - first))
             self.read_into(chunk, WEIGHT, parameter, first)
             yield chunk.to(dtype)
 
     def fill(self, target: Tensor, parameter: str, start: int, dtype: torch.dtype = torch.float32) -> None:
-        """Fills `target`, of any dtype and device, with values from element `start` on, first rounded to `dtype`."""
+        """Fill `target`, of any dtype and device, with values from element `start` on, first rounded to `dtype`."""
         flat, done = target.view(-1), 0
         for chunk in self.chunks(parameter, start, flat.numel(), dtype):
             flat[done : done + len(chunk)].copy_(chunk)
             done += len(chunk)
 
     def read_rounded(self, parameter: str, dtype: torch.dtype) -> Tensor:
-        """Returns one parameter in fp32, with its values rounded to `dtype`."""
+        """Return one parameter in fp32, with its values rounded to `dtype`."""
         whole = torch.empty(self.shapes[parameter])
         self.fill(whole, parameter, 0, dtype)
         return whole

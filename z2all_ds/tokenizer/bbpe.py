@@ -35,7 +35,7 @@ in Chinese, where a sentence has no spaces. For a regex engine with \\p{...} and
 
 
 def learn_bbpe(texts: Iterator[str], text_vocab_size: int, show_progress: bool = False) -> Tokenizer:
-    """Returns the backend without control tokens. Progress goes to stderr as one JSON object per line."""
+    """Return the backend without control tokens. Progress goes to stderr as one JSON object per line."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

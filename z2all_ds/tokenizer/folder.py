@@ -21,7 +21,7 @@ RECIPE_FILE = "training.json"
 
 
 def add_control_tokens(backend: Tokenizer, ids: Mapping[str, int]) -> None:
-    """Adds control tokens in the order of their ids, with reserved tokens in gaps: `tokenizers` numbers by count."""
+    """Add control tokens in the order of their ids, with reserved tokens in gaps: `tokenizers` numbers by count."""
     names = {number: name for name, number in ids.items()}
     first = backend.get_vocab_size(with_added_tokens=True)
     existing = [names[number] for number in sorted(names) if number < first]
@@ -43,7 +43,7 @@ def write_folder(
     extra_files: Mapping[str, bytes],
     safe_by_default: bool,
 ) -> None:
-    """Writes all files to a temporary folder, forces them to disk, and renames the folder."""
+    """Write all files to a temporary folder, forces them to disk, and rename the folder."""
     from transformers import PreTrainedTokenizerFast  # takes seconds to import
 
     with explain_disk_errors(out_dir.parent):
@@ -80,7 +80,7 @@ def write_folder(
 
 
 def check_writable(out_dir: Path) -> None:
-    """Refuses a folder that cannot be written, before the work instead of after it."""
+    """Refuse a folder that cannot be written, before the work instead of after it."""
     ancestor = next(path for path in out_dir.absolute().parents if path.exists())
     if not ancestor.is_dir():
         raise ConfigError(f"folder {out_dir}", f"{ancestor} is a file", "Choose another folder.")
@@ -92,12 +92,12 @@ def check_writable(out_dir: Path) -> None:
 
 
 def is_filled(out_dir: Path) -> bool:
-    """Returns whether the path is a file or a folder that is not empty."""
+    """Return whether the path is a file or a folder that is not empty."""
     return out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir()))
 
 
 def read_recipe(out_dir: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of training.json; refuses a folder that was not made with the `wanted` settings."""
+    """Return the content of training.json; refuse a folder that was not made with the `wanted` settings."""
     try:
         values: dict[str, Any] = json.loads((out_dir / RECIPE_FILE).read_text("utf-8"))
         same = all(values[name] == value for name, value in wanted.items())

@@ -65,7 +65,7 @@ def import_tokenizer(
     strict: bool = False,
     safe_by_default: bool = False,
 ) -> ImportReport:
-    """Imports `file`; with `strict`, warnings are errors. The same call again returns at once."""
+    """Import `file`; with `strict`, warnings are errors. The same call again returns at once."""
     path, out_dir = find_file(Path(file)), Path(out_dir)
     data = path.read_bytes()
     recipe = {
@@ -102,7 +102,7 @@ def _refuse_if(strict: bool, path: Path, warnings: Sequence[str]) -> None:
 
 
 def parse_special_ids(given: Sequence[str]) -> dict[str, int]:
-    """Parses `["<|PAD|>=64006"]` to `{"<|PAD|>": 64006}`."""
+    """Parse `["<|PAD|>=64006"]` to `{"<|PAD|>": 64006}`."""
     ids: dict[str, int] = {}
     for one in given:
         name, _, number = one.rpartition("=")
@@ -114,7 +114,7 @@ def parse_special_ids(given: Sequence[str]) -> dict[str, int]:
 
 
 def find_file(path: Path) -> Path:
-    """Returns the file itself, or the one in a folder: tokenizer.json, else the only .model."""
+    """Return the file itself, or the one in a folder: tokenizer.json, else the only .model."""
     if path.is_dir():
         found = [path / TOKENIZER_FILE] if (path / TOKENIZER_FILE).is_file() else sorted(path.glob("*.model"))
         if len(found) != 1:
@@ -127,7 +127,7 @@ def find_file(path: Path) -> Path:
 
 
 def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int], start: int | None) -> dict[str, int]:
-    """Returns ids for all control tokens. One that is in the vocabulary keeps its id."""
+    """Return ids for all control tokens. One that is in the vocabulary keeps its id."""
     end = max(vocabulary.values(), default=-1) + 1
     taken_rule = f"ids 0 to {end - 1} are used by the tokenizer"
     if start is not None and start < end:
@@ -155,7 +155,7 @@ def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int]
 
 
 def open_existing(path: Path, data: bytes) -> Tokenizer:
-    """Returns the tokenizer in a file, unchanged."""
+    """Return the tokenizer in a file, unchanged."""
     where = f"tokenizer {path}"
     if path.suffix == ".model":
         return spm_to_backend(parse_spm_model(data, where), where)
@@ -163,7 +163,7 @@ def open_existing(path: Path, data: bytes) -> Tokenizer:
 
 
 def _remove_additions(backend: Tokenizer) -> list[str]:
-    """Turns off truncation, padding and tokens added around a text, as packing adds its own; returns warnings."""
+    """Turn off truncation, padding and tokens added around a text, as packing adds its own; return warnings."""
     backend.no_truncation()
     backend.no_padding()
     plain = backend.encode("a", add_special_tokens=False).tokens
@@ -175,7 +175,7 @@ def _remove_additions(backend: Tokenizer) -> list[str]:
 
 
 def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
-    """Gives unused ids to reserved tokens: `tokenizers` numbers new tokens by count, and they would collide."""
+    """Give unused ids to reserved tokens: `tokenizers` numbers new tokens by count, and they would collide."""
     used = set(backend.get_vocab(with_added_tokens=True).values())
     gaps = sorted(set(range(max(used, default=-1) + 1)) - used)
     if not gaps:
@@ -188,7 +188,7 @@ def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _losses(backend: Tokenizer) -> list[str]:
-    """Returns a warning for text that is not reproduced, and one for text that becomes a control token."""
+    """Return a warning for text that is not reproduced, and one for text that becomes a control token."""
     tokenizer = Z2allTokenizer(backend, "")
     found = []
     for text in PROBES:

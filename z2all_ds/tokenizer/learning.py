@@ -23,9 +23,9 @@ MERGE_STAGE = "Compute merges"
 def learn_in_own_process(
     algorithm: str, inputs: Sequence[str], shares: Mapping[str, int], text_vocab_size: int
 ) -> tuple[dict[str, bytes], int]:
-    """Learns from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain.
+    """Learn from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain.
 
-    Returns the files of the tokenizer by name, and the bytes of text that were read.
+    Return the files of the tokenizer by name, and the bytes of text that were read.
     """
     with tempfile.TemporaryDirectory(prefix="z2all-tokenizer-") as scratch:
         job = {
@@ -44,7 +44,7 @@ def learn_in_own_process(
 
 
 def _show_progress(reports: Iterator[dict[str, Any]], total_bytes: int, algorithm: str, text_vocab_size: int) -> int:
-    """Shows the reports of a process as progress bars; returns the bytes of text."""
+    """Show the reports of a process as progress bars; return the bytes of text."""
     report: dict[str, Any] = {}
     with progress("reading text", total_bytes / 1e6, "MB") as advance:
         shown = 0
@@ -69,7 +69,7 @@ def _show_progress(reports: Iterator[dict[str, Any]], total_bytes: int, algorith
 
 
 def _reports(process: JsonProcess) -> Iterator[dict[str, Any]]:
-    """Yields the reports up to `done`; raises the error that the process reports, or one if it dies."""
+    """Yield the reports up to `done`; raise the error that the process reports, or one if it dies."""
     while (report := process.receive()) is not None:
         if "error" in report:
             name, what, rule, fix = report["error"]

@@ -53,7 +53,7 @@ class TextReader:
 
 
 def learn(algorithm: str, reader: TextReader, text_vocab_size: int) -> dict[str, bytes]:
-    """Returns the files of the tokenizer by name."""
+    """Return the files of the tokenizer by name."""
     files: dict[str, bytes] = {}
     try:
         if algorithm == "bbpe":

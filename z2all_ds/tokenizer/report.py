@@ -59,14 +59,14 @@ class TokenizerFigures:
 def report_tokenizers(
     folders: Sequence[str | Path], corpus: Inputs, sample_bytes: int = SAMPLE_BYTES_PER_DOMAIN
 ) -> list[TokenizerFigures]:
-    """Measures each folder (or tokenizer.json, or .model) on the same sample of a corpus folder or files."""
+    """Measure each folder (or tokenizer.json, or .model) on the same sample of a corpus folder or files."""
     domains = open_sources(corpus).domains
     texts = {name: [text for _, text in domain.sample(sample_bytes)] for name, domain in domains.items()}
     return [measure(str(folder), texts) for folder in folders]
 
 
 def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
-    """Returns the figures of one tokenizer; `texts` are by domain."""
+    """Return the figures of one tokenizer; `texts` are by domain."""
     path = find_file(Path(folder))
     backend = open_existing(path, path.read_bytes())
     backend.encode_special_tokens = True
@@ -103,7 +103,7 @@ def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
 
 
 def composition(backend: Tokenizer) -> dict[str, int]:
-    """Returns the number of tokens of each kind."""
+    """Return the number of tokens of each kind."""
     table = byte_table(backend)
     special = {n for n, token in backend.get_added_tokens_decoder().items() if token.special}
     counts = Counter[str]()
@@ -116,7 +116,7 @@ def composition(backend: Tokenizer) -> dict[str, int]:
 
 
 def kind_of(data: bytes) -> str:
-    """Returns the kind of a token."""
+    """Return the kind of a token."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -131,7 +131,7 @@ def kind_of(data: bytes) -> str:
 
 
 def describe(figures: Sequence[TokenizerFigures]) -> Shown:
-    """Yields a table with a column per tokenizer."""
+    """Yield a table with a column per tokenizer."""
     rows: list[list[str]] = [["ids", *(f"{one.size:,}" for one in figures)], []]
     for name in figures[0].domains:
         packed = [one.domains[name] for one in figures]

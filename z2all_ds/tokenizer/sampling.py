@@ -36,7 +36,7 @@ class SampledDomain:
     pieces: Callable[[], Iterator[TextPiece]]
 
     def sample(self, budget: int) -> Iterator[tuple[int, str]]:
-        """Yields (bytes on disk, text) of about `budget` bytes, evenly spread from the first piece to the last.
+        """Yield (bytes on disk, text) of about `budget` bytes, evenly spread from the first piece to the last.
 
         A piece is taken whenever the bytes taken are less than their share of the bytes seen; at least one is.
         """
@@ -61,7 +61,7 @@ def input_list(inputs: Inputs) -> list[str]:
 
 
 def open_sources(inputs: Inputs, with_fingerprint: bool = True) -> Sources:
-    """Opens a corpus folder, or files: each `PATH` (its name is the domain) or `NAME=PATH`; a name may be repeated.
+    """Open a corpus folder, or files: each `PATH` (its name is the domain) or `NAME=PATH`; a name may be repeated.
 
     The fingerprint of files requires reading them once.
     """
@@ -76,7 +76,7 @@ def open_sources(inputs: Inputs, with_fingerprint: bool = True) -> Sources:
 def share_budget(
     available: Mapping[str, int], budget: int, weights: Mapping[str, float] | None = None
 ) -> dict[str, int]:
-    """Returns the bytes for each domain, in proportion to the weights (default: equal) and at most what it has."""
+    """Return the bytes for each domain, in proportion to the weights (default: equal) and at most what it has."""
     exact = {name: Fraction(str(1 if weights is None else weights.get(name, 0))) for name in available}
     shares = dict.fromkeys((name for name in available if not exact[name]), 0)
     left, weight_left = budget, sum(exact.values())
@@ -88,7 +88,7 @@ def share_budget(
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Parses `zh=0.5,en=0.3` or `{"zh": 0.5, "en": 0.3}`; does not check the domains."""
+    """Parse `zh=0.5,en=0.3` or `{"zh": 0.5, "en": 0.3}`; does not check the domains."""
     try:
         if text.lstrip().startswith("{"):
             pairs = list(json.loads(text).items())
@@ -133,13 +133,13 @@ def _corpus_sources(location: str) -> Sources:
 
 
 def _text_pieces(reader: DomainReader) -> Iterator[TextPiece]:
-    """Yields the documents of adopted files of any format."""
+    """Yield the documents of adopted files of any format."""
     for text in all_texts(reader):
         yield len(text.encode()), lambda text=text: text  # type: ignore[misc]
 
 
 def all_texts(reader: DomainReader) -> Iterator[str]:
-    """Yields the texts of a domain in order, read in blocks of about BLOCK_BYTES."""
+    """Yield the texts of a domain in order, read in blocks of about BLOCK_BYTES."""
     block_size = max(1, BLOCK_BYTES * reader.num_documents // max(1, reader.num_bytes))
     for first in range(0, reader.num_documents, block_size):
         end = min(first + block_size, reader.num_documents)
@@ -147,7 +147,7 @@ def all_texts(reader: DomainReader) -> Iterator[str]:
 
 
 def text_batches(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
-    """Groups texts into lists of about this many characters, for one call of the tokenizer."""
+    """Group texts into lists of about this many characters, for one call of the tokenizer."""
     batch, size = [], 0
     for text in texts:
         batch.append(text)
@@ -160,7 +160,7 @@ def text_batches(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[li
 
 
 def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[TextPiece]:
-    """Yields the records of a domain, which are parsed on request."""
+    """Yield the records of a domain, which are parsed on request."""
     for shard in manifest.shards:
         if shard.domain != domain:
             continue
@@ -199,7 +199,7 @@ def _file_sources(given: list[str], with_fingerprint: bool) -> Sources:
 
 
 def _files_fingerprint(paths: dict[str, list[Path]], total: int) -> str:
-    """Returns a hash of domain names and file contents; the location of a file does not matter."""
+    """Return a hash of domain names and file contents; the location of a file does not matter."""
     parts = []
     bar = progress("hashing the files", total / 1e6, "MB")
     with bar if total >= PROGRESS_FROM_BYTES else nullcontext(lambda amount: None) as advance:

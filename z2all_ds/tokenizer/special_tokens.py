@@ -53,5 +53,5 @@ ROW_MULTIPLE = 64
 
 
 def padded_vocabulary(size: int) -> int:
-    """Returns the embedding rows for `size` ids: at least 256 spare rows, and a multiple of 64. 64012 -> 64320."""
+    """Return the embedding rows for `size` ids: at least 256 spare rows, and a multiple of 64. 64012 -> 64320."""
     return -(-(size + SPARE_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE

@@ -26,7 +26,7 @@ LONGEST_SENTENCE = 1000
 
 
 def sentences(texts: Iterator[str]) -> Iterator[str]:
-    """Yields lines; splits a long one, before a space if there is one near the limit."""
+    """Yield lines; split a long one, before a space if there is one near the limit."""
     for text in texts:
         for line in text.split("\n"):
             while len(line) > LONGEST_SENTENCE:
@@ -39,7 +39,7 @@ def sentences(texts: Iterator[str]) -> Iterator[str]:
 
 
 def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, bytes]:
-    """Returns the backend without control tokens, and the content of the .model file."""
+    """Return the backend without control tokens, and the content of the .model file."""
     try:
         import sentencepiece
     except ImportError:
@@ -75,7 +75,7 @@ def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, by
 
 
 def _explained(message: str, text_vocab_size: int) -> DataError:
-    """Returns an error for the two usual failures of SentencePiece, whose messages name its source lines."""
+    """Return an error for the two usual failures of SentencePiece, whose messages name its source lines."""
     what = f"text_vocab_size {text_vocab_size}"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         rule = f"the bytes and characters of the text need {found.group(1)}"

@@ -67,7 +67,7 @@ class SpmModel:
 
 
 def parse_spm_model(data: bytes, where: str) -> SpmModel:
-    """Parses the bytes of a .model file; `where` names it in errors."""
+    """Parse the bytes of a .model file; `where` names it in errors."""
     pieces: list[SpmPiece] = []
     trainer: dict[int, Any] = {}
     rules: dict[int, Any] = {}
@@ -97,7 +97,7 @@ def parse_spm_model(data: bytes, where: str) -> SpmModel:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields (number, value) of each field of a message: integers as int, all others as bytes."""
+    """Yield (number, value) of each field of a message: integers as int, all others as bytes."""
     position = 0
     while position < len(data):
         key, position = _integer(data, position)
@@ -119,7 +119,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _integer(data: bytes, position: int) -> tuple[int, int]:
-    """Returns a varint and the position after it."""
+    """Return a varint and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -132,7 +132,7 @@ def _integer(data: bytes, position: int) -> tuple[int, int]:
 
 
 def spm_to_backend(model: SpmModel, where: str) -> Tokenizer:
-    """Returns a backend that gives the same ids; `where` names the model in errors."""
+    """Return a backend that gives the same ids; `where` names the model in errors."""
     vocabulary: dict[str, int] = {}
     for number, piece in enumerate(model.pieces):
         text = _with_spaces(piece.text) if piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED) else piece.text
@@ -176,13 +176,13 @@ def _with_spaces(text: str) -> str:
 
 
 def _mergeable(model: SpmModel) -> list[str]:
-    """Returns the texts of the normal pieces, best first."""
+    """Return the texts of the normal pieces, best first."""
     normal = [(piece, n) for n, piece in enumerate(model.pieces) if piece.kind is PieceKind.NORMAL]
     return [_with_spaces(piece.text) for piece, _ in sorted(normal, key=lambda one: (-one[0].score, one[1]))]
 
 
 def _bpe(model: SpmModel, vocabulary: dict[str, int]) -> models.BPE:
-    """Returns a BPE model with a merge for every split of a piece into two pieces, the best piece first: SentencePiece
+    """Return a BPE model with a merge for every split of a piece into two pieces, the best piece first: SentencePiece
     merges any two adjacent pieces whose joined text is a piece."""
     best_first = _mergeable(model)
     known = set(best_first)

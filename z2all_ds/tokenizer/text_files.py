@@ -21,7 +21,7 @@ TEXT_FIELDS = ("text", "content")
 
 
 def file_pieces(path: Path) -> Iterator[TextPiece]:
-    """Yields the pieces of a file in order."""
+    """Yield the pieces of a file in order."""
     try:
         yield from (_json_lines(path) if path.suffix == ".jsonl" else _text_blocks(path))
     except OSError as error:
@@ -29,7 +29,7 @@ def file_pieces(path: Path) -> Iterator[TextPiece]:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):
@@ -76,7 +76,7 @@ def _text_blocks(path: Path) -> Iterator[TextPiece]:
 
 
 def _last_character(data: bytes) -> int:
-    """Returns the start of the last, possibly incomplete, character."""
+    """Return the start of the last, possibly incomplete, character."""
     for back in range(1, 5):
         if data[-back] & 0xC0 != 0x80:
             return len(data) - back

@@ -44,7 +44,7 @@ class Z2allTokenizer:
         self.pad_id = self.special_id(PAD)
 
     def special_id(self, token: str) -> int:
-        """Returns the id of a control token."""
+        """Return the id of a control token."""
         if token not in self.special_tokens:
             rule = f"not in the tokenizer, which has {', '.join(self.special_tokens) or 'none'}"
             fix = "Create the folder with `z2all tokenizer train` or `z2all tokenizer import`."
@@ -61,11 +61,11 @@ class Z2allTokenizer:
         }
 
     def encode(self, text: str, allowed_special: AllowedSpecial = ()) -> list[int]:
-        """Returns the ids of a text; adds nothing at either end."""
+        """Return the ids of a text; add nothing at either end."""
         return self.encode_batch([text], allowed_special)[0]
 
     def encode_batch(self, texts: Sequence[str], allowed_special: AllowedSpecial = ()) -> list[list[int]]:
-        """Returns the ids of each text; runs in parallel unless TOKENIZERS_PARALLELISM=false."""
+        """Return the ids of each text; run in parallel unless TOKENIZERS_PARALLELISM=false."""
         if isinstance(allowed_special, str) and allowed_special == "none_raise":
             self._refuse_control_tokens(texts)
         elif allowed_special:
@@ -73,12 +73,12 @@ class Z2allTokenizer:
         return self._encode_plain(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids; control tokens by name, invalid UTF-8 as U+FFFD."""
+        """Return the text of the ids; control tokens by name, invalid UTF-8 as U+FFFD."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Returns the ids of any bytes: valid UTF-8 as text, the rest byte by byte. `decode_bytes` inverts it."""
+        """Return the ids of any bytes: valid UTF-8 as text, the rest byte by byte. `decode_bytes` inverts it."""
         if self.byte_table is None:
             rule = "it has no token for each byte, or changes text before encoding"
             raise DataError("raw bytes with this tokenizer", rule, "Encode text with encode(), or train a tokenizer.")
@@ -91,7 +91,7 @@ class Z2allTokenizer:
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Returns the exact bytes of the ids."""
+        """Return the exact bytes of the ids."""
         if self.byte_table is None:
             return self.decode(ids).encode("utf-8")
         try:
@@ -117,7 +117,7 @@ class Z2allTokenizer:
             raise
 
     def _encode_with(self, texts: Sequence[str], allowed: AllowedSpecial) -> list[list[int]]:
-        """Splits each text at the allowed control tokens and encodes all other parts in one batch."""
+        """Split each text at the allowed control tokens and encode all other parts in one batch."""
         if isinstance(allowed, str):
             if allowed != "all":
                 rule = "must be a set of names, 'all' or 'none_raise'"
@@ -143,12 +143,12 @@ class Z2allTokenizer:
 
 
 def _any_of(names: Collection[str]) -> str:
-    """Returns a pattern that matches any name; the longest first, as one may be a prefix of another."""
+    """Return a pattern that matches any name; the longest first, as one may be a prefix of another."""
     return "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)))
 
 
 def load_tokenizer(folder: str | Path) -> Z2allTokenizer:
-    """Opens a tokenizer folder."""
+    """Open a tokenizer folder."""
     path = Path(folder) / TOKENIZER_FILE
     fix = "Give a folder written by `z2all tokenizer train` or `z2all tokenizer import`."
     if not path.is_file():
@@ -167,7 +167,7 @@ def parse_tokenizer_json(data: bytes, where: str, fix: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def worker_tokenizer(folder: str, fingerprint: str, threads: int = 1) -> Z2allTokenizer:
-    """Opens a tokenizer folder once per worker process, and limits its threads (the default is one per core)."""
+    """Open a tokenizer folder once per worker process, and limit its threads (the default is one per core)."""
     if multiprocessing.parent_process() is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(threads)
@@ -188,7 +188,7 @@ class ByteTable(NamedTuple):
 
 
 def byte_table(backend: Tokenizer) -> ByteTable | None:
-    """Returns the table, or None for a tokenizer that lacks some byte or changes text.
+    """Return the table, or None for a tokenizer that lacks some byte or changes text.
 
     Byte-level BPE writes every byte as a printable character ("Ġ" is a space); SentencePiece has tokens "<0x00>" to
     "<0xFF>" in addition to its text.
@@ -222,7 +222,7 @@ def byte_table(backend: Tokenizer) -> ByteTable | None:
 
 
 def _changes_text(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Returns whether a pre-tokenizer does more than split: replaces or adds spaces, or drops separators."""
+    """Return whether a pre-tokenizer does more than split: replaces or adds spaces, or drops separators."""
     if pre_tokenizer is None:
         return False
     if pre_tokenizer["type"] == "Sequence":

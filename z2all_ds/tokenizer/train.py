@@ -56,7 +56,7 @@ def train_tokenizer(
     weights: Mapping[str, float] | None = None,
     safe_by_default: bool = False,
 ) -> TokenizerReport:
-    """Trains on up to `max_bytes` (default: MAX_BYTES) of a corpus folder or of files (`PATH` or `NAME=PATH`).
+    """Train on up to `max_bytes` (default: MAX_BYTES) of a corpus folder or of files (`PATH` or `NAME=PATH`).
 
     `weights` are the shares of the domains (default: equal). `safe_by_default` makes plain transformers encode control
     tokens in text as plain text too; its chat template then needs `split_special_tokens=False` in the call. If the
@@ -96,7 +96,7 @@ def train_tokenizer(
 
 
 def _check_settings(algorithm: str, text_vocab_size: int, max_bytes: int | None) -> int:
-    """Checks the settings; returns the bytes to read."""
+    """Check the settings; return the bytes to read."""
     if algorithm not in ALGORITHMS:
         raise ConfigError(
             f"algorithm {algorithm!r}", f"must be one of {', '.join(ALGORITHMS)}", "Use bbpe if in doubt."
@@ -112,7 +112,7 @@ def _check_settings(algorithm: str, text_vocab_size: int, max_bytes: int | None)
 
 
 def _report_short_domains(shares: Mapping[str, int], max_bytes: int, weights: Mapping[str, float] | None) -> None:
-    """Reports the actual mix if some domain has too little text for its weight."""
+    """Report the actual mix if some domain has too little text for its weight."""
     weights = weights or {}
     total = sum(weights.values())
     if any(share < SHORT_BELOW * max_bytes * weights.get(name, 0) / (total or 1) for name, share in shares.items()):
@@ -127,7 +127,7 @@ def _bytes_per_token(backend: Tokenizer, domain: SampledDomain) -> float:
 
 
 def _report(out_dir: Path, recipe: Mapping[str, Any]) -> TokenizerReport:
-    """Returns the report of a folder that was made with this recipe."""
+    """Return the report of a folder that was made with this recipe."""
     values, tokenizer = read_recipe(out_dir, recipe), load_tokenizer(out_dir)
     return TokenizerReport(
         folder=out_dir,

@@ -18,7 +18,7 @@ MARKED = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "re
 
 
 def event_title(event: Mapping[str, Any], is_restart: bool = False) -> str:
-    """Returns a short description of an event of events.jsonl."""
+    """Return a short description of an event of events.jsonl."""
     kind = event["event"]
     match kind:
         case "started":

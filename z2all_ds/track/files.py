@@ -29,21 +29,21 @@ class Files:
     is_remote = False
 
     def stats(self, paths: list[str]) -> tuple[float, list[list[float]]]:
-        """Returns this machine's clock, and [size, modification time, inode] of each file, zeros if it is missing."""
+        """Return this machine's clock, and [size, modification time, inode] of each file, zero if it is missing."""
         return time.time(), [_stat(path) for path in paths]
 
     def size(self, path: str) -> int:
         return int(self.stats([path])[1][0][0])
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Returns fewer bytes at the end of the file. Opens it each time, since it may have been replaced."""
+        """Return fewer bytes at the end of the file. Open it each time, since it may have been replaced."""
         with suppress(*MISSING), open(os.path.expanduser(path), "rb", buffering=0) as file:
             file.seek(offset)
             return file.read(length)
         return b""
 
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
-        """Returns the first whole line that begins at or after each offset, with its own offset; none twice."""
+        """Return the first whole line that begins at or after each offset, with its own offset; none twice."""
         found: list[tuple[int, bytes]] = []
         with suppress(*MISSING), open(os.path.expanduser(path), "rb", NEAR_BYTES) as file:
             for offset in offsets:
@@ -57,7 +57,7 @@ class Files:
         return found
 
     def lines_with(self, path: str, words: list[str], offset: int, length: int) -> list[tuple[int, bytes]]:
-        """Returns the whole lines of a part of the file that contain one of these words, with their offsets."""
+        """Return the whole lines of a part of the file that contain one of these words, with their offsets."""
         *lines, _ = self.read(path, offset, length).split(b"\n")
         found, start = [], offset
         for line in lines:
@@ -68,7 +68,7 @@ class Files:
         return found
 
     def run_folders(self, path: str) -> list[str]:
-        """Returns the folder itself if it is a run folder or has none inside, else the run folders inside."""
+        """Return the folder itself if it is a run folder or has none inside, else the run folders inside."""
         folder = os.path.expanduser(path)
         if _is_run(folder):
             return [path]
@@ -81,7 +81,7 @@ class Files:
         return []
 
     def close(self) -> None:
-        """Closes the connection to another machine."""
+        """Close the connection to another machine."""
 
 
 def _stat(path: str) -> list[float]:
@@ -96,7 +96,7 @@ def _is_run(folder: str) -> bool:
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Calls the methods of `Files` that `requests` name, until the board closes the connection."""
+    """Call the methods of `Files` that `requests` name, until the board closes the connection."""
     files = Files()
     answers.write(MARK + "{}\n")
     answers.flush()

@@ -32,7 +32,7 @@ class PlotFonts:
     """Characters that none of them has."""
 
     def drawable(self, text: str) -> str:
-        """Returns the text on one line, with unknown characters as code points."""
+        """Return the text on one line, with unknown characters as code points."""
         bad = {one for one in text if one in self.unknown or not (one.isprintable() or one.isspace())}
         return " ".join(text.translate({ord(one): f" U+{ord(one):04X} " for one in bad}).split())
 
@@ -46,7 +46,7 @@ class PlotFonts:
 
 
 def fonts_for(texts: Iterable[str]) -> PlotFonts:
-    """Returns as few fonts as possible that have as many characters of these texts as possible."""
+    """Return as few fonts as possible that have as many characters of these texts as possible."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     wanted = {character for text in texts for character in text if character.isprintable()}
@@ -65,7 +65,7 @@ def fonts_for(texts: Iterable[str]) -> PlotFonts:
 
 
 def _candidates() -> Iterable[tuple[Path, str | None]]:
-    """Yields fonts that matplotlib knows by name, plain ones first; then others of the machine and of mplfonts."""
+    """Yield fonts that matplotlib knows by name, plain ones first; then others of the machine and of mplfonts."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = [font for font in fontManager.ttflist if not font.name.lower().startswith(BOXES_ONLY)]

@@ -39,7 +39,7 @@ class Goodput:
         return max(0.0, self.wall_seconds - known - self.data_wait_seconds - self.validation_seconds)
 
     def line(self) -> str:
-        """Returns a line for people; parts below half a second are left out."""
+        """Return a line for people; parts below half a second are left out."""
         others = {
             "start-up": self.startup_seconds,
             "checkpoints": self.checkpoint_seconds,
@@ -55,7 +55,7 @@ class Goodput:
 def goodput(
     events: Iterable[dict[str, Any]], metrics: Iterable[dict[str, Any]], now_unix: float | None = None
 ) -> Goodput:
-    """Computes the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
+    """Compute the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
     began: float | None = None
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:
@@ -77,7 +77,7 @@ def goodput(
 
 
 def counted_seconds(record: dict[str, Any]) -> float:
-    """Returns the seconds of a step that count, from its record in metrics.jsonl."""
+    """Return the seconds of a step that count, from its record in metrics.jsonl."""
     if not record.get("step_taken", True):
         return 0.0
     others = record.get("data_wait_seconds", 0.0) + record.get("validation_seconds", 0.0)
@@ -85,5 +85,5 @@ def counted_seconds(record: dict[str, Any]) -> float:
 
 
 def goodput_so_far(folder: RunFolder) -> Goodput:
-    """Returns the goodput of a run that ends now."""
+    """Return the goodput of a run that ends now."""
     return goodput(read_records(folder.events), read_records(folder.metrics), time.time())

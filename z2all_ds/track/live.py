@@ -22,7 +22,7 @@ MOST_WAITING_LINES = 500
 
 
 def open_terminal(descriptor: int) -> int | None:
-    """Opens the terminal behind this descriptor again, non-blocking; returns None if a panel cannot be shown."""
+    """Open the terminal behind this descriptor again, non-blocking; return None if a panel cannot be shown."""
     if os.environ.get("CI") or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return None
     try:
@@ -60,13 +60,13 @@ class LivePanel:
             self._draw_if_due()
 
     def say(self, line: str) -> None:
-        """Prints a line above the panel."""
+        """Print a line above the panel."""
         with self._lock, self._guarded():
             self._waiting.append(line)
             self._draw()
 
     def close(self) -> None:
-        """Draws the last state, which stays on the screen."""
+        """Draw the last state, which stays on the screen."""
         with self._lock:
             with self._guarded():
                 self._draw()
@@ -115,20 +115,20 @@ class LivePanel:
         self._frame = cells if written == len(content) else []
 
     def _notice_other_output(self) -> None:
-        """Starts a new panel below the output of another process; the old one stays."""
+        """Start a new panel below the output of another process; the old one stays."""
         output = self._other_output()
         if output != self._seen_output:
             self._seen_output, self._frame = output, []
 
     def _erase_panel(self, width: int) -> str:
-        """Returns the codes that move to the first row of the panel and erase it."""
+        """Return the codes that move to the first row of the panel and erase it."""
         # A terminal that became narrower has wrapped the rows.
         rows = sum(max(1, -(-cells // max(1, width))) for cells in self._frame)
         return f"\r\x1b[{rows}A\x1b[J" if rows else "\r\x1b[K"
 
 
 def _drawn(state: PanelState, width: int, height: int) -> tuple[str, list[int]]:
-    """Returns the panel's rows with their colours, and the cells of each. One row is left free for the cursor."""
+    """Return the panel's rows with their colours, and the cells of each. One row is left free for the cursor."""
     from rich.console import Console
 
     # One cell less than the width: some terminals wrap as soon as the last cell is filled.

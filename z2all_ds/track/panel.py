@@ -96,7 +96,7 @@ class PanelState:
 
 
 def render(state: PanelState, width: int, height: int) -> "RenderableType | None":
-    """Returns the panel in at most `width` cells and `height` rows; None if that is too small."""
+    """Return the panel in at most `width` cells and `height` rows; None if that is too small."""
     from rich.box import ROUNDED
     from rich.console import Group
     from rich.panel import Panel
@@ -154,7 +154,7 @@ def _losses(state: PanelState, width: int) -> list["Text"]:
 
 
 def _figures(state: PanelState, width: int) -> list["Text"]:
-    """Returns rows of figures, as many per row as fit."""
+    """Return rows of figures, as many per row as fit."""
     last, parts = state.last, list[str]()
     if not last:
         return [_line("waiting for the first step", width, style="dim")]
@@ -177,7 +177,7 @@ def _figures(state: PanelState, width: int) -> list["Text"]:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Returns one character per value or mean of several. The highest tenth is cut off: the first fall of a loss would
+    """Return one character per value or mean of several. The highest tenth is cut off: the first fall of a loss would
     flatten the rest."""
     if not values or width <= 0:
         return ""
@@ -200,5 +200,5 @@ def _line(content: str, width: int, style: str = "") -> "Text":
 
 
 def _printable(text: str) -> str:
-    """Replaces control characters: names come from data and could move the cursor."""
+    """Replace control characters: names come from data and could move the cursor."""
     return "".join(character if character.isprintable() else "?" for character in text)

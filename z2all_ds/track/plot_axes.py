@@ -29,7 +29,7 @@ TOKEN_UNITS = ((2e12, 1e12, "trillions of tokens"), (2e9, 1e9, "billions of toke
 
 
 def draw_panel(axes: Axes, panel: Panel, every_run: list[RunCurves], options: PlotOptions, fonts: PlotFonts) -> None:
-    """Draws a panel. `every_run` of the plot is given so that a run has the same colour in all panels."""
+    """Draw a panel. `every_run` of the plot is given so that a run has the same colour in all panels."""
     kind, runs = panel.kind, panel.runs
     scale, x_label = _x_unit(options.x, runs)
     painter = _Painter(axes, panel, scale, options, fonts)
@@ -57,7 +57,7 @@ def draw_panel(axes: Axes, panel: Panel, every_run: list[RunCurves], options: Pl
 
 
 def mark_legend(figure: Figure, runs: list[RunCurves]) -> None:
-    """Adds a legend of the marks below all panels."""
+    """Add a legend of the marks below all panels."""
     kinds = [kind for kind in MARK_COLOURS if any(kind in run.marks for run in runs)]
     handles = [Line2D([], [], label=kind, **_mark_style(kind)) for kind in kinds]
     if handles:
@@ -73,7 +73,7 @@ class _Painter:
         self._values = np.empty(0)
 
     def lines(self, run: RunCurves, colour: str | None) -> None:
-        """Draws the curves of a run. If it has its own colour, dashes distinguish its curves."""
+        """Draw the curves of a run. If it has its own colour, dashes distinguish its curves."""
         keys = run.keys_of(self._name, self._label)
         for number, key in enumerate(keys):
             own = f"C{number % 10}" if colour is None else colour
@@ -107,7 +107,7 @@ class _Painter:
         self._axes.plot(x, y, **style, label=text)
 
     def _requested(self, run: RunCurves, keys: list[str]) -> None:
-        """Draws the requested shares, dashed, over the steps of each stage."""
+        """Draw the requested shares, dashed, over the steps of each stage."""
         last_step = run.steps_and_x[0][-1]
         style: dict[str, Any] = {"linestyle": (0, (2, 2)), "linewidth": 1.1}
         ends = [*(stage.first_step for stage in run.requested[1:]), math.inf]
@@ -124,7 +124,7 @@ class _Painter:
             self._axes.plot([], [], color="grey", label="requested", **style)
 
     def areas(self, run: RunCurves) -> None:
-        """Draws the parts of a step on top of each other; parts that take no time are left out."""
+        """Draw the parts of a step on top of each other; parts that take no time are left out."""
         found = {part: run.smoothed.get(f"{part}_seconds") or run.curves.get(f"{part}_seconds") for part in TIME_PARTS}
         parts = {part: points for part, points in found.items() if points is not None}
         whole = max((points.y.sum() for points in parts.values()), default=0.0)
@@ -154,7 +154,7 @@ class _Painter:
                     self._axes.axvline(value, color=MARK_COLOURS[kind], linewidth=0.8, alpha=0.4, zorder=0.5)
 
     def cut_outliers(self) -> None:
-        """Limits the y-axis: a step with a checkpoint can take a hundred times as long as the others."""
+        """Limit the y-axis: a step with a checkpoint can take a hundred times as long as the others."""
         usual, highest = np.quantile(self._values, [0.98, 1.0], method="lower") if self._values.size else (0.0, 0.0)
         if usual > 0 and highest > 2.5 * usual:
             self._axes.set_ylim(0.0, 1.5 * usual)
@@ -170,7 +170,7 @@ def _mark_style(kind: str) -> dict[str, Any]:
 
 
 def _x_unit(x_axis: str, runs: list[RunCurves]) -> tuple[float, str]:
-    """Returns the divisor of x and the label of its axis."""
+    """Return the divisor of x and the label of its axis."""
     longest = max(run.steps_and_x[1][-1] for run in runs)
     if x_axis == "step":
         return 1.0, "step"
@@ -181,7 +181,7 @@ def _x_unit(x_axis: str, runs: list[RunCurves]) -> tuple[float, str]:
 
 
 def _make_logarithmic(axes: Axes) -> None:
-    """Makes the y-axis logarithmic, with plain numbers; a small range also gets ticks between powers of ten."""
+    """Make the y-axis logarithmic, with plain numbers; a small range also gets ticks between powers of ten."""
     low, high = axes.dataLim.intervaly
     if not 0 < high < math.inf:
         return
@@ -194,7 +194,7 @@ def _make_logarithmic(axes: Axes) -> None:
 
 
 def _add_perplexity(axes: Axes) -> None:
-    """Adds a right axis with the exponential of the loss."""
+    """Add a right axis with the exponential of the loss."""
     right = axes.secondary_yaxis("right")
     right.set_ylabel("perplexity")
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{math.exp(min(value, 700.0)):,.4g}"))
@@ -213,6 +213,6 @@ def _legend(axes: Axes, kind: str) -> None:
 
 
 def _escaped(name: str) -> str:
-    """Escapes a name: matplotlib reads text between dollars as a formula, and hides names that begin with _."""
+    """Escape a name: matplotlib reads text between dollars as a formula, and hides names that begin with _."""
     name = name.replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name

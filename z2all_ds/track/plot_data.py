@@ -66,7 +66,7 @@ class RunCurves:
     steps_and_x: tuple[Numbers, Numbers] = (np.empty(0), np.empty(0))
 
     def keys_of(self, kind: str, label: str | None = None) -> list[str]:
-        """Returns the fields of a kind: fixed ones in their order, then the others by name. `label`: only probes with
+        """Return the fields of a kind: fixed ones in their order, then the others by name. `label`: only probes with
         this axis."""
         known = KINDS[kind]
         named = [key for key in known.keys if key in self.curves]
@@ -88,7 +88,7 @@ class Panel:
 
 
 def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: float) -> RunCurves:
-    """Reads the curves of these kinds, as far as the run has them."""
+    """Read the curves of these kinds, as far as the run has them."""
     if x_axis not in AXES:
         raise ConfigError(f"--x {x_axis}", "unknown axis", f"Known: {', '.join(AXES)}.")
     if not 0.0 <= smooth < 1.0:
@@ -190,7 +190,7 @@ class _Reader:
         return DataError(f"{self._path}", f"a record {what}", "Give an unchanged run folder, or another --x.")
 
     def _smoothed(self, name: str, values: Numbers) -> Numbers:
-        """Returns the exponential moving average, corrected for its start."""
+        """Return the exponential moving average, corrected for its start."""
         averages, (total, weight) = np.full(len(values), np.nan), self._averages.get(name, (0.0, 0.0))
         for number in np.flatnonzero(np.isfinite(values)):
             total = self._smooth * total + (1 - self._smooth) * values[number]
@@ -200,7 +200,7 @@ class _Reader:
         return averages
 
     def _token_shares(self, columns: dict[str, Numbers], records: int) -> dict[str, Numbers]:
-        """Returns the share of each domain since the stage began."""
+        """Return the share of each domain since the stage began."""
         names = [
             *self._tokens,
             *(name for name in columns if name.startswith(TOKENS_PREFIX) and name not in self._tokens),
@@ -221,13 +221,13 @@ class _Reader:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns all events; lines that are not events are skipped, as on the board."""
+    """Return all events; lines that are not events are skipped, as on the board."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [event for line in lines if (event := parse_line(line)) and isinstance(event.get("event"), str)]
 
 
 def _marks(events: Sequence[dict[str, Any]], run: RunCurves, x_axis: str, first_x: float) -> dict[str, list[float]]:
-    """Returns the marks by kind; those that would be drawn over each other are one."""
+    """Return the marks by kind; those that would be drawn over each other are one."""
     last_x = run.steps_and_x[1][-1]
     width = (last_x - run.steps_and_x[1][0]) / MOST_MARKS_OF_A_KIND
     marks: dict[str, dict[int, float]] = {}

@@ -60,7 +60,7 @@ class Kind:
         return key in self.keys or bool(self.prefix and key.startswith(self.prefix))
 
     def label(self, key: str) -> str:
-        """Returns the name of a curve in the legend."""
+        """Return the name of a curve in the legend."""
         if key in LABELS:
             return LABELS[key]
         if self.prefix and key.startswith(self.prefix):
@@ -105,7 +105,7 @@ KINDS = {
 
 
 def chosen_kinds(what: str) -> list[str]:
-    """Parses a comma-separated list of kinds; `all` stands for every kind."""
+    """Parse a comma-separated list of kinds; `all` stands for every kind."""
     names = list(dict.fromkeys(name.strip() for name in what.split(",") if name.strip()))
     unknown = [name for name in names if name not in (*KINDS, ALL)]
     if unknown or not names:

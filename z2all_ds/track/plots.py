@@ -27,12 +27,12 @@ MOST_INCHES, MOST_PIXELS = 200.0, 20_000
 
 
 def plot_loss(run_dirs: list[Path], out: Path) -> Path:
-    """Plots loss over steps, total and per domain, of one or more runs. Returns the file's path."""
+    """Plot loss over steps, total and per domain, of one or more runs. Return the file's path."""
     return plot(run_dirs, out, PlotOptions())[0]
 
 
 def plot(run_dirs: list[Path], out: Path, options: PlotOptions, is_folder: bool = False) -> list[Path]:
-    """Plots into one file, or into a folder with one file per kind. Returns their paths."""
+    """Plot into one file, or into a folder with one file per kind. Return their paths."""
     is_folder = is_folder or out.is_dir()
     _check(out, options, is_folder)
     kinds = chosen_kinds(options.what)
@@ -75,27 +75,27 @@ def _check_pixels(dpi: int, inches: tuple[float, float]) -> None:
 
 
 def _grid(panels: int) -> tuple[int, int]:
-    """Returns the number of rows and columns."""
+    """Return the number of rows and columns."""
     columns = 1 if panels == 1 else 2 if panels <= 4 else 3
     return math.ceil(panels / columns), columns
 
 
 def _size(panels: int, options: PlotOptions) -> tuple[float, float]:
-    """Returns width and height in inches."""
+    """Return width and height in inches."""
     rows, columns = _grid(panels)
     width, height = (GRID_PANEL_INCHES[0] * columns, GRID_PANEL_INCHES[1] * rows) if columns > 1 else ONE_PANEL_INCHES
     return options.width or width, options.height or height
 
 
 def _names(run_dirs: list[Path]) -> dict[Path, str]:
-    """Returns the folder name of each run, or its path if two have the same name."""
+    """Return the folder name of each run, or its path if two have the same name."""
     short = {path: path.resolve().name or str(path) for path in run_dirs}
     values = list(short.values())
     return {path: name if values.count(name) == 1 else str(path) for path, name in short.items()}
 
 
 def _kinds_there(kinds: list[str], runs: list[RunCurves], asked_for_all: bool) -> list[str]:
-    """Returns the kinds that a run has values for. A kind that was asked for by name must exist in some run; runs
+    """Return the kinds that a run has values for. A kind that was asked for by name must exist in some run; runs
     without it are reported."""
     there = [kind for kind in kinds if any(run.keys_of(kind) for run in runs)]
     missing = [kind for kind in kinds if kind not in there]

@@ -15,7 +15,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 def columns_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """Returns the values of every field, NaN if a record has none. Fields without numbers are left out."""
+    """Return the values of every field, NaN if a record has none. Fields without numbers are left out."""
     # Most records of a run have the same fields in the same order; as a matrix they take a third of the time.
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, record in enumerate(records):
@@ -48,14 +48,14 @@ def _number(value: Any) -> float:
 
 
 def table_of(values: Numbers, starts: npt.NDArray[np.int64]) -> Numbers:
-    """Returns the table of a column whose buckets begin at `starts`."""
+    """Return the table of a column whose buckets begin at `starts`."""
     finite = np.isfinite(values)
     rows = [np.where(finite, values, missing) for missing in (0.0, np.inf, -np.inf)]
     return merge_buckets(np.stack([*rows, finite.astype(np.float64)]), starts)
 
 
 def merge_buckets(table: Numbers, starts: npt.NDArray[np.int64]) -> Numbers:
-    """Returns a table with fewer buckets, which begin at `starts`."""
+    """Return a table with fewer buckets, which begin at `starts`."""
     reductions = (np.add, np.minimum, np.maximum, np.add)
     return np.stack([reduce.reduceat(row, starts) for reduce, row in zip(reductions, table, strict=True)])
 
@@ -67,7 +67,7 @@ def empty_table(buckets: int) -> Numbers:
 
 
 def mean_of(table: Numbers) -> Numbers:
-    """Returns the mean of each bucket, NaN if it has no value."""
+    """Return the mean of each bucket, NaN if it has no value."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(table[COUNT] > 0, table[SUM] / table[COUNT], np.nan))
 
@@ -93,7 +93,7 @@ class Buckets:
         return -(-self.records // self.width)
 
     def add(self, columns: Mapping[str, Numbers], records: int, weights: Numbers | None = None) -> None:
-        """Adds records as columns of that length. `weights`: how many records each stands for, by default one."""
+        """Add records as columns of that length. `weights`: how many records each stands for, by default one."""
         if records == 0:
             return
         while (self.records + records - 1) // self.width >= self.most_buckets:
@@ -111,7 +111,7 @@ class Buckets:
         self.records += records
 
     def table(self, name: str) -> Numbers:
-        """Returns a copy of the used buckets; empty ones for an unknown field."""
+        """Return a copy of the used buckets; empty ones for an unknown field."""
         table = empty_table(self.used)
         kept = self._tables.get(name)
         if kept is not None:
@@ -120,7 +120,7 @@ class Buckets:
         return table
 
     def weights(self) -> Numbers:
-        """Returns how many records each bucket stands for."""
+        """Return how many records each bucket stands for."""
         return self._weights[: self.used].copy()
 
     def total(self, name: str) -> float:

@@ -39,12 +39,12 @@ class LineTail:
         self._mark = b""
 
     def skip_to(self, offset: int) -> None:
-        """Continues at `offset`, which must be the beginning of a line."""
+        """Continue at `offset`, which must be the beginning of a line."""
         self.offset = offset
         self._mark = self._files.read(self._path, max(0, offset - MARK_BYTES), min(offset, MARK_BYTES))
 
     def read(self, most_bytes: int = STEP_BYTES) -> NewLines:
-        """Reads the next lines. A line longer than `most_bytes` is read whole, in several steps."""
+        """Read the next lines. A line longer than `most_bytes` is read whole, in several steps."""
         mark = self._files.read(self._path, self.offset - len(self._mark), len(self._mark))
         is_restarted = mark != self._mark
         if is_restarted:
@@ -71,13 +71,13 @@ class RecordLog:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all records; also called once at the beginning."""
+        """Forget all records; also called once at the beginning."""
 
     def add(self, record: dict[str, Any] | None) -> None:
-        """Takes one record; None if the line is not one."""
+        """Take one record; None if the line is not one."""
 
     def update(self, stat: list[float]) -> bool:
-        """Reads new records, given the file's current stat. Returns whether there is more to read."""
+        """Read new records, given the file's current stat. Return whether there is more to read."""
         if stat == self._stat:
             return False
         new = self._tail.read()

@@ -36,7 +36,7 @@ class RunWriter:
         self._health.append({"step": step, "time_unix": round(time.time(), 3), **figures_by_rank})
 
     def drop_metrics_after(self, step: int) -> int:
-        """Drops records of later steps, which will be repeated. Returns their number."""
+        """Drop records of later steps, which will be repeated. Return their number."""
         self._metrics.close()
         dropped = drop_metrics_after(self._metrics.path, step)
         self._metrics = _LineFile(self._metrics.path, self._warn)
@@ -79,7 +79,7 @@ class _LineFile:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Removes a last line that a crash has cut off; the next record would be appended to it."""
+    """Remove a last line that a crash has cut off; the next record would be appended to it."""
     if path.exists():
         end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
         if end != path.stat().st_size:
@@ -87,7 +87,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields offset and content of each line, the last one first, which may be cut off."""
+    """Yield offset and content of each line, the last one first, which may be cut off."""
     with path.open("rb") as file:
         begin = file.seek(0, os.SEEK_END)
         content = b""
@@ -105,7 +105,7 @@ def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records of a JSON-lines file; skips a last line that a crash has cut off."""
+    """Yield the records of a JSON-lines file; skip a last line that a crash has cut off."""
     if not path.exists():
         return
     with path.open("rb") as file:  # bytes: the cut may be inside a character
@@ -115,13 +115,13 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
-    """Returns the last whole record, found from the file's end."""
+    """Return the last whole record, found from the file's end."""
     lines = _lines_from_the_end(path) if path.exists() else iter(())
     return next((parse_record(line) for _, line in lines if line.endswith(b"\n")), None)
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Parses one line; raises ValueError if it is not JSON."""
+    """Parse one line; raise ValueError if it is not JSON."""
     try:
         record: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError:  # Infinity and NaN, which Python writes although JSON does not have them
@@ -130,7 +130,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parses one line; returns None if it is not a record."""
+    """Parse one line; return None if it is not a record."""
     try:
         record: Any = parse_record(line)
     except ValueError:  # also raised for invalid UTF-8
@@ -139,7 +139,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def drop_metrics_after(path: Path, step: int) -> int:
-    """Drops records of steps that will be repeated after a resume from `step`. Returns their number."""
+    """Drop records of steps that will be repeated after a resume from `step`. Return their number."""
     if not path.exists():
         return 0
     dropped, size = 0, path.stat().st_size
@@ -154,7 +154,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def last_outcome(folder: RunFolder) -> str | None:
-    """Returns the last outcome that the run has recorded, None if there is none.
+    """Return the last outcome that the run has recorded, None if there is none.
 
     `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished.
     """

@@ -17,7 +17,7 @@ DTYPES = ("fp32", "fp16", "bf16")
 
 
 def _keys(**keys_by_kind: str) -> dict[str, Any]:
-    """Returns a section from the names of its keys, by kind and separated by blanks."""
+    """Return a section from the names of its keys, by kind and separated by blanks."""
     return {key: kind for kind, keys in keys_by_kind.items() for key in keys.split()}
 
 

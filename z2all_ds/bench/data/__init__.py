@@ -34,7 +34,7 @@ def bench_data(
     scale_shards: int,
     scale_shard_megabytes: int,
 ) -> Report:
-    """Writes the documents in every format to a temporary folder, and reads them with every loader.
+    """Write the documents in every format to a temporary folder, and read them with every loader.
 
     `scale_shards` 0 skips the large corpus. `peers_folder`: environment of the peers, created if missing. A resume is
     `exact` if its first batch is the one that an uninterrupted run would have read.
@@ -78,7 +78,7 @@ def bench_data(
 
 
 def describe(report: Report) -> Shown:
-    """Yields the settings, and tables of speeds, of resumes and of the large corpus."""
+    """Yield the settings, and tables of speeds, of resumes and of the large corpus."""
     mix = ", ".join(f"{name} {share:.0%}" for name, share in report["mix"].items())
     text = f"{report['text_bytes'] / 1e6:,.0f} MB of text ({mix}), {report['documents']:,} documents"
     tokens = f"{report['num_tokens']:,} tokens, vocabulary of {report['tokenizer_size']:,}"

@@ -47,11 +47,11 @@ class Cases:
         """(peer, source) -> rows in the peer's own format."""
 
     def prepare(self, peer: str, source: str) -> Case:
-        """Returns the case in which a peer writes a source in its own format."""
+        """Return the case in which a peer writes a source in its own format."""
         return self._case(f"preparing {source}", peer, source, task="prepare")
 
     def speed(self) -> list[Case]:
-        """Returns the cases that read everything.
+        """Return the cases that read everything.
 
         The tokenizer caches only the first words that it meets. If documents are mixed, these are the frequent words of
         all domains, which makes it up to a tenth faster.
@@ -75,7 +75,7 @@ class Cases:
         ]
 
     def resume(self) -> list[Case]:
-        """Returns cases whose task the runner sets: each reads half an epoch, and then resumes from there."""
+        """Return cases whose task the runner sets: each reads half an epoch, and then resumes from there."""
         cases = (
             ("raw jsonl, shuffled", OURS, "jsonl", True),
             ("tokens, shuffled", OURS, "tokens", True),
@@ -92,7 +92,7 @@ class Cases:
         ]
 
     def scale(self, large: LargeCorpus) -> list[Case]:
-        """Returns the cases that resume in a large corpus."""
+        """Return the cases that resume in a large corpus."""
         sizes = {"num_lanes": NUM_LANES_AT_SCALE, "num_tokens": large.num_tokens, "weights": None}
         return [
             self._case(f"{name} at {part:.0%}", OURS, "", task="scale", folder=str(folder), part=part, **sizes)
@@ -148,7 +148,7 @@ class Runner:
         """Loader -> versions of its packages."""
 
     def prepare_peers(self, cases: Cases, peers: Iterable[str] = PEER_SOURCES) -> None:
-        """Installs the peers, and lets each write the documents in its own format. One that fails is skipped."""
+        """Install the peers, and let each write the documents in its own format. One that fails is skipped."""
         for peer in peers:
             self._peer_failures[peer] = ""
             try:
@@ -160,11 +160,11 @@ class Runner:
                 say(f"bench data: {peer} is skipped: {error}")
 
     def measure(self, label: str, cases: Sequence[Case]) -> list[Measured]:
-        """Runs all cases `repeats` times and takes the median of each."""
+        """Run all cases `repeats` times and take the median of each."""
         return self._alternate(label, cases, [""] * self._repeats, _median)
 
     def measure_resume(self, cases: Sequence[Case]) -> list[Measured]:
-        """Lets each case read half an epoch once and resume from there `repeats` times, always in a new process."""
+        """Let each case read half an epoch once and resume from there `repeats` times, always in a new process."""
 
         def compare(found: list[Figures]) -> Figures:
             half, figures = found[0], _median(found[1:])
@@ -174,7 +174,7 @@ class Runner:
         return self._alternate("resume", cases, ["half", *["resume"] * self._repeats], compare)
 
     def run(self, case: Case) -> Figures:
-        """Runs one process and returns its figures."""
+        """Run one process and return its figures."""
         command = module_command("z2all_ds.bench.data.process")
         environment = {**os.environ, **ONE_THREAD}
         if case.by != OURS:
@@ -193,7 +193,7 @@ class Runner:
     def _alternate(
         self, label: str, cases: Sequence[Case], tasks: Sequence[str], summarize: Callable[[list[Figures]], Figures]
     ) -> list[Measured]:
-        """Runs each task of all cases before the next task; "" is the case's own. After a failure a case is skipped."""
+        """Run each task of all cases before the next task; "" is the case's own. After a failure a case is skipped."""
         cases = [case for case in cases if case.by == OURS or case.by in self._peer_failures]
         found: list[list[Figures]] = [[] for _ in cases]
         failed = [self._peer_failures.get(case.by, "") for case in cases]
@@ -213,7 +213,7 @@ class Runner:
 
 
 def _median(repeats: Sequence[Figures]) -> Figures:
-    """Returns the median repeat: of speed by CPU time, of a resume by wall-clock time."""
+    """Return the median repeat: of speed by CPU time, of a resume by wall-clock time."""
     by = next(name for name in ("cpu_seconds", "first_batch_seconds", "seconds") if name in repeats[0])
     figures = dict(median_repeat(repeats, by))
     if "tokens" in figures:

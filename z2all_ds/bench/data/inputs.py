@@ -55,7 +55,7 @@ class Inputs:
 
 
 def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Path | None, text_bytes: int) -> Inputs:
-    """Writes all formats into the folder `scratch`."""
+    """Write all formats into the folder `scratch`."""
     texts = sample_texts(corpus or built_in_text(scratch / "built_in", text_bytes), text_bytes)
     if not corpus:  # a third each of code, English and Chinese
         texts = {name: list(_up_to(repeated(documents), text_bytes // 3)) for name, documents in texts.items()}
@@ -92,7 +92,7 @@ def prepare_inputs(scratch: Path, corpus: str | Path | None, tokenizer: str | Pa
 
 
 def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
-    """Yields texts until they have `wanted_bytes`, at least one."""
+    """Yield texts until they have `wanted_bytes`, at least one."""
     size = 0
     for text in texts:
         yield text
@@ -102,7 +102,7 @@ def _up_to(texts: Iterator[str], wanted_bytes: int) -> Iterator[str]:
 
 
 def write_lines(path: Path, domain: str, texts: list[str]) -> None:
-    """Writes records in the format of a corpus build."""
+    """Write records in the format of a corpus build."""
     with open(path, "wb") as stream:
         for number, text in enumerate(texts):
             record = Record(number, number, domain, "", f"{domain} {number}", text, "", {})
@@ -128,7 +128,7 @@ class LargeCorpus:
 
 
 def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: int) -> LargeCorpus:
-    """Makes `shards` links to one shard of about `shard_bytes`, in eight domains, and to its tokens."""
+    """Make `shards` links to one shard of about `shard_bytes`, in eight domains, and to its tokens."""
     one, one_tokens, raw, tokens = (scratch / name for name in ("one", "one_tokens", "large", "large_tokens"))
     for folder in (one, raw, tokens):
         folder.mkdir()

@@ -32,7 +32,7 @@ def open_loader(job: Job) -> BatchLoader:
 
 
 def tokenizer_only(job: Job) -> Figures:
-    """Times the tokenizer on texts in memory; the ids are Python lists, as for every user of the tokenizer."""
+    """Time the tokenizer on texts in memory; the ids are Python lists, as for every user of the tokenizer."""
     import pyarrow.parquet as pq
 
     tables = (pq.read_table(path, columns=["content"]) for path in measuring.files_in(job["folder"], "parquet"))
@@ -68,7 +68,7 @@ def resume(job: Job) -> Figures:
 
 
 def scale(job: Job) -> Figures:
-    """Opens a large corpus at a part of its epoch, reads the first batch, then one sample of every lane."""
+    """Open a large corpus at a part of its epoch, read the first batch, then one sample of every lane."""
     started = time.perf_counter()
     with open_loader(job) as loader:
         state = _state_at(loader.stream, job["part"], job["num_tokens"])
@@ -87,7 +87,7 @@ def scale(job: Job) -> Figures:
 
 
 def _state_at(stream: PackedStream, part: float, num_tokens: int) -> StreamState:
-    """Returns the state after a part of the epoch, computed instead of read: reading 50 GB would take too long."""
+    """Return the state after a part of the epoch, computed instead of read: reading 50 GB would take too long."""
     plan, lanes = stream.plan, stream.plan.spec.num_lanes
     rounds = int(part * num_tokens / (plan.spec.stages[0].sequence_length * lanes))
     blocks = [int(part * order.num_blocks / lanes) for order in plan.orders]

@@ -18,13 +18,13 @@ from z2all_ds.bench.shared import error_line, run_process
 
 
 def default_folder() -> Path:
-    """Returns the folder of the environment in the user's cache."""
+    """Return the folder of the environment in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "z2all" / "bench_peers" / "data"
 
 
 def requirements(peer: str) -> list[list[str]]:
-    """Returns the arguments of successive calls of `pip install`. torch comes first, so that the rest accepts it."""
+    """Return the arguments of successive calls of `pip install`. torch comes first, so that the rest accepts it."""
     first = ["torch==2.13.0", "numpy>=2,<2.2"]
     common = [*first, f"tokenizers=={version('tokenizers')}", "xxhash<4"]
     if peer == "hf_datasets":
@@ -34,12 +34,12 @@ def requirements(peer: str) -> list[list[str]]:
 
 
 def python_of(folder: Path) -> Path:
-    """Returns the interpreter of the environment."""
+    """Return the interpreter of the environment."""
     return folder / "bin" / "python"
 
 
 def is_ready(folder: Path, peer: str) -> bool:
-    """Returns whether the current requirements of the peer are installed."""
+    """Return whether the current requirements of the peer are installed."""
     try:
         return bool(json.loads(_stamp(folder, peer).read_text()) == requirements(peer)) and python_of(folder).exists()
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def is_ready(folder: Path, peer: str) -> bool:
 
 
 def make_ready(folder: Path, peer: str) -> None:
-    """Installs the peer if it is missing."""
+    """Install the peer if it is missing."""
     if not is_ready(folder, peer):
         with heartbeat(f"installing {peer} in {folder}"):
             if not python_of(folder).exists():
@@ -59,7 +59,7 @@ def make_ready(folder: Path, peer: str) -> None:
 
 
 def _stamp(folder: Path, peer: str) -> Path:
-    """Returns the file that is written after a complete installation."""
+    """Return the file that is written after a complete installation."""
     return folder / f"{peer}.installed.json"
 
 

@@ -64,7 +64,7 @@ def stack(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def open_stream(job: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the dataset and its batches."""
+    """Return the dataset and its batches."""
     if job["source"] == "tokens":
         dataset = read_tokens(job)
         return dataset, DataLoader(dataset, batch_size=job["micro_batch"], collate_fn=stack)
@@ -81,7 +81,7 @@ def open_map(job: dict[str, Any]) -> Iterator[Any]:
 
 
 def prepare(job: dict[str, Any]) -> dict[str, Any]:
-    """Writes packed rows in the library's own format."""
+    """Write packed rows in the library's own format."""
     length = job["sequence_length"]
     tokens = np.fromfile(job["tokens_file"], dtype=job["dtype"])
     rows = pa.FixedSizeListArray.from_arrays(pa.array(tokens[: len(tokens) // length * length]), length)

@@ -35,14 +35,14 @@ BATCHES = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures in one rank; returns the exit code."""
+    """Measure in one rank; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure Hugging Face's Llama with Liger under DeepSpeed.")
     parser.add_argument("--steps", type=int, default=20, help="steps to run; the second half is measured")
     return rank_main(parser, arguments, lambda run, options, world: measure(run, options.steps, world))
 
 
 def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
-    """Trains and returns this rank's figures."""
+    """Train and return this rank's figures."""
     require_at_least(2, steps=steps)  # the second half is measured
     device = ds.pick_device(world)
     resolved = resolve(run, world.world_size, device.type)
@@ -83,7 +83,7 @@ def measure(run: RunConfig, steps: int, world: World) -> dict[str, Any]:
 
 
 def use_liger() -> None:
-    """Replaces kernels of transformers' Llama by Liger's, in this whole process."""
+    """Replace kernels of transformers' Llama by Liger's, in this whole process."""
     try:
         from liger_kernel.transformers import apply_liger_kernel_to_llama
     except ImportError as error:
@@ -92,12 +92,12 @@ def use_liger() -> None:
 
 
 def llama_config(run: RunConfig) -> Any:
-    """Returns transformers' config of the same shape."""
+    """Return transformers' config of the same shape."""
     return Z2allConfig.from_section(run.model).to_llama()
 
 
 def build(run: RunConfig, resolved: Any) -> Any:
-    """Returns DeepSpeed's engine of transformers' model."""
+    """Return DeepSpeed's engine of transformers' model."""
     model = AutoModelForCausalLM.from_config(llama_config(run), attn_implementation="sdpa")
     if run.train.activation_checkpointing != "none":
         model.gradient_checkpointing_enable()  # whole layers only

@@ -27,7 +27,7 @@ ONE_THREAD = {
 
 
 def serve(tasks: Mapping[str, Callable[[Job], Figures]], packages: Sequence[str]) -> None:
-    """Runs the task of the job on stdin on one core, and prints its figures as the last line of stdout."""
+    """Run the task of the job on stdin on one core, and print its figures as the last line of stdout."""
     job: Job = json.load(sys.stdin)
     os.sched_setaffinity(0, {job["core"]})
     figures = tasks[job["task"]](job)
@@ -35,7 +35,7 @@ def serve(tasks: Mapping[str, Callable[[Job], Figures]], packages: Sequence[str]
 
 
 def measure_speed(batches: Iterable[Any], warm_up: int = 0) -> Figures:
-    """Reads all batches and times those after the first `warm_up`."""
+    """Read all batches and time those after the first `warm_up`."""
     batches = iter(batches)
     for _ in range(warm_up):
         next(batches)
@@ -50,7 +50,7 @@ def measure_speed(batches: Iterable[Any], warm_up: int = 0) -> Figures:
 
 
 def save_at_half(batches: Iterator[Any], state: Callable[[], Mapping[str, object]], job: Job) -> Figures:
-    """Reads half an epoch, writes the state, and fingerprints the batch that must come after a resume."""
+    """Read half an epoch, write the state, and fingerprint the batch that must come after a resume."""
     for _ in range(batches_in(job, 0.5)):
         next(batches)
     text = json.dumps(dict(state()))
@@ -59,22 +59,22 @@ def save_at_half(batches: Iterator[Any], state: Callable[[], Mapping[str, object
 
 
 def measure_resume(open_at: Callable[[Any], Iterator[Any]], job: Job) -> Figures:
-    """Measures the seconds from loading the state to the first batch; all imports are done before."""
+    """Measure the seconds from loading the state to the first batch; all imports are done before."""
     started = time.perf_counter()
     batch = next(open_at(json.loads(Path(job["state_file"]).read_text())))
     return {"seconds": time.perf_counter() - started, "next_batch": fingerprint(batch)}
 
 
 def fingerprint(batch: Any) -> str:
-    """Returns a hash of the tokens of a batch."""
+    """Return a hash of the tokens of a batch."""
     return hashlib.sha256(batch["input_ids"].numpy().tobytes()).hexdigest()
 
 
 def batches_in(job: Job, epochs: float) -> int:
-    """Returns the number of whole batches in this many epochs."""
+    """Return the number of whole batches in this many epochs."""
     return int(epochs * job["num_tokens"]) // (job["micro_batch"] * job["sequence_length"])
 
 
 def files_in(folder: str, ending: str) -> list[str]:
-    """Returns the paths of all files with this ending, in order."""
+    """Return the paths of all files with this ending, in order."""
     return sorted(map(str, Path(folder).glob(f"*.{ending}")))

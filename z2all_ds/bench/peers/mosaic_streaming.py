@@ -74,7 +74,7 @@ def stack(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def open_batches(job: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the object that has the state, and the batches."""
+    """Return the object that has the state, and the batches."""
     options: dict[str, Any] = {"local": job["folder"], "shuffle": job["shuffle"], "shuffle_seed": SHUFFLE_SEED}
     options["predownload"] = PREDOWNLOAD
     if job["source"] == "tokens":
@@ -91,7 +91,7 @@ def open_batches(job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def prepare(job: dict[str, Any]) -> dict[str, Any]:
-    """Writes the documents, or packed tokens, in the library's own format."""
+    """Write the documents, or packed tokens, in the library's own format."""
     return {"samples": write_tokens(job) if job["source"] == "tokens" else write_documents(job)}
 
 

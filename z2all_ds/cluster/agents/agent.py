@@ -32,7 +32,7 @@ class Worker:
         self._process = JsonProcess(module_command(module), {**os.environ, **environment})
 
     def ask(self, order: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Returns its `answer` or a `problem`; with `ended` if the process has ended, `late` if it was too slow."""
+        """Return its `answer` or a `problem`; with `ended` if the process has ended, `late` if it was too slow."""
         with self._lock:
             self._process.send(order)
             try:
@@ -65,7 +65,7 @@ class Agent:
         return time.time()
 
     def listen(self, address: str, port: int, token: str) -> int:
-        """Opens a listener and returns its port; 0 lets the system choose."""
+        """Open a listener and return its port; 0 lets the system choose."""
         listener = Listener(address, port, token)
         self._listeners[listener.port] = listener
         return listener.port
@@ -77,7 +77,7 @@ class Agent:
         return asdict(connections.measure(address, port, token, seconds))
 
     def create_marker(self, folder: str, name: str) -> None:
-        """Creates an empty file for the other nodes to see."""
+        """Create an empty file for the other nodes to see."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / name).touch()
 
@@ -103,7 +103,7 @@ class Agent:
 
 
 def serve(agent: object) -> None:
-    """Answers requests with the agent's methods until the connection ends."""
+    """Answer requests with the agent's methods until the connection ends."""
     writing = threading.Lock()
 
     def answer(request: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class Speed:
 
 
 def measure(address: str, port: int, token: str, seconds: float) -> Speed:
-    """Connects to a listener and measures for `seconds` in each direction; raises OSError."""
+    """Connect to a listener and measure for `seconds` in each direction; raise OSError."""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
         _prepare(connection)
         _authenticate(connection, token.encode())
@@ -86,7 +86,7 @@ def measure(address: str, port: int, token: str, seconds: float) -> Speed:
 
 
 def source_address(towards: str) -> str:
-    """Returns the address of this machine that packets to `towards` (name or address) carry; sends nothing."""
+    """Return the address of this machine that packets to `towards` (name or address) carry; send nothing."""
     family, kind, protocol, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -123,7 +123,7 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[int, float]:
-    """Reads what `_send` sends; returns bytes and seconds."""
+    """Read what `_send` sends; return bytes and seconds."""
     started, count = time.perf_counter(), 0
     while _read(connection, 1) == b"+":
         count += len(_read(connection, len(CHUNK)))

@@ -18,7 +18,7 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noh
 
 
 def gather(run_dir: str, files: list[str]) -> dict[str, Any]:
-    """Returns all facts; `files` are those that must be the same on all nodes."""
+    """Return all facts; `files` are those that must be the same on all nodes."""
     return {
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -32,7 +32,7 @@ def gather(run_dir: str, files: list[str]) -> dict[str, Any]:
 
 
 def code_hash() -> str:
-    """Hashes all sources and settings of the package: edits do not change its version."""
+    """Hash all sources and settings of the package: edits do not change its version."""
     root = Path(z2all_ds.__file__).parent
     total = hashlib.sha256()
     for file in sorted(root.rglob("*")):
@@ -42,7 +42,7 @@ def code_hash() -> str:
 
 
 def file_hash(file: Path) -> str:
-    """Returns the first 16 digits of its SHA-256, or the reason why it cannot be read."""
+    """Return the first 16 digits of its SHA-256, or the reason why it cannot be read."""
     try:
         return hashlib.sha256(file.expanduser().read_bytes()).hexdigest()[:16]
     except OSError as error:
@@ -50,7 +50,7 @@ def file_hash(file: Path) -> str:
 
 
 def gpus() -> list[str]:
-    """Returns name and driver of each GPU, as nvidia-smi reports them."""
+    """Return name and driver of each GPU, as nvidia-smi reports them."""
     if not shutil.which(NVIDIA_SMI[0]):
         return []
     try:
@@ -62,7 +62,7 @@ def gpus() -> list[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Returns the addresses of each network interface."""
+    """Return the addresses of each network interface."""
     import psutil  # a dependency of DeepSpeed
 
     families = (socket.AF_INET, socket.AF_INET6)

@@ -27,7 +27,7 @@ class RemoteAgent:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, method: str, /, **arguments: Any) -> "Future[Any]":
-        """Calls a method of the agent; returns a future of its result."""
+        """Call a method of the agent; return a future of its result."""
         future: Future[Any] = Future()
         with self._lock:
             if self._ended:
@@ -39,7 +39,7 @@ class RemoteAgent:
         return future
 
     def call(self, method: str, seconds: float, /, **arguments: Any) -> Any:
-        """Calls a method and waits for its result; raises NoAnswer."""
+        """Call a method and wait for its result; raise NoAnswer."""
         return wait_for(self.ask(method, **arguments), seconds)
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class RemoteAgent:
 
 
 def wait_for(future: "Future[Any]", seconds: float) -> Any:
-    """Returns the result of a request; raises NoAnswer, also after `seconds`."""
+    """Return the result of a request; raise NoAnswer, also after `seconds`."""
     try:
         return future.result(seconds)
     except TimeoutError:
@@ -69,7 +69,7 @@ def wait_for(future: "Future[Any]", seconds: float) -> Any:
 
 
 def wait_for_all(asked: Mapping[str, "Future[Any]"], seconds: float) -> tuple[dict[str, Any], dict[str, NoAnswer]]:
-    """Returns results and failures of requests to several nodes, by node."""
+    """Return results and failures of requests to several nodes, by node."""
     deadline = time.monotonic() + seconds
     answers, failures = {}, {}
     for name, future in asked.items():
@@ -98,7 +98,7 @@ def _python_failure(node: Node, stderr: str) -> NoAnswer:
 
 @contextmanager
 def agents_on(nodes: list[Node], config: Path, folder: str, module: str = AGENT) -> Iterator[Mapping[str, RemoteAgent]]:
-    """Yields an agent per node, by node name, and ends them all."""
+    """Yield an agent per node, by node name, and end them all."""
     agents: dict[str, RemoteAgent] = {}
     try:
         for node in nodes:

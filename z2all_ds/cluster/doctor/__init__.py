@@ -35,23 +35,23 @@ __all__ = [
 
 
 def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
-    """Runs all fast checks; runs will be written into `folder`."""
+    """Run all fast checks; runs will be written into `folder`."""
     return _run_all([*installation.CHECKS, gpus.check, *building.CHECKS, *resources.checks(folder), *network.CHECKS])
 
 
 def examine_further(folder: str | os.PathLike[str] = ".", run: "RunConfig | None" = None) -> list[Finding]:
-    """Runs checks that take a few seconds: imports, disk speed, reachable hubs, and the inputs of a run config."""
+    """Run checks that take a few seconds: imports, disk speed, reachable hubs, and the inputs of a run config."""
     findings = _run_all([installation.loading, partial(resources.disk_speed, Path(folder)), network.hubs])
     return [*findings, *(examine_run(run) if run is not None else [])]
 
 
 def examine_run(run: "RunConfig") -> list[Finding]:
-    """Checks tokenizer, data and DeepSpeed JSON of a run config."""
+    """Check tokenizer, data and DeepSpeed JSON of a run config."""
     return _run_all([partial(check, run) for check in inputs.CHECKS])
 
 
 def _run_all(checks: Iterable[Check]) -> list[Finding]:
-    """Returns all findings. An error that two checks raise, such as a missing tokenizer, is listed once."""
+    """Return all findings. An error that two checks raise, such as a missing tokenizer, is listed once."""
     findings: list[Finding] = []
     for check in checks:
         try:

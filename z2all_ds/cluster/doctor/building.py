@@ -21,7 +21,7 @@ def compiler() -> Finding:
 
 
 def nvcc() -> Finding | list[Finding]:
-    """Checks nvcc if there is a GPU and a CUDA build of torch."""
+    """Check nvcc if there is a GPU and a CUDA build of torch."""
     cuda = machine.torch_cuda_version()
     if not cuda or not machine.gpu_count():
         return []
@@ -37,7 +37,7 @@ def nvcc() -> Finding | list[Finding]:
 
 
 def judge_nvcc(program: str | None, version: str, cuda: str) -> Finding:
-    """Compares major versions: torch builds ops only with an nvcc of its own CUDA version."""
+    """Compare major versions: torch builds ops only with an nvcc of its own CUDA version."""
     if program is None:
         return Finding("nvcc", OK, "none: DeepSpeed's CUDA ops cannot be built; our optimizers do not need them")
     release = re.search(r"release (\d+)\.(\d+)", version)
@@ -52,7 +52,7 @@ def judge_nvcc(program: str | None, version: str, cuda: str) -> Finding:
 
 
 def gpu_architectures(environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Warns about letters in TORCH_CUDA_ARCH_LIST, whose entries DeepSpeed reads as numbers."""
+    """Warn about letters in TORCH_CUDA_ARCH_LIST, whose entries DeepSpeed reads as numbers."""
     chosen = environment.get("TORCH_CUDA_ARCH_LIST", "")
     if not re.search(r"\d[a-z]\b", chosen):
         return []

@@ -26,12 +26,12 @@ Check = Callable[[], Finding | list[Finding]]
 
 
 def has_failures(findings: Sequence[Finding]) -> bool:
-    """Returns whether training cannot work here."""
+    """Return whether training cannot work here."""
     return any(finding.status == FAIL for finding in findings)
 
 
 def describe(findings: Sequence[Finding]) -> Shown:
-    """Yields a table, the fix of each finding that is not ok, and the counts."""
+    """Yield a table, the fix of each finding that is not ok, and the counts."""
     marks = {status: (status, colour) for status, colour in COLOURS.items()}
     yield Table(("", "what", "found"), [(marks[one.status], one.name, one.value) for one in findings], "l")
     yield ""

@@ -70,7 +70,7 @@ def details() -> list[Finding]:
 
 
 def judge_driver(found: Gpus, torch_cuda: str) -> Finding:
-    """Compares major versions: a driver runs CUDA of its own major version and older."""
+    """Compare major versions: a driver runs CUDA of its own major version and older."""
     value = f"{found.driver}, for CUDA up to {found.cuda}; torch is built with {torch_cuda or 'none'}"
     major = re.match(r"\d+", torch_cuda)
     if major and int(found.cuda.split(".")[0]) < int(major[0]):
@@ -80,7 +80,7 @@ def judge_driver(found: Gpus, torch_cuda: str) -> Finding:
 
 
 def judge_states(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Reports memory in use, memory errors, low clocks and missing PCIe lanes."""
+    """Report memory in use, memory errors, low clocks and missing PCIe lanes."""
     problems: list[tuple[int, str, str]] = []
     for index, gpu in enumerate(gpus):
         if gpu.used > BUSY_SHARE * gpu.memory:
@@ -106,7 +106,7 @@ def judge_states(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def judge_links(found: Gpus) -> list[Finding]:
-    """Reports how each pair reads the other's memory, and the NUMA node of each GPU."""
+    """Report how each pair reads the other's memory, and the NUMA node of each GPU."""
     findings = []
     nodes = {gpu.numa for gpu in found.gpus}
     if len(nodes) > 1:
@@ -127,7 +127,7 @@ def judge_links(found: Gpus) -> list[Finding]:
 
 
 def read_gpus() -> Gpus:
-    """Reads all GPUs; raises ImportError without nvidia-ml-py, RuntimeError if the driver does not answer."""
+    """Read all GPUs; raise ImportError without nvidia-ml-py, RuntimeError if the driver does not answer."""
     import pynvml
 
     try:
@@ -148,7 +148,7 @@ def _read(nvml: Any, handle: Any) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def ask(function: str, *arguments: Any, default: Any = 0) -> Any:
-        """Calls NVML; not every GPU, driver and virtual machine supports every query."""
+        """Call NVML; not every GPU, driver and virtual machine supports every query."""
         with suppress(nvml.NVMLError, AttributeError):
             return getattr(nvml, function)(handle, *arguments)
         return default
@@ -166,7 +166,7 @@ def _read(nvml: Any, handle: Any) -> Gpu:
 
 
 def _numa_node(pci: Any) -> int | None:
-    """Reads 00000000:1B:00.0 -> /sys/bus/pci/devices/0000:1b:00.0/numa_node, where -1 means none."""
+    """Read 00000000:1B:00.0 -> /sys/bus/pci/devices/0000:1b:00.0/numa_node, where -1 means none."""
     with suppress(OSError, ValueError):
         node = int((Path("/sys/bus/pci/devices") / pci.busId.lower()[-12:] / "numa_node").read_text()) if pci else -1
         return node if node >= 0 else None

@@ -35,12 +35,12 @@ def corpus(run: "RunConfig") -> Finding:
 
 
 def shards(run: "RunConfig") -> list[Finding]:
-    """Checks the shards of training and held-out data; a run would notice a bad one only when it reads it."""
+    """Check the shards of training and held-out data; a run would notice a bad one only when it reads it."""
     return [shards_of(name) for name in dict.fromkeys((run.data.corpus, run.validation.corpus)) if name]
 
 
 def shards_of(name: str) -> Finding:
-    """Checks that each shard exists with the size in the manifest; reads only the last bytes of Parquet files."""
+    """Check that each shard exists with the size in the manifest; read only the last bytes of Parquet files."""
     from z2all_ds.base.storage import open_folder
     from z2all_ds.data.run_spec import corpus_location
 
@@ -58,7 +58,7 @@ def shards_of(name: str) -> Finding:
 
 
 def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
-    """Returns name -> size of all files of a corpus (None for Parquet: unknown), and the fix for a damaged one."""
+    """Return name -> size of all files of a corpus (None for Parquet: unknown), and the fix for a damaged one."""
     from z2all_ds.corpus.manifest import load_manifest
     from z2all_ds.data.tokens.manifest import ENDS_DTYPE, TOKEN_DTYPES
     from z2all_ds.data.tokens.reading import is_token_corpus, load_token_manifest
@@ -78,7 +78,7 @@ def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
 
 
 def _problem(folder: "Folder", file: str, size: int | None) -> str:
-    """Returns the problem of a file; empty if there is none."""
+    """Return the problem of a file; empty if there is none."""
     from z2all_ds.base.storage import reason
 
     try:

@@ -49,7 +49,7 @@ def python() -> Finding:
 
 
 def interpreter_path(executable: str = sys.executable) -> Finding:
-    """Checks that scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
+    """Check that scripts such as `deepspeed` and `z2all` can name this interpreter in their first line."""
     length = len("#!" + executable)
     fix = "Create the virtual environment in a folder with a shorter path without blanks, or run `python -m ...`."
     if length > MAX_SHEBANG_LENGTH:
@@ -73,7 +73,7 @@ def packages() -> list[Finding]:
 
 
 def judge_package(name: str, version: str | None, first: str, last: str) -> Finding:
-    """Compares an installed version with the first and last series known to work, inclusive."""
+    """Compare an installed version with the first and last series known to work, inclusive."""
     tested = first if first == last else f"{first} to {last}"
     install = f"Install it with `pip install -c constraints.txt {name}` (tested: {tested})."
     if version is None:
@@ -93,14 +93,14 @@ def together() -> list[Finding]:
 
 
 def _installed() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Returns versions and requirements of the installed packages."""
+    """Return versions and requirements of the installed packages."""
     names = [*PACKAGES_TESTED, *OTHER_PACKAGES]
     installed = {name: version for name in names if (version := version_of(name))}
     return installed, {name: metadata.requires(name) or [] for name in installed}
 
 
 def unmet_requirements(installed: Mapping[str, str], requirements: Mapping[str, Iterable[str]]) -> list[Finding]:
-    """Reports version conflicts. pip reports them only once, at the install that causes them."""
+    """Report version conflicts. pip reports them only once, at the install that causes them."""
     findings = []
     for wanted, by in unmet(installed, requirements).items():
         needs = [f"{name} {installed[name]} needs {wanted}{specifier}" for name, specifier in by.items()]
@@ -111,7 +111,7 @@ def unmet_requirements(installed: Mapping[str, str], requirements: Mapping[str, 
 
 
 def unmet(installed: Mapping[str, str], requirements: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
-    """Returns package -> packages that need another version of it -> that version."""
+    """Return package -> packages that need another version of it -> that version."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
@@ -132,7 +132,7 @@ def unmet(installed: Mapping[str, str], requirements: Mapping[str, Iterable[str]
 
 
 def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> list[Finding]:
-    """Checks wheels with kernels, which are built for one torch and one CUDA: 2.8.3+cu12torch2.6."""
+    """Check wheels with kernels, which are built for one torch and one CUDA: 2.8.3+cu12torch2.6."""
     torch, findings = installed.get("torch", ""), []
     for name in ("flash-attn", "xformers"):
         version = installed.get(name, "")
@@ -148,7 +148,7 @@ def built_for_another_torch(installed: Mapping[str, str], cuda: str | None) -> l
 
 
 def loading() -> list[Finding]:
-    """Imports torch and deepspeed in a child process, since an incompatible library may end the process."""
+    """Import torch and deepspeed in a child process, since an incompatible library may end the process."""
     if any(version_of(name) is None for name in LOADED):
         return []  # `packages` reports it
     environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
@@ -164,7 +164,7 @@ def loading() -> list[Finding]:
 
 
 def judge_loading(code: int, output: str, errors: str, visible: int) -> Finding:
-    """Judges exit code and output of LOAD, given the number of visible GPUs."""
+    """Judge exit code and output of LOAD, given the number of visible GPUs."""
     if code != 0:
         name = (re.findall(r"^loading (\S+)", output, re.MULTILINE) or ["python"])[-1]
         last = (errors.strip().splitlines() or [f"its process ended with code {code}"])[-1]
@@ -179,7 +179,7 @@ def judge_loading(code: int, output: str, errors: str, visible: int) -> Finding:
 
 
 def apex() -> list[Finding]:
-    """Detects PyPI's `apex`, which is not NVIDIA's but is mistaken for it by libraries."""
+    """Detect PyPI's `apex`, which is not NVIDIA's but is mistaken for it by libraries."""
     version = version_of("apex")
     if version is None:
         return []

@@ -31,7 +31,7 @@ INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def addresses() -> Finding:
-    """Checks `hostname -I`, from which the deepspeed launcher takes the default master address."""
+    """Check `hostname -I`, from which the deepspeed launcher takes the default master address."""
     try:
         answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10)
         found = answer.stdout.split() if answer.returncode == 0 else []
@@ -49,7 +49,7 @@ def settings() -> list[Finding]:
 
 
 def judge_settings(environment: Mapping[str, str], interfaces: list[str], has_infiniband: bool) -> list[Finding]:
-    """Reports harmful variables of NCCL, gloo and torch that ranks would inherit."""
+    """Report harmful variables of NCCL, gloo and torch that ranks would inherit."""
     findings = []
     for name, (values, effect) in HARMFUL.items():
         value = environment.get(name, "")
@@ -71,7 +71,7 @@ def judge_settings(environment: Mapping[str, str], interfaces: list[str], has_in
 
 
 def names_interface(value: str, interfaces: list[str]) -> bool:
-    """Parses as NCCL does: comma-separated prefixes, `=` before exact names, `^` before names to exclude."""
+    """Parse as NCCL does: comma-separated prefixes, `=` before exact names, `^` before names to exclude."""
     excludes, value = value.startswith("^"), value.removeprefix("^")
     exact, value = value.startswith("="), value.removeprefix("=")
     names = [name for name in value.split(",") if name]
@@ -83,7 +83,7 @@ def names_interface(value: str, interfaces: list[str]) -> bool:
 
 
 def hubs() -> list[Finding]:
-    """Tries both hubs in parallel. Offline is fine: training needs neither."""
+    """Try both hubs in parallel. Offline is fine: training needs neither."""
     with ThreadPoolExecutor() as pool:
         return [
             finding for found in pool.map(lambda hub: hub(os.environ), (_hugging_face, _wandb)) for finding in found
@@ -126,7 +126,7 @@ def is_address(url: str) -> bool:
 
 
 def why_unreachable(url: str, environment: Mapping[str, str]) -> str:
-    """Returns why no connection to the host, or to its proxy, can be opened; empty if it can."""
+    """Return why no connection to the host, or to its proxy, can be opened; empty if it can."""
     proxy = (environment.get("HTTPS_PROXY") or environment.get("https_proxy") or "") if url.startswith("https") else ""
     proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy  # as curl reads it
     if proxy and not is_address(proxy):

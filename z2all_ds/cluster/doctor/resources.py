@@ -38,7 +38,7 @@ def checks(folder: str | os.PathLike[str]) -> list[Check]:
 
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
-    """Returns the folder, or its nearest parent that exists, since runs create theirs; refuses a file."""
+    """Return the folder, or its nearest parent that exists, since runs create theirs; refuse a file."""
     existing, fix = Path(folder).expanduser().absolute(), "Give the folder that runs will be written into."
     try:
         while not existing.exists():
@@ -60,7 +60,7 @@ def disk(folder: Path) -> Finding:
 
 
 def disk_speed(folder: Path) -> list[Finding]:
-    """Measures writing and syncing, as for a checkpoint, for at most two seconds, to an unnamed temporary file."""
+    """Measure writing and syncing, as for a checkpoint, for at most two seconds, to an unnamed temporary file."""
     existing = require_folder(folder)
     if shutil.disk_usage(existing).free < MIN_DISK_BYTES:
         return []  # `disk` reports it
@@ -110,7 +110,7 @@ def main_memory() -> Finding:
 
 
 def numa(nodes: Path = Path("/sys/devices/system/node")) -> list[Finding]:
-    """Lists the processors of each NUMA node, if there are several. Ranks on GPUs bind themselves."""
+    """List the processors of each NUMA node, if there are several. Ranks on GPUs bind themselves."""
     parts = sorted(nodes.glob("node[0-9]*"), key=lambda node: int(node.name[4:]))
     if len(parts) < 2:
         return []
@@ -119,7 +119,7 @@ def numa(nodes: Path = Path("/sys/devices/system/node")) -> list[Finding]:
 
 
 def judge_limit(name: str, limits: tuple[int, int], least: int, flag: str, item: str) -> Finding:
-    """Judges soft and hard limit: a user can raise the soft limit up to the hard one."""
+    """Judge soft and hard limit: a user can raise the soft limit up to the hard one."""
     soft, hard = limits
     if soft == resource.RLIM_INFINITY or soft >= least:
         return Finding(name, OK, "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
@@ -136,7 +136,7 @@ def locked_memory() -> Finding:
 
 
 def judge_locked_memory(limit: int, infiniband: bool) -> Finding:
-    """Judges the limit of locked memory, which InfiniBand needs; docker's default is 64 KiB or 8 MiB."""
+    """Judge the limit of locked memory, which InfiniBand needs; docker's default is 64 KiB or 8 MiB."""
     value = "no limit" if limit == resource.RLIM_INFINITY else f"at most {human_bytes(limit)}"
     if infiniband and limit != resource.RLIM_INFINITY and limit < MIN_LOCKED_BYTES:
         fix = (

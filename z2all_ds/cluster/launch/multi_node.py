@@ -85,7 +85,7 @@ class Launch:
         self.unhealthy: list[NodeFinding] = []
 
     def check_nodes(self) -> Preflight:
-        """Checks all nodes of the hostfile, also those that were left out before. The health test runs only the first
+        """Check all nodes of the hostfile, also those that were left out before. The health test runs only the first
         time, so that restarts are fast; its failures stay valid."""
         config = ssh.write_config(self.nodes, self.folder.root / "launch" / "ssh_config")
         files = shared_files(self.run)
@@ -98,7 +98,7 @@ class Launch:
         return found
 
     def plan(self, fault_at: float | None) -> LaunchPlan:
-        """Checks the nodes unless --no-preflight, and plans a launch on those that pass."""
+        """Check the nodes unless --no-preflight, and plan a launch on those that pass."""
         nodes, found, device = self.nodes, Preflight(), device_type()
         if self.options.preflight:
             found = self.check_nodes()
@@ -108,7 +108,7 @@ class Launch:
         return make_plan(nodes, found.addresses, self.run, self.resume, self.port, ops, extra)
 
     def fit_nodes(self, found: Preflight) -> list[Node]:
-        """Returns the nodes to start on; raises if too few pass."""
+        """Return the nodes to start on; raise if too few pass."""
         unfit = found.unfit()
         blocking = [one for one in found.failures if self.options.min_nodes is None or one.concerns_all]
         if blocking:
@@ -130,7 +130,7 @@ class Launch:
         return fit
 
     def _batch_fits(self, nodes: list[Node], device: str) -> bool:
-        """Returns whether the global batch and the data lanes can be divided among the ranks of these nodes."""
+        """Return whether the global batch and the data lanes can be divided among the ranks of these nodes."""
         ranks = sum(node.slots for node in nodes)
         try:
             resolve(self.run, ranks, device)
@@ -142,7 +142,7 @@ class Launch:
 
 
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
-    """Trains on all nodes; returns the outcome and raises as `z2all train` does."""
+    """Train on all nodes; return the outcome and raise as `z2all train` does."""
     job = Launch(options, arguments)
     if options.launcher != "slurm" and is_this_machine(job.nodes):
         say("one node, this machine: same as `z2all train`, without ssh")
@@ -169,7 +169,7 @@ def is_this_machine(nodes: list[Node]) -> bool:
 
 
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
-    """Launches until the run succeeds, fails for good, or no restart is left."""
+    """Launch until the run succeeds, fails for good, or no restart is left."""
     fault_at: float | None = None
     standstills = 0
     for tries in count():
@@ -199,7 +199,7 @@ def supervise(job: Launch, signals: StopSignals) -> Verdict:
 
 
 def run_once(job: Launch, fault_at: float | None) -> Verdict:
-    """Runs one launch to its end."""
+    """Run one launch to its end."""
     plan, launcher = job.plan(fault_at), job.options.launcher
     plan.write(launcher)
     forget_faults(job.folder)
@@ -216,7 +216,7 @@ def run_once(job: Launch, fault_at: float | None) -> Verdict:
 
 
 def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
-    """Runs one of DeepSpeed's multi-node launchers to its end."""
+    """Run one of DeepSpeed's multi-node launchers to its end."""
     unsupported = plan.unsupported_settings(launcher)
     if unsupported:
         rule = f"has one value for all nodes, but these settings differ or are secret: {', '.join(unsupported)}"
@@ -243,7 +243,7 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
 
 
 def shared_files(run: RunConfig) -> list[str]:
-    """Returns the files that every node reads: a DeepSpeed JSON of the user, the tokenizer, the corpus manifest."""
+    """Return the files that every node reads: a DeepSpeed JSON of the user, the tokenizer, the corpus manifest."""
     files = [run.deepspeed] if run.deepspeed.endswith(".json") else []
     if run.data.tokenizer:
         files.append(f"{run.data.tokenizer}/tokenizer.json")
@@ -253,7 +253,7 @@ def shared_files(run: RunConfig) -> list[str]:
 
 
 def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
-    """Returns the error of a failed launch, after printing the unfinished collectives."""
+    """Return the error of a failed launch, after printing the unfinished collectives."""
     for line in flight_recorder.told(folder):
         say(line)
     rule = f"rank {fault.rank} on {fault.host} failed first: {fault.line}"
@@ -262,13 +262,13 @@ def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
 
 
 def last_step(folder: RunFolder) -> tuple[int, float]:
-    """Returns number and time of the last recorded step; zeros if there is none."""
+    """Return number and time of the last recorded step; zero if there is none."""
     record = last_record(folder.metrics)
     return (record["step"], record["time_unix"]) if record else (0, 0.0)
 
 
 def record_fault(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
-    """Appends the fault to events.jsonl."""
+    """Append the fault to events.jsonl."""
     folder.root.mkdir(parents=True, exist_ok=True)
     writer = RunWriter(folder)
     details = {"rank": fault.rank, "host": fault.host, "line": fault.line, "collectives": flight_recorder.told(folder)}

@@ -48,7 +48,7 @@ class Orders:
 
 
 def launcher_command(orders: Orders, hostfile: Path, python: str = sys.executable) -> list[str]:
-    """Returns the deepspeed command of one node."""
+    """Return the deepspeed command of one node."""
     return [
         *(python, "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
         *("--no_ssh", "--node_rank", str(orders.node_rank)),
@@ -59,7 +59,7 @@ def launcher_command(orders: Orders, hostfile: Path, python: str = sys.executabl
 
 
 def hostfile_text(slots: dict[str, int]) -> str:
-    """Returns the text of DeepSpeed's hostfile."""
+    """Return the text of DeepSpeed's hostfile."""
     return "".join(f"{name} slots={count}\n" for name, count in slots.items())
 
 
@@ -86,7 +86,7 @@ class Connection:
 
 
 def run(orders: Orders) -> int:
-    """Runs the launcher; returns its exit code, or 130 if it was ended from here."""
+    """Run the launcher; return its exit code, or 130 if it was ended from here."""
     connection = Connection()
     environment = {**os.environ, **default_environment(orders.slots[orders.name]), **orders.environment}
     hostfile = private_temp_dir() / f"hostfile_{os.getpid()}"

@@ -71,7 +71,7 @@ class LaunchPlan:
         return self.run_folder.launch_config.with_name(name)
 
     def files(self, launcher: str) -> dict[Path, str]:
-        """Returns path and text of the files that a launcher needs."""
+        """Return path and text of the files that a launcher needs."""
         hosts = {self.hostfile: hostfile_text({node.name: node.slots for node in self.nodes})}
         if launcher == "slurm":  # no ssh
             return {**hosts, self.tasks: slurm.tasks_text(self.nodes), self.rank_script: slurm.RANK_SCRIPT}
@@ -79,13 +79,13 @@ class LaunchPlan:
         return {self.ssh_config: ssh.config_text(self.nodes), **hosts, self.environment_file: environment}
 
     def write(self, launcher: str) -> None:
-        """Writes the files, readable only by their owner, and the run config."""
+        """Write the files, readable only by their owner, and the run config."""
         for path, text in self.files(launcher).items():
             ssh.write_private(path, text)
         write_whole(self.run_folder.launch_config, dump_yaml(self.run))
 
     def common_environment(self, with_secrets: bool) -> dict[str, str]:
-        """Returns the variables that are the same on all nodes. Secrets must not appear on command lines."""
+        """Return the variables that are the same on all nodes. Secrets must not appear on command lines."""
         first, *others = [self.orders[node.name].environment for node in self.nodes]
         return {
             name: value
@@ -94,7 +94,7 @@ class LaunchPlan:
         }
 
     def deepspeed_environment(self) -> dict[str, str]:
-        """Returns the environment of ranks that DeepSpeed's multi-node launchers start: what `node.py` would set on
+        """Return the environment of ranks that DeepSpeed's multi-node launchers start: what `node.py` would set on
         each node, taken from this machine."""
         ours = default_environment(self.nodes[0].slots)
         ours.pop("GLOO_SOCKET_IFNAME", None)  # for one machine only
@@ -105,7 +105,7 @@ class LaunchPlan:
         return {"MASTER_ADDR": self._master.master_address, "MASTER_PORT": str(self._master.master_port)}
 
     def unsupported_settings(self, launcher: str = "pdsh") -> list[str]:
-        """Returns settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes, and
+        """Return settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes, and
         secrets, except with srun, which passes the environment on."""
         common = self.common_environment(with_secrets=launcher == "slurm")
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
@@ -114,7 +114,7 @@ class LaunchPlan:
         return [*sorted(names), *(["python"] if len(pythons) > 1 else []), *(["outside"] if len(masters) > 1 else [])]
 
     def deepspeed_command(self, launcher: str = "pdsh") -> list[str]:
-        """Returns the command of one of DeepSpeed's multi-node launchers."""
+        """Return the command of one of DeepSpeed's multi-node launchers."""
         target = ["--module", RANK_MODULE]
         if launcher == "slurm":
             target = [f"--launcher_args={slurm.srun_options(self.tasks)}", str(self.rank_script)]
@@ -126,7 +126,7 @@ class LaunchPlan:
         ]
 
     def deepspeed_variables(self, launcher: str = "pdsh") -> dict[str, str]:
-        """Returns the variables that this command needs."""
+        """Return the variables that this command needs."""
         if launcher == "slurm":
             # Ranks inherit srun's environment (--export=ALL), which overrides what DeepSpeed writes on srun's command
             # line, where values end at a comma. So the environment file is empty.
@@ -140,7 +140,7 @@ class LaunchPlan:
         return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", **file}
 
     def describe(self, launcher: str = "ssh") -> str:
-        """Returns all files and commands as text, with secrets masked."""
+        """Return all files and commands as text, with secrets masked."""
         parts = [f"# file {file}\n{text}" for file, text in self.files(launcher).items()]
         for node in self.nodes if launcher != "slurm" else []:
             orders = self.orders[node.name]
@@ -152,7 +152,7 @@ class LaunchPlan:
         return "\n\n".join([*parts, f"# {title}\n{self.command_line(launcher)}"])
 
     def command_line(self, launcher: str = "ssh") -> str:
-        """Returns the shell line of DeepSpeed's launcher; pdsh stands for our own ssh launcher."""
+        """Return the shell line of DeepSpeed's launcher; pdsh stands for our own ssh launcher."""
         launcher = "pdsh" if launcher == "ssh" else launcher
         return f"{assignments(self.deepspeed_variables(launcher))} {shlex.join(self.deepspeed_command(launcher))}"
 
@@ -167,7 +167,7 @@ def make_plan(
     extra: Mapping[str, str],
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchPlan:
-    """Plans a launch. Without preflight, `addresses` is empty: names are used as they are, and gloo and NCCL choose
+    """Plan a launch. Without preflight, `addresses` is empty: names are used as they are, and gloo and NCCL choose
     their interface."""
     master, folder = nodes[0], RunFolder(Path(run.run_dir).expanduser().resolve())
     own_address = master.inside.address if master.inside else master.address_for_others
@@ -194,7 +194,7 @@ def make_plan(
 
 
 def environment_text(environment: Mapping[str, str]) -> str:
-    """Returns the text of DeepSpeed's environment file, which has no comments, blank lines or line breaks in values."""
+    """Return the text of DeepSpeed's environment file, which has no comments, blank lines or line breaks in values."""
     for name, value in environment.items():
         if "\n" in value:
             rule = "contains a line break, which DeepSpeed cannot pass on"
@@ -203,5 +203,5 @@ def environment_text(environment: Mapping[str, str]) -> str:
 
 
 def assignments(variables: Mapping[str, str]) -> str:
-    """Returns `A=1 B=2` for a shell, with secrets masked."""
+    """Return `A=1 B=2` for a shell, with secrets masked."""
     return " ".join(f"{name}={shlex.quote('***' if SECRET.search(name) else v)}" for name, v in variables.items())

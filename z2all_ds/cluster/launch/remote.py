@@ -50,7 +50,7 @@ class RemoteNode:
         self._connection.close()
 
     def end(self) -> NodeEnd:
-        """Returns how it ended, after it has."""
+        """Return how it ended, after it has."""
         ssh_code, lines, code = self._connection.wait(), self._connection.error_lines, None
         with suppress(TimeoutError):
             code = (self._connection.receive(0.0) or {}).get("code")
@@ -65,7 +65,7 @@ class RemoteNode:
 
 
 def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[str, Orders]) -> list[NodeEnd]:
-    """Runs until all nodes have ended; returns them in the order of their ends."""
+    """Run until all nodes have ended; return them in the order of their ends."""
     remotes: list[RemoteNode] = []
     try:
         for node in nodes:
@@ -97,7 +97,7 @@ def run_on_nodes(nodes: list[Node], config: Path, folder: str, orders: Mapping[s
 
 
 def _end_all(remotes: list[RemoteNode], how: str) -> None:
-    """Asks all nodes to end at once, and waits for them."""
+    """Ask all nodes to end at once, and wait for them."""
     running = [remote for remote in remotes if remote.is_running]
     for remote in running:
         remote.ask_to_end(how)

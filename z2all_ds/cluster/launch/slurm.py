@@ -47,7 +47,7 @@ sys.exit(run_rank())
 
 
 def nodes_to_use(listed: list[Node], is_dry_run: bool) -> list[Node]:
-    """Returns the nodes of the hostfile, or all of the allocation if there is none; refuses what srun cannot do."""
+    """Return the nodes of the hostfile, or all of the allocation if there is none; refuse what srun cannot do."""
     if len({node.slots for node in listed}) > 1:
         slots = ", ".join(f"{node.name} {node.slots}" for node in listed)
         rule = "must be the same on all nodes, as DeepSpeed passes one number to srun"
@@ -76,7 +76,7 @@ def require_slurm() -> None:
 
 
 def allocated_names(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the nodes of the current allocation."""
+    """Return the nodes of the current allocation."""
     written = environment.get("SLURM_JOB_NODELIST")
     if not written:
         raise ClusterError("launcher slurm", "works inside an allocation, but SLURM_JOB_NODELIST is not set", ALLOCATE)
@@ -88,7 +88,7 @@ def allocated_names(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def slots_per_node(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Returns the ranks per node and their source: its GPUs, else the tasks that the job requested, else one."""
+    """Return the ranks per node and their source: its GPUs, else the tasks that the job requested, else one."""
     for name in GPU_NAMES:
         count = environment.get(name, "").rpartition(":")[2]
         if count.isdigit() and int(count):
@@ -101,12 +101,12 @@ def slots_per_node(environment: Mapping[str, str] = os.environ) -> tuple[int, st
 
 
 def tasks_text(nodes: list[Node]) -> str:
-    """Returns the node of every rank, one per line."""
+    """Return the node of every rank, one per line."""
     return "".join(f"{node.name}\n" * node.slots for node in nodes)
 
 
 def srun_options(tasks: Path) -> str:
-    """Returns the options of srun; DeepSpeed adds the number of ranks. `tasks` must be absolute: otherwise srun takes
+    """Return the options of srun; DeepSpeed adds the number of ranks. `tasks` must be absolute: otherwise srun takes
     it for a node name."""
     options = [
         *(f"--nodelist={tasks}", "--distribution=arbitrary"),
@@ -137,7 +137,7 @@ class SrunOutput:
 
 
 def killed_rank(line: str) -> Fault | None:
-    """Returns the fault of a rank that was killed; None for ranks that failed or that srun itself ended."""
+    """Return the fault of a rank that was killed; None for ranks that failed or that srun itself ended."""
     match = re.fullmatch(r"srun: error: (\S+): tasks? ([0-9]+)[0-9,-]*: (.+?)(?: \(core dumped\))?", line.strip())
     if not match or match[3].startswith(("Exited", "Terminated")):
         return None
@@ -147,7 +147,7 @@ def killed_rank(line: str) -> Fault | None:
 
 
 def record_killed(folder: RunFolder, killed: Fault | None) -> None:
-    """Records the rank that srun saw die first, unless the rank recorded an error of its own.
+    """Record the rank that srun saw die first, unless the rank recorded an error of its own.
 
     srun sees all ranks by one clock, and a node's watchdog may have been ended with the last rank there. A watchdog's
     record of the same rank stays, with srun's weight.
@@ -164,7 +164,7 @@ def record_killed(folder: RunFolder, killed: Fault | None) -> None:
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that torch, DeepSpeed and `World` read; the user's own settings come through srun.
+    """Return the variables that torch, DeepSpeed and `World` read; the user's own settings come through srun.
 
     Only ranks of a slurm launch use SLURM_PROCID and the like: a `z2all train` in a batch script has them, too.
     """
@@ -175,7 +175,7 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_rank() -> int:
-    """Runs a rank that srun has started."""
+    """Run a rank that srun has started."""
     os.environ.update(rank_environment(os.environ))
     from z2all_ds.train import pretrain
 

@@ -26,7 +26,7 @@ class Verdict:
 
 
 def judge(outcome: str | None, ends: list[NodeEnd], faults: list[Fault], nodes: list[Node]) -> Verdict:
-    """Returns the verdict. The outcome that the run recorded counts, not exit codes of launchers."""
+    """Return the verdict. The outcome that the run recorded counts, not exit codes of launchers."""
     if outcome in ("done", "stopped", "requeue"):
         return Verdict(outcome)
     first_ranks, total = {}, 0
@@ -48,7 +48,7 @@ def judge(outcome: str | None, ends: list[NodeEnd], faults: list[Fault], nodes: 
 
 
 def _with_named_rank(fault: Fault, first_ranks: dict[str, int]) -> Fault:
-    """Returns the fault with the rank that its message names: all ranks report that one of them could not save."""
+    """Return the fault with the rank that its message names: all ranks report that one of them could not save."""
     named = re.search(r"\(rank (\d+):", fault.line)
     if not named:
         return fault

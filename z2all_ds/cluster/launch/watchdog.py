@@ -63,7 +63,7 @@ class RankState:
 
 
 def read_ranks(folder: Path) -> dict[int, RankState]:
-    """Returns the ranks that have a heartbeat file, by number."""
+    """Return the ranks that have a heartbeat file, by number."""
     found = {}
     for path in sorted(folder.glob("rank_*")):
         with suppress(OSError, ValueError):  # a rank that is just starting or ending
@@ -85,7 +85,7 @@ class Watchdog:
         self.kills_before = out_of_memory_kills()
 
     def watch(self) -> None:
-        """Returns when no rank is left. The rank that has started this wrote its file before."""
+        """Return when no rank is left. The rank that has started this wrote its file before."""
         while found := read_ranks(self.folder):
             ranks = list(found.values())
             gone = [rank for rank in ranks if not rank.is_alive]
@@ -163,7 +163,7 @@ class Watchdog:
 
 
 def wait_for_an_end(ranks: list[RankState]) -> None:
-    """Waits for POLL_SECONDS, or until one of the ranks ends, so that the first to end is known."""
+    """Wait for POLL_SECONDS, or until one of the ranks ends, so that the first to end is known."""
     waiting, handles = select.poll(), []
     try:
         for rank in ranks:
@@ -177,7 +177,7 @@ def wait_for_an_end(ranks: list[RankState]) -> None:
 
 
 def crash_of(stacks: Path) -> str:
-    """Returns how a rank crashed (`Segmentation fault`, `Aborted` ...); empty if it did not crash."""
+    """Return how a rank crashed (`Segmentation fault`, `Aborted` ...); empty if it did not crash."""
     with suppress(OSError):
         found = re.search(r"^Fatal Python error: (.*)$", stacks.read_text(errors="replace"), re.MULTILINE)
         return found[1] if found else ""
@@ -191,7 +191,7 @@ def tail_of(log: Path) -> str:
 
 
 def out_of_memory_kills() -> int:
-    """Returns the processes of this container that the kernel has killed when out of memory (cgroup v2)."""
+    """Return the processes of this container that the kernel has killed when out of memory (cgroup v2)."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -40,7 +40,7 @@ class Agents:
         self._agents = agents
 
     def ask_each(self, method: str, arguments: Arguments) -> tuple[dict[str, Any], list[ClusterError]]:
-        """Calls a method on several nodes at once, with arguments for each; returns answers and errors."""
+        """Call a method on several nodes at once, with arguments for each; return answers and errors."""
         asked = {name: self._agents[name].ask(method, **own) for name, own in arguments.items()}
         answers, failures = wait_for_all(asked, ANSWER_SECONDS)
         errors = []
@@ -72,7 +72,7 @@ def _agents_on(nodes: list[Node]) -> Iterator[Agents]:
 
 
 def up(hostfile: str, kind: str, network: str, out: Path | None) -> None:
-    """Creates or repairs the overlay; then writes or prints the hostfile for training in it."""
+    """Create or repair the overlay; then write or print the hostfile for training in it."""
     plan = make_overlay_plan(read_nodes(hostfile), kind, network)
     if out and out.suffix not in YAML_SUFFIXES:
         raise ClusterError(f"--out {out}", "must end in .yaml or .yml", "Give such a name.")
@@ -100,7 +100,7 @@ def up(hostfile: str, kind: str, network: str, out: Path | None) -> None:
 
 
 def _check(plan: OverlayPlan, agents: Agents) -> dict[str, Any]:
-    """Returns the state of every node; raises if one cannot take part."""
+    """Return the state of every node; raise if one cannot take part."""
     request = {"kind": plan.kind, "network": str(plan.network)}
     states = agents.call_each("check", {one.name: {"name": one.name, **request} for one in plan.members})
     for what, fix in next((state["missing"] for state in states.values() if state["missing"]), []):
@@ -162,7 +162,7 @@ def _connect_tunnels(plan: OverlayPlan, agents: Agents, broken: list[Member], us
 
 
 def tunnel_error(plan: OverlayPlan, worker: Member, stderr: str) -> ClusterError:
-    """Returns the error that the stderr of a worker's ssh describes."""
+    """Return the error that the stderr of a worker's ssh describes."""
     address, port = plan.hub_sshd
     hub = plan.hub.name
     if "Permission denied" in stderr:
@@ -196,7 +196,7 @@ def _connect_vxlan(plan: OverlayPlan, agents: Agents, broken: list[Member]) -> N
 
 
 def down(hostfile: str) -> None:
-    """Ends tunnels, removes devices, keys and files; continues if a node does not answer, and raises at the end."""
+    """End tunnels, remove devices, keys and files; continue if a node does not answer, and raise at the end."""
     nodes = read_nodes(hostfile)
     with _agents_on(nodes) as agents:
         errors = _take_down(agents, [Member(node, number, "") for number, node in enumerate(nodes)], nodes[0])
@@ -206,7 +206,7 @@ def down(hostfile: str) -> None:
 
 
 def _take_down(agents: Agents, members: list[Member], hub: Node) -> list[ClusterError]:
-    """Takes down the hub last: its ends of the tunnels vanish when the other nodes disconnect."""
+    """Take down the hub last: its ends of the tunnels vanish when the other nodes disconnect."""
     workers = {one.name: {"name": one.name, "mark": None} for one in members if one.name != hub.name}
     _, errors = agents.ask_each("down", workers)
     if len(workers) < len(members):
@@ -230,7 +230,7 @@ class MemberStatus:
 
 
 def status(hostfile: str, as_json: bool) -> int:
-    """Prints the state of every node; the exit code is 0 if all are up."""
+    """Print the state of every node; the exit code is 0 if all are up."""
     nodes = read_nodes(hostfile)
     with _agents_on(nodes) as agents:
         found = [_status_of(node.name, agents) for node in nodes]

@@ -30,7 +30,7 @@ def find_tool(name: str) -> str | None:
 
 
 def run_tool(name: str, *words: str) -> str:
-    """Runs a tool and returns its stdout; raises OSError with the last line of its output."""
+    """Run a tool and return its stdout; raise OSError with the last line of its output."""
     done = subprocess.run([find_tool(name) or name, *words], capture_output=True, text=True)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
@@ -51,12 +51,12 @@ def is_ours(device: str) -> bool:
 
 
 def links() -> dict[str, dict[str, Any]]:
-    """Returns all devices by name, as `ip` reports them."""
+    """Return all devices by name, as `ip` reports them."""
     return {link["ifname"]: link for link in json.loads(run_tool("ip", "-json", "link", "show"))}
 
 
 def configure(device: str, address: str, prefix: int, mtu: int) -> None:
-    """Marks a device as ours, gives it an address and sets it up. The hardware address is derived from the address, so
+    """Mark a device as ours, give it an address and set it up. The hardware address is derived from the address, so
     that it stays the same after a restart: other nodes cache it."""
     ip("link", "set", "dev", device, "alias", MARK)
     ip("link", "set", "dev", device, "address", hardware_address(address), "mtu", str(mtu), "addrgenmode", "none")
@@ -65,7 +65,7 @@ def configure(device: str, address: str, prefix: int, mtu: int) -> None:
 
 
 def delete_ours(device: str) -> None:
-    """Deletes our device; if it is a bridge, also the ends of tunnels in it."""
+    """Delete our device; if it is a bridge, also the ends of tunnels in it."""
     if is_ours(device):
         for name, link in links().items():
             if link.get("master") == device:
@@ -89,12 +89,12 @@ def wait_for(device: str, seconds: float) -> bool:
 
 
 def hardware_address(address: str) -> str:
-    """Returns a locally administered address: 10.213.0.2 -> 02:00:0a:d5:00:02."""
+    """Return a locally administered address: 10.213.0.2 -> 02:00:0a:d5:00:02."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 
 def disable_checksum_offload(device: str) -> None:
-    """Does `ethtool -K DEVICE tx off`: NAT on the way breaks checksums that are left to the network card."""
+    """Do `ethtool -K DEVICE tx off`: NAT on the way breaks checksums that are left to the network card."""
     value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0), 8)
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -102,7 +102,7 @@ def disable_checksum_offload(device: str) -> None:
 
 
 def overlapping(network: str, but: str) -> str:
-    """Returns a device other than `but` that has an address in this network, or an empty string."""
+    """Return a device other than `but` that has an address in this network, or an empty string."""
     wanted = ipaddress.ip_network(network)
     for link in json.loads(run_tool("ip", "-json", "-4", "addr", "show")):
         for entry in link.get("addr_info", []):
@@ -113,7 +113,7 @@ def overlapping(network: str, but: str) -> str:
 
 
 def reaches(address: str) -> bool:
-    """Returns whether packets come back from an address. A refused connection counts: nothing has to listen there."""
+    """Return whether packets come back from an address. A refused connection counts: nothing has to listen there."""
     try:
         socket.create_connection((address, 9), timeout=REACH_SECONDS).close()
     except ConnectionRefusedError:

@@ -40,7 +40,7 @@ class OverlayAgent:
     """The requests, one method each. `name` is the node's name in the hostfile: nodes may share a temporary folder."""
 
     def check(self, name: str, kind: str, network: str) -> dict[str, Any]:
-        """Returns the state, and what this node lacks for an overlay as pairs of problem and fix."""
+        """Return the state, and what this node lacks for an overlay as pairs of problem and fix."""
         missing = missing_for(kind)
         if not missing:
             other = devices.overlapping(network, but=DEVICE)
@@ -54,7 +54,7 @@ class OverlayAgent:
         return {**self.state(name), "user": user, "missing": missing, "namespace": namespace}
 
     def state(self, name: str) -> dict[str, Any]:
-        """Returns the saved state, and whether the device exists and its tunnel, if any, runs."""
+        """Return the saved state, and whether the device exists and its tunnel, if any, runs."""
         saved = SavedState(name).read()
         is_up = bool(saved) and devices.is_ours(DEVICE)
         if is_up and "pid" in saved:
@@ -76,25 +76,25 @@ class OverlayAgent:
         devices.configure(DEVICE, address, prefix, devices.MTU[kind])
 
     def accept_keys(self, mark: str, lines: list[str]) -> None:
-        """Accepts these keys, and no others with that mark."""
+        """Accept these keys, and no others with that mark."""
         change_keys(mark, lines)
 
     def attach_tap(self, tap: str) -> bool:
-        """Adds the hub's end of a tunnel to the bridge; returns False if it does not exist."""
+        """Add the hub's end of a tunnel to the bridge; return False if it does not exist."""
         if not devices.wait_for(tap, TUNNEL_SECONDS / 2):
             return False
         devices.ip("link", "set", "dev", tap, "mtu", str(devices.MTU["ssh"]), "master", DEVICE, "up")
         return True
 
     def remove_tap(self, tap: str) -> None:
-        """Removes the end of a dead tunnel; its sshd notices that the device is gone."""
+        """Remove the end of a dead tunnel; its sshd notices that the device is gone."""
         if devices.exists(tap) and devices.links()[tap].get("master") == DEVICE:
             devices.delete(tap)
 
     # The other nodes
 
     def public_key(self, name: str) -> str:
-        """Returns this node's public key for the tunnel; creates the key if there is none."""
+        """Return this node's public key for the tunnel; create the key if there is none."""
         saved = SavedState(name)
         saved.make_folder()
         key = saved.folder / "key"
@@ -103,7 +103,7 @@ class OverlayAgent:
         return key.with_name("key.pub").read_text(encoding="utf-8")
 
     def open_tunnel(self, name: str, hub: dict[str, Any], tap: int, **own: Any) -> str:
-        """Starts the tunnel to the hub; returns ssh's error, empty after a success."""
+        """Start the tunnel to the hub; return ssh's error, empty after a success."""
         saved = SavedState(name)
         end_tunnel(saved.read())
         devices.delete_ours(DEVICE)
@@ -128,7 +128,7 @@ class OverlayAgent:
         return ""
 
     def ssh_output(self, name: str) -> str:
-        """Returns what the tunnel's ssh has printed."""
+        """Return what the tunnel's ssh has printed."""
         with suppress(OSError):
             return (SavedState(name).folder / "ssh.log").read_text(errors="replace")
         return ""
@@ -136,7 +136,7 @@ class OverlayAgent:
     # vxlan
 
     def create_vxlan(self, name: str, peers: dict[str, str], **own: Any) -> None:
-        """Creates the device. `peers`: overlay address -> outside address. All entries are static: no broadcasts."""
+        """Create the device. `peers`: overlay address -> outside address. All entries are static: no broadcasts."""
         SavedState(name).write(**own)
         devices.delete_ours(DEVICE)
         options = ("type", "vxlan", "id", str(VXLAN_ID), "dstport", str(VXLAN_PORT), "nolearning", "noudpcsum")
@@ -152,7 +152,7 @@ class OverlayAgent:
     # All nodes
 
     def down(self, name: str, mark: str | None) -> None:
-        """Removes everything. `mark`: mark of the keys to remove, on the hub."""
+        """Remove everything. `mark`: mark of the keys to remove, on the hub."""
         saved = SavedState(name)
         end_tunnel(saved.read())
         devices.delete_ours(DEVICE)
@@ -187,7 +187,7 @@ class SavedState:
 
 
 def missing_for(kind: str) -> list[tuple[str, str]]:
-    """Returns what this node lacks for an overlay of a kind, as pairs of problem and fix."""
+    """Return what this node lacks for an overlay of a kind, as pairs of problem and fix."""
     found = []
     packages = sorted({package for tool, package in TOOLS[kind].items() if not devices.find_tool(tool)})
     if packages:
@@ -207,7 +207,7 @@ def missing_for(kind: str) -> list[tuple[str, str]]:
 
 
 def tunnel_command(folder: Path, hub: dict[str, Any], tap: int) -> list[str]:
-    """Returns the ssh command of a tunnel. It does not read the user's config, which is for other connections."""
+    """Return the ssh command of a tunnel. It does not read the user's config, which is for other connections."""
     options = {
         "BatchMode": "yes",
         "IdentitiesOnly": "yes",
@@ -227,13 +227,13 @@ def tunnel_command(folder: Path, hub: dict[str, Any], tap: int) -> list[str]:
 
 
 def end_tunnel(state: dict[str, Any]) -> None:
-    """Ends the saved process, not a later one with the same pid; its device vanishes with it."""
+    """End the saved process, not a later one with the same pid; its device vanishes with it."""
     if "pid" in state and process_is_alive(state["pid"], state["start_time"]):
         end_group_of(state["pid"])
 
 
 def change_keys(mark: str, lines: list[str]) -> None:
-    """Replaces the lines with our mark in ~/.ssh/authorized_keys; all others stay."""
+    """Replace the lines with our mark in ~/.ssh/authorized_keys; all others stay."""
     file = (Path.home() / ".ssh" / "authorized_keys").resolve()
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     before = text.removesuffix("\n").split("\n") if text else []

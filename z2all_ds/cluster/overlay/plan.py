@@ -58,7 +58,7 @@ class OverlayPlan:
         return self.members[1:]
 
     def peers(self, member: Member) -> list[Member]:
-        """Returns the members to which it has a direct link."""
+        """Return the members to which it has a direct link."""
         if self.kind == "ssh":
             return [] if member is self.hub else [self.hub]
         return [other for other in self.members if other is not member]
@@ -71,13 +71,13 @@ class OverlayPlan:
         return (hub.outside.address if hub.outside else hub.ssh_address), port
 
     def key_line(self, worker: Member, public_key: str) -> str:
-        """Returns a line for the hub's authorized_keys that permits only this tunnel."""
+        """Return a line for the hub's authorized_keys that permits only this tunnel."""
         kind, key = public_key.split()[:2]
         options = f'restrict,tunnel="{worker.tap}",command="/bin/false"'
         return f"{options} {kind} {key} {key_mark(self.hub.node)}{worker.name}"
 
     def hostfile_text(self) -> str:
-        """Returns a hostfile of the same nodes with overlay addresses for the ranks; ssh settings stay the same."""
+        """Return a hostfile of the same nodes with overlay addresses for the ranks; ssh settings stay the same."""
         nodes = {}
         for member in self.members:
             own = member.node.model_dump(exclude_none=True, exclude_defaults=True, exclude={"name", "outside"})
@@ -87,7 +87,7 @@ class OverlayPlan:
 
 
 def key_mark(hub: Node) -> str:
-    """Returns the prefix of our keys' comments. Node names contain no slash."""
+    """Return the prefix of our keys' comments. Node names contain no slash."""
     return f"{KEY_MARK}-{hub.name}/"
 
 

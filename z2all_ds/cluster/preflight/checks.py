@@ -67,7 +67,7 @@ class Preflight:
         return "cuda" if any(self.gpus.values()) else "cpu"
 
     def unfit(self) -> list[str]:
-        """Returns the fewest nodes without which nothing fails: those with a failure of their own, then for failing
+        """Return the fewest nodes without which nothing fails: those with a failure of their own, then for failing
         pairs the node that is in most of them."""
         excluded = list(dict.fromkeys(name for finding in self.failures for name in finding.nodes))
         pairs = [finding.pair for finding in self.failures if finding.pair]
@@ -94,7 +94,7 @@ class Subject:
 
 
 def preflight(subject: Subject, health: bool = False, exclude_slow: bool = False) -> Preflight:
-    """Runs all checks; those that depend on a failed one are skipped.
+    """Run all checks; those that depend on a failed one are skipped.
 
     `health` also runs the health test; with `exclude_slow` a slow node is a failure.
     """
@@ -158,7 +158,7 @@ class _Checks:
             self.result.findings.append(judge_clock(node.name, there - (before + after) / 2, (after - before) / 2))
 
     def _check_run_dir(self) -> None:
-        """Checks that all nodes see one run folder: every rank writes its part of a checkpoint there."""
+        """Check that all nodes see one run folder: every rank writes its part of a checkpoint there."""
         run_dir, marker = self.subject.run_dir, f".preflight_{secrets.token_hex(8)}"
         first, *others = [node.name for node in self.nodes]
         request = {"folder": run_dir, "name": marker}
@@ -186,7 +186,7 @@ class _Checks:
             self.result.ok("run_dir", f"{run_dir} is the same folder on all nodes")
 
     def _find_data_address(self, node: Node, interfaces: dict[str, list[str]]) -> None:
-        """Takes the address from the hostfile, else the one that packets between the master and this node carry."""
+        """Take the address from the hostfile, else the one that packets between the master and this node carry."""
         towards = self.nodes[1 if node is self.nodes[0] else 0].address_for_others
         try:
             if node.inside:
@@ -241,7 +241,7 @@ class _Checks:
             self.agents[name].ask("close", port=port)
 
     def _check_rendezvous(self) -> None:
-        """Checks the port where the ranks will meet: on the master by its inside address, from elsewhere outside."""
+        """Check the port where the ranks will meet: on the master by its inside address, from elsewhere outside."""
         master, port = self.nodes[0], self.subject.master_port
         if master.name not in self.result.addresses:
             return
@@ -266,7 +266,7 @@ class _Checks:
 
 
 def rounds(items: Sequence[T]) -> list[list[tuple[T, T]]]:
-    """Returns all pairs as rounds of a tournament, in which every item has at most one partner per round.
+    """Return all pairs as rounds of a tournament, in which every item has at most one partner per round.
 
     The first item stays, the others rotate around it; with an odd number one of them rests in each round.
     """

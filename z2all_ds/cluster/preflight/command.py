@@ -20,7 +20,7 @@ from z2all_ds.cluster.preflight.health_run import Health
 
 
 def check_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = True, exclude_slow: bool = False) -> int:
-    """Checks all nodes and prints the result; returns the exit code."""
+    """Check all nodes and print the result; return the exit code."""
     nodes = read_nodes(hostfile)
     with tempfile.TemporaryDirectory() as temporary:
         config = ssh.write_config(nodes, Path(temporary) / "ssh_config")
@@ -32,7 +32,7 @@ def check_nodes(hostfile: str, folder: Path, as_json: bool, health: bool = True,
 
 
 def content_of(result: Preflight) -> dict[str, Any]:
-    """Returns findings, data addresses, health test and the speed of every pair for JSON."""
+    """Return findings, data addresses, health test and the speed of every pair for JSON."""
     return {
         "seconds": round(result.seconds, 2),
         "findings": result.findings,
@@ -44,7 +44,7 @@ def content_of(result: Preflight) -> dict[str, Any]:
 
 
 def describe(result: Preflight) -> Shown:
-    """Yields the findings, a matrix of latencies, one of bandwidths, and the health test."""
+    """Yield the findings, a matrix of latencies, one of bandwidths, and the health test."""
     yield from doctor.describe(result.findings)
     if result.speeds:
         yield from _matrix(result, "round trip in microseconds", lambda speed: f"{speed.latency_us:.0f}")

@@ -25,7 +25,7 @@ class NodeFinding(Finding):
 
 
 def judge_nodes(facts: Mapping[str, Facts], slots: Mapping[str, int]) -> list[NodeFinding]:
-    """Returns findings about all nodes together, then those of each node's own doctor that are not ok."""
+    """Return findings about all nodes together, then those of each node's own doctor that are not ok."""
     first = next(iter(facts.values()))
     pythons = {name: fact["python"] for name, fact in facts.items()}
     findings = [_same("python", pythons, "Use the same Python on all nodes.")]
@@ -49,7 +49,7 @@ def judge_nodes(facts: Mapping[str, Facts], slots: Mapping[str, int]) -> list[No
 
 
 def _doctor_findings(facts: Mapping[str, Facts]) -> list[NodeFinding]:
-    """Returns what the nodes' doctors found that is not ok; the same problem on several nodes is one finding."""
+    """Return what the nodes' doctors found that is not ok; the same problem on several nodes is one finding."""
     nodes_with: dict[Finding, list[str]] = {}
     for name, fact in facts.items():
         for found in fact["findings"]:
@@ -63,7 +63,7 @@ def _doctor_findings(facts: Mapping[str, Facts]) -> list[NodeFinding]:
 
 
 def _same(what: str, values: Mapping[str, str], fix: str, status: str = FAIL) -> NodeFinding:
-    """Returns ok if all nodes have one value, else names the nodes that differ from the majority."""
+    """Return ok if all nodes have one value, else names the nodes that differ from the majority."""
     usual, _ = Counter(values.values()).most_common(1)[0]
     others = {name: value for name, value in values.items() if value != usual}
     if not others:
@@ -86,7 +86,7 @@ def _counted(gpus: list[str]) -> str:
 
 
 def judge_clock(name: str, skew_seconds: float, uncertainty_seconds: float) -> NodeFinding:
-    """Compares a node's clock with that of the launching machine."""
+    """Compare a node's clock with that of the launching machine."""
     value = f"{skew_seconds:+.2f} s (within {uncertainty_seconds:.2f})"
     if abs(skew_seconds) > MAX_SKEW_SECONDS + uncertainty_seconds:
         fix = f"Synchronize the clock of {name} (chrony, ntp): records of different nodes are ordered by time."

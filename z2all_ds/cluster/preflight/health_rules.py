@@ -45,7 +45,7 @@ class Turn:
 
 
 def pairs_of_round(number: int, names: Sequence[str], turns: Sequence[Turn]) -> list[Pair]:
-    """Returns the pairs of round 1, 2 or 3, given the previous results; empty after the last round."""
+    """Return the pairs of round 1, 2 or 3, given the previous results; empty after the last round."""
     first = list(zip(names[::2], names[1::2], strict=False))
     if number == 1:
         return first
@@ -77,7 +77,7 @@ def _slowness(pair: Pair, turns: list[Turn]) -> float:
 
 
 def judge_health(turns: Sequence[Turn], exclude_slow: bool = False) -> list[NodeFinding]:
-    """Returns problems; a slow node is a warning, or a failure with `exclude_slow`."""
+    """Return problems; a slow node is a warning, or a failure with `exclude_slow`."""
     return [*_failed(turns), *_slow(turns, FAIL if exclude_slow else WARN)]
 
 

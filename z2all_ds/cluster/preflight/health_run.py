@@ -43,7 +43,7 @@ class Health:
 
 
 def load_torch(nodes: list[Node], agents: Mapping[str, RemoteAgent]) -> "dict[str, Future[None]]":
-    """Starts the workers, which load torch. Failures show when the test begins."""
+    """Start the workers, which load torch. Failures show when the test begins."""
     return {
         node.name: agents[node.name].ask(
             "start_worker", module=MODULE, environment={**forwarded(os.environ), **node.environment}
@@ -83,7 +83,7 @@ class HealthTest:
         return self.result
 
     def _open_stores(self, nodes: list[Node], loading: "Mapping[str, Future[None]]") -> dict[str, str]:
-        """Opens a store on each node as soon as torch is loaded there; returns the problems."""
+        """Open a store on each node as soon as torch is loaded there; return the problems."""
         _, not_started = wait_for_all({node.name: loading[node.name] for node in nodes}, TORCH_SECONDS)
         names = [node.name for node in nodes if node.name not in not_started]
         answers, problems = self._work({name: self._open_order(name, 0) for name in names}, TORCH_SECONDS)
@@ -97,7 +97,7 @@ class HealthTest:
         return {"do": "open", "address": self.data[name].address, "port": port, "interface": self.data[name].interface}
 
     def _run_round(self, number: int, pairs: list[Pair]) -> None:
-        """Computes on all nodes first: in an exchange, a node that computes slowly would look like one that hangs."""
+        """Compute on all nodes first: in an exchange, a node that computes slowly would look like one that hangs."""
         names = [name for pair in pairs for name in pair]
         computed, failed = self._work({name: {"do": "compute", "device": self.device} for name in names})
         orders = {}
@@ -127,7 +127,7 @@ class HealthTest:
             self._open_stores(late, load_torch(late, self.agents))
 
     def _reduce(self, nodes: list[Node]) -> None:
-        """All-reduces over all nodes, at the address and port where the ranks will meet."""
+        """All-reduce over all nodes, at the address and port where the ranks will meet."""
         master, data = nodes[0], self.data[nodes[0].name]
         inside = data.address, inside_port(master, self.master_port)
         _, problems = self._work({master.name: self._open_order(master.name, inside[1])})
@@ -148,7 +148,7 @@ class HealthTest:
     def _work(
         self, orders: Mapping[str, Mapping[str, Any]], seconds: float = ORDER_SECONDS
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Sends all orders at once; returns answers and problems (see `Worker.ask`) by node."""
+        """Send all orders at once; return answers and problems (see `Worker.ask`) by node."""
         asked = {name: self.agents[name].ask("work", order=order, seconds=seconds) for name, order in orders.items()}
         replies, lost = wait_for_all(asked, seconds + TRANSIT_SECONDS)
         answers = {name: reply["answer"] for name, reply in replies.items() if "answer" in reply}

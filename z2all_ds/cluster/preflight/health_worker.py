@@ -38,7 +38,7 @@ class HealthWorker:
         self._stores: list[dist.TCPStore] = []
 
     def open(self, address: str, port: int, interface: str) -> dict[str, Any]:
-        """Opens a store for exchanges in which this node is the first member; port 0 lets the system choose."""
+        """Open a store for exchanges in which this node is the first member; port 0 lets the system choose."""
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a message that is late raises here instead of ending the process
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -55,7 +55,7 @@ class HealthWorker:
         return {"port": port, "device": "cuda" if has_gpu else "cpu"}
 
     def compute(self, device: str) -> dict[str, float]:
-        """Multiplies matrices; returns the time of the slowest device of the node."""
+        """Multiply matrices; return the time of the slowest device of the node."""
         return {"matmul_ms": max(_matmul_ms(each) for each in _devices(device))}
 
     def exchange(self, device: str, **group: Any) -> dict[str, float]:
@@ -65,7 +65,7 @@ class HealthWorker:
         return {"gather_gbps": count / seconds / 1e9}
 
     def reduce(self, device: str, **group: Any) -> dict[str, float]:
-        """All-reduces one vector of integers over all nodes, whose sum is exact."""
+        """All-reduce one vector of integers over all nodes, whose sum is exact."""
         with _process_group(device, **group) as ours:
             numbers = torch.arange(1024, device=ours) * (group["rank"] + 1)
             started = time.perf_counter()
@@ -88,7 +88,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _matmul_ms(device: torch.device) -> float:
-    """Returns the mean, since the median hides a device that stops now and then. The first product is not timed: it
+    """Return the mean, since the median hides a device that stops now and then. The first product is not timed: it
     includes the initialization of libraries."""
     rows, dtype, _ = SIZES[device.type]
     # Small integers: their sums are exact in any order, so equal products are bit-identical.
@@ -107,7 +107,7 @@ def _matmul_ms(device: torch.device) -> float:
 
 
 def _gather(device: torch.device, rank: int, size: int) -> tuple[float, int]:
-    """Returns the median seconds of an all-gather, and the bytes received in it."""
+    """Return the median seconds of an all-gather, and the bytes received in it."""
     count = SIZES[device.type][2] // 4
     parts = [torch.empty(count, dtype=torch.int32, device=device) for _ in range(size)]
     numbers = torch.arange(count, dtype=torch.int32, device=device)
@@ -125,7 +125,7 @@ def _gather(device: torch.device, rank: int, size: int) -> tuple[float, int]:
 
 @contextmanager
 def _process_group(kind: str, name: str, rank: int, size: int, address: str, port: int) -> Iterator[torch.device]:
-    """Joins a process group through the store at this address; yields the device for messages."""
+    """Join a process group through the store at this address; yield the device for messages."""
     device = _devices(kind)[0]
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -139,7 +139,7 @@ def _process_group(kind: str, name: str, rank: int, size: int, address: str, por
 
 
 def _one_line(error: Exception) -> str:
-    """Returns the first line of an error; torch appends a C++ stack."""
+    """Return the first line of an error; torch appends a C++ stack."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, dist.DistStoreError) and "timeout" in lines[0]:
         return f"no other node connected within {PATIENCE.total_seconds():.0f} s"

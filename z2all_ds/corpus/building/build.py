@@ -91,7 +91,7 @@ def build_corpus(
     add: bool = False,
     executor: Executor = IN_THIS_PROCESS,
 ) -> Manifest:
-    """Builds the corpus and returns its manifest; returns at once if it was built from the same sources before.
+    """Build the corpus and return its manifest; return at once if it was built from the same sources before.
 
     With `add`, existing domains that are not named are kept. An existing domain that was built from other raw data or
     settings is only overwritten with `replace`, because a run may be reading it.
@@ -149,7 +149,7 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
 
 
 def _grouped(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
-    """Groups neighbours up to `size` bytes, so that a million small files do not become a million units."""
+    """Group neighbours up to `size` bytes, so that a million small files do not become a million units."""
     groups: list[list[Slice]] = []
     room = 0
     for piece in slices:
@@ -172,7 +172,7 @@ def _refuse_to_overwrite(out_dir: Path, old: Manifest, keys: dict[str, str], rep
 
 
 def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> None:
-    """Converts the unfinished units of all domains together, so that no worker waits for a domain."""
+    """Convert the unfinished units of all domains together, so that no worker waits for a domain."""
     units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
     if not units:
         return
@@ -186,7 +186,7 @@ def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> 
 def _select(
     domain: _Domain, building: BuildingFolder, old: Manifest, known_keys: Sequence[Path], max_shard_bytes: int
 ) -> _Selected:
-    """Checks the number of faults, selects documents and plans the shards."""
+    """Check the number of faults, select documents and plan the shards."""
     spec = domain.spec
     faults, cleaning = spec.new_fault_log(), CleaningReport()
     summaries = [UnitSummary.read(unit) for unit in domain.units]
@@ -217,7 +217,7 @@ def _select(
 
 
 def _shard_prefix(domain: _Domain, old: Manifest) -> str:
-    """Returns a prefix that no shard of the old manifest uses: it stays valid until the new one replaces it."""
+    """Return a prefix that no shard of the old manifest uses: it stays valid until the new one replaces it."""
     if old.build_keys.get(domain.name) == domain.key:  # the same shards again, because one was lost
         return domain.name
     taken = [shard.path for shard in old.shards if shard.domain == domain.name]
@@ -236,7 +236,7 @@ def _publish(
     selected: Sequence[_Selected],
     new: Sequence[ShardInfo],
 ) -> None:
-    """Moves the new shards into the corpus, replaces the manifest, then removes files that it does not list."""
+    """Move the new shards into the corpus, replace the manifest, then remove files that it does not list."""
     domains = {one.domain.name: one for one in selected}
     listed = {shard.path for shard in manifest.shards}
     building.begin_publishing(

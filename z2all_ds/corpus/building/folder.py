@@ -22,7 +22,7 @@ BUILDING_NAME = ".building"
 
 @contextmanager
 def build_lock(out_dir: Path) -> Iterator[None]:
-    """Holds the lock of a corpus folder. A second build would delete files of the first, so it is refused."""
+    """Hold the lock of a corpus folder. A second build would delete files of the first, so it is refused."""
     path = out_dir / BUILDING_NAME / "lock"
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class BuildingFolder:
         self.units = self._root / "units"
 
     def recover(self, manifest: Manifest) -> None:
-        """Cleans up after an interrupted build. `manifest` is the current one; the lock must be held."""
+        """Clean up after an interrupted build. `manifest` is the current one; the lock must be held."""
         self.units.mkdir(parents=True, exist_ok=True)
         for leftover in [*self._root.rglob(f"*{TEMPORARY_SUFFIX}"), *self.units.glob("*.progress")]:
             leftover.unlink()
@@ -71,7 +71,7 @@ class BuildingFolder:
         self._publishing.unlink()
 
     def is_publishing(self) -> bool:
-        """Returns whether a build was interrupted in its last step."""
+        """Return whether a build was interrupted in its last step."""
         return self._publishing.exists()
 
     def shards(self, domain: str, key: str) -> Path:
@@ -80,7 +80,7 @@ class BuildingFolder:
         return folder
 
     def begin_publishing(self, new: Sequence[tuple[str, str, str]], old: Sequence[str]) -> None:
-        """Records the files to move or remove, so that `recover` can undo or complete an interrupted publication.
+        """Record the files to move or remove, so that `recover` can undo or complete an interrupted publication.
 
         `new` has (file, domain, key) of each new shard, `old` the shards that the new manifest does not list.
         """

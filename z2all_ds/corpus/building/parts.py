@@ -46,7 +46,7 @@ class Part:
         return np.fromfile(self.file(".lengths"), dtype=np.uint32)
 
     def kept(self) -> np.ndarray:
-        """Returns the positions of the selected documents."""
+        """Return the positions of the selected documents."""
         return np.flatnonzero(np.fromfile(self.keep, dtype=np.bool_)) if self.keep else np.arange(self.documents)
 
 
@@ -98,7 +98,7 @@ class PartWriter:
                     part.file(suffix).unlink(missing_ok=True)
 
     def write(self, drafts: Iterable[Draft]) -> None:
-        """Writes all drafts. This loop is performance-critical, so it takes them in one call."""
+        """Write all drafts. This loop is performance-critical, so it takes them in one call."""
         add_line, add_length = self._blocks[".lines"].write, self._lengths.append
         extras = [(function, self._blocks[suffix]) for suffix, function in self._extras.items()]
         gid, number, data_src = self._first_gid, self._first_id, self._data_src
@@ -117,7 +117,7 @@ class PartWriter:
         self._write_block()
 
     def finish(self) -> None:
-        """Gives the files of the last part their final names. Call it after `write`."""
+        """Give the files of the last part their final names. Call it after `write`."""
         part, first_id = self._path_of(len(self.parts)), self._first_id + sum(part.documents for part in self.parts)
         for suffix, file in self._files.items():
             file.finish(part.with_suffix(suffix))
@@ -146,7 +146,7 @@ class PartWriter:
 
 
 def record_line(gid: int, number: int, data_src: str, draft: Draft) -> bytes:
-    """Returns the record as a line of JSON, with the line feed."""
+    """Return the record as a line of JSON, with the line feed."""
     values = {
         "gid": gid,
         "id": number,

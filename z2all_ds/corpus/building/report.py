@@ -18,12 +18,12 @@ def report_file(corpus_dir: Path, domain: str) -> Path:
 
 
 def keys_file(corpus_dir: Path, domain: str) -> Path:
-    """Returns the path of the content keys of a domain; the file exists if exact duplicates were removed."""
+    """Return the path of the content keys of a domain; the file exists if exact duplicates were removed."""
     return corpus_dir / REPORTS_NAME / f"{domain}.keys"
 
 
 def read_report(corpus_dir: str | Path, domain: str) -> dict[str, Any]:
-    """Reads the report of a domain."""
+    """Read the report of a domain."""
     path = report_file(Path(corpus_dir), domain)
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
@@ -33,7 +33,7 @@ def read_report(corpus_dir: str | Path, domain: str) -> dict[str, Any]:
 
 
 def summary_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the size of the domain, and one line per kind of invalid row and per cleaning step."""
+    """Yield the size of the domain, and one line per kind of invalid row and per cleaning step."""
     yield f"{report['domain']}: {report['documents']:,} documents, {human_bytes(report['bytes'])}"
     for kind, count in report["faults"]["counts"].items():
         first = report["faults"]["samples"][kind][0]
@@ -54,7 +54,7 @@ def summary_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def full_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the summary and every stored sample."""
+    """Yield the summary and every stored sample."""
     yield from summary_lines(report)
     samples = dict(report["faults"]["samples"])
     samples |= {rule: counts["samples"] for rule, counts in report["cleaning"]["rules"].items()}

@@ -29,7 +29,7 @@ KEYS_NAME = "kept.keys"
 def select(
     spec: SourceSpec, parts: Sequence[Part], folder: Path, known_keys: Sequence[Path]
 ) -> tuple[list[Part], dict[str, Any]]:
-    """Returns the parts with their masks, which are written to `folder`, and a report of what each step dropped.
+    """Return the parts with their masks, which are written to `folder`, and a report of what each step dropped.
 
     A copy of a document of an earlier domain, whose keys are in `known_keys`, is a duplicate too. Near-duplicates are
     found only within the domain, because signatures are too large to be kept.
@@ -91,7 +91,7 @@ def _signatures(part: Part) -> np.ndarray:
 
 
 def _title(parts: Sequence[Part], sizes: np.ndarray, number: int) -> str:
-    """Returns the id of a document and its title or first words."""
+    """Return the id of a document and its title or first words."""
     first = 0
     for part in parts:
         if number < first + part.documents:
@@ -104,7 +104,7 @@ def _title(parts: Sequence[Part], sizes: np.ndarray, number: int) -> str:
 
 
 def _within_limit(spec: SourceSpec, max_bytes: int, keep: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns a mask of documents that fit: those of a built-in converter in order, others in random order."""
+    """Return a mask of documents that fit: those of a built-in converter in order, others in random order."""
     kept = np.flatnonzero(keep)
     if int(sizes[kept].sum(dtype=np.int64)) <= max_bytes:
         return keep

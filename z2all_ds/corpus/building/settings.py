@@ -46,7 +46,7 @@ class SourceSpec:
     """Python file that registers the converter."""
 
     def load_converter(self) -> Source | BuiltIn:
-        """Loads the plugin, if any, and returns the converter."""
+        """Load the plugin, if any, and return the converter."""
         if self.plugin is not None:
             load_plugin(self.plugin)
         return find_converter(self.converter)
@@ -55,7 +55,7 @@ class SourceSpec:
         return FaultLog(self.on_error, self.max_bad_share)
 
     def output_key(self) -> list[object]:
-        """Returns everything that determines the record made from a row. `on_error` only decides if there is one."""
+        """Return everything that determines the record made from a row. `on_error` only decides if there is one."""
         found = self.load_converter()
         parts: list[object] = [FORMAT_VERSION, self.domain, found.name, found.revision, self.form, self.fields]
         parts += [self.compose, asdict(self.cleaning), asdict(self.limits)]
@@ -68,12 +68,12 @@ class SourceSpec:
 
 
 def short_hash(parts: object) -> str:
-    """Returns 32 hexadecimal digits that identify a JSON value."""
+    """Return 32 hexadecimal digits that identify a JSON value."""
     return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def check_sources(sources: Sequence[SourceSpec], max_shard_bytes: int) -> None:
-    """Raises for invalid settings, before any data is read."""
+    """Raise for invalid settings, before any data is read."""
     if not sources:
         raise ConfigError("sources", "a corpus needs at least one", "Give a domain and its converter.")
     if max_shard_bytes < 1:

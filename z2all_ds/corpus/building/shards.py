@@ -49,7 +49,7 @@ class ShardTask:
 
 
 def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, max_shard_bytes: int) -> list[ShardTask]:
-    """Fills one shard after the other. Keeps the lengths of only one part in memory."""
+    """Fill one shard after the other. Keep the lengths of only one part in memory."""
     tasks: list[ShardTask] = []
     slices: list[PartSlice] = []
     room = max_shard_bytes
@@ -88,7 +88,7 @@ def plan_shards(parts: Sequence[Part], folder: Path, domain: str, prefix: str, m
 
 
 def make_shard(task: ShardTask) -> ShardInfo:
-    """Makes the shard unless it is finished. Its description is written last and marks it as finished."""
+    """Make the shard unless it is finished. Its description is written last and marks it as finished."""
     description = task.path.with_suffix(".json")
     if description.exists() and task.path.exists():
         return ShardInfo(**json.loads(description.read_bytes()))
@@ -124,7 +124,7 @@ def _copy(task: ShardTask) -> ShardInfo:
 
 
 def _blocks(part: Part, selected: np.ndarray) -> Iterator[bytes]:
-    """Yields the lines of the selected documents, in order."""
+    """Yield the lines of the selected documents, in order."""
     last_of_run = np.flatnonzero(np.diff(selected) != 1)
     firsts = selected[np.concatenate([[0], last_of_run + 1])]
     lasts = selected[np.concatenate([last_of_run, [len(selected) - 1]])]

@@ -93,7 +93,7 @@ class UnitSummary:
 
 
 def convert_unit(unit: Unit) -> UnitSummary:
-    """Converts the unit unless it is finished, and returns its summary."""
+    """Convert the unit unless it is finished, and return its summary."""
     if not unit.is_finished():
         with explain_disk_errors(Path(unit.folder)):
             _convert(unit)
@@ -126,7 +126,7 @@ def _convert(unit: Unit) -> None:
 
 
 def _generated(converter: BuiltIn, max_bytes: int | None, writer: PartWriter) -> Iterator[Draft]:
-    """Yields the drafts of a built-in converter until the size limit is clearly exceeded.
+    """Yield the drafts of a built-in converter until the size limit is clearly exceeded.
 
     Some are too many; the final choice is made after duplicates are removed.
     """

@@ -61,7 +61,7 @@ class CleaningReport:
         return self.rules.setdefault(name, RuleCount())
 
     def merge(self, other: "CleaningReport") -> None:
-        """Adds another worker's counts; its samples come after ours."""
+        """Add another worker's counts; its samples come after ours."""
         for name in ("records_in", "bytes_in", "records_out", "bytes_out"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, theirs in other.rules.items():
@@ -104,7 +104,7 @@ class Cleaner:
             self._drop_after.append(("max_symbol_share", lambda text: why_symbols(text, symbol_share, is_code)))
 
     def clean(self, draft: Draft) -> Draft | None:
-        """Returns the cleaned draft (the same object if unchanged), or None if it is dropped."""
+        """Return the cleaned draft (the same object if unchanged), or None if it is dropped."""
         report, size = self.report, num_bytes(draft)
         report.records_in += 1
         report.bytes_in += size
@@ -157,7 +157,7 @@ class Cleaner:
 
 
 def num_bytes(draft: Draft) -> int:
-    """Returns the UTF-8 bytes of title, content and desc."""
+    """Return the UTF-8 bytes of title, content and desc."""
     return sum(
         len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         for text in (draft.title, draft.content, draft.desc)
@@ -165,12 +165,12 @@ def num_bytes(draft: Draft) -> int:
 
 
 def _title(draft: Draft) -> str:
-    """Returns the title of a document, or its first words."""
+    """Return the title of a document, or its first words."""
     return visible((draft.title or draft.content.lstrip())[:_TITLE_CHARS])
 
 
 def first_change(before: str, after: str) -> str:
-    """Returns `before -> after` around the first difference, with escapes for invisible characters."""
+    """Return `before -> after` around the first difference, with escapes for invisible characters."""
     shorter = min(len(before), len(after))
     start = next((at for at in range(shorter) if before[at] != after[at]), shorter)
     cut = slice(max(0, start - _CHARS_BEFORE_CHANGE), start + _CHARS_AFTER_CHANGE)
@@ -178,5 +178,5 @@ def first_change(before: str, after: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text with an escape for each invisible character (controls, joiners, line breaks)."""
+    """Return the text with an escape for each invisible character (controls, joiners, line breaks)."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

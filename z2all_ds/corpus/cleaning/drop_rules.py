@@ -44,7 +44,7 @@ _BLOCKS_START_UTF8 = b"\xe2"
 
 
 def why_garbled(text: str, is_code: bool = False) -> str:
-    """Returns why the text is garbled, or "". Code may contain drawings of blocks and boxes."""
+    """Return why the text is garbled, or "". Code may contain drawings of blocks and boxes."""
     if text.isascii():
         return ""
     encoded = text.encode("utf-8", "surrogatepass")
@@ -92,7 +92,7 @@ _BYTES_OF_NO_SYMBOL = bytes(sorted({*range(0xC2), *range(0xE4, 0xEA), *range(0xE
 
 
 def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:
-    """Returns why the text has too many symbols: characters other than letters, digits, whitespace and punctuation."""
+    """Return why the text has too many symbols: characters other than letters, digits, whitespace and punctuation."""
     encoded, enough = text.encode("utf-8", "surrogatepass"), max_share * len(text)
     # An upper bound first: it decides nearly all texts without a search over characters.
     if len(encoded.translate(None, _BYTES_OF_NO_SYMBOL)) <= enough:
@@ -105,7 +105,7 @@ def why_symbols(text: str, max_share: float, is_code: bool = False) -> str:
 
 @cache
 def _symbols_beyond_ascii() -> re.Pattern[str]:
-    """Matches symbols (S*), controls and private use characters, but not unassigned code points, which the next Unicode
+    """Match symbols (S*), controls and private use characters, but not unassigned code points, which the next Unicode
     version may make letters, and not the hexagrams within the Han range."""
     found = [chr(code) for code in range(0x80, 0xFFFE) if unicodedata.category(chr(code)) in _SYMBOL_CATEGORIES]
     basic = "".join(re.escape(char) for char in found if not "\u4dc0" <= char <= "\u4dff")

@@ -37,7 +37,7 @@ class Duplicates(NamedTuple):
 
 
 def content_key(text: str) -> bytes:
-    """Returns 16 bytes that are equal for equal contents; leading and trailing whitespace does not count.
+    """Return 16 bytes that are equal for equal contents; leading and trailing whitespace does not count.
 
     blake2b hashes 290 MB/s of Chinese and 330 MB/s of English on one core, including the encoding. sha1 and sha256
     reached 390 and 490 MB/s on a machine with instructions for them, and are slower than blake2b on other machines.
@@ -46,7 +46,7 @@ def content_key(text: str) -> bytes:
 
 
 def find_exact_duplicates(keys: Sequence[npt.NDArray[np.generic]]) -> Duplicates:
-    """Finds documents that repeat an earlier one. `keys`: one array of 16-byte keys per part (mapped or not)."""
+    """Find documents that repeat an earlier one. `keys`: one array of 16-byte keys per part (mapped or not)."""
     parts = [part.view(np.uint64).reshape(-1, 2) for part in keys]
     keep = np.ones(sum(len(part) for part in parts), dtype=bool)
     pairs: Pairs = []
@@ -65,19 +65,19 @@ def find_exact_duplicates(keys: Sequence[npt.NDArray[np.generic]]) -> Duplicates
 
 
 def split_mask(flat: Mask, parts: Sequence[np.ndarray]) -> list[Mask]:
-    """Splits a mask over all documents into one mask per part."""
+    """Split a mask over all documents into one mask per part."""
     ends = np.cumsum([len(part) for part in parts])
     return np.split(flat, ends[:-1]) if len(parts) else []
 
 
 def first_pairs(pairs: Pairs, later: Indices, earlier: Indices) -> Pairs:
-    """Returns the PAIRS_SHOWN smallest of `pairs` and of (later, earlier), whatever the order of the work."""
+    """Return the PAIRS_SHOWN smallest of `pairs` and of (later, earlier), whatever the order of the work."""
     first = np.argsort(later, kind="stable")[:PAIRS_SHOWN]
     return sorted([*pairs, *zip(later[first].tolist(), earlier[first].tolist(), strict=True)])[:PAIRS_SHOWN]
 
 
 def buckets(parts: Sequence[Rows], alive: Mask | None = None) -> Iterator[tuple[Rows, Indices]]:
-    """Yields (rows, their document numbers in ascending order) per bucket, without documents that are not `alive`.
+    """Yield (rows, their document numbers in ascending order) per bucket, without documents that are not `alive`.
 
     A part is an array (documents,) or (documents, words), mapped or not. The first bits of the first word, which must
     be a good hash, select the bucket.

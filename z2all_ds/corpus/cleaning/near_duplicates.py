@@ -43,7 +43,7 @@ _BYTES_IN_MEMORY = 256 * 1024**2
 
 
 def require_datasketch() -> Any:
-    """Returns the datasketch module. Called before a build starts, so that it does not fail after hours."""
+    """Return the datasketch module. Called before a build starts, so that it does not fail after hours."""
     try:
         return importlib.import_module("datasketch")
     except ImportError:
@@ -52,7 +52,7 @@ def require_datasketch() -> Any:
 
 
 def signature(text: str) -> Signatures:
-    """Returns the MinHash signature of a document, (NUM_PERM,)."""
+    """Return the MinHash signature of a document, (NUM_PERM,)."""
     hashes = shingle_hashes(text)
     minhash = _minhash().copy()  # shares the permutations, whose creation takes longer than a short document
     for start in range(0, len(hashes), _SHINGLES_PER_UPDATE):
@@ -68,7 +68,7 @@ def _minhash() -> Any:
 
 @cache
 def bands_and_rows(threshold: float) -> tuple[int, int]:
-    """Returns the bands and rows per band that datasketch chooses for the threshold.
+    """Return the bands and rows per band that datasketch chooses for the threshold.
 
     The weights favour many candidates: each is verified, so a false one costs time, but a missing one is a duplicate in
     the corpus. For 0.8 they give 14 bands of 9 rows, which find 87% of the pairs with similarity 0.8 and 97% of those
@@ -84,7 +84,7 @@ def bands_and_rows(threshold: float) -> tuple[int, int]:
 def find_near_duplicates(
     signatures: Sequence[Signatures], threshold: float, alive: Sequence[Mask], scratch: Path
 ) -> Duplicates:
-    """Finds documents that are similar to an earlier one. `signatures`: (documents, NUM_PERM) per part, mapped or not.
+    """Find documents that are similar to an earlier one. `signatures`: (documents, NUM_PERM) per part, mapped or not.
 
     Documents that are not `alive` were dropped before and are not compared. The hashes of bands, 8 bytes per band and
     document, go to a temporary file in the folder `scratch` when they exceed 256 MB: 7 GB for 60 million documents at
@@ -105,7 +105,7 @@ def find_near_duplicates(
 def _runs(
     signatures: Sequence[Signatures], bands: tuple[int, int], alive: Mask, scratch: Path
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Yields (documents that share a band, ascending in each run; their ranks in their runs) per band and bucket."""
+    """Yield (documents that share a band, ascending in each run; their ranks in their runs) per band and bucket."""
     num_bands, rows = bands
     hashes, not_empty = _band_hashes(signatures, num_bands, rows, scratch)
     for band in range(num_bands):
@@ -122,7 +122,7 @@ def _runs(
 
 
 def _band_hashes(signatures: Sequence[Signatures], num_bands: int, rows: int, scratch: Path) -> tuple[Rows, Mask]:
-    """Returns 64-bit hashes (bands, documents), and which documents have shingles, in one pass over the signatures."""
+    """Return 64-bit hashes (bands, documents), and which documents have shingles, in one pass over the signatures."""
     num_documents = sum(len(part) for part in signatures)
     hashes: Rows
     if num_bands * num_documents * 8 <= _BYTES_IN_MEMORY:
@@ -149,7 +149,7 @@ def _band_hashes(signatures: Sequence[Signatures], num_bands: int, rows: int, sc
 
 
 def _neighbours(numbers: Indices, ranks: Indices, keep: Mask) -> Iterator[tuple[Indices, Indices]]:
-    """Yields pairs (later, earlier) to compare, in rounds. A document dropped in one round is not in the next."""
+    """Yield pairs (later, earlier) to compare, in rounds. A document dropped in one round is not in the next."""
     # First with the start of the run, then with predecessors: in runs of copies the first round decides.
     for rank in range(NEIGHBOURS):
         at = np.flatnonzero(ranks > rank)
@@ -164,7 +164,7 @@ def _neighbours(numbers: Indices, ranks: Indices, keep: Mask) -> Iterator[tuple[
 
 
 def _values_in_common(signatures: Sequence[Signatures], offsets: Indices, one: Indices, other: Indices) -> Indices:
-    """Returns how many of the NUM_PERM values the two documents of each pair share."""
+    """Return how many of the NUM_PERM values the two documents of each pair share."""
     common = np.empty(len(one), dtype=np.int64)
     for start in range(0, len(one), _ROWS_PER_READ):
         cut = slice(start, start + _ROWS_PER_READ)

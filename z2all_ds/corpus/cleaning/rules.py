@@ -75,7 +75,7 @@ class CleaningRules:
 
     @classmethod
     def parse(cls, names: list[str]) -> "CleaningRules":
-        """Parses the command line: `control_characters`, `min_chars=20`, `near_duplicates=off`, or `all`.
+        """Parse the command line: `control_characters`, `min_chars=20`, `near_duplicates=off`, or `all`.
 
         Later items override earlier ones: `all min_chars=50 near_duplicates=off`.
         """

@@ -36,7 +36,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 def shingle_hashes(text: str) -> Hashes:
-    """Returns the hashes of all shingles, in any order and possibly repeated.
+    """Return the hashes of all shingles, in any order and possibly repeated.
 
     A text with too few tokens has one shingle of all tokens; a text of only punctuation has one of its characters; a
     text of only whitespace has none.
@@ -59,7 +59,7 @@ def shingle_hashes(text: str) -> Hashes:
 
 
 def _token_hashes(text: str) -> Hashes:
-    """Returns one hash per token, in order: a polynomial over the characters of the token, modulo 2^32.
+    """Return one hash per token, in order: a polynomial over the characters of the token, modulo 2^32.
 
     All sums come from one running sum over the text, to which separators add nothing. The difference between two token
     starts, divided by the power of the first, does not depend on the position of the token.
@@ -86,7 +86,7 @@ def _token_hashes(text: str) -> Hashes:
 
 
 def _mix(values: Hashes) -> Hashes:
-    """Mixes the bits (the finalizer of MurmurHash3)."""
+    """Mix the bits (the finalizer of MurmurHash3)."""
     values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return values ^ (values >> np.uint32(16))
@@ -94,7 +94,7 @@ def _mix(values: Hashes) -> Hashes:
 
 @lru_cache(maxsize=2)  # for short texts, and for the longest text so far
 def _powers(count: int) -> tuple[Hashes, Hashes]:
-    """Returns _BASE^0, _BASE^1 ... and their inverses."""
+    """Return _BASE^0, _BASE^1 ... and their inverses."""
     found = []
     for base in (_BASE, pow(_BASE, -1, 1 << 32)):
         powers = np.full(count, base, dtype=np.uint32)
@@ -105,7 +105,7 @@ def _powers(count: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint8], Hashes]:
-    """Returns class and hash of every code point: six megabytes, made once per process. Uppercase letters have the hash
+    """Return class and hash of every code point: six megabytes, made once per process. Uppercase letters have the hash
     of their lowercase, separators 0. Classes are fixed ranges, as Python's Unicode tables differ between versions."""
     classes = np.full(0x110000, _LETTER, dtype=np.uint8)
     classes[:128] = [_LETTER if chr(code).isalnum() or chr(code) == "_" else _SEPARATOR for code in range(128)]

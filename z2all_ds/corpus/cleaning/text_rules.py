@@ -36,7 +36,7 @@ _JOINER_RUN = re.compile(f"[{_JOINERS}]+")
 
 
 def control_characters(text: str) -> str:
-    """Removes invisible characters and makes every line break a line feed; `CleaningRules` has the list."""
+    """Remove invisible characters and make every line break a line feed; `CleaningRules` has the list."""
     if text.isascii():
         if len(text.encode("ascii").translate(None, _ASCII_CONTROLS)) == len(text):
             return text
@@ -53,7 +53,7 @@ def control_characters(text: str) -> str:
 
 
 def _keep_joiner(match: re.Match[str]) -> str:
-    """Returns the joiner that stays of a run, or "", depending on the visible characters on both sides."""
+    """Return the joiner that stays of a run, or "", depending on the visible characters on both sides."""
     text, before = match.string, match.start() - 1
     if before < 0:
         return ""
@@ -89,7 +89,7 @@ _UTF8_NOT_CJK = bytes([*range(0xE3), *range(0xEA, 0xEF), *range(0xF1, 0x100)])
 
 
 def has_cjk_bytes(text: str) -> bool:
-    """Returns whether the text may contain a CJK character. Testing UTF-8 first bytes is faster than a regex."""
+    """Return whether the text may contain a CJK character. Testing UTF-8 first bytes is faster than a regex."""
     if text.isascii():
         return False
     if "。" in text or "的" in text:  # in nearly all Chinese
@@ -98,7 +98,7 @@ def has_cjk_bytes(text: str) -> bool:
 
 
 def space_before_cjk(text: str) -> str:
-    """Removes spaces between two CJK characters, and before CJK punctuation that ends or separates.
+    """Remove spaces between two CJK characters, and before CJK punctuation that ends or separates.
 
     A space stays before an opening bracket after a Latin word (`Python 《手册》`), and between Latin and CJK words.
     """
@@ -119,7 +119,7 @@ _TILDES_AFTER_WORD = re.compile(r"(?<=\w)~{4,}")
 
 
 def repeated_punctuation(text: str) -> str:
-    """Shortens runs of one sentence mark. ~ only after a word (好的~~~~~), not as a code fence; lines of — stay."""
+    """Shorten runs of one sentence mark. ~ only after a word (好的~~~~~), not as a code fence; lines of — stay."""
     cleaned = _REPEATED.sub(_shorten, text)
     if "~~~~" in cleaned:
         cleaned = _TILDES_AFTER_WORD.sub("~~~", cleaned)

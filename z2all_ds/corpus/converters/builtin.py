@@ -69,13 +69,13 @@ def chinese_sample(wanted_bytes: int | None) -> Iterator[Draft]:
 
 
 def read_chinese_texts() -> list[tuple[str, str]]:
-    """Returns (title, text with its title) of the shipped essays, which lines of === separate."""
+    """Return (title, text with its title) of the shipped essays, which lines of === separate."""
     texts = CHINESE_TEXTS.read_text("utf-8").split("\n===\n")
     return [(whole.strip().split("\n", 1)[0], whole.strip() + "\n") for whole in texts]
 
 
 def _spread(names: list[str]) -> list[str]:
-    """Sorts names by a hash: the order is always the same and mixes the whole alphabet."""
+    """Sort names by a hash: the order is always the same and mixes the whole alphabet."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
@@ -84,7 +84,7 @@ def _library_root() -> Path:
 
 
 def _library_files() -> list[str]:
-    """Returns paths relative to the standard library."""
+    """Return paths relative to the standard library."""
     root, files = _library_root(), []
     for folder, inner, names in os.walk(root):
         inner[:] = [name for name in inner if name not in _LEFT_OUT_FOLDERS]  # large folders
@@ -95,7 +95,7 @@ def _library_files() -> list[str]:
 
 
 def _library_text(name: str) -> str:
-    """Returns the text of a file, "" for the few that are not UTF-8."""
+    """Return the text of a file, "" for the few that are not UTF-8."""
     try:
         return (_library_root() / name).read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -103,7 +103,7 @@ def _library_text(name: str) -> str:
 
 
 def _help_topics() -> dict[str, str]:
-    """Returns name -> text that `help("NAME")` prints; {} in distributions without them."""
+    """Return name -> text that `help("NAME")` prints; {} in distributions without them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -112,7 +112,7 @@ def _help_topics() -> dict[str, str]:
 
 
 def _docstring_sections(node: ast.AST, prefix: str) -> Iterator[str]:
-    """Yields the long docstrings of a module, class or function and of its members, each with a heading."""
+    """Yield the long docstrings of a module, class or function and of its members, each with a heading."""
     kinds = {ast.ClassDef: "Class", ast.FunctionDef: "Function", ast.AsyncFunctionDef: "Function"}
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         text = ast.get_docstring(node)

@@ -18,7 +18,7 @@ Text = tuple[str, str]
 
 
 def generate_documents(seed: int, wanted_bytes: int) -> Iterator[tuple[str, str, str]]:
-    """Yields (category, title, content) until the contents reach `wanted_bytes` in UTF-8."""
+    """Yield (category, title, content) until the contents reach `wanted_bytes` in UTF-8."""
     size = number = 0
     while size < wanted_bytes:
         random = Random(f"{seed}/{number}")
@@ -31,7 +31,7 @@ def generate_documents(seed: int, wanted_bytes: int) -> Iterator[tuple[str, str,
 
 
 def word_problems(random: Random) -> Text:
-    """Writes three to five small problems, each with its solution and its answer."""
+    """Write three to five small problems, each with its solution and its answer."""
     makers = random.sample((_sharing, _shopping_sum, _meeting, _age, _fence, _pages), random.randint(3, 5))
     parts = [f"第{number}题　{make(random)}" for number, make in zip("一二三四五", makers, strict=False)]
     return random.choice(("算术练习", "应用题几道", "口算之后的应用题", "课后小练习")), "\n\n".join(parts)
@@ -100,7 +100,7 @@ def _pages(random: Random) -> str:
 
 
 def diary(random: Random) -> Text:
-    """Writes a diary entry with the correct weekday and the weather of the season."""
+    """Write a diary entry with the correct weekday and the weather of the season."""
     day = datetime.date(2001, 1, 1) + datetime.timedelta(days=random.randrange(365 * 30))
     season = "冬春夏秋"[day.month % 12 // 3]
     table = tables.SEASONS[season]
@@ -123,7 +123,7 @@ def diary(random: Random) -> Text:
 
 
 def shop_dialogue(random: Random) -> Text:
-    """Writes a dialogue in a shop with a correct bill and change."""
+    """Write a dialogue in a shop with a correct bill and change."""
     shop, goods = random.choice(list(tables.GOODS.items()))
     buyer = random.choice(tables.PEOPLE)
     lines = [
@@ -149,7 +149,7 @@ def shop_dialogue(random: Random) -> Text:
 
 
 def directions(random: Random) -> Text:
-    """Writes directions between two places; every turn matches the headings before and after it."""
+    """Write directions between two places; every turn matches the headings before and after it."""
     start, goal = random.sample(tables.PLACES, 2)
     heading, total = random.randrange(4), random.randint(2, 9) * 50
     streets, landmarks = random.sample(tables.STREETS, 4), random.sample(tables.LANDMARKS, 4)
@@ -175,7 +175,7 @@ def directions(random: Random) -> Text:
 
 
 def conversion(random: Random) -> Text:
-    """Writes two unit conversions, in both directions, with a remark."""
+    """Write two unit conversions, in both directions, with a remark."""
     parts = []
     for big, small, factor, remark in random.sample(tables.UNITS, 2):
         there, back = random.randint(2, 30), random.randint(2, 12)
@@ -190,7 +190,7 @@ def conversion(random: Random) -> Text:
 
 
 def entry(random: Random) -> Text:
-    """Writes a short encyclopedia entry."""
+    """Write a short encyclopedia entry."""
     name, kind, where, features, use, remark = random.choice(tables.ENTRIES)
     shuffled = random.sample(features, len(features))
     looks = f"{name}的特点是{shuffled[0]}，{shuffled[1]}，而且{shuffled[2]}。"

@@ -10,7 +10,7 @@ _DIGITS = "零一二三四五六七八九"
 
 
 def read_number(number: int) -> str:
-    """Returns a number below one hundred million in words: 30005 -> 三万零五, 14 -> 十四."""
+    """Return a number below one hundred million in words: 30005 -> 三万零五, 14 -> 十四."""
     assert 0 <= number < 100_000_000
     if number == 0:
         return "零"
@@ -32,7 +32,7 @@ def _read_four(number: int) -> str:
 
 
 def number_portrait(random: Random) -> tuple[str, str]:
-    """Writes about factors, parity, digits and neighbours of a number."""
+    """Write about factors, parity, digits and neighbours of a number."""
     number = random.randint(11, 400)
     factors = [f for f in range(1, number + 1) if number % f == 0]
     sentences = [f"{number}读作{read_number(number)}，是一个{'偶' if number % 2 == 0 else '奇'}数。"]
@@ -70,7 +70,7 @@ def _prime_product(number: int) -> str:
 
 
 def reading_numbers(random: Random) -> tuple[str, str]:
-    """Writes numbers in words, sorts them, and gives a difference."""
+    """Write numbers in words, sort them, and give a difference."""
     numbers = sorted(random.sample(range(100, 10_000), 2) + random.sample(range(10_000, 9_000_000), 2))
     lines = [f"{number}读作{read_number(number)}。" for number in random.sample(numbers, 4)]
     gap = numbers[1] - numbers[0]
@@ -82,7 +82,7 @@ def reading_numbers(random: Random) -> tuple[str, str]:
 
 
 def ordering_puzzle(random: Random) -> tuple[str, str]:
-    """Writes a puzzle (who is tallest, fastest, oldest): clues in random order, the solution, and the only answer."""
+    """Write a puzzle (who is tallest, fastest, oldest): clues in random order, the solution, and the only answer."""
     names = random.sample(PEOPLE, random.randint(3, 5))
     more, less, question = random.choice(
         (("高", "矮", "谁最高"), ("大", "小", "谁的年纪最大"), ("快", "慢", "谁跑得最快"), ("重", "轻", "谁的书包最重"))
@@ -99,7 +99,7 @@ def ordering_puzzle(random: Random) -> tuple[str, str]:
 
 
 def timetable(random: Random) -> tuple[str, str]:
-    """Writes a trip whose departures and arrivals match its durations."""
+    """Write a trip whose departures and arrivals match its durations."""
     stops = random.sample(PLACES, random.randint(3, 4))
     name, clock = random.choice(PEOPLE), random.randint(6 * 60, 10 * 60)
     started, parts = clock, [f"{name}{_clock(clock)}从{stops[0]}出发"]

@@ -16,7 +16,7 @@ ABSENT = object()
 
 
 def take_draft(row: Row, content_field: str, title_field: str, category_field: str = "", desc_field: str = "") -> Draft:
-    """Returns a draft of these fields; the rest of the row becomes `others`.
+    """Return a draft of these fields; the rest of the row becomes `others`.
 
     Content and title are required. A number is accepted as a title, but not as content.
     """
@@ -35,13 +35,13 @@ def take_draft(row: Row, content_field: str, title_field: str, category_field: s
 
 
 def take_optional(row: Row, name: str) -> str:
-    """Removes a field from the row and returns it as text; "" if it is missing."""
+    """Remove a field from the row and return it as text; "" if it is missing."""
     value = row.pop(name, None)
     return value if type(value) is str else text_or_refusal(row, name, value)
 
 
 def text_or_refusal(row: Row, name: str, value: Any) -> str:
-    """Returns an optional value as text: "" for null, digits for a number. Other types are refused."""
+    """Return an optional value as text: "" for null, digits for a number. Other types are refused."""
     if type(value) is str:
         return value
     if value is None:
@@ -52,7 +52,7 @@ def text_or_refusal(row: Row, name: str, value: Any) -> str:
 
 
 def refused(row: Row, name: str, value: Any) -> RowRefused:
-    """Returns the error for a field that is missing or not text, with the columns of the row."""
+    """Return the error for a field that is missing or not text, with the columns of the row."""
     if value is ABSENT:
         found = "is missing"
     elif value is None:
@@ -65,7 +65,7 @@ def refused(row: Row, name: str, value: Any) -> RowRefused:
 
 
 def columns_of(row: Row) -> str:
-    """Returns `the row has a, b, c`, with the first columns of a wide table."""
+    """Return `the row has a, b, c`, with the first columns of a wide table."""
     if not row:
         return "the row has no fields"
     names = [str(name) for name in row]

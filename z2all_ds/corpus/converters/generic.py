@@ -41,13 +41,13 @@ def generic(row: Row) -> Draft:
 
 @lru_cache(maxsize=1024)
 def _chosen_names(columns: tuple[str, ...]) -> list[str]:
-    """Returns the fields of content, title, category and desc, "" for none. A source has few sets of columns."""
+    """Return the fields of content, title, category and desc, "" for none. A source has few sets of columns."""
     lists = (CONTENT_NAMES, TITLE_NAMES, CATEGORY_NAMES, DESC_NAMES)
     return [next((name for name in names if name in columns), "") for names in lists]
 
 
 def _take(row: Row, name: str) -> str:
-    """Removes a text or a number from the row and returns it as text. A guess refuses nothing, so others stay."""
+    """Remove a text or a number from the row and return it as text. A guess refuses nothing, so others stay."""
     kind = type(row[name]) if name else None
     if kind is str:
         return row.pop(name)
@@ -92,7 +92,7 @@ class FieldMapConverter:
 
 
 def field_map_converter(fields: Mapping[str, str]) -> ConvertRow:
-    """Returns a converter by a map from record fields to raw fields. Only the content is required in every row."""
+    """Return a converter by a map from record fields to raw fields. Only the content is required in every row."""
     for name, path in fields.items():
         if name not in RECORD_FIELDS:
             near = difflib.get_close_matches(name, RECORD_FIELDS, n=1)
@@ -107,7 +107,7 @@ def field_map_converter(fields: Mapping[str, str]) -> ConvertRow:
 
 
 def parse_field_map(text: str) -> dict[str, str]:
-    """Parses `content=body,title=meta.subject` into {"content": "body", "title": "meta.subject"}."""
+    """Parse `content=body,title=meta.subject` into {"content": "body", "title": "meta.subject"}."""
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, equals, path = (piece.strip() for piece in part.partition("="))
@@ -120,7 +120,7 @@ def parse_field_map(text: str) -> dict[str, str]:
 
 
 def _find(row: Row, path: str) -> tuple[Row, str]:
-    """Returns the object that contains the field at a path, or {}, and the name of the field in it."""
+    """Return the object that contains the field at a path, or {}, and the name of the field in it."""
     if path in row:
         return row, path
     *outer, last = path.split(".")

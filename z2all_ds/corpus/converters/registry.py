@@ -55,7 +55,7 @@ _PLUGINS: set[Path] = set()
 
 
 def source(name: str, *, form: str, is_code: bool = False, revision: int = 1) -> Callable[[ConvertRow], ConvertRow]:
-    """Registers a function of one row."""
+    """Register a function of one row."""
 
     def register(convert: ConvertRow) -> ConvertRow:
         _add(Source(name, convert, form, is_code, revision))
@@ -65,7 +65,7 @@ def source(name: str, *, form: str, is_code: bool = False, revision: int = 1) ->
 
 
 def built_in(name: str, *, is_code: bool = False, revision: int = 1) -> Callable[[GenerateDrafts], GenerateDrafts]:
-    """Registers a generator of drafts. It gets the number of bytes that the build wants, or None."""
+    """Register a generator of drafts. It gets the number of bytes that the build wants, or None."""
 
     def register(generate: GenerateDrafts) -> GenerateDrafts:
         _add(BuiltIn(name, generate, is_code, revision))
@@ -81,7 +81,7 @@ def _add(entry: Source | BuiltIn) -> None:
 
 
 def find_converter(name: str) -> Source | BuiltIn:
-    """Returns the converter of that name; the error for an unknown name lists all."""
+    """Return the converter of that name; the error for an unknown name lists all."""
     if name in _REGISTRY:
         return _REGISTRY[name]
     near = difflib.get_close_matches(name, _REGISTRY, n=1)
@@ -91,7 +91,7 @@ def find_converter(name: str) -> Source | BuiltIn:
 
 
 def describe_converters() -> dict[str, str]:
-    """Returns name -> first line of the docstring."""
+    """Return name -> first line of the docstring."""
     found = {}
     for name, entry in sorted(_REGISTRY.items()):
         function = entry.convert if isinstance(entry, Source) else entry.generate
@@ -100,7 +100,7 @@ def describe_converters() -> dict[str, str]:
 
 
 def load_plugin(path: Path) -> None:
-    """Runs a Python file that registers converters, once per process."""
+    """Run a Python file that registers converters, once per process."""
     path = path.resolve()
     if path in _PLUGINS:
         return

@@ -36,7 +36,7 @@ _OTHER_FORMATS = {
 
 
 def packing_of(head: bytes, name: str) -> str:
-    """Returns gz, zst, zip, tar or "": by the first bytes, else by the name. An empty file has no packing."""
+    """Return gz, zst, zip, tar or "": by the first bytes, else by the name. An empty file has no packing."""
     for packing, magics in _PACKING_MAGICS.items():
         if head.startswith(magics):
             return packing
@@ -47,12 +47,12 @@ def packing_of(head: bytes, name: str) -> str:
 
 
 def without_packing_endings(name: str) -> str:
-    """Returns `a` for `a.tar.gz`, `a.jsonl` for `a.jsonl.zst`."""
+    """Return `a` for `a.tar.gz`, `a.jsonl` for `a.jsonl.zst`."""
     return _STRIPPED_ENDINGS.sub("", name)
 
 
 def form_of(name: str, head: bytes) -> str:
-    """Returns the form of a file with this name (without packing endings) and these first bytes."""
+    """Return the form of a file with this name (without packing endings) and these first bytes."""
     ending = Path(name).suffix.lower()
     if form := _FORM_BY_ENDING.get(ending):
         return form

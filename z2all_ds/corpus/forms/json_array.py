@@ -45,7 +45,7 @@ class _Buffer:
         self._lines_dropped = 0
 
     def grow(self, size: int | None = None) -> bool:
-        """Drops the bytes already read and appends up to `size` bytes; returns False at the end of the file."""
+        """Drop the bytes already read and append up to `size` bytes; return False at the end of the file."""
         if self.ended:
             return False
         self._lines_dropped += _line_ends(self.data, self.at)
@@ -55,7 +55,7 @@ class _Buffer:
         return bool(more)
 
     def line_finder(self) -> Callable[[], int]:
-        """Returns a function that counts the line number of the next byte, as counting costs more than reading."""
+        """Return a function that counts the line number of the next byte, as counting costs more than reading."""
         dropped, data, at = self._lines_dropped, self.data, self.at
         return lambda: dropped + _line_ends(data, at) + 1
 
@@ -63,7 +63,7 @@ class _Buffer:
         return len(self.data) - self.at
 
     def skip_blanks(self) -> bytes:
-        """Moves to the next byte that is not whitespace and returns it; b"" at the end of the file."""
+        """Move to the next byte that is not whitespace and return it; b"" at the end of the file."""
         while True:
             while rest := self.data[self.at : self.at + 256]:
                 blanks = len(rest) - len(rest.lstrip(_BLANKS))
@@ -75,7 +75,7 @@ class _Buffer:
 
 
 def _line_ends(data: bytes, stop: int) -> int:
-    """Returns the number of line ends in the first `stop` bytes. numpy counts 10 GB/s, bytes.count only 0.5."""
+    """Return the number of line ends in the first `stop` bytes. numpy counts 10 GB/s, bytes.count only 0.5."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8, stop) == ord("\n"))) if stop else 0
 
 
@@ -118,7 +118,7 @@ class JsonArrayReader:
         return Fault(kind, detail)
 
     def _elements(self) -> Iterator[Row | Fault]:
-        """Yields the elements after the opening `[`."""
+        """Yield the elements after the opening `[`."""
         buffer = self._buffer
         next_byte = buffer.skip_blanks()
         if key := _FIRST_KEY.match(buffer.data, buffer.at):
@@ -160,7 +160,7 @@ class JsonArrayReader:
             yield self._fault("truncated", "the array is not closed")
 
     def _batch(self) -> list[Row]:
-        """Parses all elements before the last border in the buffer (the fast way). Returns [] where that fails."""
+        """Parse all elements before the last border in the buffer (the fast way). Return [] where that fails."""
         buffer = self._buffer
         if self._slow_bytes > 0:
             return []
@@ -198,7 +198,7 @@ class JsonArrayReader:
         return None
 
     def _one(self) -> Row | Fault | None:
-        """Parses one element (the slow way). Returns None at the end of a stream that ends with a fault."""
+        """Parse one element (the slow way). Return None at the end of a stream that ends with a fault."""
         buffer = self._buffer
         while True:
             self._line = buffer.line_finder()
@@ -240,7 +240,7 @@ class JsonArrayReader:
         return Fault(kind, detail)
 
     def _resume(self, search_from: int) -> bool:
-        """Moves to the comma before the next element that can be recognized, else to the end of the file."""
+        """Move to the comma before the next element that can be recognized, else to the end of the file."""
         buffer = self._buffer
         buffer.at = max(buffer.at, search_from - _BORDER_BYTES) if search_from == len(buffer.data) else search_from
         while True:
@@ -259,7 +259,7 @@ class JsonArrayReader:
         return False
 
     def _may_begin(self, offset: int) -> bool:
-        """Returns whether an element may begin here: an object inside a broken element has fewer of the usual keys."""
+        """Return whether an element may begin here: an object inside a broken element has fewer of the usual keys."""
         try:
             value, _ = _FIND_END(self._latin1(), offset)
         except (ValueError, RecursionError):
@@ -287,7 +287,7 @@ class JsonArrayReader:
 
 
 def _all_plain(rows: list[Row]) -> bool:
-    """Returns whether all are objects without a number that orjson may have changed."""
+    """Return whether all are objects without a number that orjson may have changed."""
     for row in rows:
         if type(row) is not dict:
             return False

@@ -24,7 +24,7 @@ class BadValue(ValueError):
 
 
 def parse_row(data: bytes) -> Row | Fault:
-    """Returns the JSON object in these bytes, or a fault."""
+    """Return the JSON object in these bytes, or a fault."""
     try:
         row = orjson.loads(data)
     except ValueError:
@@ -35,7 +35,7 @@ def parse_row(data: bytes) -> Row | Fault:
 
 
 def parse_row_slowly(data: bytes) -> Row | Fault:
-    """Returns the JSON object in these bytes, or a fault, without orjson."""
+    """Return the JSON object in these bytes, or a fault, without orjson."""
     text = decode_text(data)
     if isinstance(text, Fault):
         return text
@@ -55,7 +55,7 @@ def parse_row_slowly(data: bytes) -> Row | Fault:
 
 
 def decode_text(data: bytes) -> str | Fault:
-    """Returns the text in these bytes, or a fault."""
+    """Return the text in these bytes, or a fault."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -78,7 +78,7 @@ _JSON_NAMES = {str: "string", int: "number", float: "number", bool: "boolean", t
 
 
 def _repaired(value: Any, path: str) -> Any:
-    """Returns the value without lone surrogates; raises BadValue for what a corpus cannot store."""
+    """Return the value without lone surrogates; raise BadValue for what a corpus cannot store."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadValue("nul", f"\\u0000 in the text{path and f' of {path[1:]!r}'}")

@@ -42,7 +42,7 @@ class Content(NamedTuple):
 def open_slice(
     slice_: Slice, limits: ReadLimits, advance: Advance, spool_folder: Path | None = None
 ) -> Iterator[RowReader]:
-    """Yields the reader of a slice. Packed Parquet is first copied to a temporary file in `spool_folder`."""
+    """Yield the reader of a slice. Packed Parquet is first copied to a temporary file in `spool_folder`."""
     try:
         disk = DiskFile(Path(slice_.path), advance)
     except Unreadable as end:
@@ -53,7 +53,7 @@ def open_slice(
 
 
 def _only_fault(name: str, fault: Fault) -> RowReader:
-    """Returns a reader that yields only this fault."""
+    """Return a reader that yields only this fault."""
     return TextReader(Stream((), fault), name, ReadLimits(), "")
 
 
@@ -129,9 +129,9 @@ class _SliceReader:
 
 
 def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | None = None) -> Iterator[Content]:
-    """Yields the contents of a file; for a zip only the members from `start` to `stop`.
+    """Yield the contents of a file; for a zip only the members from `start` to `stop`.
 
-    Each stream must be read before the next is requested. Raises `Unreadable` where an archive is broken.
+    Each stream must be read before the next is requested. Raise `Unreadable` where an archive is broken.
     """
     name = disk.path.name
     if disk.packing == "zip":
@@ -153,7 +153,7 @@ def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | Non
 
 
 def detect(disk: DiskFile) -> str:
-    """Returns the form of a file, or auto for an archive. Raises ConfigError if all its contents are unsupported."""
+    """Return the form of a file, or auto for an archive. Raise ConfigError if all its contents are unsupported."""
     refused: ConfigError | None = None
     try:
         for content in contents(disk, ReadLimits()):
@@ -180,12 +180,12 @@ def open_zip(disk: DiskFile) -> zipfile.ZipFile:
 
 
 def zip_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Returns the members with data, in archive order; slices index into this list."""
+    """Return the members with data, in archive order; slices index into this list."""
     return [info for info in archive.infolist() if not info.is_dir() and not _is_hidden(info.filename)]
 
 
 def _decompress(stream: Stream, packing: str, name: str, disk: DiskFile, limits: ReadLimits) -> tuple[Stream, str]:
-    """Returns the decompressed stream and the packing of its data."""
+    """Return the decompressed stream and the packing of its data."""
     if packing not in ("gz", "zst"):
         return stream, packing
     stream = Stream(decompressed(stream, packing, ExpansionGuard(disk, limits)))
@@ -197,7 +197,7 @@ def _faulty(detail: str) -> Stream:
 
 
 def _is_hidden(name: str) -> bool:
-    """Returns whether a member is hidden or was added by an archive tool."""
+    """Return whether a member is hidden or was added by an archive tool."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return any(part == "__MACOSX" or (part.startswith(".") and part not in (".", "..")) for part in parts)
 
@@ -227,7 +227,7 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, guard: Expansio
 
 
 def _tar_members(stream: Stream) -> Members:
-    """Yields regular files; skips links, devices and the unread rest of a member."""
+    """Yield regular files; skip links, devices and the unread rest of a member."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
             while (info := archive.next()) is not None:
@@ -247,7 +247,7 @@ def _tar_members(stream: Stream) -> Members:
 
 
 def _tar_chunks(file: Any, size: int, stream: Stream) -> Iterator[bytes]:
-    """Yields the bytes of a member. The file object of tarfile returns b"" where it cannot return all bytes."""
+    """Yield the bytes of a member. The file object of tarfile returns b"" where it cannot return all bytes."""
     while size:
         data: bytes = file.read(min(size, CHUNK_BYTES))
         if not data:

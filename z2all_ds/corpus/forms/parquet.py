@@ -28,7 +28,7 @@ COLUMN_BUFFER_BYTES = 2**20
 
 
 def open_parquet(file: Path | IO[bytes]) -> Any:
-    """Returns a pyarrow ParquetFile with options for low memory use."""
+    """Return a pyarrow ParquetFile with options for low memory use."""
     import pyarrow.parquet as pq
 
     source = str(file) if isinstance(file, Path) else file
@@ -90,7 +90,7 @@ class ParquetReader:
 
 
 def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], list[list[Any]], dict[int, Fault]]]:
-    """Yields (column names, values per column, faults by row) for each batch of a row group."""
+    """Yield (column names, values per column, faults by row) for each batch of a row group."""
     for batch in table.iter_batches(_rows_per_batch(table, group), row_groups=[group], use_threads=False):
         names, size = batch.schema.names, batch.nbytes
         faults: dict[int, Fault] = {}
@@ -104,7 +104,7 @@ def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], li
 
 
 def _rows_per_batch(table: Any, group: int) -> int:
-    """Estimates the batch size from the first rows: repeated texts are stored once, so file sizes are too small."""
+    """Estimate the batch size from the first rows: repeated texts are stored once, so file sizes are too small."""
     probe = next(table.iter_batches(batch_size=PROBE_ROWS, row_groups=[group], use_threads=False), None)
     if probe is None or probe.num_rows < PROBE_ROWS:
         return PROBE_ROWS
@@ -114,7 +114,7 @@ def _rows_per_batch(table: Any, group: int) -> int:
 
 
 def _open_fault(file: Path | IO[bytes], error: Exception) -> Fault:
-    """Returns the reason why a file cannot be opened."""
+    """Return the reason why a file cannot be opened."""
     try:
         with file.open("rb") if isinstance(file, Path) else file as opened:
             opened.seek(0)
@@ -131,7 +131,7 @@ def _open_fault(file: Path | IO[bytes], error: Exception) -> Fault:
 
 
 def _column_values(name: str, column: Any, faults: dict[int, Fault]) -> list[Any]:
-    """Returns one column of a batch as plain values; adds invalid values to `faults` by row."""
+    """Return one column of a batch as plain values; add invalid values to `faults` by row."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -170,7 +170,7 @@ def _nul(name: str) -> BadValue:
 
 
 def _plain(value: Any, name: str, inside: bool) -> Any:
-    """Returns a JSON value. Bytes `inside` a list or struct that are not UTF-8, often images, become Base64."""
+    """Return a JSON value. Bytes `inside` a list or struct that are not UTF-8, often images, become Base64."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

@@ -17,7 +17,7 @@ DEFAULT_SLICE_BYTES = 128 * 2**20
 
 
 def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
-    """Returns each file once. Folders give their files in sorted order without hidden ones; patterns are expanded."""
+    """Return each file once. Folders give their files in sorted order without hidden ones; patterns are expanded."""
     found: dict[str, Path] = {}  # by real path, because links give a file several names
     for given in paths:
         path = Path(given).expanduser()
@@ -50,7 +50,7 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -> list[Slice]:
-    """Returns the slices of the whole file, in order. `form` may be auto."""
+    """Return the slices of the whole file, in order. `form` may be auto."""
     if form not in (*FORMS, "auto"):
         raise ConfigError(f"form {form!r}", f"must be one of {', '.join(FORMS)} or auto", "Leave it out.")
     assert slice_bytes > 0, slice_bytes
@@ -93,7 +93,7 @@ def _plan_parquet(path: Path, size: int, slice_bytes: int) -> list[Slice]:
 
 
 def _plan_zip(disk: DiskFile, form: str, size: int, slice_bytes: int) -> list[Slice]:
-    """Combines small members into one slice, because each slice reads the table of contents again."""
+    """Combine small members into one slice, because each slice reads the table of contents again."""
     path = str(disk.path)
     try:
         with open_zip(disk) as archive:
@@ -108,7 +108,7 @@ def _plan_zip(disk: DiskFile, form: str, size: int, slice_bytes: int) -> list[Sl
 
 
 def _group_neighbours(sizes: list[int], slice_bytes: int) -> list[tuple[int, int]]:
-    """Returns index ranges whose sums stay within `slice_bytes`; a larger item gets its own range."""
+    """Return index ranges whose sums stay within `slice_bytes`; a larger item gets its own range."""
     ranges: list[tuple[int, int]] = []
     start, total = 0, 0
     for number, size in enumerate(sizes):

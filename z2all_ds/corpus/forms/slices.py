@@ -49,6 +49,6 @@ class RowReader(Protocol):
 
 
 def printable(name: str) -> str:
-    """Returns the name with U+FFFD for each unprintable character, cut to 300 characters."""
+    """Return the name with U+FFFD for each unprintable character, cut to 300 characters."""
     name = "".join(char if char.isprintable() else "\ufffd" for char in name)
     return name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."

@@ -27,7 +27,7 @@ class Unreadable(Exception):
 
 
 def read_failure(error: OSError) -> Unreadable:
-    """Returns the exception for a failed read."""
+    """Return the exception for a failed read."""
     return Unreadable(f"cannot be read: {error.strerror or error}")
 
 
@@ -65,7 +65,7 @@ class Stream:
         self._ahead, self._at = b"", 0
 
     def peek(self, size: int) -> bytes:
-        """Returns the next `size` bytes, fewer only at the end of the stream, without consuming them."""
+        """Return the next `size` bytes, fewer only at the end of the stream, without consuming them."""
         missing = self._at + size - len(self._ahead)
         if missing > 0:
             pieces = [self._ahead[self._at :]] if self._at < len(self._ahead) else []
@@ -106,7 +106,7 @@ class ExpansionGuard:
 
 
 def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterator[bytes]:
-    """Yields the decompressed bytes of any number of gzip members (`gz`) or Zstandard frames (`zst`)."""
+    """Yield the decompressed bytes of any number of gzip members (`gz`) or Zstandard frames (`zst`)."""
     new_decompressor, broken, feed_bytes = _codec(packing)
     decompressor: Any = None
     left = b""
@@ -136,7 +136,7 @@ def decompressed(stream: Stream, packing: str, guard: ExpansionGuard) -> Iterato
 
 
 def _codec(packing: str) -> tuple[Callable[[], Any], type[Exception], int]:
-    """Returns a factory of decompressors, the error they raise, and their input size in bytes."""
+    """Return a factory of decompressors, the error they raise, and their input size in bytes."""
     if packing == "gz":
         return lambda: zlib.decompressobj(wbits=31), zlib.error, GZIP_FEED_BYTES
     try:

@@ -30,7 +30,7 @@ class LongLine(int):
 def line_blocks(
     stream: Stream, max_line_bytes: int, *, skip_first: bool = False, size: int | None = None
 ) -> Iterator[bytes | LongLine]:
-    """Yields blocks of whole lines with their line ends (the last may lack one), and the sizes of too long lines.
+    """Yield blocks of whole lines with their line ends (the last may lack one), and the sizes of too long lines.
 
     `skip_first` drops everything up to the first line end. `size` is the number of bytes left in the slice; a line that
     crosses its end is read completely. At most one record and one block are in memory. Blocks are not split here:
@@ -83,7 +83,7 @@ class _LineReader:
     """Base of both line readers: blocks, line numbers, faults of the whole file."""
 
     def __init__(self, stream: Stream, name: str, limits: ReadLimits, path: Path, start: int, stop: int | None) -> None:
-        """Reads the slice from byte `start` to `stop`. The stream starts one byte earlier, unless `start` is 0."""
+        """Read the slice from byte `start` to `stop`. The stream starts one byte earlier, unless `start` is 0."""
         self._stream, self._name, self._limits, self._path = stream, name, limits, path
         self._start = start
         self._size = None if stop is None else stop - max(0, start - 1)

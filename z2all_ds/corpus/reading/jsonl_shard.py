@@ -36,7 +36,7 @@ class JsonlShard(Shard):
         return Lines(self, first, offsets, index.stamp.size)
 
     def read(self, begin: int, end: int, size: int, where: str) -> bytes:
-        """Returns the bytes `begin` to `end` - 1 of a file that had `size` bytes when it was opened."""
+        """Return the bytes `begin` to `end` - 1 of a file that had `size` bytes when it was opened."""
         with explain_read_errors(where):
             data = self.folder.read_range(self.entry.path, begin, end)
             if len(data) != end - begin:
@@ -44,7 +44,7 @@ class JsonlShard(Shard):
         return data
 
     def _current_index(self, where: str) -> LineIndex:
-        """Returns the index of the file as it is now. Only one thread builds it, others wait."""
+        """Return the index of the file as it is now. Only one thread builds it, others wait."""
         stamp = self.folder.stamp(self.entry.path)
         with self._lock:
             index = self._index

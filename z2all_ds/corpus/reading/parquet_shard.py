@@ -109,7 +109,7 @@ class ParquetShard(Shard):
         return footer
 
     def _rows(self, footer: _Footer, group: int, first: int, end: int) -> Any:
-        """Returns a copy of the texts of rows `first` to `end` - 1 of one row group."""
+        """Return a copy of the texts of rows `first` to `end` - 1 of one row group."""
         import pyarrow as pa
 
         begin, stop = first - footer.first_rows[group], end - footer.first_rows[group]
@@ -168,7 +168,7 @@ class Rows:
 
 
 def _as_large_texts(column: Any) -> Any:
-    """Returns the texts with 64-bit offsets, because a row group may have more than 2 GiB of text."""
+    """Return the texts with 64-bit offsets, because a row group may have more than 2 GiB of text."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -177,7 +177,7 @@ def _as_large_texts(column: Any) -> Any:
 
 
 def _copy_of(texts: Any, begin: int, stop: int) -> Any:
-    """Returns a copy of some texts. A slice would keep the whole row group in memory."""
+    """Return a copy of some texts. A slice would keep the whole row group in memory."""
     import numpy as np
     import pyarrow as pa
 

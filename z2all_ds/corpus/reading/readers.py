@@ -23,7 +23,7 @@ _PACKED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip"}
 
 
 def _open_shard(folder: Folder, entry: ShardInfo, text_field: str) -> Shard:
-    """Returns the reader for the suffix of a shard. Nothing is read yet."""
+    """Return the reader for the suffix of a shard. Nothing is read yet."""
     suffix = PurePosixPath(entry.path).suffix.lower()
     if suffix == ".jsonl":
         return JsonlShard(folder, entry, text_field)
@@ -51,11 +51,11 @@ class DomainReader:
         self._first_document = [0, *accumulate(entry.documents for entry in self._entries)]  # per shard, then the end
 
     def read(self, document_index: int) -> str:
-        """Returns the text of a document, without its title."""
+        """Return the text of a document, without its title."""
         return self.open_block(document_index, document_index + 1).text(0)
 
     def open_block(self, first: int, end: int) -> TextBlock:
-        """Returns the documents `first` to `end` - 1, which may be in several shards."""
+        """Return the documents `first` to `end` - 1, which may be in several shards."""
         assert 0 <= first < end <= self.num_documents, (self.name, first, end, self.num_documents)
         starts, blocks, position = [], [], first
         while position < end:
@@ -68,7 +68,7 @@ class DomainReader:
         return blocks[0] if len(blocks) == 1 else _JoinedBlocks(starts, blocks)
 
     def locate(self, document_index: int) -> tuple[str, int]:
-        """Returns the path of the shard in the manifest and the number of the record in it."""
+        """Return the path of the shard in the manifest and the number of the record in it."""
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)
         shard = bisect_right(self._first_document, document_index) - 1
         return self._entries[shard].path, document_index - self._first_document[shard]
@@ -86,7 +86,7 @@ class _JoinedBlocks:
 
 
 def open_domains(corpus_dir: str | Path, manifest: Manifest) -> dict[str, DomainReader]:
-    """Returns the domains that have documents, sorted by name."""
+    """Return the domains that have documents, sorted by name."""
     by_domain: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
         if shard.documents > 0:

@@ -27,10 +27,10 @@ class Shard(ABC):
 
     @abstractmethod
     def open_block(self, first: int, end: int) -> TextBlock:
-        """Returns the records `first` to `end` - 1."""
+        """Return the records `first` to `end` - 1."""
 
     def where(self, record: int) -> str:
-        """Returns the position of a record for error messages."""
+        """Return the position of a record for error messages."""
         return f"{self.path}, record {record}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Shard(ABC):
 
 @contextmanager
 def explain_read_errors(where: str) -> Iterator[None]:
-    """Turns an OSError into a DataError."""
+    """Turn an OSError into a DataError."""
     try:
         yield
     except OSError as error:

@@ -50,7 +50,7 @@ class TokenFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keeps records for the next run; removes the work folder if there are none."""
+        """Keep records for the next run; remove the work folder if there are none."""
         self._remove_leftovers()
         if not any(self.work.iterdir()):
             self.work.rmdir()
@@ -59,12 +59,12 @@ class TokenFolder:
                 shutil.rmtree(building)
 
     def _remove_leftovers(self) -> None:
-        """Removes the files of workers that were killed."""
+        """Remove the files of workers that were killed."""
         for leftover in [*self.work.glob(f"*{TEMPORARY_SUFFIX}"), *self.work.glob("*.progress")]:
             leftover.unlink(missing_ok=True)
 
     def open(self, replace: bool) -> TokenManifest | None:
-        """Returns the manifest if everything exists. Otherwise prepares the folder for this job."""
+        """Return the manifest if everything exists. Otherwise prepares the folder for this job."""
         published = self._published(replace)
         existing = self._unfinished_job() if published is None else _job_of(published)
         if published is not None and existing == self._job and all(map(self._is_complete, published.shards)):
@@ -86,7 +86,7 @@ class TokenFolder:
         return None
 
     def finished(self) -> dict[int, TokenShard]:
-        """Returns the records of the shards whose files are complete, by shard number."""
+        """Return the records of the shards whose files are complete, by shard number."""
         found = {}
         for number, path in enumerate(self._job.shards):
             try:
@@ -98,12 +98,12 @@ class TokenFolder:
         return found
 
     def begin(self, bytes_needed: int) -> None:
-        """Checks the disk and marks the unfinished work as belonging to this job."""
+        """Check the disk and mark the unfinished work as belonging to this job."""
         require_free_disk(self._out, bytes_needed, "the tokens of this corpus")
         self._write_job(self._job)
 
     def record(self, number: int, shard: TokenShard) -> None:
-        """Marks a shard as finished; both files must have their final names."""
+        """Mark a shard as finished; both files must have their final names."""
         write_whole(self._record_path(number), json.dumps(asdict(shard), ensure_ascii=False))
 
     def publish(self, manifest: TokenManifest) -> None:
@@ -130,7 +130,7 @@ class TokenFolder:
             return None
 
     def _unpublish(self, published: TokenManifest) -> None:
-        """Turns a published folder into an unfinished one; the manifest goes last."""
+        """Turn a published folder into an unfinished one; the manifest goes last."""
         self._write_job(_job_of(published))
         for number, shard in enumerate(published.shards):
             self.record(number, shard)
@@ -138,7 +138,7 @@ class TokenFolder:
         force_to_disk(self._out)
 
     def _remove_work(self) -> None:
-        """Removes all unfinished work; JOB.json last, as it says what the rest belongs to."""
+        """Remove all unfinished work; JOB.json last, as it says what the rest belongs to."""
         for path in sorted(self.work.iterdir(), key=lambda path: path == self._job_file):
             path.unlink()
 

@@ -115,22 +115,22 @@ def totals_of(shards: Sequence[TokenShard]) -> DomainTotals:
 
 
 def dtype_for(tokenizer_size: int) -> Literal["uint16", "uint32"]:
-    """Returns the narrowest type that can store every id."""
+    """Return the narrowest type that can store every id."""
     return "uint16" if tokenizer_size <= 1 << 16 else "uint32"
 
 
 def files_of(raw_path: str) -> tuple[str, str]:
-    """Returns the names of the two files of a raw shard; with its suffix, as a.jsonl and a.parquet may both exist."""
+    """Return the names of the two files of a raw shard; with its suffix, as a.jsonl and a.parquet may both exist."""
     return f"{raw_path}.tokens", f"{raw_path}.ends"
 
 
 def write_token_manifest(folder: Path, manifest: TokenManifest) -> None:
-    """Writes the manifest atomically, after all other files."""
+    """Write the manifest atomically, after all other files."""
     write_whole(folder / TOKEN_MANIFEST_NAME, json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n")
 
 
 def parse_token_manifest(data: bytes, where: str) -> TokenManifest:
-    """Parses and checks a manifest; raises a DataError for an invalid one."""
+    """Parse and check a manifest; raise a DataError for an invalid one."""
     try:
         return TypeAdapter(TokenManifest).validate_json(data)
     except ValidationError as error:

@@ -37,7 +37,7 @@ _FIX = "Restore the file, or remove it and run `z2all corpus tokenize` again: it
 
 
 def is_token_corpus(location: str | Path) -> bool:
-    """Returns whether a folder or URL has the result of a finished `z2all corpus tokenize`."""
+    """Return whether a folder or URL has the result of a finished `z2all corpus tokenize`."""
     return open_folder(location).exists(TOKEN_MANIFEST_NAME)
 
 
@@ -55,7 +55,7 @@ def load_token_manifest(location: str | Path) -> TokenManifest:
 
 
 def open_token_corpus(location: str | Path) -> Documents:
-    """Opens the domains of a tokenized corpus; reads only its manifest."""
+    """Open the domains of a tokenized corpus; read only its manifest."""
     folder, manifest = open_folder(location), load_token_manifest(location)
     by_domain: dict[str, list[TokenShard]] = {}
     for shard in manifest.shards:
@@ -152,7 +152,7 @@ class TokenBlock:
         return document
 
     def run(self, numbers: list[int], wanted_tokens: int) -> TokenRun:
-        """Returns about RUN_TOKENS tokens of a block that was read at once, otherwise a single document."""
+        """Return about RUN_TOKENS tokens of a block that was read at once, otherwise a single document."""
         everything, borders = self._all, self._borders
         if everything is None or not self._all_valid:
             document = self.tokens(numbers[0])
@@ -168,7 +168,7 @@ class TokenBlock:
         return TokenRun(parts[0] if len(parts) == 1 else np.concatenate(parts), ends)
 
     def _read(self, first: int, end: int) -> TokenArray:
-        """Returns the tokens of the documents `first` to `end` - 1."""
+        """Return the tokens of the documents `first` to `end` - 1."""
         width = self._ids.dtype.itemsize
         begin_byte, end_byte = self._borders[first] * width, self._borders[end] * width
         try:
@@ -181,7 +181,7 @@ class TokenBlock:
         return np.frombuffer(data, self._ids.dtype)
 
     def _read_borders(self, end: int) -> list[int]:
-        """Returns [num_documents + 1]: the start of each document, and the end of the last one."""
+        """Return [num_documents + 1]: the start of each document, and the end of the last one."""
         shard, first, width = self._shard, self._first_record, ENDS_DTYPE.itemsize
         begin = max(0, first - 1)
         try:

@@ -59,7 +59,7 @@ def tokenize_corpus(
     workers: int | None = None,
     replace: bool = False,
 ) -> TokenManifest:
-    """Writes the missing tokens of a corpus; `replace` removes tokens of other data from the folder."""
+    """Write the missing tokens of a corpus; `replace` removes tokens of other data from the folder."""
     executor, out = Executor(workers), Path(out_dir)
     tokenizer, raw = load_tokenizer(tokenizer_dir), load_manifest(corpus)
     shards = [shard for shard in raw.shards if shard.documents > 0]
@@ -105,7 +105,7 @@ def tokenize_corpus(
 
 
 def _bytes_needed(shard: ShardInfo, dtype: str) -> int:
-    """Estimates one token per four bytes."""
+    """Estimate one token per four bytes."""
     return shard.bytes // 4 * TOKEN_DTYPES[dtype].itemsize + shard.documents * ENDS_DTYPE.itemsize
 
 
@@ -116,7 +116,7 @@ def _tokenize(
     folder: TokenFolder,
     done: dict[int, TokenShard],
 ) -> None:
-    """Tokenizes numbered shards and adds each to `done`."""
+    """Tokenize numbered shards and add each to `done`."""
     with progress("tokenize", sum(shard.bytes for _, shard in shards), "bytes") as advance:
         tokens = 0
 
@@ -133,7 +133,7 @@ def _tokenize(
 
 
 def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenShard:
-    """Writes the two files of a shard, in a worker process; `numbered` is its number and its entry in the manifest."""
+    """Write the two files of a shard, in a worker process; `numbered` is its number and its entry in the manifest."""
     number, shard = numbered
     tokenizer = worker_tokenizer(work.tokenizer_dir, work.tokenizer_fingerprint, work.threads)
     dtype = TOKEN_DTYPES[dtype_for(tokenizer.size)]
@@ -173,12 +173,12 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
 
 
 def figures_of(manifest: TokenManifest) -> dict[str, Any]:
-    """Returns documents, tokens and bytes per domain and in total, for JSON."""
+    """Return documents, tokens and bytes per domain and in total, for JSON."""
     return {"domains": manifest.totals, "total": totals_of(manifest.shards)}
 
 
 def describe(manifest: TokenManifest) -> Iterator[str]:
-    """Yields a line per domain, and one for all if there are several."""
+    """Yield a line per domain, and one for all if there are several."""
     rows = list(manifest.totals.items())
     for name, one in [*rows, *([("all", totals_of(manifest.shards))] if len(rows) > 1 else [])]:
         yield f"{name}: {one.documents:,} documents, {one.tokens:,} tokens, {one.bytes_per_token:.2f} bytes per token"

@@ -87,7 +87,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
-        """Returns log-likelihoods of whole texts, in windows, each token once with as much context as fits."""
+        """Return log-likelihoods of whole texts, in windows, each token once with as much context as fits."""
         self.before_first()
         pieces: list[Request] = []
         for number, request in enumerate(requests):
@@ -104,7 +104,7 @@ class HarnessModel(TemplateLM):
         return sums
 
     def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
-        """Returns (log-likelihood, whether greedy decoding would give it) of every continuation."""
+        """Return (log-likelihood, whether greedy decoding would give it) of every continuation."""
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         readers: dict[Tokens, list[int]] = defaultdict(list)  # options of one token share one forward pass
         for number, (_, context, continuation) in enumerate(requests):
@@ -130,7 +130,7 @@ class HarnessModel(TemplateLM):
 
     @torch.inference_mode()
     def _score(self, batch: list[Tokens], wanted: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
-        """Returns (log-likelihood, whether greedy) of each wanted continuation at the end of each input."""
+        """Return (log-likelihood, whether greedy) of each wanted continuation at the end of each input."""
         longest = max(map(len, batch))
         padded = [[*ids, *[self.pad_token_id] * (longest - len(ids))] for ids in batch]
         logits = self.model(input_ids=torch.tensor(padded, device=self._device)).logits  # [batch, length, vocabulary]
@@ -149,7 +149,7 @@ class HarnessModel(TemplateLM):
     def _in_batches(
         self, inputs: list[Tokens], run: Callable[[list[Tokens]], list[Answer]]
     ) -> Iterator[tuple[Tokens, Answer]]:
-        """Yields (input, result of `run`), in order. If memory does not suffice, batches are halved from then on."""
+        """Yield (input, result of `run`), in order. If memory does not suffice, batches are halved from then on."""
         done = 0
         while done < len(inputs):
             batch = inputs[done : done + self.batch_size]
@@ -195,7 +195,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _generate(self, prompts: list[Tokens], new_tokens: int, how: Mapping[str, Any]) -> list[str]:
-        """Returns the continuation of each prompt. `how`: a task's generation_kwargs without the number of tokens."""
+        """Return the continuation of each prompt. `how`: a task's generation_kwargs without the number of tokens."""
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
         stops = [stop for stop in handle_stop_sequences(list(how["until"]), eos=eos) if stop]
         unused = {"until"} if how["do_sample"] else {"until", *SAMPLING_ONLY}

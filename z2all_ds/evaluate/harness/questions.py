@@ -49,12 +49,12 @@ class Question:
 
 
 def with_chinese_labels(question: Question) -> Question:
-    """Replaces A B C D by 一 二 三 四; the options keep their positions."""
+    """Replace A B C D by 一 二 三 四; the options keep their positions."""
     return replace(question, labels=CHINESE_LABELS[: len(question.labels)])
 
 
 def with_others_wrong(question: Question, wording: str | None = None) -> Question:
-    """Makes the right option say that the others are wrong, in the question's language unless `wording` is given."""
+    """Make the right option say that the others are wrong, in the question's language unless `wording` is given."""
     if wording is None:
         wording = OTHERS_WRONG_CHINESE if _CJK.search(question.text) else OTHERS_WRONG_ENGLISH
     before, after = question.options[: question.gold], question.options[question.gold + 1 :]
@@ -62,7 +62,7 @@ def with_others_wrong(question: Question, wording: str | None = None) -> Questio
 
 
 def shuffled(question: Question, seed: int) -> Question:
-    """Returns the options in another order (never the old one, unless there is only one); labels keep their order."""
+    """Return the options in another order (never the old one, unless there is only one); labels keep their order."""
     if len(question.options) < 2:
         return question
     parts = "\x00".join((str(seed), question.text, *question.options))
@@ -76,12 +76,12 @@ def shuffled(question: Question, seed: int) -> Question:
 
 
 def shows_options(prompt: str, question: Question) -> bool:
-    """Returns whether the prompt contains the text of every option."""
+    """Return whether the prompt contains the text of every option."""
     return all(option.strip() in prompt for option in question.options)
 
 
 def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -> str | None:
-    """Returns the prompt with its option labels renamed; None if a label does not precede its option.
+    """Return the prompt with its option labels renamed; None if a label does not precede its option.
 
     Only a label directly before its own option is renamed, and around the question a list of all labels ("A, B, C or
     D"): a letter that is part of the question (vitamin A, the points A, B and C) is not changed.
@@ -104,7 +104,7 @@ def relabel_prompt(prompt: str, question: Question, new_labels: Sequence[str]) -
 
 
 def relabel_lists(text: str, labels: Sequence[str], new_labels: Sequence[str]) -> str:
-    """Renames only lists of all labels in order ("A, B, C or D", "A/B/C/D")."""
+    """Rename only lists of all labels in order ("A, B, C or D", "A/B/C/D")."""
     if len(labels) < 2:
         return text
     pattern = rf"(?<![A-Za-z0-9]){f'({_BETWEEN_LABELS})'.join(map(re.escape, labels))}(?![A-Za-z0-9])"
@@ -128,14 +128,14 @@ class Layout:
     answer: str
 
     def read(self, document: Document, gold: int) -> Question:
-        """Returns the question; `gold` is the index of the right option according to the harness."""
+        """Return the question; `gold` is the index of the right option according to the harness."""
         options, held = self._options(document), document[self.options[0]]
         has_labels = isinstance(held, Mapping) and "label" in held
         labels = tuple(map(str, held["label"])) if has_labels else LATIN_LABELS[: len(options)]
         return Question(str(document[self.question]), options, gold, labels)
 
     def write(self, document: Document, old: Question, new: Question) -> dict[str, Any]:
-        """Returns the document with the options and the answer of `new` in its original format."""
+        """Return the document with the options and the answer of `new` in its original format."""
         written = dict(document)
         if len(self.options) > 1:
             written.update(zip(self.options, new.options, strict=True))
@@ -147,7 +147,7 @@ class Layout:
         return written
 
     def fits(self, document: Document, gold: int) -> bool:
-        """Returns whether all fields exist, the right option is one of the options, and the answer can be written."""
+        """Return whether all fields exist, the right option is one of the options, and the answer can be written."""
         try:
             question = self.read(document, gold)
             _encode_answer(document[self.answer], question, question)
@@ -166,7 +166,7 @@ class Layout:
 
 
 def _encode_answer(value: Any, old: Question, new: Question) -> Any:
-    """Returns the answer `new.gold` in the format in which `value` states `old.gold`; ValueError if it is unknown."""
+    """Return the answer `new.gold` in the format in which `value` states `old.gold`; ValueError if it is unknown."""
     if isinstance(value, list) and len(value) == 1:
         return [_encode_answer(value[0], old, new)]
     if isinstance(value, int) and not isinstance(value, bool) and value - old.gold in (0, 1):
@@ -186,7 +186,7 @@ def _encode_answer(value: Any, old: Question, new: Question) -> Any:
 def possible_layouts(
     documents: Sequence[Document], golds: Sequence[int], fields: Mapping[str, str]
 ) -> Iterator[Layout]:
-    """Yields the layouts that fit all `documents`, the likeliest first; `fields` (--fields) sets some or all names."""
+    """Yield the layouts that fit all `documents`, the likeliest first; `fields` (--fields) sets some or all names."""
     first = documents[0]
     if any(name not in first for names in fields.values() for name in names.split("|")):
         fields = {}  # they belong to another task

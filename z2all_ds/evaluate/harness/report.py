@@ -44,7 +44,7 @@ class ScoreRow:
 
 
 def compare(plain: Sequence[float], reshaped: Sequence[Sequence[float]]) -> Drop:
-    """Compares `plain[i]`, the score of question i, with `reshaped[k][i]`, its score in the k-th reshaped copy."""
+    """Compare `plain[i]`, the score of question i, with `reshaped[k][i]`, its score in the k-th reshaped copy."""
     means = [sum(scores) / len(scores) for scores in zip(*reshaped, strict=True)]
     pairs = list(zip(plain, means, strict=True))
     lost = tuple(number for number, (before, after) in enumerate(pairs) if before >= 0.5 > after)
@@ -54,7 +54,7 @@ def compare(plain: Sequence[float], reshaped: Sequence[Sequence[float]]) -> Drop
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns the mean and its standard error (None for fewer than two values)."""
+    """Return the mean and its standard error (None for fewer than two values)."""
     count = len(values)
     mean = sum(values) / count
     if count < 2:
@@ -63,7 +63,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def verdicts(rows: Sequence[ScoreRow]) -> list[str]:
-    """Returns one sentence for each drop that chance does not explain."""
+    """Return one sentence for each drop that chance does not explain."""
     return [
         f"{row.task} ({row.metric}): {_percent(drop.drop)} points lower when reshaped by {name} "
         f"({drop.right_then_wrong} of {row.questions} questions right before and wrong after): "
@@ -75,7 +75,7 @@ def verdicts(rows: Sequence[ScoreRow]) -> list[str]:
 
 
 def score_table(rows: Sequence[ScoreRow], reshapings: Sequence[str]) -> Table:
-    """Returns scores in per cent; for each reshaping the score, the drop in points and the questions lost."""
+    """Return scores in per cent; for each reshaping the score, the drop in points and the questions lost."""
     table = []
     for row in rows:
         chance = "-" if row.chance is None else _percent(row.chance)
@@ -96,7 +96,7 @@ def _percent(fraction: float, error: float | None = None) -> str:
 
 
 def _plain_score(row: ScoreRow) -> str:
-    """Returns the score in per cent if it is a fraction, otherwise (perplexities and the like) as it is."""
+    """Return the score in per cent if it is a fraction, otherwise (perplexities and the like) as it is."""
     if 0 <= row.score <= 1 and not any(word in row.metric for word in ("perplexity", "bits", "brier")):
         return _percent(row.score, row.standard_error)
     return f"{row.score:.4g}" if row.standard_error is None else f"{row.score:.4g} ± {row.standard_error:.2g}"

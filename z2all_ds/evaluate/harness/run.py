@@ -41,13 +41,13 @@ class HarnessReport:
     about: dict[str, Any]
 
     def content(self) -> dict[str, Any]:
-        """Returns everything, for JSON."""
+        """Return everything, for JSON."""
         found = {"rows": self.rows, "notes": self.notes, "verdicts": verdicts(self.rows)}
         return {**self.about, "settings": self.settings, **found}
 
 
 def describe(report: HarnessReport) -> Shown:
-    """Yields the table of scores, notes, and verdicts."""
+    """Yield the table of scores, notes, and verdicts."""
     yield score_table(report.rows, report.settings.reshape)
     yield from (*report.notes, *verdicts(report.rows))
 
@@ -55,7 +55,7 @@ def describe(report: HarnessReport) -> Shown:
 def run_harness(
     model: str | Path, settings: HarnessSettings, dtype: str = "auto", keep: Keep | None = None
 ) -> HarnessReport:
-    """Loads tasks and model, and evaluates."""
+    """Load tasks and model, and evaluate."""
     with heartbeat("loading lm-evaluation-harness"):
         require_harness()
         with quiet():
@@ -68,7 +68,7 @@ def run_harness(
 def evaluate_tasks(
     model: LoadedModel, loaded: Mapping[str, Any], settings: HarnessSettings, keep: Keep | None = None
 ) -> HarnessReport:
-    """Evaluates a model on tasks that `load_tasks` has loaded, and on their reshaped copies."""
+    """Evaluate a model on tasks that `load_tasks` has loaded, and on their reshaped copies."""
     if settings.chat and not model.tokenizer.chat_template:
         raise ConfigError("--chat", f"the tokenizer of {model.label} has no chat template", "Omit --chat.")
     notes: list[str] = []
@@ -101,7 +101,7 @@ def evaluate_tasks(
 
 
 def _set_shots(name: str, task: Any, shots: int | None) -> list[str]:
-    """Sets the number of shots as the harness does: a task that sets 0 itself keeps it. Returns a note if so."""
+    """Set the number of shots as the harness does: a task that sets 0 itself keeps it. Return a note if so."""
     own = task.get_config("num_fewshot")
     if shots is not None and own == 0 and shots > 0:
         return [f"{name}: no examples before the question, as the task sets 0 itself (--shots {shots} is ignored)"]
@@ -143,7 +143,7 @@ def _run(
 
 
 def _rows(results: Results, loaded: Mapping[str, Any], variants: Mapping[str, Variants]) -> list[ScoreRow]:
-    """Returns one row per metric of each task, of all reshaped tasks together, and of each group."""
+    """Return one row per metric of each task, of all reshaped tasks together, and of each group."""
     rows, pooled = [], dict[str, dict[str, ScoreRow]]()
     for name, task in loaded["tasks"].items():
         for key, row in _task_rows(name, results, variants[name], task).items():
@@ -157,7 +157,7 @@ def _rows(results: Results, loaded: Mapping[str, Any], variants: Mapping[str, Va
 
 
 def _task_rows(name: str, results: Results, variants: Variants, task: Any = None) -> dict[str, ScoreRow]:
-    """Returns one row per metric (by the harness's key) of a task, or of a group (then without `task`)."""
+    """Return one row per metric (by the harness's key) of a task, or of a group (then without `task`)."""
     scores = results["results"].get(name, {})
     rows = {}
     for key, score in scores.items():
@@ -199,13 +199,13 @@ def _pooled_row(
 
 
 def _chance(samples: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns the accuracy of guessing; None if there is nothing to choose from."""
+    """Return the accuracy of guessing; None if there is nothing to choose from."""
     counts = [len({arguments[-1] for arguments in one["arguments"]}) for one in samples]
     return sum(1 / count for count in counts) / len(counts) if min(counts) > 1 else None
 
 
 def _by_question(results: Results, name: str, key: str) -> list[float]:
-    """Returns the metric of every question in order; empty if it is not a number per question."""
+    """Return the metric of every question in order; empty if it is not a number per question."""
     metric, _, filtered = key.partition(",")
     samples = [one for one in results["samples"].get(name, ()) if one["filter"] == filtered]
     values = [one.get(metric) for one in sorted(samples, key=lambda one: int(one["doc_id"]))]

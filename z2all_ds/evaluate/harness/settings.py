@@ -46,7 +46,7 @@ class HarnessSettings:
 
 
 def parse_reshapings(text: str) -> tuple[str, ...]:
-    """Parses `all`, `none`, or comma-separated names."""
+    """Parse `all`, `none`, or comma-separated names."""
     if text in ("all", "none", ""):
         return RESHAPINGS if text == "all" else ()
     names = tuple(name.strip() for name in text.split(",") if name.strip())

@@ -21,7 +21,7 @@ NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")
 
 
 def require_harness() -> None:
-    """Raises an error if the extra is not installed; sets the process offline from here on."""
+    """Raise an error if the extra is not installed; set the process offline from here on."""
     for name in OFFLINE:
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,7 +40,7 @@ def require_harness() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses the harness's log lines and bars: progress is shown by this package."""
+    """Suppress the harness's log lines and bars: progress is shown by this package."""
     import datasets
     import lm_eval.api.task as task_file
 
@@ -70,7 +70,7 @@ class ListedTask:
 
 
 def list_tasks(include: Path) -> list[ListedTask]:
-    """Returns all tasks, groups and tags of the YAML files under `include`."""
+    """Return all tasks, groups and tags of the YAML files under `include`."""
     index = task_manager(include, with_defaults=False).task_index
     return [
         ListedTask(name, entry.kind.name.lower(), str(entry.yaml_path or "")) for name, entry in sorted(index.items())
@@ -78,7 +78,7 @@ def list_tasks(include: Path) -> list[ListedTask]:
 
 
 def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
-    """Returns `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
+    """Return `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
     if not names:
         raise ConfigError("--tasks", "names no task", "Set comma-separated names, or use --list to see them.")
     manager = task_manager(include, with_defaults=False)
@@ -95,7 +95,7 @@ def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
 
 
 def matching(names: list[str], manager: Any) -> list[str]:
-    """Returns the matching tasks, groups and tags without duplicates."""
+    """Return the matching tasks, groups and tags without duplicates."""
     wanted: list[str] = []
     for name in names:
         found = manager.match_tasks([name])
@@ -108,7 +108,7 @@ def matching(names: list[str], manager: Any) -> list[str]:
 
 
 def task_manager(include: Path | None, with_defaults: bool) -> Any:
-    """Returns the harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
+    """Return the harness's index of the YAML files under `include` and, `with_defaults`, of its own."""
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._factory import TaskFactory
 
@@ -128,7 +128,7 @@ def task_manager(include: Path | None, with_defaults: bool) -> Any:
 
 
 def resolve_data_paths(config: dict[str, Any], folder: Path) -> None:
-    """Makes relative data paths that exist next to the YAML absolute; others are not changed."""
+    """Make relative data paths that exist next to the YAML absolute; others are not changed."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, dict):
@@ -171,7 +171,7 @@ def _load(manager: Any, name: str) -> Any:
 
 
 def _is_missing_from_cache(error: BaseException) -> bool:
-    """Returns whether data missing from the hub's cache are the cause, anywhere in the chain of causes."""
+    """Return whether data missing from the hub's cache are the cause, anywhere in the chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         text = f"{type(seen).__name__} {seen}"

@@ -32,7 +32,7 @@ class Variants:
 
 
 def make_variants(task: Any, settings: HarnessSettings) -> Variants:
-    """Returns one copy of a loaded task for each of the reshapings (several copies for `shuffled`)."""
+    """Return one copy of a loaded task for each of the reshapings (several copies for `shuffled`)."""
     if not settings.reshape:
         return Variants()
     if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input or task.multiple_target:
@@ -69,7 +69,7 @@ def make_variants(task: Any, settings: HarnessSettings) -> Variants:
 
 
 def _find_layout(task: Any, documents: Sequence[Document], fields: Mapping[str, str]) -> tuple[Layout | None, str]:
-    """Returns the first layout that the harness follows when options are moved; else the reason why there is none."""
+    """Return the first layout that the harness follows when options are moved; else the reason why there is none."""
     reason = (
         f"question, options and answer not found among the fields {', '.join(documents[0])}; set them with --fields"
     )
@@ -84,7 +84,7 @@ def _find_layout(task: Any, documents: Sequence[Document], fields: Mapping[str, 
 
 
 def _is_followed(task: Any, layout: Layout, document: Document) -> bool:
-    """Returns whether the harness shows the options of a changed document, and sees the answer at its new position."""
+    """Return whether the harness shows the options of a changed document, and sees the answer at its new position."""
     old = _read(task, layout, document)
     new = questions.shuffled(old, seed=0)
     written = layout.write(document, old, new)
@@ -92,7 +92,7 @@ def _is_followed(task: Any, layout: Layout, document: Document) -> bool:
 
 
 def gold_of(task: Any, document: Document) -> int:
-    """Returns the index of the right option according to the harness; -1 if there is none."""
+    """Return the index of the right option according to the harness; -1 if there is none."""
     gold, choices = task.doc_to_target(document), task.doc_to_choice(document)
     if isinstance(gold, str):
         return choices.index(gold) if gold in choices else -1
@@ -104,7 +104,7 @@ def _read(task: Any, layout: Layout, document: Document) -> Question:
 
 
 def _copy(task: Any, suffix: str, documents: Sequence[Document], examples: Sequence[Document]) -> Any:
-    """Returns the task as `NAME@SUFFIX`, with its own documents and few-shot examples."""
+    """Return the task as `NAME@SUFFIX`, with its own documents and few-shot examples."""
     made = copy.copy(task)
     made._config = copy.copy(task.config)
     made._config.task = f"{task.config.task}@{suffix}"
@@ -131,7 +131,7 @@ def _with_documents(
     change: Callable[[Question], Question],
     plain_examples: bool,
 ) -> Any:
-    """Returns a copy of the task with changed documents; those that cannot be read stay unchanged.
+    """Return a copy of the task with changed documents; those that cannot be read stay unchanged.
 
     `plain_examples`: the prompt shows unchanged examples. If their right option said that the others are wrong, the
     model would learn the phrase. They are still drawn from the changed ones, so that the harness recognizes and leaves
@@ -172,7 +172,7 @@ class _Renamed(dict[str, Any]):
 def _with_renamed_letters(
     task: Any, layout: Layout, document: Document, text: Any = None, choice: Any = None, target: Any = None
 ) -> Document:
-    """Returns the document with its letters renamed; the document itself if that is not possible everywhere.
+    """Return the document with its letters renamed; the document itself if that is not possible everywhere.
 
     `text`, `choice` and `target` are templates if few-shot examples have different ones from the task.
     """
@@ -200,7 +200,7 @@ def _with_renamed_letters(
 
 
 def _with_letters(task: Any, documents: Sequence[Document], layout: Layout) -> Any:
-    """Returns a copy of the task that renames the letters in the rendering of the loaded one."""
+    """Return a copy of the task that renames the letters in the rendering of the loaded one."""
     shown = task.fewshot_cfg
     templates = (shown.doc_to_text, shown.doc_to_choice, shown.doc_to_target)
     examples = [_with_renamed_letters(task, layout, one, *templates) for one in _examples(task)]

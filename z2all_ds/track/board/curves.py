@@ -60,7 +60,7 @@ class Curves:
     # Reading
 
     def update(self, stat: list[float]) -> bool:
-        """Takes one step of reading, given the file's current stat. Returns whether there is more to read."""
+        """Take one step of reading, given the file's current stat. Return whether there is more to read."""
         if stat == self._stat and not self.is_behind:
             return False
         has_grown, was_behind = stat != self._stat, self.is_behind
@@ -80,7 +80,7 @@ class Curves:
         return self._step()
 
     def _begin(self) -> None:
-        """Reads the file's end and, if it is long, a sample of it."""
+        """Read the file's end and, if it is long, a sample of it."""
         self._read_end()
         first = self._files.lines_at(self._path, [0])
         self.first = (parse_line(first[0][1]) if first else None) or {}
@@ -166,24 +166,24 @@ class Curves:
         return sorted(names)
 
     def total(self, name: str) -> float:
-        """Sums a field over the records that were kept."""
+        """Sum a field over the records that were kept."""
         with self._lock:
             return self._shown.buckets.total(name)
 
     def counted_seconds(self) -> float | None:
-        """Returns the seconds that goodput counts; None until all records are read."""
+        """Return the seconds that goodput counts; None until all records are read."""
         with self._lock:
             is_complete = self._shown.records and not self._shown.is_sample
             return self._shown.counted_seconds if is_complete else None
 
     def probes(self) -> dict[str, tuple[float, float]]:
-        """Returns step and value of the last answer to each probe."""
+        """Return step and value of the last answer to each probe."""
         with self._lock:
             found, is_sample = {**self._shown.probes}, self._shown.is_sample
         return found | last_probes(columns_of(list(self.recent))) if is_sample else found
 
     def values_at(self, steps: Sequence[float], name: str, at_first: float = 0.0) -> list[float | None]:
-        """Returns tokens_seen or time_unix at these steps; None after the last known one. `at_first`: at step 0."""
+        """Return tokens_seen or time_unix at these steps; None after the last known one. `at_first`: at step 0."""
         with self._lock:
             tables = np.stack([self._shown.buckets.table(column) for column in ("step", name)])
         tables = tables[:, :, (tables[:, COUNT] > 0).all(axis=0)]
@@ -200,7 +200,7 @@ class Curves:
     def points(
         self, names: Sequence[str], axis: str, low: float | None, high: float | None, most: int
     ) -> dict[str, Any]:
-        """Returns at most `most` points of these fields between two values of the axis (`AXES`), for the page."""
+        """Return at most `most` points of these fields between two values of the axis (`AXES`), for the page."""
         x_name = AXES[axis]
         wanted = [*dict.fromkeys([*names, x_name])]
         with self._lock:
@@ -223,7 +223,7 @@ class Curves:
     def _zoomed(
         self, shown: History, wanted: Sequence[str], x_name: str, low: float, high: float, most: int
     ) -> tuple[Tables, Numbers] | None:
-        """Reads a part of the file again; returns None if it is too long."""
+        """Read a part of the file again; return None if it is too long."""
         begin, end = shown.index.range(x_name, low, high, self._size)
         if end - begin > (REMOTE_RAW_BYTES if self._files.is_remote else RAW_BYTES):
             if not shown.is_sample:
@@ -244,7 +244,7 @@ class Curves:
 
 
 def _tables_of(records: Sequence[dict[str, Any]], names: Sequence[str]) -> Tables:
-    """Returns tables with one record per bucket."""
+    """Return tables with one record per bucket."""
     columns, starts = columns_of(records), np.arange(len(records))
     missing = np.full(len(records), np.nan)
     return {name: table_of(columns.get(name, missing), starts) for name in names}
@@ -253,7 +253,7 @@ def _tables_of(records: Sequence[dict[str, Any]], names: Sequence[str]) -> Table
 def _with_recent(
     tables: Tables, weights: Numbers, x_name: str, recent: Sequence[dict[str, Any]]
 ) -> tuple[Tables, Numbers]:
-    """Appends the file's last records to a sample."""
+    """Append the file's last records to a sample."""
     last = tables[x_name][MAX].max(initial=-np.inf)
     records = [record for record in recent if (record.get(x_name) or -np.inf) > last]
     if not records:
@@ -264,7 +264,7 @@ def _with_recent(
 
 
 def _drawn(tables: Tables, weights: Numbers, names: Sequence[str], x_name: str, most: int) -> dict[str, Any]:
-    """Merges buckets until there are at most `most`, and names their rows as the page expects them."""
+    """Merge buckets until there are at most `most`, and name their rows as the page expects them."""
     length = len(weights)
     if length:
         order = np.argsort(mean_of(tables[x_name]), kind="stable")

@@ -62,5 +62,5 @@ class EventLog(RecordLog):
         return [moment for moment in moments if moment is not None]
 
     def shown(self) -> list[dict[str, Any]]:
-        """Returns the marks for the page, without `tokens_seen`."""
+        """Return the marks for the page, without `tokens_seen`."""
         return [{**mark} for mark in list(self.marks)]

@@ -43,7 +43,7 @@ class HealthLog(RecordLog):
         return super().update(stat)
 
     def shown(self, hosts: list[Any], now_unix: float) -> dict[str, Any]:
-        """Returns ranks and nodes for the page."""
+        """Return ranks and nodes for the page."""
         records = list(self.records)
         last = records[-1] if records else {}
         count = len(last.get("work_seconds", []))
@@ -88,7 +88,7 @@ def _verdict(work: float | None, wait: float | None, typical: float | None) -> s
 
 
 def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups ranks by host; a node has the verdict of its worst rank."""
+    """Group ranks by host; a node has the verdict of its worst rank."""
     by_host: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
         by_host.setdefault(rank["host"], []).append(rank)

@@ -33,7 +33,7 @@ class Index:
                 column.append(float(value))  # type: ignore[arg-type]
 
     def range(self, name: str, low: float, high: float, size: int) -> tuple[int, int]:
-        """Returns the first and last byte of the part that may contain records from `low` to `high`."""
+        """Return the first and last byte of the part that may contain records from `low` to `high`."""
         column = self._columns[name]
         first, end = bisect_right(column, low) - 1, bisect_left(column, high)
         begin = self.offsets[first] if first >= 0 else 0
@@ -55,7 +55,7 @@ class History:
 
     @classmethod
     def sample(cls, lines: Mapping[int, bytes]) -> "History":
-        """Returns a sample of the file made of these lines, by their offsets."""
+        """Return a sample of the file made of these lines, by their offsets."""
         sample = cls(is_sample=True)
         parsed = [(offset, parse_line(line)) for offset, line in sorted(lines.items())]
         records = [(offset, record) for offset, record in parsed if record is not None]
@@ -68,7 +68,7 @@ class History:
         return sample
 
     def add(self, offset: int, lines: Sequence[bytes], lock: threading.Lock) -> list[dict[str, Any]]:
-        """Adds the next lines, the first of which begins at `offset`, and returns their records.
+        """Add the next lines, the first of which begins at `offset`, and return their records.
 
         The lock is taken after parsing, so that requests are answered meanwhile.
         """
@@ -92,7 +92,7 @@ class History:
         return records
 
     def _keep(self, columns: Mapping[str, Numbers], rows: int) -> None:
-        """Adds records to the buckets. A record of a sample stands for all steps since the previous one."""
+        """Add records to the buckets. A record of a sample stands for all steps since the previous one."""
         if not self.is_sample:
             self.buckets.add(columns, rows)
             return
@@ -102,14 +102,14 @@ class History:
         self._last_step = steps[np.isfinite(steps)][-1] if np.isfinite(steps).any() else self._last_step
 
     def _stride(self, record_bytes: float) -> int:
-        """Returns the distance of records to keep: a sample stays as sparse as it is."""
+        """Return the distance of records to keep: a sample stays as sparse as it is."""
         if not self.is_sample or not self.index.offsets:
             return 1
         return max(1, round(self.index.offsets[-1] / len(self.index.offsets) / max(1.0, record_bytes)))
 
 
 def last_probes(columns: Mapping[str, Numbers]) -> dict[str, tuple[float, float]]:
-    """Returns step and value of the last answer to each probe."""
+    """Return step and value of the last answer to each probe."""
     found = {}
     for name in [name for name in columns if name.startswith(PROBE_PREFIX) and "step" in columns]:
         known = np.flatnonzero(np.isfinite(columns[name]))

@@ -7,13 +7,13 @@ from z2all_ds.track.fields import LOSS_PREFIX, TOKENS_PREFIX
 
 
 def domains_in(names: Sequence[str]) -> list[str]:
-    """Returns the domains that these fields of metrics.jsonl belong to."""
+    """Return the domains that these fields of metrics.jsonl belong to."""
     prefixes = (TOKENS_PREFIX, LOSS_PREFIX)
     return sorted({name.removeprefix(prefix) for name in names for prefix in prefixes if name.startswith(prefix)})
 
 
 def stage_at(stages: Sequence[dict[str, Any]], step: float) -> dict[str, Any]:
-    """Returns the last stage that has begun; a stage's first_step is the number of steps before it."""
+    """Return the last stage that has begun; a stage's first_step is the number of steps before it."""
     begun = [stage for stage in stages if (stage.get("first_step") or 0) <= step]
     return begun[-1] if begun else next(iter(stages), {})
 
@@ -25,7 +25,7 @@ def mixture_of(
     total: Callable[[str], float],
     is_sample: bool = False,
 ) -> dict[str, Any]:
-    """Returns the mixture for the page.
+    """Return the mixture for the page.
 
     `total` sums a field over the run, or over a sample of it, which gives only shares; `recent` are the last records.
     """

@@ -31,7 +31,7 @@ class EvaluationFiles:
         """Incremented when the content has changed."""
 
     def update(self, stat: list[float], now_unix: float) -> None:
-        """Reads changed files, given the folder's current stat; renaming a file into the folder changes it."""
+        """Read changed files, given the folder's current stat; renaming a file into the folder changes it."""
         if stat == self._stat:
             return
         names = [name for name in self._files.file_names(self._folder) if name.startswith("probes_")]
@@ -48,7 +48,7 @@ class EvaluationFiles:
         self._stat = stat if now_unix - stat[1] > SETTLED_SECONDS else None
 
     def contents(self) -> list[dict[str, Any]]:
-        """Returns the parsed files in the order of their names."""
+        """Return the parsed files in the order of their names."""
         return list(self._found.values())
 
 
@@ -66,7 +66,7 @@ def probes_of(
     tokens_at: StepsTo,
     seconds_at: StepsTo,
 ) -> list[dict[str, Any]]:
-    """Returns all probes for the page.
+    """Return all probes for the page.
 
     `defined`: by the run's start event; `trained`: step and value of each probe that the run itself asks.
     """

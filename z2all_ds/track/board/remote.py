@@ -59,14 +59,14 @@ class RemoteFolder:
     folder: str
 
     def command(self) -> list[str]:
-        """Returns the ssh command that starts Python there; it expects its source as the first message."""
+        """Return the ssh command that starts Python there; it expects its source as the first message."""
         agent = f"command -v python3 >/dev/null || exit {NO_PYTHON}; exec python3 -c {shlex.quote(START_AGENT)}"
         options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
         port = ["-p", str(self.port)] if self.port else []
         return ["ssh", "-C", "-T", "-x", *options, *port, "--", self.target, f"exec sh -c {shlex.quote(agent)}"]
 
     def reason(self, exit_code: int, error_lines: str) -> str:
-        """Returns ssh's own error line and its fix."""
+        """Return ssh's own error line and its fix."""
         if exit_code == NO_PYTHON:
             return f"{self.target}: no python3 on its PATH; the board needs it to read the run there"
         kind, line = recognise(error_lines)
@@ -76,7 +76,7 @@ class RemoteFolder:
 
 
 def parse_remote(given: str) -> RemoteFolder | None:
-    """Parses user@host:path or ssh://user@host:port/path; returns None for a folder on this machine."""
+    """Parse user@host:path or ssh://user@host:port/path; return None for a folder on this machine."""
     if given.startswith("ssh://"):
         try:
             parts = urlsplit(given)
@@ -132,7 +132,7 @@ class RemoteFiles(Files):
         return list(self._call("file_names", path))
 
     def close(self) -> None:
-        """Ends ssh, and with it the process on the other machine."""
+        """End ssh, and with it the process on the other machine."""
         self._is_closed = True
         if self._ssh is not None:
             self._ssh.process.terminate()
@@ -168,7 +168,7 @@ class RemoteFiles(Files):
         return ssh
 
     def _lost(self, ssh: JsonProcess, reason: str = "") -> Unreachable:
-        """Ends ssh and sets the time of the next attempt; without a `reason`, its own error line is the reason."""
+        """End ssh and set the time of the next attempt; without a `reason`, its own error line is the reason."""
         ssh.close(0.0 if reason else END_SECONDS)
         exit_code = ssh.wait()
         self._ssh = None

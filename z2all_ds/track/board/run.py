@@ -80,7 +80,7 @@ class WatchedRun:
             self._over.wait(self._pace.seconds_to_wait() if has_more else UPDATE_EVERY_SECONDS)
 
     def update(self) -> bool:
-        """Reads new content of all files. Returns whether there is more to read."""
+        """Read new content of all files. Return whether there is more to read."""
         self._now_unix, stats = self._files.stats(self._paths)
         self._written_unix = max(stat[1] for stat in stats[:3])
         # Before events: when a page sees a run's first event, it asks for its settings, once.
@@ -142,7 +142,7 @@ class WatchedRun:
     def points(
         self, names: Sequence[str], axis: str, low: float | None, high: float | None, most: int
     ) -> dict[str, Any]:
-        """Returns curves; time counts from the run's start. A point with records before and after a restart is drawn
+        """Return curves; time counts from the run's start. A point with records before and after a restart is drawn
         before it."""
         start = self.start_unix if axis == "time" else 0.0
         low, high = (None if bound is None else bound + start for bound in (low, high))
@@ -195,7 +195,7 @@ class WatchedRun:
         return "running" if self._silent_seconds(recent) < patience else "silent"
 
     def _silent_seconds(self, recent: Sequence[dict[str, Any]]) -> float:
-        """Returns the seconds since the last write, by the later of the writer's and the file server's clock."""
+        """Return the seconds since the last write, by the later of the writer's and the file server's clock."""
         moments = [recent[-1].get("time_unix") if recent else None, self.events.last_unix, self._written_unix]
         return max(0.0, self._now_unix - max(moment for moment in moments if moment is not None))
 
@@ -217,7 +217,7 @@ class WatchedRun:
         return steps if isinstance(steps, int) else None
 
     def _eta(self, recent: Sequence[dict[str, Any]], steps: int | None) -> float | None:
-        """Estimates from the wall time of the last steps since the last start, with checkpoints and validation."""
+        """Estimate from the wall time of the last steps since the last start, with checkpoints and validation."""
         if steps is None or not recent:
             return None
         since = self.events.started.get("time_unix") or 0.0
@@ -232,7 +232,7 @@ class WatchedRun:
         return None if seconds is None else left * float(seconds)
 
     def _goodput(self, end_unix: float) -> float | None:
-        """Returns the goodput that an ended run has recorded, else the same value from what was read."""
+        """Return the goodput that an ended run has recorded, else the same value from what was read."""
         if self.events.goodput is not None:
             return self.events.goodput
         counted, began = self.curves.counted_seconds(), self.events.process_unix

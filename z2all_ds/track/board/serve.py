@@ -14,7 +14,7 @@ REQUIRED = ("starlette", "uvicorn", "plotly")
 
 
 def serve(runs: Sequence[str], host: str, port: int | None, token: str | None) -> None:
-    """Serves the board until it is interrupted. `port` None: the default one, or the next free one."""
+    """Serve the board until it is interrupted. `port` None: the default one, or the next free one."""
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise MachineError(f"{', '.join(missing)}", "not installed", "Run: pip install 'z2all_ds[board]'")
@@ -53,13 +53,13 @@ def serve(runs: Sequence[str], host: str, port: int | None, token: str | None) -
 
 
 def address(host: str, port: int, token: str | None) -> str:
-    """Returns the page's URL."""
+    """Return the page's URL."""
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     return url if token is None else f"{url}/?token={quote(token, safe='')}"
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Returns a socket that listens on `port`; if None, on the first free one from DEFAULT_PORT."""
+    """Return a socket that listens on `port`; if None, on the first free one from DEFAULT_PORT."""
     try:
         family, _, _, _, found = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
     except OSError as error:

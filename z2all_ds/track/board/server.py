@@ -54,14 +54,14 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """Returns `::1` for `[::1]:8765`."""
+    """Return `::1` for `[::1]:8765`."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower()
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """Returns JSON; NaN and infinities become null."""
+    """Return JSON; NaN and infinities become null."""
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     return Response(body, status, media_type="application/json")
 
@@ -110,7 +110,7 @@ class Guard:
 
 
 def make_app(watch: Watch, token: str | None = None, port: int = 0) -> Starlette:
-    """Returns the web application. The port is part of the cookie's name, so that two boards do not share it."""
+    """Return the web application. The port is part of the cookie's name, so that two boards do not share it."""
 
     def index(request: Request) -> Response:
         watch.pace.yield_to_page()
@@ -197,7 +197,7 @@ def _number(request: Request, name: str) -> float | None:
 
 
 def _page_file(name: str) -> Response:
-    """Returns a file by its name in the folder's list, so that no path leads outside."""
+    """Return a file by its name in the folder's list, so that no path leads outside."""
     found = {file.name: file for file in PAGE.iterdir() if file.is_file()}
     if name not in found:
         raise HTTPException(404, f"{name}: no such file of the page")
@@ -205,7 +205,7 @@ def _page_file(name: str) -> Response:
 
 
 def plotly(request: Request) -> Response:
-    """Returns the chart library, from the installed package, which is not imported."""
+    """Return the chart library, from the installed package, which is not imported."""
     headers = {"cache-control": "private, max-age=86400", "vary": "accept-encoding"}
     if "gzip" not in request.headers.get("accept-encoding", ""):
         return FileResponse(_plotly_file(), headers=headers, media_type="text/javascript")
@@ -221,5 +221,5 @@ def _plotly_file() -> Path:
 
 @cache
 def _compressed_plotly() -> bytes:
-    """Returns it in a third of its size, for `ssh -L`."""
+    """Return it in a third of its size, for `ssh -L`."""
     return gzip.compress(_plotly_file().read_bytes(), 4)

@@ -31,7 +31,7 @@ class Settings:
 
 
 def parse(content: bytes) -> Any:
-    """Parses JSON or YAML; returns {} for a file that is only half written."""
+    """Parse JSON or YAML; return {} for a file that is only half written."""
     try:
         return json.loads(content)
     except ValueError:
@@ -44,7 +44,7 @@ def parse(content: bytes) -> Any:
 
 
 def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns {"a.b": 1} for {"a": {"b": 1}}. Lists are kept as values unless they contain dicts."""
+    """Return {"a.b": 1} for {"a": {"b": 1}}. Lists are kept as values unless they contain dicts."""
     if isinstance(value, dict) and value:
         items = [(str(key), inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -58,7 +58,7 @@ def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns every key of any run with its values, those that differ first."""
+    """Return every key of any run with its values, those that differ first."""
     rows = []
     for key in sorted({key for flat in settings for key in flat}):
         values = [flat.get(key) for flat in settings]

@@ -29,7 +29,7 @@ class WatchedFolder:
         return cls(given, RemoteFiles(remote), remote.folder)
 
     def name_of(self, folder: str) -> str:
-        """Returns a folder inside this one, written like `given`."""
+        """Return a folder inside this one, written like `given`."""
         inside = folder.removeprefix(self.folder).lstrip("/")
         return self.given.rstrip("/") + (f"/{inside}" if inside else "")
 
@@ -63,14 +63,14 @@ class Watch:
             return list(self._runs)
 
     def shown_runs(self) -> list[WatchedRun]:
-        """Returns all runs, without given folders that turned out to be folders of runs."""
+        """Return all runs, without given folders that turned out to be folders of runs."""
         runs = self.runs()
         roots = {watched.given.rstrip("/") for watched in self._folders}
         parents = {posixpath.dirname(run.location) for run in runs}
         return [run for run in runs if not (run.location in roots & parents and run.is_empty)]
 
     def names(self) -> dict[str, str]:
-        """Returns the folder name of each run, or its whole path if two have the same name."""
+        """Return the folder name of each run, or its whole path if two have the same name."""
         runs = self.runs()
         short = {run.id: _folder_name(run) for run in runs}
         names = list(short.values())

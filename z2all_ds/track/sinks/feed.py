@@ -65,7 +65,7 @@ class SinkProcess:
             self.ask_to_end()
 
     def ask_to_end(self) -> None:
-        """Asks the session to deliver everything and end; one that waits for its next attempt may start now."""
+        """Ask the session to deliver everything and end; one that waits for its next attempt may start now."""
         self._must_end, self._start_at = True, 0.0
         if self._process:
             assert self._process.stdin
@@ -73,7 +73,7 @@ class SinkProcess:
                 self._process.stdin.write(b"\n")
 
     def reports(self) -> list[dict[str, Any]]:
-        """Returns the reports since the last call; after the end of the process, `finished` or `failed` is the last."""
+        """Return the reports since the last call; after the end of the process, `finished` or `failed` is the last."""
         assert self._process and self._process.stdout
         code = self._process.poll()  # before reading: after the end all reports are in the pipe
         while chunk := self._process.stdout.read(1 << 16):
@@ -93,7 +93,7 @@ class SinkProcess:
         return found
 
     def kill(self) -> None:
-        """Kills the session and the processes it has started: W&B's service has its own process group."""
+        """Kill the session and the processes it has started: W&B's service has its own process group."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -110,7 +110,7 @@ class SinkProcess:
         self._process = None
 
     def poll(self) -> None:
-        """Prints new reports, and starts the session if it is due. Does not wait."""
+        """Print new reports, and start the session if it is due. Do not wait."""
         for report in self.reports() if self._process else ():
             if report["state"] == "open" and not self._has_opened:
                 self._has_opened = True
@@ -138,7 +138,7 @@ class SinkProcess:
             self._say(f"{self.label} failed ({' '.join(why.split())}): {rest}; training continues")
 
     def end(self) -> None:
-        """Ends the session, and reports how many records the sink has not confirmed."""
+        """End the session, and report how many records the sink has not confirmed."""
         self.kill()
         with suppress(OSError, ValueError, KeyError):
             if left := unconfirmed(self._folder, self._sink, self._settings):
@@ -148,7 +148,7 @@ class SinkProcess:
 
 
 def unconfirmed(folder: RunFolder, sink: str, settings: SinkSettings) -> int:
-    """Returns the number of records of metrics.jsonl that the sink has not confirmed."""
+    """Return the number of records of metrics.jsonl that the sink has not confirmed."""
     mark = Progress.load(folder.sinks / f"{sink}.json").mark(settings.destination(sink), "metrics")
     return sum(map(len, iter(RecordFollower(folder.metrics, mark).read, [])))
 
@@ -174,7 +174,7 @@ class SinkFeed:
             sink.poll()
 
     def close(self, waits: bool = True, beat: Callable[[], None] = lambda: None) -> None:
-        """Waits up to `finish_seconds` until the sinks have delivered everything, and calls `beat` meanwhile.
+        """Wait up to `finish_seconds` until the sinks have delivered everything, and call `beat` meanwhile.
 
         Without waiting, they have the same time and then end by themselves.
         """

@@ -43,7 +43,7 @@ class RecordFollower:
             self._known_until = 0.0
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the next records; none if there is nothing new."""
+        """Return the next records; none if there is nothing new."""
         found: list[dict[str, Any]] = []
         self.has_more = True
         while not found and self.has_more:
@@ -62,7 +62,7 @@ class RecordFollower:
 
 
 def _is_unchanged(path: Path, mark: Mark) -> bool:
-    """Returns whether the file still has the marked record at its offset."""
+    """Return whether the file still has the marked record at its offset."""
     begin = max(0, mark.offset - LONGEST_LINE_BYTES)
     before = Files().read(str(path), begin, mark.offset - begin)
     try:
@@ -85,7 +85,7 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path) -> "Progress":
-        """Reads the file; the progress is empty if that fails."""
+        """Read the file; the progress is empty if that fails."""
         try:
             content = json.loads(path.read_bytes())
             marks = {

@@ -59,12 +59,12 @@ class Owner:
         signal.setitimer(signal.ITIMER_REAL, patience.get(state, self._settings.hang_seconds))
 
     def wants_end(self, timeout_seconds: float) -> bool:
-        """Returns whether the session must end; waits for the request until the timeout."""
+        """Return whether the session must end; wait for the request until the timeout."""
         return bool(select.select([0], [], [], timeout_seconds)[0]) or os.getppid() != self._pid
 
 
 def run_session(folder: RunFolder, name: str, settings: SinkSettings, owner: Owner) -> None:
-    """Sends records until the owner asks to end and everything is delivered."""
+    """Send records until the owner asks to end and everything is delivered."""
     folder.sinks.mkdir(parents=True, exist_ok=True)
     with (folder.sinks / f".{name}.lock").open("w") as lock:
         while not _is_locked(lock.fileno()):  # the session of a killed run may still send
@@ -110,7 +110,7 @@ def _follow(folder: RunFolder, sink: Sink, progress: Progress, destination: str,
 
 
 def in_order_of_time(records: Sequence[Line], events: Sequence[Line], has_more: bool) -> tuple[list[Line], list[Line]]:
-    """Returns both in one list, each event before the first later record; and the events that must wait for such a
+    """Return both in one list, each event before the first later record; and the events that must wait for such a
     record, if the file has more."""
     until = max((record["time_unix"] for record in records), default=-math.inf) if has_more else math.inf
     ready = [event for event in events if event["time_unix"] <= until]

@@ -33,7 +33,7 @@ class SinkSettings:
         return [*([WANDB] if self.wandb != "disabled" else []), *([TENSORBOARD] if self.tensorboard else [])]
 
     def destination(self, sink: str) -> str:
-        """Returns the key of a sink's progress: W&B's offline folder and each project of a server have their own."""
+        """Return the key of a sink's progress: W&B's offline folder and each project of a server have their own."""
         if sink == TENSORBOARD:
             return "files"
         if self.wandb != "online":
@@ -53,20 +53,20 @@ class Sink(Protocol):
     """An adapter for one session; any exception it raises ends the session."""
 
     def open(self) -> str:
-        """Returns where the curves can be seen."""
+        """Return where the curves can be seen."""
 
     def send(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Takes lines of metrics.jsonl and events.jsonl, in order of time; only events have the field `event`."""
+        """Take lines of metrics.jsonl and events.jsonl, in order of time; only events have the field `event`."""
 
     def settle(self) -> bool:
-        """Returns when the tracker has taken everything so far; True if it is also delivered."""
+        """Return when the tracker has taken everything so far; True if it is also delivered."""
 
     def close(self) -> None:
-        """Returns when everything is delivered."""
+        """Return when everything is delivered."""
 
 
 def resolve_wandb_mode(mode: str) -> str:
-    """Resolves `auto`: the value of WANDB_MODE, else online if there is a key, else offline."""
+    """Resolve `auto`: the value of WANDB_MODE, else online if there is a key, else offline."""
     if mode != "auto":
         return mode
     wanted = os.environ.get("WANDB_MODE", "")
@@ -76,7 +76,7 @@ def resolve_wandb_mode(mode: str) -> str:
 
 
 def has_wandb_key() -> bool:
-    """Returns whether W&B will find a login. Checks the same variables and files as W&B, without importing it."""
+    """Return whether W&B will find a login. Check the same variables and files as W&B, without importing it."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host, named = urlsplit(_server()).hostname or "", os.environ.get("NETRC")

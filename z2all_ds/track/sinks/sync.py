@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 600.0
 
 
 def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -> None:
-    """Sends the missing records of all runs. Checks everything before the first record is sent."""
+    """Send the missing records of all runs. Check everything before the first record is sent."""
     if sink not in LABELS:
         raise ConfigError(f"--to {sink}", f"must be one of {', '.join(LABELS)}", "Choose one of these.")
     for option, given in {"--project": project is not None, "--offline": offline}.items():

@@ -79,7 +79,7 @@ class WandbSink:
         return str(self._run.url) if online else f"{self._folder.sinks / 'wandb'} (offline)"
 
     def send(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Saves the assigned rows before it logs: after a kill, it is known which rows the server may have."""
+        """Save the assigned rows before it logs: after a kill, it is known which rows the server may have."""
         rows = [None if "event" in line else self._assign_row(line) for line in lines]
         if lines:
             self._progress.save()
@@ -94,7 +94,7 @@ class WandbSink:
                 self._last_step = line["step"]
 
     def _assign_row(self, record: dict[str, Any]) -> int | None:
-        """Returns the row of a record; None if the server has it."""
+        """Return the row of a record; None if the server has it."""
         step, time_unix = record["step"], record["time_unix"]
         shift = next((shift for begin, shift in reversed(self._logged["shifts"]) if begin <= time_unix), 0)
         sent_before = time_unix <= self._logged["logged_until_unix"]
@@ -108,7 +108,7 @@ class WandbSink:
         return self._row
 
     def settle(self) -> bool:
-        """Requests a value, which W&B's service returns only after it has taken everything before."""
+        """Request a value, which W&B's service returns only after it has taken everything before."""
         self._run.summary.get("step")
         self._check_losses()
         return False
@@ -122,7 +122,7 @@ class WandbSink:
         self._logged["row"] = self._row
 
     def _check_losses(self) -> None:
-        """Raises an error if W&B has stopped uploading, which it only reports as a warning."""
+        """Raise an error if W&B has stopped uploading, which it only reports as a warning."""
         if self._stderr.has_lost:
             raise SinkFailure("its server has rejected records")
 
@@ -149,7 +149,7 @@ class _StderrWatch:
 
 
 def run_config(folder: RunFolder) -> dict[str, Any]:
-    """Reads the run's config; returns {} if that fails."""
+    """Read the run's config; return {} if that fails."""
     import yaml
 
     try:

@@ -11,7 +11,7 @@ DIGITS = {"fp32": 7, "bf16": 5}
 
 
 def describe(comparison: Comparison) -> Shown:
-    """Yields a table of losses, one of gradient norms, and a line for each JSON."""
+    """Yield a table of losses, one of gradient norms, and a line for each JSON."""
     allowed = TOLERANCES[comparison.precision]
     yield (
         f"{comparison.precision}, ranks: {comparison.ranks}; allowed relative difference:"
@@ -48,7 +48,7 @@ def _largest(comparison: Comparison, outcome: JsonOutcome, quantity: str) -> str
 
 
 def content_of(comparison: Comparison) -> dict[str, Any]:
-    """Returns the comparison for JSON."""
+    """Return the comparison for JSON."""
     return {
         "precision": comparison.precision,
         "ranks": comparison.ranks,

@@ -57,7 +57,7 @@ class _States:
         return [group for group in self.groups for _ in group["params"]]
 
     def of(self, number: int) -> tuple[dict[str, Tensor], float | None]:
-        """Returns moments and step count of a shard."""
+        """Return moments and step count of a shard."""
         state, group = self.by_number.get(number, {}), self.group_by_number[number]
         taken = state.get(STEP, group.get(STEP)) if state else None  # apex has one count per group
         moments = {key: state[key].view(-1) for key in MOMENTS if key in state}
@@ -142,7 +142,7 @@ class DeepSpeedFolder:
         return found
 
     def shards(self, rank: int) -> Iterator[SavedShard]:
-        """Yields the shards of a rank."""
+        """Yield the shards of a rank."""
         if not self.is_partitioned:
             yield from self._whole_parameters()
             return
@@ -198,7 +198,7 @@ class DeepSpeedFolder:
             yield SavedShard([ParameterPiece(name, 0, 0, weight.numel())], {WEIGHT: weight, **moments}, taken)
 
     def _names_by_number(self, states: _States) -> list[str]:
-        """Returns the names of the parameters, which torch's state dict replaces by numbers. Supported: named
+        """Return the names of the parameters, which torch's state dict replaces by numbers. Supported: named
         parameters, one group, or matrices before the rest; the shapes of the moments must agree."""
         if all("param_names" in group for group in states.groups):
             return [name for group in states.groups for name in group["param_names"]]
@@ -227,7 +227,7 @@ class DeepSpeedFolder:
         return content
 
     def _states(self, optimizer: dict[str, Any]) -> _States:
-        """Returns the states of the wrapped optimizer, which must be an Adam."""
+        """Return the states of the wrapped optimizer, which must be an Adam."""
         content = optimizer
         for key in ("base_optimizer_state", "optimizer_state_dict"):
             content = content.get(key, content)
@@ -281,7 +281,7 @@ def _folder_of_tag(path: Path) -> Path:
 
 
 def _classes_in_files() -> list[Any]:
-    """Returns the classes in DeepSpeed's files other than tensors and plain values."""
+    """Return the classes in DeepSpeed's files other than tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -44,28 +44,28 @@ class RankState:
         return f"{STATE_FOLDER}/{file_name(self.rank)}"
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yields one-dimensional tensors in the order of the entries."""
+        """Yield one-dimensional tensors in the order of the entries."""
         for shard in self.shards:
             with shard.resident(False):
                 for values in _piecewise_tensors(shard).values():
                     yield from (piece.of(values) for piece in shard.pieces_to_write())
 
     def opaque_files(self) -> dict[str, Content]:
-        """Returns the file of opaque states by its path; empty if there are none."""
+        """Return the file of opaque states by its path; empty if there are none."""
         states = {number: found for number, shard in enumerate(self.shards) if (found := _opaque_states(shard))}
         content = {"pieces": _pieces(self.shards), "states": states}
         return {_opaque_name(self.rank): partial(torch.save, content)} if states else {}
 
 
 def rank_state(engine: Any) -> RankState:
-    """Returns the current state of this rank."""
+    """Return the current state of this rank."""
     shards = optimizer_shards_of(engine)
     entries = [entries_of(_piecewise_tensors(shard), shard.pieces_to_write()) for shard in shards]
     return RankState(dist.get_rank(), list(chain.from_iterable(entries)), shards)
 
 
 def index_of(engine: Any, entries_of_ranks: list[list[Entry]], is_opaque: bool) -> str:
-    """Returns index.json."""
+    """Return index.json."""
     facts = {
         "ranks": len(entries_of_ranks),
         "optimizer": _kind(engine),
@@ -78,7 +78,7 @@ def index_of(engine: Any, entries_of_ranks: list[list[Entry]], is_opaque: bool) 
 
 
 def read_state(engine: Any, checkpoint: Path) -> None:
-    """Loads weights, optimizer and counters from a checkpoint of any shape. Collective."""
+    """Load weights, optimizer and counters from a checkpoint of any shape. Collective."""
     reader = StateReader(checkpoint)
     index = reader.index
     require_same_states(index["optimizer"], _kind(engine))
@@ -109,7 +109,7 @@ def read_state(engine: Any, checkpoint: Path) -> None:
 
 
 def has_needed_files(engine: Any, checkpoint: Path) -> bool:
-    """Returns whether the folder has all files that this rank needs; on another node it may have only some."""
+    """Return whether the folder has all files that this rank needs; on another node it may have only some."""
     reader = StateReader(checkpoint)
     ranks = {
         rank
@@ -121,7 +121,7 @@ def has_needed_files(engine: Any, checkpoint: Path) -> bool:
 
 
 def require_same_model(source: str, saved: dict[str, list[int]], here: str, ours: dict[str, list[int]]) -> None:
-    """Refuses a source whose parameters have other names or shapes."""
+    """Refuse a source whose parameters have other names or shapes."""
     for name in sorted({*saved, *ours}):
         if saved.get(name) != ours.get(name):
             raise CheckpointError(
@@ -132,7 +132,7 @@ def require_same_model(source: str, saved: dict[str, list[int]], here: str, ours
 
 
 def loss_scale(scaler: Any) -> dict[str, float]:
-    """Returns the state of DeepSpeed's loss scaler; empty unless it is fp16's dynamic scaler."""
+    """Return the state of DeepSpeed's loss scaler; empty unless it is fp16's dynamic scaler."""
     return {name: getattr(scaler, name) for name in LOSS_SCALE} if getattr(scaler, "dynamic", False) else {}
 
 
@@ -140,7 +140,7 @@ def loss_scale(scaler: Any) -> dict[str, float]:
 
 
 def _piecewise_tensors(shard: OptimizerShard) -> dict[str, Tensor]:
-    """Returns master weights and states with one value per weight, flat; they are empty while offloaded to a file."""
+    """Return master weights and states with one value per weight, flat; they are empty while offloaded to a file."""
     states = {
         key: value
         for key, value in shard.state.items()
@@ -153,7 +153,7 @@ def _piecewise_tensors(shard: OptimizerShard) -> dict[str, Tensor]:
 
 
 def _opaque_states(shard: OptimizerShard) -> dict[str, Any]:
-    """Returns the other states, except for single numbers."""
+    """Return the other states, except for single numbers."""
     piecewise = _piecewise_tensors(shard)
     return {key: value for key, value in shard.state.items() if key not in piecewise and not _is_number(value)}
 
@@ -184,13 +184,13 @@ def _pieces(shards: list[OptimizerShard]) -> list[list[tuple[Any, ...]]]:
 
 
 def _step_counter(shard: OptimizerShard) -> dict[str, Any]:
-    """Returns the dict with the step count: the state or, for apex's Adam, the group. DeepSpeed's Adam has both, but
+    """Return the dict with the step count: the state or, for apex's Adam, the group. DeepSpeed's Adam has both, but
     never updates the group's."""
     return shard.state if STEP in shard.state else shard.settings
 
 
 def _steps_taken(shards: list[OptimizerShard]) -> list[float | None]:
-    """Returns the steps of each parameter group; None before the first step."""
+    """Return the steps of each parameter group; None before the first step."""
     found: list[float | None] = [None] * (1 + max(shard.group for shard in shards))
     for shard in shards:
         taken = _step_counter(shard).get(STEP)
@@ -214,12 +214,12 @@ def _kind(engine: Any) -> str:
 
 
 def _shapes(engine: Any) -> dict[str, list[int]]:
-    """Returns the shapes of all parameters, by name. ZeRO 3 leaves empty tensors in the model."""
+    """Return the shapes of all parameters, by name. ZeRO 3 leaves empty tensors in the model."""
     return {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in engine.module.named_parameters()}
 
 
 def _create_states(shard: OptimizerShard) -> None:
-    """Creates the states of a new optimizer by a step with zero gradients, because optimizers create them in their
+    """Create the states of a new optimizer by a step with zero gradients, because optimizers create them in their
     first step, each differently. The caller overwrites the changed weights."""
     if shard.state:
         return
@@ -238,7 +238,7 @@ def _create_states(shard: OptimizerShard) -> None:
 
 
 def _replay_cpu_adam(shards: list[OptimizerShard]) -> None:
-    """Sets the powers of beta that DeepSpeed's CPU Adam keeps in C++ to the values of an uninterrupted run.
+    """Set the powers of beta that DeepSpeed's CPU Adam keeps in C++ to the values of an uninterrupted run.
 
     It multiplies them in every step, once for all tensors, and computes them with `pow` if a step does not follow the
     one before. The last bit differs, and the resumed run drifts from the uninterrupted one (measured: 4e-9 in the loss

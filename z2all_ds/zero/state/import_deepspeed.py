@@ -45,7 +45,7 @@ PARAMETER_GROUPS = 2
 
 
 def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, overrides: list[str]) -> list[str]:
-    """Imports a folder and returns the lines to print. Refuses an unsuitable folder before anything is written."""
+    """Import a folder and return the lines to print. Refuse an unsuitable folder before anything is written."""
     run, folder = _configured_run(run_dir, config, overrides)
     tokenizer = open_tokenizer(run)
     os.environ["DS_ACCELERATOR"] = "cpu"  # keeps DeepSpeed from looking for GPUs
@@ -64,7 +64,7 @@ def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, ove
 
 
 def _configured_run(run_dir: Path | None, config: str | None, overrides: list[str]) -> tuple[RunConfig, RunFolder]:
-    """Returns config and folder of the run: from the folder's run.yaml, from a config, or one from each."""
+    """Return config and folder of the run: from the folder's run.yaml, from a config, or one from each."""
     root = run_dir.expanduser().resolve() if run_dir else None
     if config is None:
         if root is None:
@@ -80,7 +80,7 @@ def _configured_run(run_dir: Path | None, config: str | None, overrides: list[st
 def _data_state(
     client_state: dict[str, Any], step: int, run: RunConfig, tokenizer: Z2allTokenizer
 ) -> tuple[dict[str, Any], str]:
-    """Returns the data state of the source or, if it has none, that of the step with every lane at its first document,
+    """Return the data state of the source or, if it has none, that of the step with every lane at its first document,
     and a line about it.
 
     Samples are numbered from the step, so that stages, mixture and assignment to ranks are those of the run. The step
@@ -98,7 +98,7 @@ def _data_state(
 def import_folder(
     source: DeepSpeedFolder, checkpoints: Path, shapes: dict[str, list[int]], data_state: dict[str, Any], seed: int
 ) -> Path:
-    """Writes the checkpoint of the source's step. `shapes` are those of the configured model."""
+    """Write the checkpoint of the source's step. `shapes` are those of the configured model."""
     require_same_model(f"{source.path}", source.shapes, "the configured model", shapes)
     step = source.counters["global_steps"]
     saved = set(map(layout.step_of, layout.sealed_folders(checkpoints)))
@@ -124,7 +124,7 @@ def import_folder(
 
 
 def _state_files(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> dict[str, Content]:
-    """Plans a state file per rank of the source, and the index."""
+    """Plan a state file per rank of the source, and the index."""
     entries_of_ranks, files, taken = [], dict[str, Content](), set[float | None]()
     for rank in range(source.ranks):
         shards = list(source.shards(rank))
@@ -151,7 +151,7 @@ def _state_files(source: DeepSpeedFolder, shapes: dict[str, list[int]]) -> dict[
 
 
 def _tensors(source: DeepSpeedFolder, rank: int) -> Iterator[Tensor]:
-    """Yields the tensors in the order of the entries. Opens the source's files only when it is iterated."""
+    """Yield the tensors in the order of the entries. Open the source's files only when it is iterated."""
     for shard in source.shards(rank):
         for tensor in shard.tensors.values():
             yield from (piece.of(tensor) for piece in shard.pieces)
@@ -160,7 +160,7 @@ def _tensors(source: DeepSpeedFolder, rank: int) -> Iterator[Tensor]:
 def _require_complete(
     source: DeepSpeedFolder, entries: list[Entry], shapes: dict[str, list[int]], keys: list[str]
 ) -> None:
-    """Checks that the entries cover every value of every parameter."""
+    """Check that the entries cover every value of every parameter."""
     covered: Counter[tuple[str, str]] = Counter()
     for entry in sorted(entries, key=lambda entry: entry.start):
         if entry.start == covered[entry.key, entry.parameter]:
@@ -173,7 +173,7 @@ def _require_complete(
 
 
 def _trainer(source: DeepSpeedFolder) -> dict[str, Any]:
-    """Returns the content of trainer.json: without learning rates, guard statistics and loss of fixed tokens, which
+    """Return the content of trainer.json: without learning rates, guard statistics and loss of fixed tokens, which
     the source does not have."""
     return {
         "world_size": source.ranks,

@@ -83,7 +83,7 @@ class CheckpointManager:
     # Start of a run
 
     def newest_in_memory(self, engine: Any) -> layout.Checkpoint | None:
-        """Returns the newest snapshot that every rank can read on its machine."""
+        """Return the newest snapshot that every rank can read on its machine."""
         folder = from_rank_0(memory.snapshot_folder(self._folder))
         here = {snapshot.step: snapshot for snapshot in folder.snapshots()} if folder else {}
         for step in sorted(set.intersection(*gathered(set(here))), reverse=True):
@@ -92,7 +92,7 @@ class CheckpointManager:
         return None
 
     def begin_lineage(self, resumes_from_memory: bool) -> None:
-        """Keeps the lineage or starts a new one, and removes the run's other snapshots from this machine."""
+        """Keep the lineage or start a new one, and remove the run's other snapshots from this machine."""
         before = memory.snapshot_folder(self._folder)
         self._snapshot_folder = from_rank_0(before if before and resumes_from_memory else self._snapshot_folder)
         if self._world.is_main:
@@ -103,7 +103,7 @@ class CheckpointManager:
     # Saving
 
     def prepare(self, engine: Any) -> None:
-        """Reserves memory for snapshots after the first step, when the size of the state is known; later calls do
+        """Reserve memory for snapshots after the first step, when the size of the state is known; later calls do
         nothing."""
         if self._is_prepared:
             return
@@ -126,7 +126,7 @@ class CheckpointManager:
         to_disk: bool = True,
         wait: bool = False,
     ) -> bool:
-        """Returns when training may continue or, with `wait`, when the checkpoint is on disk. Returns False if nothing
+        """Return when training may continue or, with `wait`, when the checkpoint is on disk. Return False if nothing
         was saved."""
         started, checkpoints = time.monotonic(), self._folder.checkpoints
         if self._snapshots is None:
@@ -151,17 +151,17 @@ class CheckpointManager:
         return True
 
     def finish(self) -> None:
-        """Waits until the pending write is complete."""
+        """Wait until the pending write is complete."""
         self._wait_for_writers(None)
 
     def completed_saves(self) -> list[CompletedSave]:
-        """Returns the saves completed since the last call; ranks other than 0 know only those that they waited for."""
+        """Return the saves completed since the last call; ranks other than 0 know only those that they waited for."""
         self._poll_writer()
         found, self._completed = self._completed, []
         return found
 
     def wait_for_pending_write(self) -> None:
-        """Waits for the pending write, at most as long as a save would. For a rank that failed: its end ends all other
+        """Wait for the pending write, at most as long as a save would. For a rank that failed: its end ends all other
         ranks and their writers."""
         pending = self._pending
         if pending is None:
@@ -175,7 +175,7 @@ class CheckpointManager:
             time.sleep(POLL_SECONDS)
 
     def close(self, keeps_memory: bool) -> None:
-        """Ends the writer; removes the snapshots unless the run may resume from them. Also called after errors."""
+        """End the writer; remove the snapshots unless the run may resume from them. Also called after errors."""
         self._writer.close()
         if self._snapshots:
             self._snapshots.close()
@@ -183,7 +183,7 @@ class CheckpointManager:
             self._snapshot_folder.remove()
 
     def _poll_writer(self) -> None:
-        """Takes the answer of this rank's writer, and reports a failure at once."""
+        """Take the answer of this rank's writer, and report a failure at once."""
         pending = self._pending
         if pending is None or pending.answer or not (answer := self._writer.answer()):
             return
@@ -195,7 +195,7 @@ class CheckpointManager:
             self._completed.append(CompletedSave(pending.step, time.monotonic() - pending.started, pending.data_state))
 
     def _wait_for_writers(self, patience_seconds: float | None) -> bool:
-        """Waits until the pending write has ended on all ranks, and returns whether it has; None: without a limit."""
+        """Wait until the pending write has ended on all ranks, and return whether it has; None: without a limit."""
         pending = self._pending
         if pending is None:
             return True

@@ -38,17 +38,17 @@ class ParameterPiece:
     length: int
 
     def of(self, values: Tensor) -> Tensor:
-        """Returns this piece of a flat tensor of the shard."""
+        """Return this piece of a flat tensor of the shard."""
         return values[self.offset : self.offset + self.length]
 
     def share(self, rank: int, ranks: int) -> "ParameterPiece":
-        """Returns the part of a replicated piece that one rank writes."""
+        """Return the part of a replicated piece that one rank writes."""
         begin, end = self.length * rank // ranks, self.length * (rank + 1) // ranks
         return ParameterPiece(self.name, self.start + begin, self.offset + begin, end - begin)
 
 
 def pieces_between(row: Iterable[tuple[str, int, int]], begin: int, end: int) -> list[ParameterPiece]:
-    """Returns the pieces in one partition of concatenated parameters, each given as name, start and length."""
+    """Return the pieces in one partition of concatenated parameters, each given as name, start and length."""
     cut = [(name, start, max(start, begin), min(start + length, end)) for name, start, length in row]
     return [
         ParameterPiece(name, first - start, first - begin, last - first)
@@ -58,13 +58,13 @@ def pieces_between(row: Iterable[tuple[str, int, int]], begin: int, end: int) ->
 
 
 def share_of(name: str, numel: int, rank: int, share: int, offset: int) -> list[ParameterPiece]:
-    """Returns a rank's equal share of one parameter; on the last ranks it may be partly or entirely padding."""
+    """Return a rank's equal share of one parameter; on the last ranks it may be partly or entirely padding."""
     length = min(share, numel - rank * share)
     return [ParameterPiece(name, rank * share, offset, length)] if length > 0 else []
 
 
 def entries_of(tensors: Mapping[str, Tensor], pieces: list[ParameterPiece]) -> list[Entry]:
-    """Returns the entries for the pieces of a shard's tensors, which are given by key."""
+    """Return the entries for the pieces of a shard's tensors, which are given by key."""
     return [
         Entry(key, piece.name, piece.start, piece.length, tensor.dtype)
         for key, tensor in tensors.items()
@@ -112,7 +112,7 @@ class OptimizerShard:
 
 
 def optimizer_shards_of(engine: Any) -> list[OptimizerShard]:
-    """Returns all shards of this rank."""
+    """Return all shards of this rank."""
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):

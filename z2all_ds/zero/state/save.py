@@ -33,13 +33,13 @@ class SavePlan:
     """Files that are the same on all ranks."""
 
     def to_disk(self) -> dict[str, Content]:
-        """Returns the files that this rank writes; rank 0 writes the common files."""
+        """Return the files that this rank writes; rank 0 writes the common files."""
         state = {self.state.name: partial(write_tensors, self.state.entries, self.state.tensors())}
         return {**state, **self.own, **({} if self.state.rank else self.common)}
 
 
 def plan_save(engine: Any, step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> SavePlan:
-    """Plans the files of a save. Collective."""
+    """Plan the files of a save. Collective."""
     state = rank_state(engine)
     opaque = state.opaque_files()
     entries_of_ranks, are_opaque = zip(*gathered((state.entries, bool(opaque))), strict=True)
@@ -53,7 +53,7 @@ def plan_save(engine: Any, step: int, trainer: dict[str, Any], data_state: dict[
 
 
 def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) -> dict[str, Content]:
-    """Plans trainer.json and data_state.json."""
+    """Plan trainer.json and data_state.json."""
     return {
         layout.TRAINER: text(json.dumps({"step": step, **trainer}, indent=1)),
         layout.DATA_STATE: text(json.dumps(data_state)),
@@ -61,7 +61,7 @@ def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) 
 
 
 def new_job(checkpoints: Path, step: int, retention: Retention) -> Job:
-    """Returns this rank's job for one write. Collective."""
+    """Return this rank's job for one write. Collective."""
     attempt = from_rank_0(uuid.uuid4().hex[:8])
     return Job(str(checkpoints), step, attempt, dist.get_rank(), dist.get_world_size(), asdict(retention))
 
@@ -74,7 +74,7 @@ def save_checkpoint(
     data_state: dict[str, Any],
     retention: Retention,
 ) -> Path:
-    """Writes a checkpoint from the engine's tensors and returns when it is on disk. Collective.
+    """Write a checkpoint from the engine's tensors and return when it is on disk. Collective.
 
     `trainer` and `data_state` are those of rank 0; those of other ranks are ignored.
     """
@@ -87,13 +87,13 @@ def save_checkpoint(
 
 
 def not_saved(step: int, problem: str, checkpoints: Path) -> NotSaved:
-    """Returns the error for a failed save."""
+    """Return the error for a failed save."""
     fix = f"Free space in {checkpoints} and run the same command: it resumes from the newest complete checkpoint."
     return NotSaved(f"checkpoint of step {step}", f"could not be written ({problem})", fix)
 
 
 def restore(engine: Any, checkpoint: layout.Checkpoint) -> None:
-    """Loads weights, optimizer and random generators into an engine. Collective."""
+    """Load weights, optimizer and random generators into an engine. Collective."""
     read_state(engine, checkpoint.path)
     own, saved = checkpoint.path / rng_name(f"{dist.get_rank():04d}"), sorted(checkpoint.path.glob(rng_name("*")))
     # With more ranks than at the save, ranks without a file use the file of another rank.

@@ -52,7 +52,7 @@ class MappedStateFile:
         self._is_pinned = pin is not None and int(pin(self._bytes.data_ptr(), size, 0)) == 0
 
     def fill(self, tensors: Iterable[Tensor]) -> None:
-        """Writes header and tensors; returns when all bytes are copied."""
+        """Write header and tensors; return when all bytes are copied."""
         offset = len(self._header)
         self._bytes[:offset].copy_(torch.frombuffer(bytearray(self._header), dtype=torch.uint8))
         for entry, tensor in zip(self.entries, tensors, strict=True):
@@ -80,7 +80,7 @@ class Snapshots:
         folder.create(run_dir)
 
     def prepare(self, engine: Any) -> None:
-        """Allocates and pins the memory in a thread during the next steps; tens of gigabytes take seconds."""
+        """Allocate and pin the memory in a thread during the next steps; tens of gigabytes take seconds."""
         entries = rank_state(engine).entries
 
         def map_all() -> None:
@@ -95,7 +95,7 @@ class Snapshots:
         self._preparing.start()
 
     def take(self, plan: SavePlan, busy: int | None) -> int:
-        """Copies the state to a slot other than `busy`, which is being read, and returns its number. Collective."""
+        """Copy the state to a slot other than `busy`, which is being read, and return its number. Collective."""
         self._wait_until_prepared()
         # Overwrites the older slot. If one is being read, it is complete, so the other may go even if it is newer.
         slot = min((slot for slot in range(SLOTS) if slot != busy), key=lambda slot: self._folder.step_in(slot) or 0)
@@ -138,7 +138,7 @@ class Snapshots:
 
 
 def why_not_in_memory(engine: Any, world: World, folder: SnapshotFolder) -> str | None:
-    """Returns why snapshots of this run do not fit on some node, None if they do. Collective.
+    """Return why snapshots of this run do not fit on some node, None if they do. Collective.
 
     Memory that a killed run has left in the folder is reused.
     """
