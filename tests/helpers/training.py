@@ -60,7 +60,7 @@ def train_many(folder: Path, plan: list[list[str]]) -> list[int]:
     file = folder / "plan.json"
     file.write_text(json.dumps(plan), encoding="utf-8")
     result = launch_script(Path(__file__).with_name("many_runs.py"), str(file))
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, f"{result.stderr}\n{result.stdout[-4000:]}"  # the launcher names the exit code
     codes = [json.loads((folder / f"codes_{rank}.json").read_text()) for rank in range(2)]
     assert codes[0] == codes[1]
     return list(codes[0])
