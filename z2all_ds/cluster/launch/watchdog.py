@@ -64,9 +64,13 @@ class RankState:
 
 def read_ranks(folder: Path) -> dict[int, RankState]:
     """Return the ranks that have a heartbeat file, by number."""
-    found = {}
-    for path in sorted(folder.glob("rank_*")):
-        with suppress(OSError, ValueError):  # a rank that is just starting or ending
+    found: dict[int, RankState] = {}
+    try:
+        paths = sorted(folder.glob("rank_*"))
+    except FileNotFoundError:  # the last rank has just removed it
+        return found
+    for path in paths:
+        with suppress(OSError):  # a rank that is just ending
             content = path.read_bytes()
             beats, beat_at, step = BEAT.unpack_from(content)
             who = json.loads(content[BEAT.size :].rstrip(b"\0"))

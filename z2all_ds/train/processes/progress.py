@@ -37,31 +37,32 @@ class Progress:
         self._count, self._step, self._rank = 0, -1, world.rank
         place = watch_folder(folder)
         _sweep(place.parent)
+        # The watchdog may ask any rank that it has seen for its stacks, and by default this signal ends a process. So
+        # the handler comes before the file, and afterwards the signal is ignored. It works in a stuck interpreter.
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        folder.stacks(world.rank).parent.mkdir(parents=True, exist_ok=True)
+        self._stacks = folder.stacks(world.rank).open("w")
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        faulthandler.enable(self._stacks)  # also write the stacks of a crash
         who = {
             "rank": world.rank,
             "pid": os.getpid(),
             "start_time": process_start_time(os.getpid()),
             "stacks": str(folder.stacks(world.rank)),
         }
-        text = json.dumps(who).encode()
         self.path = place / file_name(world.rank)
-        _write(self.path, (bytes(BEAT.size) + text).ljust(SIZE, b"\0"))
-        with self.path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), SIZE)
-        self.beat()
-        # Works even if the interpreter is stuck: the handler is C and needs no lock.
-        folder.stacks(world.rank).parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = folder.stacks(world.rank).open("w")
-        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
-        faulthandler.enable(self._stacks)  # also write the stacks of a crash
+        self._memory = _create(self.path, (self._next_beat() + json.dumps(who).encode()).ljust(SIZE, b"\0"))
         if world.local_rank == 0:
             self._start_watchdog(folder, hang_seconds)
 
     def beat(self, step: int | None = None) -> None:
-        self._count += 1
         self._step = self._step if step is None else step
         # Not pack_into, which writes zeros first: the watchdog would read them as hours of silence and end the run.
-        self._memory[: BEAT.size] = BEAT.pack(self._count, time.monotonic(), self._step)
+        self._memory[: BEAT.size] = self._next_beat()
+
+    def _next_beat(self) -> bytes:
+        self._count += 1
+        return BEAT.pack(self._count, time.monotonic(), self._step)
 
     def record_flight(self, folder: RunFolder) -> None:
         """Enable NCCL's flight recorder, in case this rank hangs; before it joins the others."""
@@ -85,13 +86,18 @@ class Progress:
         start(command, is_owned=False, start_new_session=False)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write into a folder that an earlier rank or its watchdog may be removing at the same time."""
+def _create(path: Path, content: bytes) -> mmap.mmap:
+    """Create a file, complete from the start, and map it. Another rank or a watchdog may be removing the folder."""
+    temporary = path.with_name(f"new_{path.name}")
     for _ in range(WRITE_TRIES):
         with suppress(FileNotFoundError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            return
+            with temporary.open("w+b") as file:
+                file.write(content)
+                file.flush()
+                memory = mmap.mmap(file.fileno(), SIZE)
+            temporary.replace(path)
+            return memory
     raise MachineError(str(path), "cannot be written", "Set TMPDIR to a folder that is not cleaned up.")
 
 
