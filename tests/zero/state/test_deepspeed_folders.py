@@ -181,6 +181,27 @@ class Stranger:
     """An object that a program put into client_state; loading it would run code."""
 
 
+class Attribute:
+    """Is pickled as a call of `getattr`, as early versions of Python 3.11 do with members of enums."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self._call = (getattr, (owner, name))
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def test_of_the_calls_of_getattr_only_members_of_enums_are_loaded(tmp_path: Path) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    with saved_engine(tmp_path, "deepspeed=zero1", mine=Attribute(ZeroStageEnum, "weights")):
+        assert DeepSpeedFolder(tmp_path)._model["mine"] is ZeroStageEnum.weights
+    shutil.rmtree(tmp_path)
+    with saved_engine(tmp_path, "deepspeed=zero1", mine=Attribute(LossScaler, "__init__")):
+        assert "has objects of getattr, which are not loaded" in refusal(tmp_path)
+
+
 def test_strangers_in_the_pickle_are_not_loaded(tmp_path: Path) -> None:
     with saved_engine(tmp_path, "deepspeed=zero1", mine=Stranger()):
         line = refusal(tmp_path)

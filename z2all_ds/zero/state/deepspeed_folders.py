@@ -16,6 +16,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -286,4 +287,11 @@ def _classes_in_files() -> list[Any]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address, (_enum_member, "builtins.getattr")]
+
+
+def _enum_member(kind: Any, name: str) -> Enum:
+    """Return a member of an enum. Early versions of Python 3.11 pickle it as a call of `getattr`."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError("GLOBAL getattr")
+    return kind[name]
