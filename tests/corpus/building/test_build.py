@@ -67,7 +67,7 @@ def test_small_corpus_is_intact(small_corpus: Path) -> None:
         assert 0.97 * spec.max_bytes < manifest.domains[spec.domain][1] <= spec.max_bytes
     assert max(shard.bytes for shard in manifest.shards) <= 120_000
     code = [shard.path for shard in manifest.shards if shard.domain == "code"]
-    assert code == ["code-00000.jsonl", "code-00001.jsonl", "code-00002.jsonl"]
+    assert len(code) > 2 and code == [f"code-{number:05d}.jsonl" for number in range(len(code))]
     found = records(small_corpus, manifest)
     assert manifest.next_gid == 3 * BILLION
     for number, domain in enumerate(manifest.domains):
