@@ -174,7 +174,7 @@ def op_is_built(extensions: Path, op: str) -> bool:
     packages = blank_free_packages(_torch_folder()) or deepspeed.parent
     try:
         is_finished = library.stat().st_mtime >= plan.stat().st_mtime
-        # With the blank: /work/.venv/lib/... is also the end of /clone/work/.venv/lib/...
+        # With the blank: /a/.venv/lib/... is also the end of /b/a/.venv/lib/...
         return is_finished and f" {packages / 'deepspeed'}{os.sep}" in plan.read_text(errors="replace")
     except OSError:
         return False
