@@ -42,10 +42,10 @@ def test_which_cases_are_measured() -> None:
 
 
 def test_lines_and_json() -> None:
-    found = MeasuredMemory("zero1", "z2all_1b", (), 1, PREDICTED, 10**10, 2 * 10**10, 10**9)
+    found = MeasuredMemory("zero1", "z2all_1b", (), 1, PREDICTED, 10**10, 2 * 10**10, None, 10**9)
     assert found.error == pytest.approx(0.1)
-    assert to_line(found).split() == ["zero1", "11.00", "10.00", "+10.0%", "20.00", "1.00"]
-    assert HEAD.split()[:6] == ["case", "predicted", "peak", "error", "reserved", "host"]
+    assert to_line(found).split() == ["zero1", "11.00", "10.00", "+10.0%", "20.00", "-", "1.00"]
+    assert HEAD.split()[:7] == ["case", "predicted", "peak", "error", "reserved", "device", "host"]
     document = json.loads(to_json(content_of(found)))
     assert document["predicted"]["total"] == 11 * 10**9
     failed = MeasuredMemory("zero1", None, (), 1, PREDICTED, failed="torch.OutOfMemoryError: CUDA out of memory.")

@@ -168,6 +168,8 @@ def test_later_stages_may_be_changed(corpus: Path) -> None:
 
 def test_merge_refuses_incomplete_or_different_states(corpus: Path) -> None:
     states = rank_states(corpus, 3, 4)
+    with pytest.raises(DataError, match="no state to merge"):
+        merge_states([])
     with pytest.raises(DataError, match=r"lanes \[1, 4, 7, 10\] are missing"):
         merge_states([states[0], states[2]])
     with pytest.raises(DataError, match=r"lanes \[2, 5, 8, 11\] are missing"):

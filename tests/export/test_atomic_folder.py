@@ -97,7 +97,7 @@ def test_no_lock_is_left(tmp_path: Path) -> None:
         pass
     for folder in (tmp_path, tmp_path / "model"):
         handle = os.open(folder, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a lock is left
         os.close(handle)
 
 

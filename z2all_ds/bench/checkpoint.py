@@ -19,8 +19,10 @@ RANK_MODULE = "z2all_ds.bench.checkpoint_ranks"
 SECONDS_PER_MINUTE = 60.0
 METHODS = {
     "z2all": "snapshot, written during training",
+    "z2all_waiting": "the same files, training waits",
     "deepspeed": "engine.save_checkpoint",
-    "torch_dcp": "torch.distributed.checkpoint.async_save",
+    "torch_dcp": "torch.distributed.checkpoint.save",
+    "torch_dcp_async": "torch.distributed.checkpoint.async_save",
 }
 
 

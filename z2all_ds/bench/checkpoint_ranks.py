@@ -82,8 +82,9 @@ class Measurement:
             "state_bytes": size,
             "disk_bytes_per_second": self.disk_speed(size),
             "z2all": self.ours(),
+            "z2all_waiting": self.ours_waiting(),
             "deepspeed": self.deepspeed(),
-            "torch_dcp": self.torch_dcp(),
+            **self.torch_dcp(),
             "ranks": self.world.world_size,
             "deepspeed_json": self.resolved.name,
             "dtype": self.resolved.dtype,
@@ -159,6 +160,13 @@ class Measurement:
             "restore_seconds": from_disk,
         }
 
+    def ours_waiting(self) -> dict[str, Any]:
+        """Measure saves of the same files for which training waits."""
+        with self.scratch("waiting") as folder, self.manager(folder) as manager:
+            saves = (partial(manager.save, self.engine, n, {}, {}, wait=True) for n in range(1, self.rounds + 1))
+            seconds = [self.timed(save) for save in saves]
+        return {"blocked_seconds": seconds, "total_seconds": seconds}
+
     def deepspeed(self) -> dict[str, Any]:
         """Measure engine.save_checkpoint and load_checkpoint, which do not sync to disk."""
         with self.scratch("deepspeed") as folder:
@@ -170,7 +178,7 @@ class Measurement:
         return {"blocked_seconds": seconds, "total_seconds": seconds, "restore_seconds": restored}
 
     def torch_dcp(self) -> dict[str, Any]:
-        """Measure dcp.async_save on this rank's optimizer shards, without names, index or checksums."""
+        """Measure dcp.save and dcp.async_save on this rank's optimizer shards, without names, index or checksums."""
         state = {
             f"{self.world.rank}:{number}:{key}": value.detach()
             for number, shard in enumerate(optimizer_shards_of(self.engine))
@@ -178,9 +186,12 @@ class Measurement:
             if isinstance(value, torch.Tensor) and value.dim()
         }
         group = distributed.new_group(backend="gloo")
-        blocked, totals = [], []
+        waiting, blocked, totals = [], [], []
         with self.scratch("dcp") as folder:
             path = folder.root / "saved"
+            for _ in range(self.rounds):
+                waiting.append(self.timed(partial(dcp.save, state, checkpoint_id=str(path))))
+                self.remove(path)
             for _ in range(self.rounds):
                 pending: list[Any] = []
                 started = time.perf_counter()
@@ -190,7 +201,10 @@ class Measurement:
                 distributed.barrier()
                 totals.append(time.perf_counter() - started)
                 self.remove(path)
-        return {"blocked_seconds": blocked, "total_seconds": totals}
+        return {
+            "torch_dcp": {"blocked_seconds": waiting, "total_seconds": waiting},
+            "torch_dcp_async": {"blocked_seconds": blocked, "total_seconds": totals},
+        }
 
     def remove(self, path: Path) -> None:
         """Remove a save, so that the disk need not hold all of them."""

@@ -4,7 +4,9 @@ The cases cover every rule of the planner: DeepSpeed JSONs, shapes of micro-batc
 of ops, optimizers, two ranks. The user's own run is measured in the same way.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 STEPS = 3
 """The first step creates the optimizer states and captures the graphs; the second is like all others."""
+SAMPLE_EVERY_SECONDS = 0.1
 OWN = "own"
 
 
@@ -90,7 +93,10 @@ CASES = (
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Peaks of rank 0 in bytes: allocated and reserved by torch, and resident in host memory."""
+    """Peaks of rank 0 in bytes: allocated and reserved by torch, and resident in host memory.
+
+    `device`: growth of the memory in use on the whole GPU, by all its ranks and by CUDA itself; None without NVML.
+    """
 
     name: str
     config: str | None
@@ -99,6 +105,7 @@ class MeasuredMemory:
     predicted: GpuMemory
     allocated: int = 0
     reserved: int = 0
+    device: int | None = None
     host: int = 0
     failed: str = ""
 
@@ -143,7 +150,8 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
     prebuild(needed_ops(resolved, "cuda"))
     command: LocalCommand = local_command if case.ranks <= gpu_count() else shared_gpu_command
     log = run_dir / "logs" / "launcher.log"
-    code = run_local_ranks(rank_arguments(anchored(run)), case.ranks, log, command)
+    with device_peak() as device:
+        code = run_local_ranks(rank_arguments(anchored(run)), case.ranks, log, command)
     facts = (case.name, case.config, case.overrides, case.ranks, predicted)
     records = list(read_records(RunFolder(run_dir).metrics))
     if code or not records:
@@ -153,8 +161,37 @@ def measure(case: MemoryCase, data: list[str], run_dir: Path) -> MeasuredMemory:
         *facts,
         allocated=max(record["peak_memory_bytes"] for record in records),
         reserved=max(record["reserved_memory_bytes"] for record in records),
+        device=device.get("most"),
         host=max(record["host_memory_bytes"] for record in records),
     )
+
+
+@contextmanager
+def device_peak() -> Iterator[dict[str, int]]:
+    """Yield a dict for the peak growth of the memory in use on the first GPU (`most`); it stays empty without NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, or the driver does not answer
+        yield {}
+        return
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    found, over = {"most": 0}, threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SAMPLE_EVERY_SECONDS):
+            found["most"] = max(found["most"], pynvml.nvmlDeviceGetMemoryInfo(handle).used - before)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        sampler.join()
+        pynvml.nvmlShutdown()
 
 
 def content_of(result: MeasuredMemory) -> dict[str, object]:
@@ -163,14 +200,15 @@ def content_of(result: MeasuredMemory) -> dict[str, object]:
     return {**asdict(result), "predicted": {**asdict(result.predicted), **sums}, "error": result.error}
 
 
-HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'host':>8}  (GB)"
+HEAD = f"{'case':<26}{'predicted':>10}{'peak':>8}{'error':>8}{'reserved':>10}{'device':>9}{'host':>8}  (GB)"
 
 
 def to_line(result: MeasuredMemory) -> str:
     """Return one line of the table."""
     if result.error is None:
         return f"{result.name:<26}  {result.failed}"
+    device = "-" if result.device is None else f"{result.device / 1e9:.2f}"
     return (
         f"{result.name:<26}{result.predicted.allocated / 1e9:>10.2f}{result.allocated / 1e9:>8.2f}"
-        f"{100 * result.error:>+7.1f}%{result.reserved / 1e9:>10.2f}{result.host / 1e9:>8.2f}"
+        f"{100 * result.error:>+7.1f}%{result.reserved / 1e9:>10.2f}{device:>9}{result.host / 1e9:>8.2f}"
     )

@@ -48,6 +48,8 @@ _EQUAL_ON_ALL_RANKS = ("position", *_NEVER_CHANGES, "domains", "stage", "skip")
 
 def merge_states(rank_states: Sequence[StreamState]) -> StreamState:
     """Merge the states of all ranks after the same step into one state with all lanes."""
+    if not rank_states:
+        raise DataError("data state", "there is no state to merge", "Gather state_dict() from every rank.")
     first = rank_states[0]
     lanes: dict[str, LaneState] = {}
     for rank, state in enumerate(rank_states):

@@ -174,57 +174,32 @@ def test_faults_are_plain_json(ranks: Ranks) -> None:
         assert json.loads(file.read_text())["kind"] == KILLED
 
 
-BEATS_ALL_THE_TIME = """
-import sys, time
-from pathlib import Path
-from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.base.world import World
-from z2all_ds.train.processes.progress import Progress
-
-progress = Progress(RunFolder(Path(sys.argv[1])), World(1, 2, 1, 2), 60.0)
-progress.beat(7)
-print(progress.path.parent, flush=True)
-deadline = time.monotonic() + 2.0
-while time.monotonic() < deadline:
-    for _ in range(1000):
-        progress.beat(7)
-progress.end()
-"""
-
-
-def test_a_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BEATS_ALL_THE_TIME, str(tmp_path / "run")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout
-        folder = Path(rank.stdout.readline().strip())
-        reads = 0
-        while rank.poll() is None:
-            for seen in read_ranks(folder).values():
-                reads += 1
-                assert time.monotonic() - seen.beat_at < 60 and seen.step == 7, seen
-    assert rank.returncode == 0
-    assert reads > 100
-
-
-STARTS_ALL_THE_TIME = """
+BUSY_RANK = """
 import sys, time
 from pathlib import Path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.train.processes.progress import Progress, watch_folder
 
-run = RunFolder(Path(sys.argv[1]))
+run, restarts = RunFolder(Path(sys.argv[1])), sys.argv[2] == "restarts"
 print(watch_folder(run), flush=True)
+progress = Progress(run, World(1, 2, 1, 2), 60.0)
 deadline = time.monotonic() + 2.0
 while time.monotonic() < deadline:
-    progress = Progress(run, World(1, 2, 1, 2), 60.0)
-    time.sleep(0.001)
-    progress.end()
+    if restarts:
+        time.sleep(0.001)
+        progress.end()
+        progress = Progress(run, World(1, 2, 1, 2), 60.0)
+    else:
+        for _ in range(1000):
+            progress.beat()
+progress.end()
 """
 
 
-def test_a_rank_that_starts_or_ends_is_never_silent_and_survives_the_request_for_its_stacks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTS_ALL_THE_TIME, str(tmp_path / "run")]
+@pytest.mark.parametrize("what", ["beats", "restarts"])
+def test_a_busy_rank_never_looks_silent_and_survives_the_request_for_its_stacks(tmp_path: Path, what: str) -> None:
+    command = [sys.executable, "-c", BUSY_RANK, str(tmp_path / "run"), what]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout
         folder = Path(rank.stdout.readline().strip())
@@ -233,6 +208,7 @@ def test_a_rank_that_starts_or_ends_is_never_silent_and_survives_the_request_for
             for seen in read_ranks(folder).values():
                 reads += 1
                 assert time.monotonic() - seen.beat_at < 60 and seen.step == -1, seen
-                os.kill(seen.pid, signal.SIGUSR2)
+                if what == "restarts":
+                    os.kill(seen.pid, signal.SIGUSR2)
     assert rank.returncode == 0
     assert reads > 10

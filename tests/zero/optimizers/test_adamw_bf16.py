@@ -155,6 +155,7 @@ def test_a_nan_gradient_shows(rounding: str, dtype: torch.dtype, device: str) ->
 
 
 def test_in_pieces_it_follows_the_formula_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assertions are those of the two tests that are called."""
     monkeypatch.setattr(chunks.flat_pieces, "__defaults__", (10,))
     monkeypatch.setattr(chunks.flat_gradient_pieces, "__defaults__", (10,))
     test_fp32_weights_follow_the_formula("cpu")
