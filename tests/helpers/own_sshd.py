@@ -4,13 +4,14 @@ The user's ~/.ssh is left alone: an `ssh` put in front on PATH is the real one w
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,15 +91,22 @@ class OwnSshd:
         return (self.folder / "sshd.log").read_text()
 
 
+def _lasting_port() -> int:
+    """Return a free port below those that the kernel gives to outgoing connections, so that it can be used again."""
+    while True:
+        with socket.socket() as free, suppress(OSError):
+            port = random.randrange(20_000, 32_000)
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 @contextmanager
 def own_sshd(folder: Path) -> Iterator[OwnSshd]:
     """Started, with keys that fit; ended with all its connections."""
     for name in ("host_key", "key"):
         make_key(folder / name)
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _lasting_port()
     host_key = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
     listen = "ListenAddress 127.0.0.1"
@@ -108,15 +116,12 @@ def own_sshd(folder: Path) -> Iterator[OwnSshd]:
     wrapper = folder / "bin" / "ssh"
     wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
     wrapper.chmod(0o755)
-    separation = Path("/run/sshd")  # sshd wants it where root starts it
-    made = os.geteuid() == 0 and not separation.exists()
-    if made:
-        separation.mkdir(mode=0o755)
+    if os.geteuid() == 0:
+        # Required by sshd. It stays: other tests may be using it at the same time.
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     server = OwnSshd(folder, port)
     try:
         server.start()
         yield server
     finally:
         server.stop()
-        if made:
-            separation.rmdir()

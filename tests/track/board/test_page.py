@@ -197,7 +197,7 @@ def test_keys_zoom_pan_and_choose_axes(page: "Page") -> None:
     page.keyboard.press("?")
     assert page.is_visible("#help")
     page.keyboard.press("Escape")
-    assert not page.is_visible("#help")
+    until(page, "() => !document.getElementById('help').open")
 
 
 def test_new_records_appear_and_a_cut_back_run_is_followed(page: "Page", folder: Path) -> None:
@@ -232,7 +232,7 @@ def test_new_records_appear_and_a_cut_back_run_is_followed(page: "Page", folder:
 def test_holding_still_and_following_again(page: "Page", folder: Path) -> None:
     show(page, LIVE)
     page.keyboard.press("p")
-    assert page.text_content("#live") == "Paused"
+    until(page, "() => document.getElementById('live').textContent === 'Paused'")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(600)
