@@ -50,9 +50,9 @@ export class Charts {
   }
 
   /**
-   * `charts`: what buildChart made; `axis`: {range, title}. `isWish`: a person asked for another look, which is drawn
-   * from the first chart on. Newer figures alone are taken up where the drawing is: those of many live runs come faster
-   * than all charts are drawn, and the last charts would never be reached.
+   * `charts`: the results of buildChart; `axis`: {range, title}. `isWish`: the user has changed the view, so drawing
+   * starts again at the first chart. New data alone does not restart it: with many live runs, data arrives faster than
+   * all charts are drawn, and the last charts would never be reached.
    */
   draw(charts, axis, isWish) {
     this.#newest = { charts, axis, isLaidOut: false };

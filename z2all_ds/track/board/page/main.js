@@ -41,7 +41,7 @@ const probes = new Tables("probes", "probes", probesKey, probesOf);
 const hiddenLines = new HiddenLines();
 const charts = new Charts(find("charts"), {
   zoom: (ends) => {
-    drawnKey = ""; // the chart has moved already: all are drawn anew, even where the view stays what it was
+    drawnKey = ""; // this chart has moved already, so all are redrawn even if the view stays the same
     setZoom(within(ends.map((end) => end * drawnUnit.factor), allOfX()));
   },
   reset: () => setZoom(null),
