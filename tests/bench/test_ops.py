@@ -65,7 +65,7 @@ def test_one_backend_of_each_op_is_marked_as_chosen_by_auto_and_runs(costs: Repo
         assert taken == {(choose(op, "auto", ON_CPU)[0].name, "")}
 
 
-def test_backends_that_support_a_gradient_sink_are_also_measured_with_one(costs: Report) -> None:
+def test_the_packages_own_backends_are_also_measured_with_a_gradient_sink(costs: Report) -> None:
     with_sink = {(row.op, row.backend) for row in costs["rows"] if row.with_sink}
     expected = {("swiglu", "torch"), ("linear", "torch"), ("cross_entropy", "chunked"), ("cross_entropy", "torch")}
     assert with_sink == expected
