@@ -1,4 +1,4 @@
-"""Counts against Hugging Face's own model, and the two FLOP conventions against numbers worked out by hand."""
+"""Parameter counts compared with a Hugging Face model, and both FLOP conventions with values calculated by hand."""
 
 import dataclasses
 import subprocess
@@ -30,14 +30,14 @@ def test_z2all_1b_has_1255_million_parameters() -> None:
     assert counts.norms == 45 * 2048
 
 
-def test_flops_of_both_conventions() -> None:
+def test_flops_per_token_of_both_conventions() -> None:
     assert round(flops_per_token(Z2ALL_1B, 2048, "origin") / 1e9, 2) == 8.64
-    # 22 layers of (2 x 2048 x 2048 + 2 x 2048 x 512 + 3 x 2048 x 5632) and the head, then half of the attention.
+    # The matrices of 22 layers and the head; attention is counted over the causal half of the positions.
     matmul = 22 * (2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 5632) + 64320 * 2048
     assert flops_per_token(Z2ALL_1B, 2048, "exact") == 6 * matmul + 6 * 22 * 2048 * 2048
 
 
-def test_tied_head_costs_no_parameters_but_its_product() -> None:
+def test_a_tied_head_adds_no_parameters_but_counts_as_a_matmul() -> None:
     tied = ModelShape(100, 8, 16, 2, 2, 1, tie_embeddings=True)
     untied = ModelShape(100, 8, 16, 2, 2, 1)
     assert count_parameters(untied).total - count_parameters(tied).total == 800
@@ -62,7 +62,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 
 @settings(max_examples=25, deadline=None)
 @given(shapes())
-def test_counts_are_those_of_hugging_face(shape: ModelShape) -> None:
+def test_parameter_counts_equal_those_of_hugging_face(shape: ModelShape) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -82,7 +82,7 @@ def test_counts_are_those_of_hugging_face(shape: ModelShape) -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model.tie_weights()
-    parameters = dict(model.named_parameters())  # names a shared tensor once
+    parameters = dict(model.named_parameters())  # lists a shared tensor only once
     counts = count_parameters(shape)
 
     def numel_of(part: str) -> int:
@@ -112,7 +112,7 @@ def test_counts_are_those_of_hugging_face(shape: ModelShape) -> None:
         ("NVIDIA GeForce RTX 3090", 71e12),
         ("NVIDIA L40S", 362e12),
         ("Tesla V100-SXM2-16GB", 125e12),
-        # Relatives under nearly the same name, with other peaks.
+        # GPUs with similar names but different peaks, which are not in the table.
         ("NVIDIA H100 NVL", None),
         ("NVIDIA RTX A1000", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
@@ -125,12 +125,12 @@ def test_counts_are_those_of_hugging_face(shape: ModelShape) -> None:
         ("", None),
     ],
 )
-def test_peaks(name: str, peak: float | None) -> None:
+def test_peak_flops_of_gpus_by_name(name: str, peak: float | None) -> None:
     assert peak_flops(name) == peak
 
 
-def test_mfu_of_the_published_a800_run() -> None:
-    """65,536 tokens in 3.17 s on one A800 were published as 57.47 %."""
+def test_mfu_matches_the_published_a800_run() -> None:
+    """The published MFU is 57.47 %, for 65,536 tokens in 3.17 s on one A800."""
     value = mfu(65536 / 3.17, flops_per_token(Z2ALL_1B, 2048, "origin"), peak_flops("NVIDIA A800-SXM4-80GB"))
     assert value == pytest.approx(0.5747, abs=0.003)
     assert mfu(1.0, 1.0, peak_flops("unheard of")) is None
@@ -146,14 +146,14 @@ def test_impossible_shapes_are_refused(changes: dict[str, int], named: str) -> N
         dataclasses.replace(shape, **changes)  # type: ignore[arg-type]
 
 
-def test_unknown_convention_and_length_are_refused() -> None:
+def test_an_unknown_flop_convention_and_a_zero_sequence_length_are_refused() -> None:
     with pytest.raises(ConfigError, match="origin, exact"):
         flops_per_token(Z2ALL_1B, 2048, "palm")
     with pytest.raises(ConfigError, match="sequence_length = 0"):
         flops_per_token(Z2ALL_1B, 0)
 
 
-def test_login_node_modules_load_no_torch() -> None:
+def test_modules_used_on_login_nodes_do_not_import_torch() -> None:
     program = (
         "import sys, z2all_ds.base.accounting, z2all_ds.base.machine, z2all_ds.plan;"
         "import z2all_ds.cluster.doctor, z2all_ds.cluster.hostfile;"

@@ -1,7 +1,8 @@
-"""The FLOP formulas against torch's own counter, on a real forward and backward pass.
+"""The FLOP formulas compared with torch's FLOP counter during a real forward and backward pass.
 
-torch counts products as they are called. Our reference attention multiplies the whole square of positions and masks
-half of it, so the counter sees twice the attention of the exact convention; the tests add that half openly.
+torch counts matrix products as they are executed. The reference attention computes the full square of positions and
+masks half of it, so the counter reports twice the attention FLOPs of the exact convention. The tests add the masked
+half explicitly.
 """
 
 import pytest
@@ -40,7 +41,7 @@ def counted_per_token(
     device: str = "cpu",
     **backends: str,
 ) -> float:
-    """By torch, for one token of a real training pass."""
+    """Return the FLOPs per token that torch counts in one real training pass."""
     wanted = {**REFERENCES, **backends, "cross_entropy": cross_entropy}
     dtype = "bf16" if device == "cuda" else "fp32"
     ops = resolve_ops(wanted, Situation(device, dtype, section.shape.head_dim))
@@ -56,20 +57,20 @@ def counted_per_token(
 
 
 def masked_half(shape: ModelShape, forward_passes: int = 3) -> int:
-    """What the square has beyond the causal half; a backward pass is two forward ones."""
+    """Return the attention FLOPs per token in the masked half; a backward pass costs as much as two forward passes."""
     return 2 * forward_passes * shape.num_layers * shape.attention_width * LENGTH
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_the_exact_convention_is_what_torch_counts(kv_heads: int, tied: bool) -> None:
+def test_the_exact_convention_equals_the_flops_counted_by_torch(kv_heads: int, tied: bool) -> None:
     section = model_section(kv_heads, tied)
     formula = flops_per_token(section.shape, LENGTH, "exact") + masked_half(section.shape)
-    # Every product is in the formula and no other, so not within 2 % but exactly.
+    # The formula covers exactly the products that are executed, so no tolerance is needed.
     assert counted_per_token(section) == formula
 
 
-def test_the_origins_convention_is_above_it() -> None:
+def test_the_origin_convention_also_counts_the_embedding_table_and_the_norms() -> None:
     section = model_section(2, False)
     table = 6 * section.vocab_size * section.hidden_size
     norms = 6 * 7 * section.hidden_size
@@ -77,7 +78,7 @@ def test_the_origins_convention_is_above_it() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_logits_made_twice_are_counted_twice(tied: bool) -> None:
+def test_logits_that_are_computed_twice_are_counted_twice(tied: bool) -> None:
     section = model_section(2, tied)
     formula = hardware_flops_per_token(section.shape, LENGTH, cross_entropy="chunked") + masked_half(section.shape)
     assert counted_per_token(section, cross_entropy="chunked") == formula
@@ -92,10 +93,11 @@ def test_logits_made_twice_are_counted_twice(tied: bool) -> None:
         ("selective", ("attention", "mlp"), ("out", "down")),
     ],
 )
-def test_what_is_done_again_is_counted_again(
+def test_recomputed_parts_are_counted_again(
     checkpointing: str, recompute: tuple[str, ...], last_products: tuple[str, ...]
 ) -> None:
-    """torch stops before the last product of a part, of which nothing is kept; the formula has it (see there)."""
+    """torch skips the last product of a recomputed part, since the backward pass does not need its output; the formula
+    counts it (see `hardware_flops_per_token`)."""
     section = model_section(2, False)
     shape = section.shape
     product = {
@@ -111,18 +113,18 @@ def test_what_is_done_again_is_counted_again(
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_our_kernels_do_the_last_product_again(device: str) -> None:
+def test_triton_kernels_recompute_the_last_product(device: str) -> None:
     section = model_section(2, False)
     formula = hardware_flops_per_token(section.shape, LENGTH, "selective", ("mlp",)) + masked_half(section.shape)
     counted = counted_per_token(section, checkpointing="selective", recompute=("mlp",), device=device, swiglu="triton")
     assert counted == formula
 
 
-def test_hardware_work_is_the_exact_one_where_nothing_is_done_again() -> None:
+def test_hardware_flops_are_the_exact_flops_plus_the_recomputed_parts() -> None:
     shape = model_section(2, False).shape
     exact = flops_per_token(shape, LENGTH, "exact")
     assert hardware_flops_per_token(shape, LENGTH) == exact
-    assert hardware_flops_per_token(shape, LENGTH, recompute=("mlp",)) == exact  # only read when selective
+    assert hardware_flops_per_token(shape, LENGTH, recompute=("mlp",)) == exact  # only used with selective
     assert hardware_flops_per_token(shape, LENGTH, "full", (), "chunked") == exact + exact // 3
     head = 2 * shape.vocab_size * shape.hidden_size
     mlp = 2 * 3 * shape.num_layers * shape.hidden_size * shape.intermediate_size

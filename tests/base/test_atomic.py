@@ -1,4 +1,4 @@
-"""Files that are whole or not there; a full disk and a closed folder as one line."""
+"""Atomic file writes, and one-line errors for a full disk and a read-only folder."""
 
 import errno
 import hashlib
@@ -28,7 +28,7 @@ except OSError as error:
 """
 
 
-def test_text_is_written_as_utf8_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_text_is_written_as_utf8_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     target = tmp_path / "x.json"
     write_whole(target, "汉字\r\n")
     assert target.read_bytes() == "汉字\r\n".encode()
@@ -37,7 +37,7 @@ def test_text_is_written_as_utf8_and_nothing_else_is_left(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["x.json"]
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_write_that_fails_halfway_keeps_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "state.json"
     target.write_text("old")
     answer = subprocess.run([sys.executable, "-c", OVER_A_LIMIT, str(target)], capture_output=True, text=True)
@@ -46,7 +46,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None
     assert temporary_name(target).stat().st_size == 10
 
 
-def test_publish_renames_in_one_folder(tmp_path: Path) -> None:
+def test_publish_replaces_the_final_file_with_the_temporary_one(tmp_path: Path) -> None:
     final = tmp_path / "shard.jsonl"
     assert temporary_name(final) == tmp_path / "shard.jsonl.tmp"
     temporary_name(final).write_text("new")
@@ -57,7 +57,7 @@ def test_publish_renames_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_machine_error() -> None:
-    full = Path("/dev/full")  # Linux's device on which every write finds no space
+    full = Path("/dev/full")  # every write to this Linux device fails with ENOSPC
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(MachineError, match=r"^folder /dev: the disk or the quota is full. Free some space") as caught:
@@ -72,7 +72,7 @@ def test_a_folder_without_permission_is_a_machine_error() -> None:
         folder.chmod(0o555)
         as_root = os.geteuid() == 0
         try:
-            if as_root:  # root may write everywhere, so somebody else tries
+            if as_root:  # root may write everywhere, so act as an unprivileged user
                 os.seteuid(NOBODY)
             with pytest.raises(MachineError) as caught, explain_disk_errors(folder):
                 (folder / "x").touch()
@@ -82,12 +82,12 @@ def test_a_folder_without_permission_is_a_machine_error() -> None:
     assert str(caught.value) == f"folder {folder}: not writable. Choose another folder or change its owner."
 
 
-def test_other_failures_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_os_errors_pass_through_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), explain_disk_errors(tmp_path):
         (tmp_path / "missing" / "x").touch()
 
 
-def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+def test_make_folder_creates_the_folder_or_fails_with_one_line(tmp_path: Path) -> None:
     assert make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert make_folder(tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("mine")
@@ -97,7 +97,7 @@ def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_hashed_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_hashed_file_is_complete_or_absent(tmp_path: Path) -> None:
     final = tmp_path / "a"
     with HashedFile(final) as file:
         file.write(b"ab")

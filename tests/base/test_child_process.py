@@ -1,4 +1,4 @@
-"""Real children: trees of processes that end as a whole, messages, and owned commands."""
+"""Child processes, all of them real: ending a process tree, exchanging messages, and owned commands."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ from z2all_ds.base import child_process
 from z2all_ds.base.child_process import JsonProcess, end_group, owned, run_group, start
 from z2all_ds.base.machine import group_is_alive
 
-# A shell, its python, and that one's python, which does not listen to SIGTERM.
+# The tree: a shell, a Python process, and its Python child, which is POLITE (ends on SIGTERM) or DEAF (ignores it).
 POLITE = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-# It holds some memory, so that even a SIGKILL takes a moment to end it.
+# DEAF allocates memory so that even SIGKILL takes a moment to end it.
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); ballast = b'x' * 200_000_000; {POLITE}"
 BETWEEN = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
 SHELL = '"$0" -c "$1" "$2"; true'
 
 
 def start_tree(innermost: str) -> tuple["subprocess.Popen[bytes]", int]:
-    """The shell, leader of its own session, and the number of the innermost process."""
+    """Start the tree; return the shell, which leads its own session, and the pid of the innermost process."""
     command = ["bash", "-c", SHELL, sys.executable, BETWEEN, innermost]
     shell = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert shell.stdout
@@ -30,7 +30,7 @@ def start_tree(innermost: str) -> tuple["subprocess.Popen[bytes]", int]:
 
 
 def living_members(group: int) -> list[int]:
-    """Processes of a group that are neither gone nor zombies, straight from /proc."""
+    """Return the pids in a process group that are still running (no zombies), read from /proc."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -51,7 +51,7 @@ def end(shell: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("innermost", [DEAF, POLITE], ids=["deaf", "polite"])
-def test_no_process_of_the_group_is_left(innermost: str) -> None:
+def test_end_group_leaves_no_process_of_the_group(innermost: str) -> None:
     shell, deepest = start_tree(innermost)
     members = living_members(shell.pid)
     assert {shell.pid, deepest} < set(members)
@@ -63,7 +63,7 @@ def test_no_process_of_the_group_is_left(innermost: str) -> None:
     assert shell.returncode is not None
 
 
-def test_orphans_are_ended_after_the_leader_is_gone() -> None:
+def test_orphans_are_ended_after_their_group_leader_is_gone() -> None:
     shell, deepest = start_tree(DEAF)
     os.kill(shell.pid, signal.SIGKILL)
     shell.wait()
@@ -73,22 +73,22 @@ def test_orphans_are_ended_after_the_leader_is_gone() -> None:
     assert shell.returncode == -signal.SIGKILL
 
 
-def test_ending_what_has_ended_is_no_error() -> None:
+def test_ending_a_process_that_has_already_ended_is_not_an_error() -> None:
     shell = subprocess.Popen(["true"], stdout=subprocess.PIPE, start_new_session=True)
     shell.wait()
-    end(shell, 60)  # were it to wait, this test would hang
+    end(shell, 60)  # would take a minute if it waited for the grace period
     assert shell.returncode == 0
 
 
-def test_the_process_itself_is_outside_the_group_it_ends() -> None:
+def test_the_calling_process_is_not_in_the_group_it_ends() -> None:
     shell, _ = start_tree(POLITE)
     assert os.getpgid(shell.pid) == shell.pid != os.getpgid(0)
     end(shell, 5)
     assert shell.returncode == -signal.SIGTERM
 
 
-def test_a_second_ctrl_c_ends_them_at_once() -> None:
-    """A process that ends a deaf tree with a long grace, interrupted while it waits."""
+def test_a_second_ctrl_c_kills_the_tree_at_once() -> None:
+    """Interrupt a process that waits out a long grace period for a tree that ignores SIGTERM."""
     code = f"""
 import subprocess, sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
@@ -105,7 +105,7 @@ child_process.end_group(shell)
     ) as us:
         assert us.stdout
         number = int(us.stdout.readline())
-        while len(living_members(number)) == 3:  # until SIGTERM has ended all but the deaf one
+        while len(living_members(number)) == 3:  # until SIGTERM has ended all but the innermost process
             time.sleep(0.01)
         us.send_signal(signal.SIGINT)
         _, errors = us.communicate(timeout=50)
@@ -113,7 +113,7 @@ child_process.end_group(shell)
     assert living_members(number) == []
 
 
-def test_a_command_is_run_to_its_end(tmp_path: Path) -> None:
+def test_run_group_waits_for_the_command_and_logs_its_output(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "out.log"
     command = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"]
     assert run_group(command, os.environ, log, stderr_to_log=True) == 3
@@ -137,7 +137,7 @@ def talking(error_mark: str = child_process.MARK) -> JsonProcess:
     return JsonProcess([sys.executable, "-c", TALKS], child_process.package_environment(), error_mark=error_mark)
 
 
-def test_messages_go_both_ways_and_other_lines_are_skipped() -> None:
+def test_messages_are_sent_and_received_and_other_lines_are_skipped() -> None:
     process = talking()
     for text in ("ä one", "two"):
         process.send({"text": text})
@@ -152,7 +152,7 @@ def test_messages_go_both_ways_and_other_lines_are_skipped() -> None:
     process.send({"text": "nobody hears it"})
 
 
-def test_plain_objects_on_stderr_count_as_messages_if_asked_for() -> None:
+def test_plain_json_objects_on_stderr_are_messages_if_requested() -> None:
     process = talking(error_mark="")
     process.send({"text": "one"})
     found = [process.receive(60), process.receive(60)]
@@ -171,7 +171,7 @@ def test_a_process_that_does_not_end_in_time_is_killed() -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 4", 4), ("kill -9 $$", 137), ("echo; exec sleep 60", 128 + 15)])
-def test_the_code_of_an_owned_command_and_its_sigterm(script: str, code: int) -> None:
+def test_an_owned_command_returns_its_exit_code_and_receives_sigterm(script: str, code: int) -> None:
     with start(owned(["sh", "-c", f'test -z "$Z2ALL_OWNER" && {script}']), stdout=subprocess.PIPE) as process:
         assert process.stdout
         if process.stdout.readline():
@@ -179,7 +179,7 @@ def test_the_code_of_an_owned_command_and_its_sigterm(script: str, code: int) ->
         assert process.wait(30) == code
 
 
-def test_an_owned_command_ends_after_its_owner_was_killed() -> None:
+def test_an_owned_command_ends_after_its_owner_is_killed() -> None:
     code = """
 import subprocess
 from z2all_ds.base.child_process import owned, start

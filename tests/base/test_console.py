@@ -1,4 +1,4 @@
-"""What a person sees: sparse lines in logs, a bar on a real (pseudo-)terminal, nothing on stdout."""
+"""Progress output: occasional lines in logs, a bar on a (pseudo-)terminal, and nothing on stdout."""
 
 import os
 import pty
@@ -55,11 +55,11 @@ def test_human_seconds_never_shows_sixty(seconds: int) -> None:
 
 
 def without_times(text: str) -> str:
-    """How long something took is the machine's affair."""
+    """Replace durations, which vary between machines."""
     return re.sub(r"\b\d+s", "Ns", text)
 
 
-def test_lines_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_prints_plain_lines_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with console.progress("reading", total=3, unit="files") as advance:
         advance(1)
         advance(2)
@@ -70,7 +70,9 @@ def test_lines_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
     assert without_times(err) == "reading: 3 files in Ns\ncompiling ...\n"
 
 
-def test_long_work_is_never_silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_operations_print_a_line_at_regular_intervals(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console, "PLAIN_LINE_EVERY_SECONDS", 0.01)
     with console.progress("reading", total=2000, unit="files") as advance:
         time.sleep(0.02)
@@ -92,13 +94,13 @@ def test_long_work_is_never_silent(capfd: pytest.CaptureFixture[str], monkeypatc
     assert seen.startswith("compiling ...\n")
 
 
-def test_the_heartbeat_ends_with_an_error() -> None:
+def test_an_error_inside_a_heartbeat_is_raised() -> None:
     with pytest.raises(ValueError, match="broken"), console.heartbeat("compiling"):
         raise ValueError("broken")
 
 
 def show_on_a_terminal(environment: dict[str, str]) -> tuple[str, str]:
-    """stdout, and what a real pseudo-terminal got as stderr."""
+    """Return stdout, and stderr as received by a pseudo-terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", SHOW]
     clean = {key: value for key, value in os.environ.items() if key not in ("CI", "NO_COLOR", "TERM")}
@@ -110,14 +112,14 @@ def show_on_a_terminal(environment: dict[str, str]) -> tuple[str, str]:
         try:
             while block := os.read(ours, 65536):
                 seen += block
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # raised by Linux when the other end is closed
             pass
         os.close(ours)
         assert process.stdout
         return process.stdout.read(), seen.decode()
 
 
-def test_a_bar_on_a_terminal() -> None:
+def test_progress_shows_a_bar_on_a_terminal() -> None:
     out, seen = show_on_a_terminal({})
     assert out == "interactive\n"
     assert "3/3" in seen
@@ -126,13 +128,15 @@ def test_a_bar_on_a_terminal() -> None:
     assert seen.endswith("said\r\n")
 
 
-def test_no_bar_in_continuous_integration() -> None:
+def test_progress_shows_no_bar_in_continuous_integration() -> None:
     out, seen = show_on_a_terminal({"CI": "true"})
     assert out == "plain\n"
     assert without_times(seen) == "reading: 3 files in Ns\r\ncompiling ...\r\nsaid\r\n"
 
 
-def test_bytes_with_a_note(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_bytes_shows_sizes_and_a_note(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console, "PLAIN_LINE_EVERY_SECONDS", 0.01)
     with console.progress("corpus", total=4096, unit="bytes") as advance:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Who failed first, from what all ranks have left."""
+"""Fault records of the ranks, and the choice of the first failure among them."""
 
 from itertools import permutations
 from pathlib import Path
@@ -26,7 +26,7 @@ def fault(kind: str, rank: int = 0, weight: int = 0, time_unix: float = 100.0) -
     return Fault(kind, rank, "n0", f"{kind} of {rank}", 1, weight, time_unix)
 
 
-def test_an_error_of_its_own_comes_before_what_follows_from_it() -> None:
+def test_the_cause_of_a_failure_comes_before_its_consequences() -> None:
     ordered = [fault("data", 3), fault(NODE_LOST, 2), fault(KILLED, 1), fault(HANG, 0), fault(LOST_PEER, 4)]
     for left in range(len(ordered)):
         for shuffled in permutations(ordered[left:]):
@@ -34,14 +34,14 @@ def test_an_error_of_its_own_comes_before_what_follows_from_it() -> None:
     assert first_fault([]) is None
 
 
-def test_among_equals_weight_then_time_decides() -> None:
+def test_faults_of_the_same_kind_are_ordered_by_weight_then_time() -> None:
     stopped, waiting = fault(HANG, 1, weight=10, time_unix=200.0), fault(HANG, 0, weight=-5, time_unix=100.0)
     assert first_fault([waiting, stopped]) == stopped
     early, late = fault(KILLED, 1, time_unix=100.0), fault(KILLED, 0, time_unix=100.5)
     assert first_fault([late, early]) == early
 
 
-def test_a_rank_s_first_word_stays(tmp_path: Path) -> None:
+def test_the_first_fault_of_a_rank_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_fault(folder, fault("data", 2))
     write_fault(folder, fault(KILLED, 2))
@@ -55,13 +55,13 @@ def test_a_rank_s_first_word_stays(tmp_path: Path) -> None:
     assert read_faults(folder) == []
 
 
-def test_a_disk_without_room_does_not_hide_the_error(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_raises_no_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
     write_fault(RunFolder(tmp_path), fault("data"))
     assert read_faults(RunFolder(tmp_path)) == []
 
 
-def test_families() -> None:
+def test_family_of_an_error() -> None:
     words = ("a", "b", "c")
     assert family_of(DataError(*words)) == "data"
     assert family_of(TrainingError(*words)) == "training"

@@ -1,4 +1,4 @@
-"""What is known of a Llama folder without torch: its shape, its files, and all that is wrong with it."""
+"""A Llama folder read without torch: its model settings, its files, and the errors for invalid folders."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def look_at(folder: Path) -> None:
     LlamaFolder(folder).require_tensors()
 
 
-def test_whole_folders_pass(llama: Path, sharded: Path) -> None:
+def test_complete_folders_are_accepted(llama: Path, sharded: Path) -> None:
     look_at(llama)
     look_at(sharded)
     section = ModelSection(**{**MICRO_SHAPE, "vocab_size": 7, "initializer_range": 1})
@@ -80,7 +80,7 @@ def test_whole_folders_pass(llama: Path, sharded: Path) -> None:
         {"rope_type": "linear", "factor": 2.0},
     ],
 )
-def test_the_section_it_gives_is_its_own(rope: dict[str, Any], tmp_path: Path) -> None:
+def test_the_model_section_of_a_folder_matches_the_folder(rope: dict[str, Any], tmp_path: Path) -> None:
     make_llama(tmp_path, rope_parameters={"rope_theta": 1e4, **rope}, tie_word_embeddings=True, rms_norm_eps=1e-6)
     folder = LlamaFolder(tmp_path)
     section = ModelSection(**folder.model_fields)
@@ -114,7 +114,9 @@ def test_configs_of_transformers_4_are_read(copy: Path) -> None:
         ("rope_scaling", LLAMA3, "null"),
     ],
 )
-def test_another_model_is_one_line_with_the_override(setting: str, value: Any, shown: str, llama: Path) -> None:
+def test_a_different_model_setting_is_refused_with_the_override_to_use(
+    setting: str, value: Any, shown: str, llama: Path
+) -> None:
     section = ModelSection(**{**MICRO_SHAPE, setting: value})
     line = refusal(lambda: LlamaFolder(llama).require_same_model(section))
     assert line.startswith(f"model.{setting}={json.dumps(value)}: ")
@@ -135,13 +137,15 @@ def test_another_model_is_one_line_with_the_override(setting: str, value: Any, s
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type=longrope"),
     ],
 )
-def test_what_cannot_be_started_from(changes: dict[str, Any], words: str, copy: Path) -> None:
+def test_unsupported_models_and_wrong_tensor_shapes_are_refused(
+    changes: dict[str, Any], words: str, copy: Path
+) -> None:
     change_config(copy, **changes)
     line = refusal(lambda: look_at(copy))
     assert words in line and line.startswith("train.init_from=")
 
 
-def test_files_that_are_missing_or_broken(copy: Path, sharded: Path, tmp_path: Path) -> None:
+def test_missing_and_broken_files_are_refused(copy: Path, sharded: Path, tmp_path: Path) -> None:
     assert "no such folder" in refusal(lambda: look_at(tmp_path / "nothing"))
     weights = copy / "model.safetensors"
     content = weights.read_bytes()
@@ -163,7 +167,7 @@ def test_files_that_are_missing_or_broken(copy: Path, sharded: Path, tmp_path: P
     assert f"1 of {number} files of its index are missing ({first.name})" in refusal(lambda: look_at(torn))
 
 
-def test_tokens_are_those_that_transformers_sees(small_tokenizer: Path, copy: Path) -> None:
+def test_tokens_equal_the_vocabulary_read_by_transformers(small_tokenizer: Path, copy: Path) -> None:
     assert LlamaFolder(copy).tokens is None
     shutil.copy(small_tokenizer / "tokenizer.json", copy)
     assert LlamaFolder(copy).tokens == AutoTokenizer.from_pretrained(small_tokenizer).get_vocab()
@@ -171,7 +175,7 @@ def test_tokens_are_those_that_transformers_sees(small_tokenizer: Path, copy: Pa
     assert tokens_in(unigram) == {"<unk>": 0, "a": 1, "<s>": 2}
 
 
-def test_the_command_prints_the_section(llama: Path, tmp_path: Path) -> None:
+def test_config_from_hf_prints_the_model_section(llama: Path, tmp_path: Path) -> None:
     answer = z2all("config", "--from-hf", llama, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     (tmp_path / "run.yaml").write_text(answer.stdout)
@@ -181,7 +185,7 @@ def test_the_command_prints_the_section(llama: Path, tmp_path: Path) -> None:
     assert "--from-hf=" in one_line(z2all("config", "--from-hf", tmp_path, cwd=tmp_path), 2)
 
 
-def test_nothing_heavy_is_loaded(llama: Path) -> None:
+def test_checking_a_folder_imports_neither_torch_nor_transformers(llama: Path) -> None:
     code = "import sys; from z2all_ds.base.llama_folder import LlamaFolder; LlamaFolder(sys.argv[1]).require_tensors();"
     code += "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code, str(llama)]).returncode == 0

@@ -1,4 +1,4 @@
-"""What the machine has, asked with real processes, real files and real environment variables."""
+"""Queries of the machine, with real processes, files and environment variables."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def executable(path: Path) -> Path:
 # Compiler and disk
 
 
-def test_compiler_is_found_in_order(tmp_path: Path) -> None:
+def test_the_compiler_is_cxx_then_cplusplus_then_gplusplus(tmp_path: Path) -> None:
     gxx = executable(tmp_path / "g++")
     assert machine.require_compiler({"PATH": str(tmp_path)}) == str(gxx)
     cxx = executable(tmp_path / "c++")
@@ -35,14 +35,14 @@ def test_compiler_is_found_in_order(tmp_path: Path) -> None:
     assert machine.require_compiler({"PATH": str(tmp_path), "CXX": "clang++ -O2"}) == str(clang)
 
 
-def test_missing_compiler_says_how_to_get_one(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_compiler_says_how_to_install_one(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"apt install g\+\+.*dnf install gcc-c\+\+.*conda install gxx"):
         machine.require_compiler({"PATH": str(tmp_path)})
     with pytest.raises(MachineError, match=r"CXX=icpx.*unset CXX"):
         machine.require_compiler({"PATH": str(tmp_path), "CXX": "icpx"})
 
 
-def test_disk_is_measured_where_a_folder_will_be(tmp_path: Path) -> None:
+def test_free_disk_is_measured_where_a_folder_will_be_created(tmp_path: Path) -> None:
     assert machine.require_free_disk(tmp_path / "not" / "yet", 1, "a test") > 0
     with pytest.raises(MachineError, match=rf"GB free at {tmp_path}: the corpus needs 1000000000.00 GB. Free some"):
         machine.require_free_disk(tmp_path / "not" / "yet", 10**18, "the corpus")
@@ -51,15 +51,15 @@ def test_disk_is_measured_where_a_folder_will_be(tmp_path: Path) -> None:
 # Folders and environment
 
 
-def test_extension_folder_is_the_one_torch_would_take(tmp_path: Path) -> None:
-    """The same interpreter asks torch itself, without the variable that we would set."""
+def test_the_extension_folder_is_the_default_of_torch(tmp_path: Path) -> None:
+    """Ask torch in a child process in which TORCH_EXTENSIONS_DIR is not set."""
     program = "from torch.utils.cpp_extension import _get_build_directory as f; print(f('an_op', False))"
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     answer = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     assert str(machine.extensions_dir(environment) / "an_op") == answer.strip()
 
 
-def test_extension_folder_follows_the_variable(tmp_path: Path) -> None:
+def test_torch_extensions_dir_sets_the_extension_folder(tmp_path: Path) -> None:
     wanted = tmp_path / "a" / "b"
     assert machine.extensions_dir({"TORCH_EXTENSIONS_DIR": str(wanted)}) == wanted
     assert wanted.is_dir()
@@ -67,7 +67,9 @@ def test_extension_folder_follows_the_variable(tmp_path: Path) -> None:
         machine.extensions_dir({"TORCH_EXTENSIONS_DIR": "/dev/null/x"})
 
 
-def test_without_a_home_caches_go_to_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_caches_go_to_a_private_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = machine.default_environment(1, WITHOUT_HOME)
     private = tmp_path / f"z2all-{os.getuid()}"
@@ -77,7 +79,9 @@ def test_without_a_home_caches_go_to_a_private_folder(tmp_path: Path, monkeypatc
     assert Path(environment["TORCH_EXTENSIONS_DIR"]).is_dir()
 
 
-def test_a_temporary_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_temporary_folder_that_is_a_symlink_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"z2all-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
@@ -99,13 +103,13 @@ def test_default_environment_on_a_cpu_machine(tmp_path: Path) -> None:
     assert not {"HF_HOME", "TRITON_CACHE_DIR"} & result.keys()
 
 
-def test_what_the_user_set_stays(tmp_path: Path) -> None:
+def test_variables_set_by_the_user_are_not_overridden(tmp_path: Path) -> None:
     own = {"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "eth7", "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": "-1"}
     result = machine.default_environment(2, own | {"HOME": str(tmp_path), "PATH": "/bin"})
     assert not own.keys() & result.keys()
 
 
-def test_g_plus_plus_alone_is_named_for_torch(tmp_path: Path) -> None:
+def test_cxx_is_set_if_only_gplusplus_is_installed(tmp_path: Path) -> None:
     gxx = executable(tmp_path / "g++")
     assert machine.default_environment(1, {"HOME": str(tmp_path), "PATH": str(tmp_path)})["CXX"] == str(gxx)
 
@@ -113,7 +117,7 @@ def test_g_plus_plus_alone_is_named_for_torch(tmp_path: Path) -> None:
 # Processes, ports, GPUs
 
 
-def test_children_are_those_that_a_process_has_started_itself_and_that_still_run() -> None:
+def test_child_processes_lists_only_direct_children_that_still_run() -> None:
     shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     with ended(shell):
         assert shell.stdout
@@ -128,15 +132,15 @@ def test_children_are_those_that_a_process_has_started_itself_and_that_still_run
     assert shell.pid not in dict(machine.child_processes(os.getpid()))
 
 
-def test_a_process_is_known_by_pid_and_start_time() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     with ended(subprocess.Popen(["sleep", "60"], text=True)) as process:
         started = machine.process_start_time(process.pid)
         assert started is not None
         assert machine.process_is_alive(process.pid, started)
         assert machine.process_is_alive(process.pid, None)
-        assert not machine.process_is_alive(process.pid, started - 1)  # a later process with the same number
+        assert not machine.process_is_alive(process.pid, started - 1)  # a later process with the same pid
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped: a zombie
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead but not yet reaped: a zombie
         assert not machine.process_is_alive(process.pid, started)
     assert not machine.process_is_alive(process.pid, started)
     assert machine.process_start_time(process.pid) is None
@@ -144,7 +148,7 @@ def test_a_process_is_known_by_pid_and_start_time() -> None:
     assert not machine.process_is_alive(-1, None)
 
 
-def test_odd_process_names_do_not_confuse(tmp_path: Path) -> None:
+def test_the_start_time_is_found_for_process_names_with_parentheses_and_spaces(tmp_path: Path) -> None:
     odd = tmp_path / "a) S (b"
     odd.symlink_to(sys.executable)
     program = "print(1, flush=True); import time; time.sleep(60)"
@@ -156,14 +160,14 @@ def test_odd_process_names_do_not_confuse(tmp_path: Path) -> None:
         assert (machine.process_start_time(process.pid) or 0) >= own_start
 
 
-def test_free_port_can_be_bound() -> None:
+def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as probe:
         port = machine.free_port()
         probe.bind(("127.0.0.1", port))
         assert probe.getsockname()[1] == port
 
 
-def test_hidden_gpus_do_not_count() -> None:
+def test_hidden_gpus_are_not_counted() -> None:
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": ""}) == 0
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
     assert machine.gpu_count({"DS_ACCELERATOR": "cpu"}) == 0
@@ -172,7 +176,7 @@ def test_hidden_gpus_do_not_count() -> None:
     assert machine.gpu_count({"CUDA_VISIBLE_DEVICES": "9999"}) == 0
 
 
-def test_an_environment_in_a_folder_with_a_blank_gets_a_path_without(tmp_path: Path) -> None:
+def test_packages_in_a_folder_with_a_blank_get_a_link_without_blanks(tmp_path: Path) -> None:
     plain = tmp_path / "site-packages" / "torch"
     assert machine.blank_free_packages(plain) is None
     assert machine.blank_free_packages(None) is None
@@ -186,12 +190,12 @@ def test_an_environment_in_a_folder_with_a_blank_gets_a_path_without(tmp_path: P
     link.unlink()
 
 
-def test_processes_with_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_each_limits_only_variables_that_the_user_did_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     with machine.one_thread_each():
         said = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "OPENBLAS_NUM_THREADS=1" in said
-    assert "OMP_NUM_THREADS=7" in said  # the user's own word
+    assert "OMP_NUM_THREADS=7" in said  # set by the user
     assert "OPENBLAS_NUM_THREADS" not in os.environ
     assert os.environ["OMP_NUM_THREADS"] == "7"

@@ -1,4 +1,4 @@
-"""Ranks end when their owner is gone, with real processes and a real kill."""
+"""Ranks that end when their owner is gone, tested with real processes and SIGKILL."""
 
 import os
 import signal
@@ -43,11 +43,11 @@ def start_rank(mark: str | None) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
-def test_the_mark_names_one_process_for_good() -> None:
+def test_the_owner_mark_is_the_pid_and_the_start_time() -> None:
     assert parent_watch.owner_mark() == f"{os.getpid()}:{process_start_time(os.getpid())}"
 
 
-def test_a_rank_ends_after_its_owner_was_killed() -> None:
+def test_a_rank_ends_after_its_owner_is_killed() -> None:
     with ended(start_owner()) as owner:
         assert owner.stdout
         mark = owner.stdout.readline().strip()
@@ -56,17 +56,17 @@ def test_a_rank_ends_after_its_owner_was_killed() -> None:
             assert rank.stdout.readline() == WATCHING
             with pytest.raises(subprocess.TimeoutExpired):
                 rank.wait(2 * parent_watch.CHECK_EVERY_SECONDS)
-            owner.send_signal(signal.SIGKILL)  # not yet reaped by us: a zombie is gone, too
+            owner.send_signal(signal.SIGKILL)  # not reaped yet: a zombie counts as gone, too
             assert rank.wait(20) == EXIT_INTERRUPTED == 130
 
 
-def test_a_rank_ends_where_its_owners_number_was_given_to_another() -> None:
+def test_a_rank_ends_if_the_pid_of_its_owner_belongs_to_another_process() -> None:
     with ended(start_rank(f"{os.getpid()}:{(process_start_time(os.getpid()) or 0) + 1}")) as rank:
         assert rank.wait(20) == EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize("mark", [None, "", "x", ":5"])
-def test_without_an_owner_there_is_no_watch(mark: str | None) -> None:
+def test_no_watch_starts_without_a_valid_owner_mark(mark: str | None) -> None:
     with ended(start_rank(mark)) as rank:
         assert rank.stdout
         assert rank.stdout.readline() == ALONE

@@ -1,4 +1,4 @@
-"""What is left of memory, as the machine and limits have it."""
+"""Available memory within the limits of machine, control groups and ulimits, and peak memory."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ print(before, available_bytes())
 
 
 @pytest.mark.parametrize(("limit", "counted"), [("RLIMIT_DATA", "VmData:"), ("RLIMIT_AS", "VmSize:")])
-def test_a_limit_counts(limit: str, counted: str) -> None:
+def test_ulimits_reduce_the_available_memory(limit: str, counted: str) -> None:
     code = LIMITED.format(limit=limit, counted=counted)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     before, after = map(int, result.stdout.split())
@@ -29,8 +29,8 @@ def test_a_limit_counts(limit: str, counted: str) -> None:
     assert 40_000_000 < after <= 50_000_000
 
 
-def test_the_peak_grows_with_what_is_used() -> None:
-    """In a process of its own: this one may have been larger before."""
+def test_the_peak_grows_with_the_allocated_memory() -> None:
+    """Measured in a child process, since the peak of this process may already be higher."""
     code = (
         "from z2all_ds.base.process_memory import peak_bytes; before = peak_bytes();"
         "block = b'x' * 200_000_000; print(peak_bytes() - before)"
@@ -54,10 +54,10 @@ def test_the_peak_grows_with_what_is_used() -> None:
         ),
     ],
 )
-def test_control_groups_count(
+def test_control_groups_reduce_the_available_memory(
     line: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 2 with a limit on the group around; version 2 seen from a container; version 1."""
+    """The cases: version 2 with a limit on the enclosing group, version 2 inside a container, and version 1."""
     for name, content in {"memory.stat": "", **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
@@ -67,7 +67,7 @@ def test_control_groups_count(
     assert process_memory.available_bytes() == 350
 
 
-def test_no_limit_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_limits_the_memory_of_the_machine_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "cgroup").write_text("0::/\n")
     monkeypatch.setattr(process_memory, "CGROUPS", tmp_path)

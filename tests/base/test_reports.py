@@ -1,4 +1,4 @@
-"""Results as JSON and as tables, the same for every verb."""
+"""Reports as JSON and as tables, which all verbs share."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Figures:
     parts: tuple[int, ...] = ()
 
 
-def test_json_has_the_fields_and_nothing_that_json_does_not_know() -> None:
+def test_values_without_a_json_type_are_converted() -> None:
     found = Figures(Path("a/b"), {"good": 1.5, "nan": float("nan"), "far": float("-inf")}, (1, 2))
     expected = {"folder": "a/b", "rates": {"good": 1.5, "nan": None, "far": None}, "parts": [1, 2]}
     assert json.loads(to_json({"all": [found], "when": date(2026, 1, 2), "is": True})) == {
@@ -29,7 +29,7 @@ def test_json_has_the_fields_and_nothing_that_json_does_not_know() -> None:
     assert "中" in to_json("中")
 
 
-def test_a_report_for_people_or_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_report_prints_text_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[tuple[str | tuple[str, str], ...]] = [
         ("中文", "1", "x"),
         ("[b]a", "12,345", ("", "red")),
@@ -52,7 +52,7 @@ def test_a_report_for_people_or_programs(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_results_are_printed_as_they_come(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_result_is_printed_as_soon_as_it_is_measured(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     def measured() -> Iterator[int]:
         yield 1
         out, error = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Shipped files by name, own files by path, and what a miss says."""
+"""Files found by shipped name or by path, and the error for an unknown name."""
 
 from pathlib import Path
 
@@ -14,13 +14,15 @@ def find_json(wanted: str) -> Path:
     return find_named_file(wanted, "DeepSpeed JSON", "ds_configs", ".json")
 
 
-def test_shipped_files_by_name_with_and_without_suffix() -> None:
+def test_shipped_files_are_found_by_name_with_and_without_suffix() -> None:
     assert find_json("zero2") == ROOT / "ds_configs" / "zero2.json"
     assert find_json("zero2.json") == ROOT / "ds_configs" / "zero2.json"
     assert find_named_file("z2all_1b", "preset", "presets", ".yaml") == ROOT / "z2all_ds/presets/z2all_1b.yaml"
 
 
-def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_user_takes_precedence_over_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "我的 config.json"
     own.write_text("{}")
     assert find_json(str(own)) == own
@@ -32,7 +34,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert find_json("zero2.json") == tmp_path / "zero2.json"
 
 
-def test_a_miss_lists_what_exists_and_names_the_nearest() -> None:
+def test_an_unknown_name_lists_the_shipped_files_and_suggests_the_closest() -> None:
     with pytest.raises(ConfigError) as caught:
         find_json("zero_2")
     shipped = sorted(path.stem for path in (ROOT / "ds_configs").glob("*.json"))
@@ -43,7 +45,7 @@ def test_a_miss_lists_what_exists_and_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["somewhere/zero2", "./nothing.json", "", "."])
-def test_a_path_is_never_taken_for_a_name(wanted: str) -> None:
+def test_a_path_is_never_used_as_a_shipped_name(wanted: str) -> None:
     with pytest.raises(ConfigError, match="neither a file nor one of the shipped ones"):
         find_json(wanted)
 

@@ -1,4 +1,4 @@
-"""The kinds of rope scaling and their fields, as a run config and as a Hugging Face config meet them."""
+"""The rope scaling types and their fields, as checked for run configs and Hugging Face configs."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("scaling", GOOD)
-def test_what_is_complete_passes_unchanged(scaling: dict[str, Any]) -> None:
+def test_valid_scaling_is_returned_unchanged(scaling: dict[str, Any]) -> None:
     assert check_rope_scaling(scaling, "here") == scaling
 
 
-def test_the_older_name_of_the_kind() -> None:
+def test_the_older_key_type_becomes_rope_type() -> None:
     old = {"type": "linear", "factor": 2.0}
     assert check_rope_scaling(old, "here") == {"rope_type": "linear", "factor": 2.0}
     assert old == {"type": "linear", "factor": 2.0}
@@ -62,19 +62,19 @@ def test_the_older_name_of_the_kind() -> None:
         ({**LLAMA3, "high_freq_factor": 1.0}, "here: low_freq_factor=1.0, high_freq_factor=1.0: both must be above 0"),
     ],
 )
-def test_mistakes_are_one_line(scaling: dict[str, Any], line: str) -> None:
+def test_invalid_scaling_is_refused_with_one_line(scaling: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_rope_scaling(scaling, "here")
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
 
 
-def test_fields_of_others_are_not_looked_at() -> None:
-    """A Hugging Face folder may hold what transformers ignores."""
+def test_check_rope_fields_ignores_unknown_fields() -> None:
+    """A Hugging Face config may contain fields that transformers ignores."""
     check_rope_fields("linear", {"factor": 2.0, "finetuned": True, "original_max_position_embeddings": "?"}, "here")
 
 
-def test_in_a_run_config_and_back() -> None:
+def test_a_run_config_with_rope_scaling_survives_a_round_trip_through_yaml() -> None:
     run = load_run_config(None, ["model.rope_scaling={type: linear, factor: 4}"])
     assert run.model.rope_scaling == {"rope_type": "linear", "factor": 4}
     assert RunConfig.model_validate(yaml.safe_load(dump_yaml(run))) == run
@@ -84,7 +84,7 @@ def test_in_a_run_config_and_back() -> None:
         load_run_config(None, ["model.rope_scaling=yarn"])
 
 
-def test_a_later_layer_replaces_it_whole() -> None:
+def test_a_later_config_layer_replaces_rope_scaling_completely() -> None:
     linear = {"rope_type": "linear", "factor": 2}
     merged = merge_nested({"model": {"rope_scaling": YARN, "hidden_size": 8}}, {"model": {"rope_scaling": linear}})
     assert merged == {"model": {"rope_scaling": linear, "hidden_size": 8}}

@@ -1,4 +1,4 @@
-"""Names in a run folder, and its lock between real processes."""
+"""File names in a run folder, and its lock, tested with real processes."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def start_holder(root: Path) -> subprocess.Popen[str]:
     return holder
 
 
-def test_names() -> None:
+def test_names_of_files_and_folders() -> None:
     folder = RunFolder(Path("run"))
     found = [folder.config, folder.ds_config, folder.environment, folder.metrics, folder.events]
     found += [folder.checkpoints, folder.exports, folder.plots, folder.rank_log(12)]
@@ -49,9 +49,7 @@ def test_names() -> None:
     ]
 
 
-def test_a_second_job_is_refused_and_the_lock_of_a_killed_one_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_job_is_refused_until_the_first_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "new" / "run"
     with ended(start_holder(root)) as holder:
         monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.3)
@@ -71,7 +69,7 @@ def test_a_second_job_is_refused_and_the_lock_of_a_killed_one_is_free(
     os.close(RunFolder(root).acquire_lock())
 
 
-def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+def test_a_job_waits_for_the_lock_of_a_job_that_is_about_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with ended(start_holder(tmp_path)) as holder:
         with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as waiting:
@@ -79,13 +77,13 @@ def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
                 assert waiting.poll() is None
                 time.sleep(0.01)
             with pytest.raises(subprocess.TimeoutExpired):
-                waiting.wait(0.5)  # it has tried by now, and does not give up
+                waiting.wait(0.5)  # it has already tried once and keeps waiting
             holder.send_signal(signal.SIGKILL)
             assert waiting.stdout
             assert waiting.stdout.readline() == "locked\n"
 
 
-def test_children_of_a_job_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = RunFolder(tmp_path).acquire_lock()
     code = "import time; print('up', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, close_fds=False)

@@ -1,4 +1,4 @@
-"""Sizes and counts with units."""
+"""Parsing of sizes and counts with units."""
 
 import math
 
@@ -23,14 +23,14 @@ from z2all_ds.base.sizes import MOST, parse_count, parse_size
         ("512B", 512),
     ],
 )
-def test_sizes(size: str | float, expected: int) -> None:
+def test_sizes_with_and_without_units(size: str | float, expected: int) -> None:
     assert parse_size(size) == expected
 
 
 @pytest.mark.parametrize(
     "size", ["80G", "80 gigs", "GB", "", "0", "-1GB", "nan", "1e9", "9" * 400, "10000000TB", math.inf, math.nan, True]
 )
-def test_sizes_that_cannot_be_meant(size: str | float) -> None:
+def test_invalid_sizes_are_refused(size: str | float) -> None:
     with pytest.raises(ConfigError, match=r"memory size .*GiB"):
         parse_size(size)
 
@@ -41,21 +41,21 @@ def test_binary_units_are_larger(number: int, unit: str) -> None:
 
 
 @given(st.integers(1, MOST))
-def test_a_bare_count_is_itself(count: int) -> None:
+def test_a_count_without_a_unit_is_read_as_it_is(count: int) -> None:
     assert parse_count(str(count), "--tokens") == parse_count(f"{count:,}", "--tokens") == count
     assert parse_count(f" {count:_} ", "--tokens") == count
 
 
 @given(st.integers(1, 999_999), st.sampled_from([("K", 3), ("M", 6), ("B", 9), ("T", 12)]))
-def test_a_count_with_a_letter(thousandths: int, unit: tuple[str, int]) -> None:
+def test_a_count_with_a_unit_letter_is_exact(thousandths: int, unit: tuple[str, int]) -> None:
     letter, power = unit
     text = f"{thousandths // 1000}.{thousandths % 1000:03d}"
-    expected = thousandths * 10 ** (power - 3)  # exactly: no float is in between
+    expected = thousandths * 10 ** (power - 3)  # exact, since no float is involved
     assert parse_count(f"{text}{letter}", "--tokens") == parse_count(f"{text} {letter.lower()}", "--tokens") == expected
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_count_or_one_line(text: str) -> None:
+def test_any_text_is_a_valid_count_or_a_one_line_error(text: str) -> None:
     refusal = None
     try:
         count = parse_count(text, "--tokens")
@@ -70,6 +70,6 @@ def test_any_text_is_a_count_or_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "0.1", "-5", "none", "1,5B", "1,2,3", "1__000", "2 G", "1e9", "9" * 500, "2000000T"]
 )
-def test_counts_that_cannot_be(text: str) -> None:
+def test_invalid_counts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be a positive number up to 10"):
         parse_count(text, "--tokens")

@@ -1,4 +1,4 @@
-"""Which row of another vocabulary becomes which of ours."""
+"""Mapping of the vocabulary rows of another model to the rows of this one."""
 
 import pytest
 from hypothesis import given
@@ -10,32 +10,32 @@ from z2all_ds.base.vocabulary_rows import NEW, match_rows
 ABC = {"a": 0, "b": 1, "c": 2}
 
 
-def test_grown_by_new_tokens_and_padding() -> None:
+def test_a_larger_vocabulary_keeps_ids_and_marks_the_other_rows_as_new() -> None:
     found = match_rows({**ABC, "d": 3}, 6, ABC, 3)
     assert (found.rows, found.by) == ([0, 1, 2, NEW, NEW, NEW], "id")
     assert found.words() == "vocabulary by id: 3 of 6 rows, 3 new"
 
 
-def test_a_new_token_in_what_was_padding_is_new_and_other_padding_stays() -> None:
+def test_a_token_on_a_former_padding_row_is_new_and_other_padding_is_kept() -> None:
     assert match_rows({**ABC, "d": 3}, 5, ABC, 5).rows == [0, 1, 2, NEW, 4]
 
 
-def test_shrunk_where_the_ids_mean_the_same() -> None:
+def test_a_smaller_vocabulary_with_the_same_ids_is_matched_by_id() -> None:
     found = match_rows({"a": 0, "b": 1}, 2, ABC, 64)
     assert (found.rows, found.by, found.num_new) == ([0, 1], "id", 0)
 
 
-def test_by_text_where_one_id_differs() -> None:
+def test_rows_are_matched_by_token_text_if_an_id_differs() -> None:
     found = match_rows({"b": 0, "a": 1, "x": 2}, 4, ABC, 3)
     assert (found.rows, found.by) == ([1, 0, NEW, NEW], "text")
     assert found.words().startswith("vocabulary by token text")
 
 
-def test_a_token_that_has_no_row_there_is_new() -> None:
+def test_a_token_without_a_row_in_the_other_model_is_new() -> None:
     assert match_rows({"c": 0, "a": 1}, 2, ABC, 2).rows == [NEW, 0]
 
 
-def test_unseen() -> None:
+def test_rows_are_matched_unchecked_by_id_without_the_other_tokenizer() -> None:
     found = match_rows(ABC, 5, None, 4)
     assert (found.rows, found.by) == ([0, 1, 2, 3, NEW], "unknown")
     assert "unchecked" in found.words()
@@ -43,7 +43,7 @@ def test_unseen() -> None:
         match_rows(ABC, 3, None, 4)
 
 
-def test_nothing_in_common_is_refused() -> None:
+def test_vocabularies_without_a_common_token_are_refused() -> None:
     with pytest.raises(ConfigError, match="no token in common"):
         match_rows({"x": 0, "y": 1}, 2, ABC, 3)
 
@@ -54,7 +54,7 @@ vocabularies = st.lists(st.text("abcdef", min_size=1, max_size=2), unique=True, 
 
 
 @given(vocabularies, vocabularies, st.integers(0, 5), st.integers(0, 5))
-def test_a_row_is_never_taken_for_another_token(
+def test_a_row_is_never_used_for_a_different_token(
     here: dict[str, int], there: dict[str, int], more_here: int, more_there: int
 ) -> None:
     try:

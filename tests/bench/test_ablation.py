@@ -1,4 +1,4 @@
-"""`z2all bench step --ablate`: the table of rows, and two of them measured through the command."""
+"""`z2all bench step --ablate`: the table of rows, two of which are measured through the command."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def config_of(name: str) -> RunConfig:
     return load_run_config(None, [*COMMON, *ROWS[name]])
 
 
-def test_references_are_those_of_the_registry() -> None:
+def test_references_are_the_last_backends_in_the_registry() -> None:
     assert {op: list(backends_of(op))[-1] for op in OP_NAMES} == REFERENCES
 
 
@@ -45,12 +45,12 @@ def test_every_row_is_a_valid_config() -> None:
 
 
 @pytest.mark.parametrize("op", [op for op in OP_NAMES if op != "linear"])
-def test_without_an_op_that_op_alone_is_its_reference(op: str) -> None:
+def test_each_without_row_replaces_only_its_op_by_the_reference(op: str) -> None:
     expected = {**dict.fromkeys(OP_NAMES, "auto"), op: REFERENCES[op]}
     assert config_of(f"without_{op}").ops.model_dump() == expected
 
 
-def test_mistakes_are_reported_before_the_first_run() -> None:
+def test_invalid_arguments_are_refused_before_the_first_run() -> None:
     with pytest.raises(ConfigError, match=r"row 'naif': no such row\. Known: naive, use_all, "):
         ablate(None, [], 1, MIN_STEPS, ["naif"])
     with pytest.raises(ConfigError, match="steps=3"):
@@ -59,7 +59,7 @@ def test_mistakes_are_reported_before_the_first_run() -> None:
         ablate(None, ["train.stepz=3"], 1, MIN_STEPS)
 
 
-def test_lines_and_json() -> None:
+def test_rows_as_lines_and_as_json() -> None:
     measured = AblationRow("use_all", (), costs=COSTS)
     failed = AblationRow("naive", ("ops.rope=torch",), failed="OutOfMemoryError: CUDA out of memory")
     assert HEAD.split() == ["row", "s/iter", "tok/s", "MFU", "exact", "HFU", "peak"]
@@ -71,7 +71,7 @@ def test_lines_and_json() -> None:
 
 
 @pytest.mark.extended
-def test_two_rows_through_the_command(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_the_command_measures_two_rows(small_corpus: Path, small_tokenizer: Path) -> None:
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     options = ["--ablate", "--rows", "use_all,naive", "--ranks", "1", "--steps", str(MIN_STEPS), "--json"]
     command = [sys.executable, "-m", "z2all_ds", "bench", "step", *options, "--config", "z2all_tiny"]
@@ -87,14 +87,14 @@ def test_two_rows_through_the_command(small_corpus: Path, small_tokenizer: Path)
         assert (costs["deepspeed"], costs["steps"], costs["ranks"]) == ("zero1", MIN_STEPS, 1)
         assert costs["tokens_per_second"] == pytest.approx(8 * 32 / costs["seconds_per_step"])
         assert (costs["mfu_exact"], costs["hfu"]) == (None, None)  # no peak is known for a CPU
-    # The same data and the same weights: only rounding differs.
+    # Data and initial weights are the same, so the losses differ only by rounding.
     assert naive["costs"]["last_loss"] == pytest.approx(use_all["costs"]["last_loss"], abs=1e-4)
     lines = [line.split()[0] for line in result.stderr.splitlines() if "..." not in line]
     assert lines == ["row", "naive", "use_all"]
 
 
 @pytest.mark.extended
-def test_a_row_that_fails_says_why_in_one_line(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_failed_row_has_a_one_line_reason(small_corpus: Path, small_tokenizer: Path) -> None:
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     changes = ("ops.rope=liger",)
     result = measure_row("liger", changes, None, [*MICRO_OVERRIDES, *folders, *changes], 1, MIN_STEPS)
@@ -103,7 +103,7 @@ def test_a_row_that_fails_says_why_in_one_line(small_corpus: Path, small_tokeniz
 
 
 @pytest.mark.parametrize("marked", [pytest.param("cuda", marks=on_gpu)])
-def test_a_row_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_row_is_measured_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) -> None:
     heads = ("model.hidden_size=128", "model.num_attention_heads=2", "model.num_key_value_heads=1")
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     changes = ("ops.cross_entropy=chunked",)
@@ -115,7 +115,7 @@ def test_a_row_on_a_gpu(marked: str, small_corpus: Path, small_tokenizer: Path) 
     assert result.costs["hfu"] > exact > 0
 
 
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+def test_options_that_cannot_be_combined_are_refused(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "step", "--ablate", "--floor", cwd=tmp_path), ConfigError.exit_code)
     assert line == "ConfigError: --ablate: cannot be combined with --floor or --peer. Leave these out."
     line = one_line(z2all("bench", "step", "--rows", "naive", cwd=tmp_path), ConfigError.exit_code)

@@ -13,8 +13,8 @@ from z2all_ds.bench.board import bench_board, describe
 pytestmark = pytest.mark.processes
 
 
-def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FRESH, "1")  # its memory is measured
+def test_the_board_is_measured_on_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FRESH, "1")  # a fresh process, since its memory is measured
     costs = bench_board(2000, tmp_path)
     assert costs["records"] == 2000
     assert 700 < costs["file_bytes"] / costs["records"] < 1300
@@ -29,6 +29,6 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 < page["seconds_to_curves"] <= page["seconds_to_charts"] for page in costs["pages"])
 
 
-def test_too_few_records() -> None:
+def test_too_few_records_are_refused() -> None:
     with pytest.raises(ConfigError, match="records=10: must be at least 1000"):
         bench_board(10, None)

@@ -1,4 +1,4 @@
-"""A real short measurement through the command; figures are checked against each other, not against the clock."""
+"""`z2all bench checkpoint` in a short real measurement; figures are compared with each other, not with fixed times."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ from z2all_ds.base.reports import Table
 from z2all_ds.bench.checkpoint import METHODS, bench_checkpoint, describe
 
 
-def test_the_figures_belong_together(tmp_path: Path) -> None:
+def test_the_measured_figures_are_consistent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "z2all_ds", "bench", "checkpoint", "--ranks", "2", "--rounds", "3", "--json"]
     result = subprocess.run(
         [*command, "--dir", str(tmp_path), *MICRO_OVERRIDES, "deepspeed=zero1"], capture_output=True, text=True
@@ -37,7 +37,7 @@ def test_the_figures_belong_together(tmp_path: Path) -> None:
     assert [row[0] for row in table.rows] == list(METHODS.values())
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rounds=1"):
         bench_checkpoint(None, [], 1, tmp_path, rounds=1)
     with pytest.raises(ConfigError, match=r"train\.stepz"):

@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.command import one_line, z2all
 
 
-def test_every_form_is_measured(tmp_path: Path) -> None:
+def test_every_format_is_measured(tmp_path: Path) -> None:
     answer = z2all("bench", "corpus", "--megabytes", "1", "--repeats", "1", "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     costs = json.loads(answer.stdout)
@@ -23,7 +23,7 @@ def test_every_form_is_measured(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_form_for_people(tmp_path: Path) -> None:
+def test_one_format_with_several_worker_counts_is_printed_as_text(tmp_path: Path) -> None:
     scaling = ("--workers", "1", "--workers", "2", "--clean", "exact_duplicates")
     answer = z2all("bench", "corpus", "--megabytes", "1", "--form", "jsonl", *scaling, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -42,5 +42,5 @@ def test_one_form_for_people(tmp_path: Path) -> None:
         (["--repeats", "0"], "ConfigError: repeats=0: must be at least 1."),
     ],
 )
-def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], start: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, arguments: list[str], start: str) -> None:
     assert one_line(z2all("bench", "corpus", *arguments, cwd=tmp_path), 2).startswith(start)

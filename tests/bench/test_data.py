@@ -1,4 +1,4 @@
-"""`z2all bench data`: a small run without peers; peers are tested if their environment exists."""
+"""`z2all bench data`: a small run without peers; peers are tested if their environment is installed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def inputs(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.T
 
 
 def texts_of(inputs: Inputs, folder: Path) -> list[str]:
-    """Returns all texts, decoded from tokens: the tokenizer of the tests is lossless."""
+    """Return all texts, decoded from tokens; the tokenizer of the tests is lossless."""
     tokenizer = load_tokenizer(inputs.tokenizer)
     found = []
     for domain in open_documents(folder, tokenizer).domains.values():
@@ -40,7 +40,9 @@ def texts_of(inputs: Inputs, folder: Path) -> list[str]:
 
 
 @pytest.mark.extended
-def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_run_without_peers_measures_speed_resume_and_scale(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     folders = ("--corpus", small_corpus, "--tokenizer", small_tokenizer)
     size = ("--megabytes", "1", "--repeats", "1", "--shards", "16", "--shard-megabytes", "1")
     command = [sys.executable, "-m", "z2all_ds", "bench", "data", *folders, *size, "--no-peers", "--json"]
@@ -54,7 +56,9 @@ def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path
     for name, one in speed.items():
         assert one["tokens_per_cpu_second"] == pytest.approx(one["tokens"] / one["cpu_seconds"])
         if name in only:
-            assert one["tokens"] == costs["num_tokens"] - costs["documents"]  # each without its <|endoftext|>
+            assert (
+                one["tokens"] == costs["num_tokens"] - costs["documents"]
+            )  # without the <|endoftext|> of each document
         else:
             assert one["tokens"] == costs["num_tokens"] // batch * batch
     assert {one["name"]: one["figures"]["exact"] for one in costs["resume"]} == {
@@ -75,7 +79,7 @@ def test_a_run_without_peers(small_corpus: Path, small_tokenizer: Path, tmp_path
 
 
 @pytest.mark.extended
-def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
+def test_every_format_contains_the_same_documents(inputs: Inputs) -> None:
     lines = texts_of(inputs, inputs.jsonl)
     assert len(lines) == inputs.documents > 50
     assert sum(len(text.encode()) for text in lines) == inputs.text_bytes
@@ -88,7 +92,7 @@ def test_every_form_holds_the_same_documents(inputs: Inputs) -> None:
 
 
 @pytest.mark.extended
-def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
+def test_all_shards_of_the_large_corpus_are_hard_links_to_one_file(inputs: Inputs, tmp_path: Path) -> None:
     large = make_large_corpus(tmp_path, inputs, shards=9, shard_bytes=TEXT_BYTES // 3)
     raw, tokens = load_manifest(large.raw), load_token_manifest(large.tokens)
     assert len(raw.shards) == len(tokens.shards) == 9
@@ -112,14 +116,14 @@ def test_the_large_corpus_is_one_file(inputs: Inputs, tmp_path: Path) -> None:
         (["--shards", "-1"], "ConfigError: shards=-1: must be at least 0."),
     ],
 )
-def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], start: str) -> None:
+def test_options_out_of_range_are_refused(tmp_path: Path, arguments: list[str], start: str) -> None:
     assert one_line(z2all("bench", "data", *arguments, cwd=tmp_path), 2).startswith(start)
 
 
 # Peers
 
 
-def test_a_peer_that_cannot_be_installed_has_failed(inputs: Inputs, tmp_path: Path) -> None:
+def test_a_peer_that_cannot_be_installed_is_reported_as_failed(inputs: Inputs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     cases, runner = Cases(inputs, tmp_path), Runner(tmp_path, tmp_path / "file", repeats=1)
     runner.prepare_peers(cases)
@@ -129,14 +133,14 @@ def test_a_peer_that_cannot_be_installed_has_failed(inputs: Inputs, tmp_path: Pa
     assert str(tmp_path / "file") in alone.failed
 
 
-def test_the_error_line_of_an_output() -> None:
+def test_error_line_finds_the_error_in_an_output() -> None:
     assert error_line("a\nERROR: No matching distribution\n\nhint: b\n") == "ERROR: No matching distribution"
     assert error_line("a\nb\n") == "b"
     assert error_line("") == "no output"
 
 
 @pytest.mark.extended
-def test_a_process_that_fails_is_named(inputs: Inputs, tmp_path: Path) -> None:
+def test_a_measurement_that_fails_is_named_in_the_error(inputs: Inputs, tmp_path: Path) -> None:
     case = next(case for case in Cases(inputs, tmp_path).speed() if case.name == "raw jsonl")
     broken = Case(case.name, case.by, {**case.job, "folder": str(tmp_path / "none")})
     with pytest.raises(MachineError, match=r"ours, raw jsonl: failed with exit code 1: .*MANIFEST.json"):
@@ -152,7 +156,7 @@ def peer_runner(peer: str, inputs: Inputs, scratch: Path) -> tuple[Cases, Runner
 
 
 @pytest.mark.parametrize("peer", sorted(PEER_SOURCES))
-def test_peers_resume_from_half_an_epoch(peer: str, inputs: Inputs, tmp_path: Path) -> None:
+def test_peers_resume_in_the_middle_of_an_epoch(peer: str, inputs: Inputs, tmp_path: Path) -> None:
     cases, runner = peer_runner(peer, inputs, tmp_path)
     results = {one.name: one for one in runner.measure_resume([case for case in cases.resume() if case.by == peer])}
     exact = "tokens, streamed, in order" if peer == "hf_datasets" else "tokens, shuffled"

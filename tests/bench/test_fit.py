@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch, and its errors."""
+"""The search for the largest micro-batch that fits, and its errors."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from z2all_ds.zero.ds_config import resolve
 
 
 @given(st.integers(0, 3000), st.integers(1, 3000))
-def test_the_largest_is_found_with_few_questions(largest: int, first: int) -> None:
+def test_the_largest_size_is_found_with_few_trials(largest: int, first: int) -> None:
     asked: list[int] = []
 
     def fits(size: int) -> bool:
@@ -27,13 +27,13 @@ def test_the_largest_is_found_with_few_questions(largest: int, first: int) -> No
     assert len(asked) == len(set(asked)) <= 2 + 2 * max(1, abs(largest - first)).bit_length()
 
 
-def test_a_right_guess_costs_two_questions() -> None:
+def test_a_correct_first_guess_needs_two_trials() -> None:
     asked: list[int] = []
     assert largest_that(lambda size: asked.append(size) or size <= 47, 47) == 47  # type: ignore[func-returns-value]
     assert asked == [47, 48]
 
 
-def test_the_planner_lets_in_the_largest() -> None:
+def test_predict_returns_the_largest_micro_batch_that_fits() -> None:
     run = load_run_config("z2all_1b", ["deepspeed=zero2"])
     memory = 80 * 10**9
     largest = predict(run, 1, memory)
@@ -48,7 +48,7 @@ def test_the_planner_lets_in_the_largest() -> None:
     assert predict(run, 1, 10**9) == 0
 
 
-def test_the_line() -> None:
+def test_describe_gives_one_line() -> None:
     measured = MeasuredMemory("fit", None, (), 1, GpuMemory(weights=2 * 2**30), allocated=2**30)
     trials = [{"micro_batch": 4, "fits": True, "measured": measured}]
     sizes = {"gpu_memory": 8 * 2**30, "largest": 4, "predicted": 5}
@@ -58,7 +58,7 @@ def test_the_line() -> None:
     ]
 
 
-def test_a_driver_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "gpu_count", lambda: 1)
 
     def silent() -> None:
@@ -70,7 +70,7 @@ def test_a_driver_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="for machines without a GPU")
-def test_without_a_gpu_it_is_one_line() -> None:
+def test_fit_without_a_gpu_is_refused_with_one_line() -> None:
     with pytest.raises(MachineError, match="none is visible") as caught:
         fit_here("z2all_1b", [])
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The floor of a tiny model, measured for real; its figures are compared with the accounting."""
+"""`z2all bench floor` on a tiny model; the figures are compared with the FLOP accounting."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_every_product_has_a_row(floor: Report) -> None:
         assert row["teraflops_per_second"] == pytest.approx(row["flops"] / row["milliseconds"] / 1e9)
 
 
-def test_the_work_is_that_of_the_exact_convention(floor: Report) -> None:
+def test_the_flops_of_all_rows_equal_the_exact_convention(floor: Report) -> None:
     shape = micro_run().model.shape
     products = sum(row["count"] * row["flops"] for row in floor["rows"] if not row["name"].startswith("attention"))
     attention = sum(row["count"] * row["flops"] for row in floor["rows"] if row["name"].startswith("attention"))
@@ -47,20 +47,20 @@ def test_the_work_is_that_of_the_exact_convention(floor: Report) -> None:
     assert products + attention == TOKENS * flops_per_token(shape, 32, "exact")
 
 
-def test_the_sum_is_that_of_the_rows(floor: Report) -> None:
+def test_the_total_time_is_the_sum_of_the_rows(floor: Report) -> None:
     microseconds = sum(row["count"] * row["milliseconds"] for row in floor["rows"]) * 1e3
     assert floor["microseconds_per_token"] == pytest.approx(microseconds / TOKENS)
     assert floor["tokens_per_second"] == pytest.approx(1e6 * TOKENS / microseconds)
     assert floor["mfu_origin"] is None and floor["mfu_exact"] is None  # no peak is known for a CPU
 
 
-def test_json_keeps_every_figure(floor: Report) -> None:
+def test_the_json_report_contains_every_figure(floor: Report) -> None:
     read = json.loads(to_json(floor))
     assert read == floor
     assert (read["dtype"], read["micro_batch"], read["sequence_length"], read["rounds"]) == ("float32", 2, 32, 2)
 
 
-def test_a_line_per_row(floor: Report) -> None:
+def test_describe_gives_one_table_row_per_measurement(floor: Report) -> None:
     head, table, attention, total = describe(floor)
     assert "2 × 32 tokens" in str(head) and torch.__version__ in str(head)
     assert isinstance(table, Table) and [*table.columns] == ["", "count", "ms", "TFLOP/s"]
@@ -70,14 +70,16 @@ def test_a_line_per_row(floor: Report) -> None:
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 4])
-def test_attention_with_one_and_with_all_key_heads(num_kv_heads: int) -> None:
+def test_attention_is_measured_with_one_and_with_all_key_heads(num_kv_heads: int) -> None:
     shape = micro_run(f"model.num_key_value_heads={num_kv_heads}").model.shape
     seconds = Attention(shape, 1, 7, CPU, torch.float32).measure(SDPBackend.FLASH_ATTENTION)
     assert list(seconds) == ["forward", "backward"] and min(seconds.values()) > 0
 
 
 @pytest.mark.parametrize("with_flash", [True, False])
-def test_a_backend_that_does_not_run_has_the_reason(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+def test_an_attention_backend_that_does_not_run_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, with_flash: bool
+) -> None:
     kinds = {"efficient": SDPBackend.EFFICIENT_ATTENTION}  # torch has this kernel for GPUs only
     monkeypatch.setitem(
         module.ATTENTION_BACKENDS, "cpu", {**kinds, "flash": SDPBackend.FLASH_ATTENTION} if with_flash else kinds
@@ -93,7 +95,7 @@ def test_a_backend_that_does_not_run_has_the_reason(monkeypatch: pytest.MonkeyPa
     assert f"efficient does not run ({efficient['failed']})" in str(list(describe(floor))[-2])
 
 
-def test_the_fastest_backend_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_use_the_fastest_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
     monkeypatch.setitem(module.ATTENTION_BACKENDS, "cpu", both)
     floor = measure_floor(micro_run(), CPU, rounds=1)
@@ -104,18 +106,18 @@ def test_the_fastest_backend_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert seconds == pytest.approx(list(fastest["seconds"].values()))
 
 
-def test_no_rounds_are_refused() -> None:
+def test_zero_rounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="rounds=0"):
         measure_floor(micro_run(), CPU, rounds=0)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_prints_all_rows_as_json(tmp_path: Path) -> None:
     answer = z2all("bench", "floor", "--rounds", "1", "--json", *MICRO_OVERRIDES, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert len(json.loads(answer.stdout)["rows"]) == 17
 
 
-def test_an_invalid_setting_is_one_line(tmp_path: Path) -> None:
+def test_invalid_and_too_large_settings_are_refused_with_one_line(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "floor", "model.hidden_size=0", cwd=tmp_path), 2)
     assert line.startswith("ConfigError: model.hidden_size=0")
     line = one_line(z2all("bench", "floor", "model.vocab_size=1000000000000", cwd=tmp_path), 6)
@@ -124,7 +126,7 @@ def test_an_invalid_setting_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
-def test_on_a_gpu() -> None:
+def test_the_rates_on_a_gpu_are_below_its_peak() -> None:
     changes = ("model.hidden_size=1024", "model.intermediate_size=2816", "model.num_attention_heads=16")
     sizes = ("model.max_position_embeddings=1024", "train.sequence_length=1024", "train.micro_batch=4")
     device = torch.device("cuda", 0)
@@ -133,6 +135,6 @@ def test_on_a_gpu() -> None:
     assert [one["name"] for one in floor["attention_backends"]] == ["cudnn", "flash", "efficient"]
     assert floor["attention_backend"] in ("cudnn", "flash", "efficient")
     peak = peak_flops(floor["measured_on"]["device"]) or pytest.skip("no peak known for this GPU")
-    # Faster than the data sheet means that something was not waited for, or not computed.
+    # A rate above the peak would mean that a call was not waited for, or not executed.
     assert all(0 < row["teraflops_per_second"] * 1e12 < peak for row in floor["rows"])
     assert floor["mfu_exact"] is not None and 0 < floor["mfu_exact"] < 1

@@ -1,4 +1,4 @@
-"""`z2all bench memory`: its cases, and a real one on a GPU."""
+"""`z2all bench memory`: its cases, one of which is measured on a GPU."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_every_case_is_a_valid_run() -> None:
         assert resolved.config["train_micro_batch_size_per_gpu"] >= 1
 
 
-def test_which_cases_are_measured() -> None:
+def test_cases_are_chosen_by_name_or_from_a_config() -> None:
     assert chosen_cases([], None, [], 1) == list(CASES)
     assert [case.name for case in chosen_cases(["zero3", "zero1"], None, [], 1)] == ["zero3", "zero1"]
     (own,) = chosen_cases([], "z2all_tiny", ["train.micro_batch=4"], 2)
@@ -41,7 +41,7 @@ def test_which_cases_are_measured() -> None:
         chosen_cases(["zero9"], None, [], 1)
 
 
-def test_lines_and_json() -> None:
+def test_results_as_lines_and_as_json() -> None:
     found = MeasuredMemory("zero1", "z2all_1b", (), 1, PREDICTED, 10**10, 2 * 10**10, None, 10**9)
     assert found.error == pytest.approx(0.1)
     assert to_line(found).split() == ["zero1", "11.00", "10.00", "+10.0%", "20.00", "-", "1.00"]
@@ -54,14 +54,14 @@ def test_lines_and_json() -> None:
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="for machines without a GPU")
-def test_without_a_gpu_it_is_one_line() -> None:
+def test_measuring_without_a_gpu_is_refused() -> None:
     with pytest.raises(MachineError, match="none is visible"):
         next(measure_cases(CASES))
 
 
 @on_gpu[0]
 @on_gpu[1]
-def test_a_real_run_is_as_predicted() -> None:
+def test_the_peak_memory_of_a_real_run_is_close_to_the_prediction() -> None:
     (found,) = measure_cases(chosen_cases(["120m_zero2"], None, [], 1))
     assert not found.failed
     assert found.error is not None and abs(found.error) < 0.07

@@ -46,10 +46,10 @@ def test_every_backend_of_every_case_has_a_row(costs: Report) -> None:
     assert {("attention", "causal"), ("attention", "documents"), ("linear", "qkv"), ("swiglu", "")} <= cases
 
 
-def test_what_runs_has_figures_and_what_does_not_has_a_reason(costs: Report) -> None:
+def test_a_backend_has_figures_if_it_runs_and_a_reason_if_not(costs: Report) -> None:
     for row in costs["rows"]:
         assert row.failed == (backends_of(row.op)[row.backend].why_not(ON_CPU) or "")
-        assert row.peak_extra_bytes is None  # torch counts only a GPU's memory
+        assert row.peak_extra_bytes is None  # torch measures only GPU memory
         if row.failed:
             assert (row.forward_ms, row.backward_ms) == (None, None)
         else:
@@ -59,20 +59,20 @@ def test_what_runs_has_figures_and_what_does_not_has_a_reason(costs: Report) -> 
     assert running >= references | {("attention", "sdpa"), ("cross_entropy", "chunked")}
 
 
-def test_one_backend_of_each_op_is_autos_and_it_runs(costs: Report) -> None:
+def test_one_backend_of_each_op_is_marked_as_chosen_by_auto_and_runs(costs: Report) -> None:
     for op in OP_NAMES:
         taken = {(row.backend, row.failed) for row in costs["rows"] if row.op == op and row.auto}
         assert taken == {(choose(op, "auto", ON_CPU)[0].name, "")}
 
 
-def test_our_own_backends_are_measured_with_a_sink_too(costs: Report) -> None:
+def test_the_packages_own_backends_are_also_measured_with_a_gradient_sink(costs: Report) -> None:
     with_sink = {(row.op, row.backend) for row in costs["rows"] if row.with_sink}
     expected = {("swiglu", "torch"), ("linear", "torch"), ("cross_entropy", "chunked"), ("cross_entropy", "torch")}
     assert with_sink == expected
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 2), (2, 32), (3, 2048), (1, 5000)])
-def test_documents_fill_every_row(batch: int, length: int) -> None:
+def test_every_row_consists_of_several_consecutive_documents(batch: int, length: int) -> None:
     ids_BT = document_ids(batch, length)
     assert ids_BT.shape == (batch, length)
     for ids_T in ids_BT:
@@ -81,7 +81,7 @@ def test_documents_fill_every_row(batch: int, length: int) -> None:
         assert len(documents) >= 2 and int(lengths.max()) <= 900
 
 
-def test_attention_in_documents_sees_documents_only() -> None:
+def test_attention_in_the_documents_case_stays_within_documents() -> None:
     _, documents = shapes().cases("attention")
     inputs = documents.make_inputs(False)
     visible = inputs.constants[0]
@@ -95,7 +95,7 @@ def test_attention_in_documents_sees_documents_only() -> None:
 @pytest.mark.parametrize(
     ("op", "name"), [("linear", "torch"), ("swiglu", "torch"), ("cross_entropy", "chunked"), ("cross_entropy", "torch")]
 )
-def test_a_sink_gets_the_gradient_and_autograd_none(op: str, name: str) -> None:
+def test_the_gradient_goes_to_the_sink_and_not_to_autograd(op: str, name: str) -> None:
     inputs = shapes().cases(op)[0].make_inputs(True)
     assert inputs.weight is not None
     sink = sink_of(inputs.weight)
@@ -108,7 +108,7 @@ def test_a_sink_gets_the_gradient_and_autograd_none(op: str, name: str) -> None:
     torch.testing.assert_close(sink, 2 * after_one)
 
 
-def test_an_op_may_write_over_its_inputs_and_gradients_do_not_add_up() -> None:
+def test_an_op_may_overwrite_its_inputs_and_gradients_are_not_accumulated() -> None:
     (case,) = shapes().cases("rms_norm")
     inputs = case.make_inputs(False)
     x, residual = (tensor.clone() for tensor in inputs.activations)
@@ -126,7 +126,7 @@ def test_an_op_may_write_over_its_inputs_and_gradients_do_not_add_up() -> None:
     assert all(tensor.grad is None for tensor in inputs.activations)
 
 
-def test_a_backend_that_fails_is_a_row_with_its_first_line() -> None:
+def test_a_failing_backend_has_a_row_with_the_first_line_of_its_error() -> None:
     def breaks(*arguments: object) -> None:
         raise ArithmeticError("no such instruction\nand much more")
 
@@ -135,13 +135,13 @@ def test_a_backend_that_fails_is_a_row_with_its_first_line() -> None:
     assert row == OpRow("rope", "", "broken", False, False, failed="ArithmeticError: no such instruction")
 
 
-def test_what_has_no_room_is_a_row_too() -> None:
+def test_a_case_that_exceeds_memory_has_a_row_with_the_reason() -> None:
     rows = bench_ops(micro_run("model.vocab_size=1000000000000"), CPU, ["cross_entropy"])["rows"]
     running = [row for row in rows if row.backend in ("chunked", "torch")]
     assert running and all("free memory" in row.failed for row in running)
 
 
-def test_json_and_lines(costs: Report) -> None:
+def test_rows_as_json_and_as_a_table(costs: Report) -> None:
     read = json.loads(to_json(costs))
     assert read["rows"][0] == vars(costs["rows"][0])
     assert (read["dtype"], read["micro_batch"], read["sequence_length"]) == ("fp32", 2, 32)
@@ -155,7 +155,7 @@ def test_json_and_lines(costs: Report) -> None:
     assert any(cells[1] == "torch with sink *" for cells in rows)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_measures_the_given_ops_and_refuses_an_unknown_one(tmp_path: Path) -> None:
     answer = z2all("bench", "ops", "--json", "--op", "rope", "--op", "linear", *MICRO_OVERRIDES, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     read = json.loads(answer.stdout)
@@ -166,16 +166,16 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("marked", [pytest.param("cuda", marks=on_gpu)])
-def test_on_a_gpu(marked: str) -> None:
+def test_all_ops_are_measured_on_a_gpu(marked: str) -> None:
     sizes = ("hidden_size=1024", "intermediate_size=2816", "num_attention_heads=16", "vocab_size=65536")
     lengths = ("model.max_position_embeddings=1024", "train.sequence_length=1024", "train.micro_batch=4")
     costs = bench_ops(micro_run(*(f"model.{size}" for size in sizes), *lengths), torch.device(marked, 0))
     assert costs["dtype"] == "bf16" and costs["measured_on"]["device"] == torch.cuda.get_device_name(0)
     for row in costs["rows"]:
-        # A library may be missing; our own backends run, and the choice of `auto`.
+        # A library may be missing, but this package's own backends and the choice of `auto` must run.
         assert not row.failed or not (row.auto or row.backend in ("triton", "chunked", "torch")), row
     peak = peak_flops(costs["measured_on"]["device"]) or pytest.skip("no peak known for this GPU")
-    # Faster than the data sheet means that something was not waited for, or not computed.
+    # A rate above the peak would mean that a call was not waited for, or not executed.
     (qkv,) = (row for row in costs["rows"] if (row.case, row.backend, row.with_sink) == ("qkv", "torch", False))
     assert 2 * 4 * 1024 * 1024 * (1024 + 2 * 2 * 64) / (qkv.forward_ms / 1e3) < peak
     assert all(row.peak_extra_bytes > 0 for row in costs["rows"] if not row.failed and row.op != "rope")

@@ -1,4 +1,4 @@
-"""`z2all bench optimizers`: the measured state sizes are those that the registry states."""
+"""`z2all bench optimizers`: the measured state sizes equal those stated in the registry."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from z2all_ds.zero.optimizers import KINDS
 PARAMETERS = 100_000
 ROUNDED_UP = 100_096
 CODE_BOOKS = 2 * 256 * 4
-"""Bytes that 8-bit optimizers keep once: two tables of 256 fp32."""
+"""Bytes that an 8-bit optimizer needs once, for two tables of 256 fp32 values."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(answer.stdout))
 
 
-def test_shape_of_the_json(report: dict[str, Any]) -> None:
+def test_fields_of_the_json_report(report: dict[str, Any]) -> None:
     assert set(report) == {"measured_on", "parameters", "optimizers", "refused"}
     assert report["parameters"] == ROUNDED_UP
     assert set(report["measured_on"]) >= {"device", "torch"}
@@ -60,13 +60,15 @@ def assert_as_stated(row: dict[str, Any], parameters: int) -> None:
     assert 0 <= round(more) <= (CODE_BOOKS if row["kind"] == "adamw_8bit" else 0), row
 
 
-def test_measured_is_stated(report: dict[str, Any]) -> None:
+def test_measured_state_sizes_equal_the_stated_ones(report: dict[str, Any]) -> None:
     for row in report["optimizers"]:
         assert_as_stated(row, ROUNDED_UP)
     found = {
         (row["kind"], row["weights"], row["rounding"]): row["state_bytes_measured"] for row in report["optimizers"]
     }
-    found = {key: value for key, value in found.items() if key[0] != "adamw_8bit"}  # where torchao is installed
+    found = {
+        key: value for key, value in found.items() if key[0] != "adamw_8bit"
+    }  # only present if torchao is installed
     assert found == {
         ("adamw", "fp32", None): 8,
         ("ds_cpu_adam", "fp32", None): 8,
@@ -79,7 +81,7 @@ def test_measured_is_stated(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("marked", [pytest.param("cuda", marks=on_gpu)])
-def test_measured_is_stated_on_a_gpu(marked: str) -> None:
+def test_measured_state_sizes_equal_the_stated_ones_on_a_gpu(marked: str) -> None:
     report = bench_optimizers(1 << 20)
     assert report["measured_on"]["device"] == torch.cuda.get_device_name(0)
     for cost in report["optimizers"]:
@@ -87,11 +89,11 @@ def test_measured_is_stated_on_a_gpu(marked: str) -> None:
         assert cost["device"] == ("cpu" if cost["kind"] == "ds_cpu_adam" else marked)
     kinds = {cost["kind"] for cost in report["optimizers"]}
     assert {"adamw", "ds_fused_adam", "ds_cpu_adam", "adamw_bf16", "lion"} <= kinds
-    # A library may be missing; one that is installed works.
+    # A library may be missing, but every installed one must work.
     assert not [refusal for refusal in report["refused"] if refusal["reason"].startswith("fails")]
 
 
-def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_gives_a_table_with_measured_and_refused_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"state_bytes_stated": 6.0, "state_bytes_measured": 6.0, "milliseconds_per_step": 1.25}
     cost = {"kind": "adamw_bf16", "weights": "bf16", "rounding": "kahan", "device": "cpu", **figures}
     refused = {"kind": "apex_adam", "reason": "needs a GPU, the model is on cpu"}
@@ -105,7 +107,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_counters_are_not_counted() -> None:
+def test_state_bytes_ignores_step_counters() -> None:
     weight = torch.nn.Parameter(torch.zeros(100))
     optimizer = torch.optim.AdamW([weight], fused=True)
     weight.grad = torch.zeros(100)
@@ -114,6 +116,6 @@ def test_counters_are_not_counted() -> None:
     assert state_bytes(optimizer) == 800
 
 
-def test_too_few_are_refused(tmp_path: Path) -> None:
+def test_too_few_parameters_are_refused(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "optimizers", "--parameters", "100", cwd=tmp_path), ConfigError.exit_code)
     assert line.endswith("parameters=100: must be at least 4096. Give more.")

@@ -1,4 +1,4 @@
-"""The products of the model, compared with the model itself and with the accounting."""
+"""The matrix products of the model, compared with its layers and with the FLOP accounting."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_they_are_the_models_own(num_kv_heads: int, tied: bool) -> None:
+def test_linears_of_matches_the_layers_of_the_model_and_the_flop_count(num_kv_heads: int, tied: bool) -> None:
     changes = [f"model.num_key_value_heads={num_kv_heads}", f"model.tie_word_embeddings={tied}"]
     section = load_run_config(None, [*MICRO_OVERRIDES, *changes]).model
     with torch.device("meta"):
@@ -34,7 +34,7 @@ def test_each_product_is_timed() -> None:
     assert all(value > 0 for value in seconds.values())
 
 
-def test_what_cannot_fit_is_named() -> None:
+def test_a_product_that_exceeds_memory_is_named_in_the_error() -> None:
     huge = Linear("head", 2048, 10**12)
     with pytest.raises(MachineError, match=r"head \(4096 tokens, 2048 to 1000000000000\) needs"):
         require_room([Linear("o", 8, 8), huge], 4096, CPU, torch.float32)
@@ -50,5 +50,7 @@ def test_what_cannot_fit_is_named() -> None:
         (CUDA, "fp32", torch.float32),
     ],
 )
-def test_the_precision_of_training(device: torch.device, precision: str, expected: torch.dtype) -> None:
+def test_training_dtype_depends_on_device_and_precision(
+    device: torch.device, precision: str, expected: torch.dtype
+) -> None:
     assert training_dtype(device, precision) == expected

@@ -1,4 +1,4 @@
-"""`z2all bench shapes`: candidates and advice are checked exactly; tiny sizes are measured."""
+"""`z2all bench shapes`: exact tests of candidates and advice, and measurements of tiny sizes."""
 
 import json
 from pathlib import Path
@@ -27,29 +27,29 @@ CPU = torch.device("cpu")
 RUN = load_run_config(None, list(MICRO_OVERRIDES))
 
 
-def test_sizes_around_eight_thirds() -> None:
+def test_feed_forward_candidates_around_eight_thirds_of_a_hidden_size() -> None:
     assert feed_forward_candidates(5461) == [5120, 5376, 5440, 5456, 5461, 5464, 5472, 5504, 5632]
 
 
-def test_a_good_wish_has_neighbours_too() -> None:
+def test_a_requested_size_that_is_a_large_multiple_also_has_neighbours() -> None:
     found = feed_forward_candidates(5632)
     assert found[0] == 5120 and found[-1] == 6144
     assert 5632 in found and len(found) == 15
 
 
-def test_vocabularies_with_the_odd_one() -> None:
+def test_vocabulary_candidates_include_the_request_plus_one() -> None:
     assert vocabulary_candidates(64320) == [64320, 64321, 64328, 64336, 64352, 64384, 64512]
     assert vocabulary_candidates(64321) == [64321, 64322, 64328, 64336, 64352, 64384, 64512]
 
 
 @given(st.integers(1, 300_000))
-def test_candidates_are_near_and_never_too_few(wish: int) -> None:
+def test_candidates_are_near_the_requested_size_and_cover_every_multiple(wish: int) -> None:
     vocabularies, sizes = vocabulary_candidates(wish), feed_forward_candidates(wish)
     assert vocabularies[0] == wish and wish in sizes
     for found in (vocabularies, sizes):
         assert found == sorted(set(found))
         assert all(size > 0 and abs(size - wish) <= NEAR * wish for size in found)
-    if wish >= 4 * max(MULTIPLES):  # from here on every multiple is near
+    if wish >= 4 * max(MULTIPLES):  # from this size on, every multiple is near enough
         for step in MULTIPLES:
             assert any(size % step == 0 for size in vocabularies)
             assert any(size % step == 0 and size < wish for size in sizes)
@@ -71,8 +71,8 @@ def test_the_requested_size_is_kept_if_it_is_as_good() -> None:
     )
 
 
-def test_the_vocabulary_size_is_chosen_by_the_whole_time() -> None:
-    """Per column 128 would be the best, but its columns are of no use."""
+def test_the_vocabulary_size_is_chosen_by_total_time() -> None:
+    """A size of 128 takes the least time per column, but its extra columns would only be padding."""
     advice = advise("model.vocab_size", 101, {101: 20.0, 102: 19.0, 104: 10.05, 112: 10.0, 128: 11.0})
     assert advice["recommended"] == 104
     assert advice["reason"] == "smallest of those within 1% of the least time, 49.7% less in total than 101"
@@ -80,7 +80,7 @@ def test_the_vocabulary_size_is_chosen_by_the_whole_time() -> None:
     assert advice["candidates"][0]["milliseconds"] == 20_000
 
 
-def test_measured_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_sizes_are_measured_and_described(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = measure_shapes(RUN, CPU, 24, None, 97, rounds=1)
     assert (shapes["tokens"], shapes["hidden_size"]) == (64, 24)
     assert (shapes["feed_forward"]["wished"], shapes["vocabulary"]["wished"]) == (64, 97)
@@ -102,7 +102,7 @@ def test_the_command_takes_sizes_from_the_config(tmp_path: Path) -> None:
     assert (found["hidden_size"], found["feed_forward"]["wished"], found["vocabulary"]["wished"]) == (32, 88, 1024)
 
 
-def test_nonsense_is_one_line(tmp_path: Path) -> None:
+def test_sizes_below_one_are_refused(tmp_path: Path) -> None:
     line = one_line(z2all("bench", "shapes", "--ffn", "-3", cwd=tmp_path), 2)
     assert line == "ConfigError: ffn=-3: must be at least 1. Give more."
     for option, sizes in {"hidden": (0, None, None), "vocab": (None, None, 0)}.items():
@@ -110,7 +110,7 @@ def test_nonsense_is_one_line(tmp_path: Path) -> None:
             measure_shapes(RUN, CPU, *sizes, rounds=1)
 
 
-def test_too_much_is_refused_before_the_first_measurement() -> None:
+def test_too_large_sizes_and_zero_rounds_are_refused_before_measuring() -> None:
     with pytest.raises(MachineError, match="needs"):
         measure_shapes(RUN, CPU, None, None, 10**12, rounds=1)
     with pytest.raises(ConfigError, match="rounds=0"):
@@ -119,7 +119,7 @@ def test_too_much_is_refused_before_the_first_measurement() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
-def test_on_a_gpu() -> None:
+def test_sizes_are_measured_on_a_gpu() -> None:
     shapes = measure_shapes(RUN, torch.device("cuda", 0), 512, None, 4097, rounds=1)
     assert shapes["dtype"] == "bfloat16" and shapes["measured_on"]["cuda"]
     assert shapes["vocabulary"]["candidates"][0]["size"] == 4097

@@ -1,4 +1,4 @@
-"""A real short measurement through the command; figures are checked against each other, not against the clock."""
+"""`z2all bench step` in a short real measurement; figures are compared with each other, not with fixed times."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def costs() -> Report:
     return {"device": "H200", "ranks": 4, "deepspeed": "zero2", **size, **speed, **shares}
 
 
-def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_the_measured_figures_are_consistent(small_corpus: Path, small_tokenizer: Path) -> None:
     folders = (f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}")
     command = [sys.executable, "-m", "z2all_ds", "bench", "step", "--ranks", "1", "--steps", "6", "--floor", "--json"]
     result = subprocess.run([*command, *MICRO_OVERRIDES, *folders], capture_output=True, text=True)
@@ -40,7 +40,7 @@ def test_the_figures_belong_together(small_corpus: Path, small_tokenizer: Path) 
     assert costs["peer"] is None
 
 
-def test_a_floor_that_cannot_be_measured_costs_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_floor_measurement_is_reported_and_skipped(capfd: pytest.CaptureFixture[str]) -> None:
     found = costs()
     add_floor(found, None, ["train.stepz=5"])
     assert found == costs()
@@ -50,7 +50,7 @@ def test_a_floor_that_cannot_be_measured_costs_a_line(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("measured_on", "floor"), [({"device": "H200", "cuda": "13.0"}, 4000.0), ({}, 1000.0)])
-def test_each_gpu_rank_has_a_device_and_cpu_ranks_share_one(
+def test_the_floor_is_multiplied_by_the_ranks_on_gpus_but_not_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, measured_on: dict[str, str], floor: float
 ) -> None:
     answer = json.dumps({"measured_on": measured_on, "tokens_per_second": 1000.0})
@@ -61,7 +61,7 @@ def test_each_gpu_rank_has_a_device_and_cpu_ranks_share_one(
     assert f"{100 * 500 / floor:.1f}% of the floor" in str(next(iter(describe(found))))
 
 
-def test_lines() -> None:
+def test_describe_gives_a_line_for_the_run_and_one_for_the_peer() -> None:
     peer = {"name": "Llama", "seconds_per_step": 2.0, "tokens_per_second": 250.0, "peak_memory_bytes": 2**30}
     assert list(describe({**costs(), "peer": peer, "times_peer": 2.0})) == [
         "H200 × 4 | zero2 2/8 × 32 | 1.5 M parameters | 1.000 s/step | 500 tok/s | MFU 25.0% | peak 1.0 GiB",

@@ -1,4 +1,4 @@
-"""Timing, tested without exact times: a sleep is never shorter than requested."""
+"""Timing of calls, tested without exact times, since only the minimum duration of a sleep is certain."""
 
 import time
 from collections.abc import Callable
@@ -35,14 +35,14 @@ def counted(function: Callable[[], object]) -> tuple[Callable[[], None], list[in
     return call, calls
 
 
-def test_seconds_of_one_call_whatever_the_budget() -> None:
+def test_time_call_returns_the_seconds_of_one_call_for_any_budget() -> None:
     for budget_ms in (0.0, 20.0):
         function, calls = counted(lambda: time.sleep(0.002))
         started = time.perf_counter()
         seconds = time_call(function, CPU, budget_ms)
         passed = time.perf_counter() - started
         assert 0.002 <= seconds <= passed
-        assert calls[0] >= 2  # the first is not measured
+        assert calls[0] >= 2  # the first call is not measured
 
 
 def test_the_first_call_is_not_measured() -> None:
@@ -52,7 +52,7 @@ def test_the_first_call_is_not_measured() -> None:
     assert seconds <= time.perf_counter() - started - 0.05
 
 
-def test_inputs_take_turns() -> None:
+def test_rotating_passes_the_inputs_in_turn() -> None:
     seen: list[str] = []
     call = rotating(seen.append, ["a", "b", "c"])
     for _ in range(5):
@@ -60,7 +60,7 @@ def test_inputs_take_turns() -> None:
     assert seen == ["a", "b", "c", "a", "b"]
 
 
-def test_passes_take_turns_and_give_medians() -> None:
+def test_cases_are_measured_in_turn_and_medians_are_returned() -> None:
     figures = {"a": iter([3.0, 1.0, 2.0]), "b": iter([5.0, 5.0, 4.0])}
     seen: list[str] = []
 
@@ -73,19 +73,19 @@ def test_passes_take_turns_and_give_medians() -> None:
     assert seen == ["a", "b"] * 3
 
 
-def test_device_and_versions_are_named() -> None:
+def test_measured_on_names_the_device_and_its_libraries() -> None:
     facts = measured_on(CPU)
     assert "CPU" in facts["device"] and facts["torch"] == torch.__version__
     assert "cuda" not in facts
     assert head_line(facts, "fp32") == f"{facts['device']} | torch {torch.__version__} | fp32"
 
 
-def test_the_cpu_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ds_accelerator_selects_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert device_here() == CPU
 
 
-def test_what_cannot_fit_is_refused_before_it_is_tried() -> None:
+def test_require_memory_refuses_more_than_the_free_memory() -> None:
     require_memory(1, CPU, "a byte")
     with pytest.raises(MachineError, match=r"free memory on cpu: the head needs 1,000,000\.0 GB"):
         require_memory(10**15, CPU, "the head")
@@ -96,19 +96,19 @@ def test_what_cannot_fit_is_refused_before_it_is_tried() -> None:
 class TestOnGpu:
     device = torch.device("cuda", 0)
 
-    def test_a_product_is_not_faster_than_the_device(self) -> None:
-        """Without a wait for the device, the launch would be measured: about 100 times too little."""
+    def test_a_matrix_product_is_not_faster_than_the_peak_of_the_device(self) -> None:
+        """Without waiting for the device, only the launch would be timed, which takes about 1 % of the time."""
         a, b = (torch.randn(4096, 4096, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         peak = peak_flops(torch.cuda.get_device_name(self.device)) or pytest.skip("no peak known for this GPU")
         assert time_call(lambda: a @ b, self.device) >= 2 * 4096**3 / peak
 
-    def test_sets_are_larger_than_the_cache(self) -> None:
+    def test_the_input_sets_together_exceed_the_cache(self) -> None:
         cache_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
         assert sets_needed(10 * CACHE_SIZES * cache_bytes, self.device) == 1
         assert sets_needed(cache_bytes, self.device) == CACHE_SIZES
         assert sets_needed(1, self.device) == MAX_SETS
 
-    def test_versions(self) -> None:
+    def test_measured_on_names_the_gpu_and_its_libraries(self) -> None:
         facts = measured_on(self.device)
         assert facts["device"] == torch.cuda.get_device_name(self.device)
         assert facts["cuda"] == torch.version.cuda and int(facts["cudnn"]) > 8000

@@ -1,4 +1,4 @@
-"""A real short measurement; figures are checked against each other, not against the clock."""
+"""`z2all bench tokenizer` in a short real measurement; figures are only checked for plausibility."""
 
 import json
 from pathlib import Path
@@ -25,14 +25,14 @@ def test_the_trainers_are_measured_on_the_same_text(small_corpus: Path) -> None:
     assert sum("MB/s/core" in str(line) for line in describe(costs)) == 3
 
 
-def test_a_failed_trainer_has_the_reason_and_the_others_continue(small_corpus: Path) -> None:
+def test_a_failed_trainer_is_reported_with_the_reason_and_the_others_continue(small_corpus: Path) -> None:
     costs = bench_tokenizer([small_corpus], 60_000, 60_000, names=["spm", "hf_default"])
     spm, hf_default = costs["trainers"]
     assert spm["failed"].startswith("DataError: text_vocab_size 60000: ") and not hf_default["failed"]
     assert f"spm: failed, {spm['failed']}" in describe(costs)
 
 
-def test_built_in_text_and_wrong_settings() -> None:
+def test_the_built_in_text_is_the_default_and_invalid_settings_are_refused() -> None:
     costs = bench_tokenizer([], 150_000, 400, names=["bbpe"])
     assert costs["mix"].keys() == {"code", "en", "zh"}
     with pytest.raises(ConfigError, match="trainer 'x'"):

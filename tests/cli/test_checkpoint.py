@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_toke
     return folder
 
 
-def test_list_and_show(run: Path, tmp_path: Path) -> None:
+def test_list_and_show_describe_the_checkpoints_of_a_run(run: Path, tmp_path: Path) -> None:
     answer = z2all("checkpoint", "list", str(run), cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     head, *rows = answer.stdout.splitlines()
@@ -31,7 +31,7 @@ def test_list_and_show(run: Path, tmp_path: Path) -> None:
     assert (newest["step"], newest["sample"], newest["states"]) == (4, 32, ["exp_avg", "exp_avg_sq"])
     path = run / "checkpoints" / "step_00000004"
     assert newest["size_bytes"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    # fp32 masters and two moments; the files beside them are small
+    # fp32 master weights and two moments; all other files are small
     assert 12 * newest["parameters"] < newest["size_bytes"] < 12 * newest["parameters"] + 60_000
     shown = z2all("checkpoint", "show", str(run / "checkpoints" / "step_00000002"), cwd=tmp_path).stdout
     assert "states          exp_avg, exp_avg_sq" in shown and "step            2" in shown
@@ -51,7 +51,7 @@ def test_list_shows_validation_losses(run: Path, tmp_path: Path) -> None:
     assert [one["validation_loss"] for one in listed] == [2.3125, None]
 
 
-def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: Path) -> None:
+def test_verify_finds_a_flipped_bit_that_list_does_not_notice(run: Path, tmp_path: Path) -> None:
     assert z2all("checkpoint", "verify", str(run), cwd=tmp_path).returncode == 0
     file = run / "checkpoints" / "step_00000002" / "state" / "rank_00000.safetensors"
     content = bytearray(file.read_bytes())
@@ -65,12 +65,12 @@ def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(run: Path, tmp_path: 
     assert [row.rsplit("  ", 1)[-1] for row in answer.stdout.splitlines()[1:]] == [line.split(": ")[1], "complete"]
 
 
-def test_an_unfinished_one_is_listed(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_listed(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "step_00000009").mkdir()
     last = z2all("checkpoint", "list", str(run), cwd=tmp_path).stdout.splitlines()[-1]
     assert last.startswith("9 ") and last.endswith("no MANIFEST.json: it was never finished")
 
 
-def test_no_checkpoints_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_refused_with_one_line(tmp_path: Path) -> None:
     line = one_line(z2all("checkpoint", "list", str(tmp_path / "nothing"), cwd=tmp_path), 4)
     assert line.endswith("has no checkpoints. Give a run folder or a step_NNNNNNNN folder in it.")

@@ -1,4 +1,4 @@
-"""`z2all checkpoint prune` in real processes: what is deleted, what is kept and why, and never during a job."""
+"""`z2all checkpoint prune` in real processes: deleted and kept checkpoints, the reasons, and refusal during a job."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_what_is_deleted_and_why_the_others_are_kept(run: RunFolder, tmp_path: Path) -> None:
+def test_prune_deletes_checkpoints_and_says_why_the_others_are_kept(run: RunFolder, tmp_path: Path) -> None:
     going = sum(size_of(run.checkpoints / layout.step_name(step)) for step in (100, 400))
     leftover = write_temporary(run.checkpoints, 700)
     going += size_of(leftover)
@@ -64,7 +64,7 @@ def test_what_is_deleted_and_why_the_others_are_kept(run: RunFolder, tmp_path: P
     assert (again["freed_bytes"], again["leftovers"], len(again["checkpoints"])) == (0, [], 4)
 
 
-def test_the_command_line_wins_over_the_runs_settings(run: RunFolder, tmp_path: Path) -> None:
+def test_options_override_the_settings_of_the_run(run: RunFolder, tmp_path: Path) -> None:
     asked = ("--keep-last", "3", "--keep-every", "0", "--keep-best", "2", "--json")
     answer = json.loads(z2all("checkpoint", "prune", run.root, *asked, cwd=tmp_path).stdout)
     assert answer["retention"] == {"keep_last": 3, "keep_every": 0, "keep_best": 2}
@@ -75,7 +75,7 @@ def test_the_command_line_wins_over_the_runs_settings(run: RunFolder, tmp_path: 
     assert steps(run) == [200, 400, 500, 600]
 
 
-def test_without_run_yaml_the_defaults_hold(run: RunFolder, tmp_path: Path) -> None:
+def test_without_run_yaml_the_defaults_are_used(run: RunFolder, tmp_path: Path) -> None:
     run.config.unlink()
     answer = z2all("checkpoint", "prune", run.root, "--keep-best", "0", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -91,18 +91,18 @@ def test_keep_best_without_validation_losses_is_reported(run: RunFolder, tmp_pat
     assert "keep_best=1: no checkpoint has a validation loss" in answer.stdout.splitlines()
 
 
-def test_never_during_a_job(run: RunFolder, tmp_path: Path) -> None:
+def test_prune_is_refused_while_a_job_holds_the_lock(run: RunFolder, tmp_path: Path) -> None:
     lock = run.acquire_lock()
     try:
         line = one_line(z2all("checkpoint", "prune", run.root, cwd=tmp_path), 4)
         assert line.endswith("another job is writing to it. Stop that job or set a different run_dir.")
         assert steps(run) == list(LOSSES)
-        assert z2all("checkpoint", "prune", run.root, "--dry-run", cwd=tmp_path).returncode == 0  # it may look
+        assert z2all("checkpoint", "prune", run.root, "--dry-run", cwd=tmp_path).returncode == 0  # a dry run is allowed
     finally:
         os.close(lock)
 
 
-def test_what_is_being_read_stays_for_the_next_time(run: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_read_is_kept_until_the_next_prune(run: RunFolder, tmp_path: Path) -> None:
     with held(run.checkpoints / "step_00000100"):
         answer = json.loads(z2all("checkpoint", "prune", run.root, "--json", cwd=tmp_path).stdout)
     first = answer["checkpoints"][0]
@@ -113,8 +113,8 @@ def test_what_is_being_read_stays_for_the_next_time(run: RunFolder, tmp_path: Pa
     assert steps(run) == [200, 300, 500, 600]
 
 
-def test_flipped_bits_in_the_newest_save_the_ones_before(run: RunFolder, tmp_path: Path) -> None:
-    """Sizes do not show it; by them nothing that can be loaded would be left."""
+def test_older_checkpoints_are_kept_if_the_newest_ones_have_flipped_bits(run: RunFolder, tmp_path: Path) -> None:
+    """A check of file sizes would not notice the flipped bits and would leave no checkpoint that can be loaded."""
     for step in (500, 600):
         file = run.checkpoints / layout.step_name(step) / "state" / "rank_00000.safetensors"
         content = bytearray(file.read_bytes())
@@ -126,7 +126,7 @@ def test_flipped_bits_in_the_newest_save_the_ones_before(run: RunFolder, tmp_pat
     assert answer["checkpoints"][-1]["reasons"] == ["later than step_00000400"]
 
 
-def test_none_that_can_be_loaded_is_an_error_and_deletes_nothing(run: RunFolder, tmp_path: Path) -> None:
+def test_prune_fails_and_deletes_nothing_if_no_checkpoint_can_be_loaded(run: RunFolder, tmp_path: Path) -> None:
     for path in layout.step_folders(run.checkpoints):
         (path / "trainer.json").unlink()
     answer = z2all("checkpoint", "prune", run.root, cwd=tmp_path)
@@ -134,13 +134,15 @@ def test_none_that_can_be_loaded_is_an_error_and_deletes_nothing(run: RunFolder,
     assert steps(run) == list(LOSSES)
 
 
-def test_no_run_folder_is_one_line_and_makes_none(tmp_path: Path) -> None:
+def test_a_missing_run_folder_is_refused_and_not_created(tmp_path: Path) -> None:
     line = one_line(z2all("checkpoint", "prune", tmp_path / "nothing", cwd=tmp_path), 4)
     assert line.endswith("has no checkpoints. Give a run folder.")
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_real_run_keeps_what_its_settings_ask_for(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_real_run_keeps_the_checkpoints_that_its_settings_require(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     folder = RunFolder(tmp_path / "real")
     more = ("deepspeed=zero1", "train.steps=6", "checkpoint.every_steps=1", "checkpoint.keep_every=3")
     result = train(folder.root, small_corpus, small_tokenizer, *more, ranks=1)
@@ -153,7 +155,7 @@ def test_a_real_run_keeps_what_its_settings_ask_for(small_corpus: Path, small_to
     assert verified.returncode == 0, verified.stderr
 
 
-def test_what_a_killed_run_has_left_in_memory_is_listed_and_freed(run: RunFolder, tmp_path: Path) -> None:
+def test_in_memory_snapshots_of_a_killed_run_are_listed_and_freed(run: RunFolder, tmp_path: Path) -> None:
     line = memory.SnapshotFolder(memory.new_lineage())
     try:
         line.create(run.root)

@@ -1,4 +1,4 @@
-"""The command as users meet it: real processes, their exit codes, what goes to stdout and what to stderr."""
+"""The command as users run it: real processes, their exit codes, and their output on stdout and stderr."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def test_help_and_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["no_such_verb"], ["plan", "--gpus", "many"], ["corpus", "build", "a=text"]])
-def test_a_command_line_that_cannot_be_meant(arguments: list[str], tmp_path: Path) -> None:
+def test_an_invalid_command_line_prints_the_usage(arguments: list[str], tmp_path: Path) -> None:
     answer = z2all(*arguments, cwd=tmp_path)
     assert answer.returncode == 2
     assert answer.stdout == ""
@@ -37,7 +37,7 @@ def test_a_command_line_that_cannot_be_meant(arguments: list[str], tmp_path: Pat
     assert "Traceback" not in answer.stderr
 
 
-def test_a_users_mistake_is_one_line_and_debug_shows_where(tmp_path: Path) -> None:
+def test_a_user_error_is_one_line_and_debug_adds_the_traceback(tmp_path: Path) -> None:
     expected = "ConfigError: train.stepz: no such setting. Did you mean train.steps?"
     assert one_line(z2all("config", "train.stepz=5", cwd=tmp_path), 2) == expected
     for shown in (
@@ -50,14 +50,16 @@ def test_a_users_mistake_is_one_line_and_debug_shows_where(tmp_path: Path) -> No
         assert shown.stderr.splitlines()[-1] == expected
 
 
-def test_a_pipe_closed_early_is_no_error_of_ours(tmp_path: Path) -> None:
+def test_a_pipe_that_is_closed_early_is_not_an_error(tmp_path: Path) -> None:
     line = f"{sys.executable} -m z2all_ds config | head -n 1"
     answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert (answer.stdout, answer.stderr) == ("preset: null\n", "")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_while_it_works(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_an_interrupted_command_exits_with_the_code_of_the_signal(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     corpus = tmp_path / "corpus"
     command = [*COMMAND, "corpus", "build", "code=python_code", "--out", str(corpus)]
     process = subprocess.Popen(
@@ -98,7 +100,7 @@ def test_config_prints_the_resolved_config(tmp_path: Path) -> None:
         (["train"], "override 'train': must be section.key=value."),
     ],
 )
-def test_config_errors(arguments: list[str], start: str, tmp_path: Path) -> None:
+def test_config_reports_an_error_in_one_line(arguments: list[str], start: str, tmp_path: Path) -> None:
     assert one_line(z2all("config", *arguments, cwd=tmp_path), 2).startswith(f"ConfigError: {start}")
 
 
@@ -149,10 +151,12 @@ def test_plot_makes_a_picture(tmp_path: Path) -> None:
     assert one_line(z2all("plot", "one", "--out", "x.doc", cwd=tmp_path), 2).startswith("ConfigError: --out x.doc: ")
 
 
-# train, as far as its checks: each mistake is told before ranks are started or ops built
+# The checks of train: each error is reported before ranks are started or ops are built
 
 
-def test_train_refuses_before_anything_heavy(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_train_reports_errors_before_it_creates_folders_or_builds_ops(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     run_dir, extensions = tmp_path / "run", tmp_path / "extensions"
     corpus, tokenizer = f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}"
     cases: list[tuple[list[str], int, str]] = [
@@ -172,7 +176,7 @@ def test_train_refuses_before_anything_heavy(small_corpus: Path, small_tokenizer
         assert not extensions.exists()
 
 
-def test_quickstart_leaves_a_folder_of_others_alone(tmp_path: Path) -> None:
+def test_quickstart_refuses_a_folder_that_it_did_not_create(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     line = one_line(z2all("quickstart", "--out", tmp_path, "--fresh", cwd=tmp_path), 2)
     assert line == f"ConfigError: --out {tmp_path}: exists and was not created by the quickstart. Give a new folder."

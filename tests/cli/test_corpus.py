@@ -1,4 +1,4 @@
-"""`z2all corpus` and what follows it, as users type it."""
+"""`z2all corpus`, and commands that read a corpus, as users type them."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def my_forum(row):
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    """A small JSON-lines file."""
+    """Return a small JSON-lines file."""
     path = tmp_path / "raw 文本.jsonl"
     lines = [
         {"text": f"第{number}篇。 A document of some words, number {number}.", "n": number} for number in range(60)
@@ -35,7 +35,7 @@ def raw(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_raw_text_to_a_tokenizer(raw: Path, tmp_path: Path) -> None:
+def test_a_corpus_is_built_and_audited_and_a_tokenizer_is_trained_on_it(raw: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     answer = z2all("corpus", "build", f"notes=jsonl:{raw}", "--out", corpus, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -72,7 +72,7 @@ def test_from_raw_text_to_a_tokenizer(raw: Path, tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_convert_clean_look_and_split(tmp_path: Path) -> None:
+def test_a_corpus_is_converted_cleaned_sampled_and_split(tmp_path: Path) -> None:
     corpus = tmp_path / "语料"
     for source, file in (("baike2018qa", "baike_qa.json"), ("wikipedia_cn", "wiki_00")):
         shutil.copy(RAW / file, tmp_path / file)
@@ -113,7 +113,7 @@ def test_convert_clean_look_and_split(tmp_path: Path) -> None:
         assert z2all("corpus", "audit", tmp_path / "split" / side, cwd=tmp_path).returncode == 0
 
 
-def test_own_converters_come_from_a_file(tmp_path: Path) -> None:
+def test_a_plugin_file_adds_a_converter(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "a.jsonl").write_text('{"subject": "s", "body": "b", "likes": 3}\n')
     (tmp_path / "b.jsonl").write_text('{"subject": "t", "body": "c", "likes": 4}\n')
@@ -151,7 +151,7 @@ def test_sources_are_listed(tmp_path: Path) -> None:
         ("notes=jsonl:missing.jsonl", 3, "DataError: missing.jsonl: does not exist."),
     ],
 )
-def test_sources_that_cannot_be(source: str, code: int, start: str, tmp_path: Path) -> None:
+def test_invalid_sources_are_refused(source: str, code: int, start: str, tmp_path: Path) -> None:
     answer = z2all("corpus", "build", source, "--out", tmp_path / "corpus", cwd=tmp_path)
     assert one_line(answer, code).startswith(start)
     assert list(tmp_path.iterdir()) == []
@@ -168,13 +168,13 @@ def test_sources_that_cannot_be(source: str, code: int, start: str, tmp_path: Pa
         (["--workers", "0"], "ConfigError: workers 0: must be at least 1."),
     ],
 )
-def test_settings_that_cannot_be(arguments: list[str], start: str, raw: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(arguments: list[str], start: str, raw: Path, tmp_path: Path) -> None:
     answer = z2all("corpus", "convert", "generic", raw, "--out", "c", *arguments, cwd=tmp_path)
     assert one_line(answer, 2).startswith(start)
     assert [path.name for path in tmp_path.iterdir()] == [raw.name]
 
 
 @pytest.mark.parametrize("verb", [["corpus", "audit", "nowhere"], ["tokenizer", "train", "nowhere", "--out", "tok"]])
-def test_a_corpus_that_is_not_there(verb: list[str], tmp_path: Path) -> None:
+def test_a_missing_corpus_is_refused(verb: list[str], tmp_path: Path) -> None:
     assert one_line(z2all(*verb, cwd=tmp_path), 3).startswith("DataError: nowhere")
     assert list(tmp_path.iterdir()) == []

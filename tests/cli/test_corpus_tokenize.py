@@ -8,7 +8,9 @@ from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.data.tokens.reading import open_token_corpus
 
 
-def test_tokens_of_a_corpus(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_tokenize_writes_the_tokens_of_a_corpus_and_reports_them(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     arguments = ("corpus", "tokenize", small_corpus, "--tokenizer", small_tokenizer, "--out", "词 t")
     answer = z2all(*arguments, "--workers", "2", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -31,7 +33,7 @@ def test_tokens_of_a_corpus(small_corpus: Path, small_tokenizer: Path, tmp_path:
     assert figures["total"]["tokens"] == sum(one["tokens"] for one in figures["domains"].values())
 
 
-def test_what_is_refused_is_one_line(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_with_one_line(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     def refused(corpus: Path, tokenizer: Path, *more: str, code: int) -> str:
         return one_line(
             z2all("corpus", "tokenize", corpus, "--tokenizer", tokenizer, "--out", "t", *more, cwd=tmp_path), code

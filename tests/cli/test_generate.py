@@ -1,4 +1,4 @@
-"""`z2all generate`: a pipe, files, mistakes, and a conversation at a real terminal."""
+"""`z2all generate`: pipes, files, errors, and a conversation at a pseudo-terminal."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from tests.helpers.command import COMMAND, environment
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.cli import app
 
-__all__ = ["model_folder"]  # the fixture of another room's tests
+__all__ = ["model_folder"]  # a fixture of tests/evaluate
 
 
 class Terminal:
@@ -48,7 +48,8 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def ends_by_ctrl_d(self, seconds: float = 30) -> int | None:
-        """Its exit code. Typed between two prompts, when the terminal is not readline's, the character is lost."""
+        """Type Ctrl-D until the command ends, and return its exit code. A character that is typed between two prompts,
+        while readline does not control the terminal, is lost."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.type("\x04")
@@ -63,7 +64,7 @@ class Terminal:
 
 
 def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
-    """Lines are answered, empty ones are not, Ctrl-C does not end the loop, Ctrl-D ends it."""
+    """Lines are answered unless they are empty; Ctrl-C does not end the conversation, Ctrl-D does."""
     terminal = Terminal("generate", model_folder, "--max-new-tokens", "6", "--chat")
     try:
         terminal.read_until("> ", 90)
@@ -75,9 +76,9 @@ def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
         terminal.type("/new\n")
         terminal.read_until("\n> ")
         terminal.type("今天\n")
-        assert terminal.read_until("\n> ").partition("\n")[2] == answer  # it has forgotten
+        assert terminal.read_until("\n> ").partition("\n")[2] == answer  # /new made it forget the first line
         terminal.process.send_signal(signal.SIGINT)
-        terminal.type("\n")  # readline may have looked for signals just before this one came
+        terminal.type("\n")  # readline may have checked for signals just before this one arrived
         terminal.read_until("\n> ")
         assert terminal.process.poll() is None
         assert terminal.ends_by_ctrl_d() == 0
@@ -86,13 +87,13 @@ def test_a_conversation_at_a_terminal(model_folder: Path) -> None:
 
 
 def here(*arguments: str | Path, stdin: str | bytes | None = None) -> str:
-    """What the command prints, in this process: to start another takes longer than all it does."""
+    """Run the command in this process, since starting another one takes longer than its work; return its stdout."""
     answer = CliRunner().invoke(app, ["generate", *map(str, arguments)], input=stdin, catch_exceptions=False)
     assert answer.exit_code == 0
     return answer.stdout
 
 
-def test_a_file_in_and_a_file_out(model_folder: Path, tmp_path: Path) -> None:
+def test_prompts_are_read_from_a_file_and_answers_are_written_to_a_file(model_folder: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
     file.write_text('{"id": 1, "prompt": "今天"}\n{"id": 2, "prompt": "def"}\n', encoding="utf-8")
     printed = here(model_folder, "--file", file, "--out", out, "--max-new-tokens", "4", "--num", "2", "--json")
@@ -102,7 +103,7 @@ def test_a_file_in_and_a_file_out(model_folder: Path, tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_place_for_answers_is_wanted_before_the_model(tmp_path: Path) -> None:
+def test_the_output_path_is_checked_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out, words in ((tmp_path, "--out .*: is a folder"), (tmp_path / "file/x.jsonl", "folder .* cannot be created")):
         with pytest.raises(ConfigError, match=words):
@@ -110,18 +111,18 @@ def test_a_place_for_answers_is_wanted_before_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "stdin"), [(("-p", "\udcff"), None), ((), b"\xff"), (("--file", "-"), b"\xff\n")])
-def test_what_is_no_utf_8_is_one_line(tmp_path: Path, options: tuple[str, ...], stdin: bytes | None) -> None:
+def test_a_prompt_that_is_not_utf_8_is_refused(tmp_path: Path, options: tuple[str, ...], stdin: bytes | None) -> None:
     with pytest.raises(DataError, match=r"^(a prompt|stdin): not .*UTF-8"):
         here(tmp_path / "no model", *options, stdin=stdin)
 
 
 @pytest.mark.parametrize("option", ["--num", "--batch"])
-def test_none_is_no_number_of_answers(tmp_path: Path, option: str) -> None:
+def test_num_and_batch_must_be_at_least_one(tmp_path: Path, option: str) -> None:
     answer = CliRunner().invoke(app, ["generate", str(tmp_path), "-p", "x", option, "0"])
     assert answer.exit_code == ConfigError.exit_code and "equal to 1" in answer.output
 
 
-def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) -> None:
+def test_piped_text_is_one_prompt_and_streaming_gives_the_same_text(model_folder: Path) -> None:
     streamed, whole = (
         here(model_folder, "--max-new-tokens", "8", option, stdin="今天\n天气\n")
         for option in ("--stream", "--no-stream")
@@ -143,6 +144,6 @@ def test_a_pipe_is_one_prompt_and_a_stream_is_the_same_text(model_folder: Path) 
         ((), "an empty prompt: must have at least one character"),
     ],
 )
-def test_mistakes_cost_one_line(model_folder: Path, options: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_refused(model_folder: Path, options: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}"):
         here(model_folder, *options)

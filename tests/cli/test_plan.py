@@ -1,6 +1,6 @@
-"""`z2all plan` as users meet it: what it prints and writes, and one line for every mistake.
+"""`z2all plan` as users run it: its output, the files it writes, and its one-line errors.
 
-The mistakes go through the command's own `main` in this process: a start of one for each would take a minute.
+The errors are tested with the command's `main` in this process, since starting a process for each would take a minute.
 """
 
 import json
@@ -23,7 +23,8 @@ Answer = tuple[int, str, str]
 def here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[Callable[..., Answer]]:
-    """The command in this process, in an empty folder: (exit code, stdout, stderr)."""
+    """Yield a function that runs the command in this process, in an empty folder; it returns (exit code, stdout,
+    stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("Z2ALL_DEBUG", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -44,8 +45,8 @@ def here(
 # Real processes
 
 
-def test_a_table_on_a_login_node_without_torch(tmp_path: Path) -> None:
-    """Whoever imports one of these there gets an error at once."""
+def test_plan_prints_a_table_on_a_login_node_without_torch(tmp_path: Path) -> None:
+    """Importing torch, deepspeed or transformers raises an error, as on a machine without them."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("torch", "deepspeed", "transformers"):
@@ -60,10 +61,10 @@ def test_a_table_on_a_login_node_without_torch(tmp_path: Path) -> None:
     assert set(json.loads(answer.stdout)["sending_takes_over_at"]) == {"zero1", "zero2", "zero3", "zero3_hpz"}
     command = [sys.executable, "-c", "import torch"]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment(**own), cwd=tmp_path)
-    assert "ImportError: there is no torch here" in shown.stderr  # so the folder does what it says
+    assert "ImportError: there is no torch here" in shown.stderr  # so these imports do fail
 
 
-def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
+def test_a_sweep_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     sizes = "gpus=8,64,512,4096"
     answer = z2all("plan", "--gpu", "h100", "--sweep", sizes, "--out", "new/curve.png", cwd=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "drew new/curve.png\n")
@@ -71,7 +72,7 @@ def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_the_choice_written_is_a_config_that_the_command_takes(tmp_path: Path) -> None:
+def test_the_best_choice_is_written_as_a_config_that_plan_accepts(tmp_path: Path) -> None:
     line = ["plan", "--model", "z2all_7b", "--gpus", "64", "--gpu", "h100", "--write", "run.yaml"]
     answer = z2all(*line, "--json", cwd=tmp_path)
     assert answer.returncode == 0
@@ -84,7 +85,7 @@ def test_the_choice_written_is_a_config_that_the_command_takes(tmp_path: Path) -
     assert json.loads(again.stdout)["ranked"][0] == first
 
 
-def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
+def test_an_unknown_gpu_is_refused_with_one_line_in_a_real_process(tmp_path: Path) -> None:
     line = one_line(z2all("plan", "--gpu", "nosuch", cwd=tmp_path), 2)
     assert line.startswith("ConfigError: GPU 'nosuch': is not known; known are: h200, h100")
 
@@ -135,7 +136,7 @@ def test_a_mistake_in_a_real_process(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(line: str, start: str, here: Callable[..., Answer]) -> None:
+def test_invalid_options_are_refused_with_one_line(line: str, start: str, here: Callable[..., Answer]) -> None:
     code, out, err = here(*line.split())
     assert (code, out, list(Path().iterdir())) == (2, "", [])
     (told,) = err.splitlines()
@@ -143,20 +144,20 @@ def test_a_mistake_is_one_line(line: str, start: str, here: Callable[..., Answer
     assert told.count(": ") >= 2 and told[-1] in ".?"  # value, rule, fix
 
 
-def test_fit_without_a_gpu(here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_is_refused_without_a_gpu(here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("z2all_ds.bench.fit.gpu_count", lambda: 0)
     code, out, err = here("--fit")
     assert (code, out, len(err.splitlines())) == (6, "", 1)
     assert err.startswith("MachineError: --fit: tries micro-batches on a GPU, and none is visible.")
 
 
-def test_a_bare_number_of_memory_counts_gigabytes(here: Callable[..., Answer]) -> None:
+def test_a_memory_size_without_a_unit_is_in_gigabytes(here: Callable[..., Answer]) -> None:
     bare, decimal, binary = (json.loads(here("--gpu-memory", size, "--json")[1]) for size in ("80", "80GB", "80GiB"))
     assert bare == decimal
     assert (bare["gpu_memory_bytes"], binary["gpu_memory_bytes"]) == (80 * 10**9, 80 * 2**30)
 
 
-def test_numbers_that_are_absurd_but_can_be(here: Callable[..., Answer]) -> None:
+def test_extreme_but_valid_numbers_are_accepted(here: Callable[..., Answer]) -> None:
     code, out, _ = here("--gpu", "h100", "--tokens", "1", "--json")
     assert (code, json.loads(out)["outlook"]["tokens"]) == (0, 1)
     code, out, _ = here("--gpu", "h100", "--tokens", "1000000T", "--gpu-hours-per-failure", "0.000001", "--json")
@@ -166,7 +167,7 @@ def test_numbers_that_are_absurd_but_can_be(here: Callable[..., Answer]) -> None
     assert code == 0 and {row["accumulation"] for row in json.loads(out)["ranked"]} == {1}
 
 
-def test_nothing_fits_and_nothing_is_written(here: Callable[..., Answer]) -> None:
+def test_no_config_is_written_if_nothing_fits(here: Callable[..., Answer]) -> None:
     code, out, err = here("--model", "z2all_7b", "--gpu", "rtx4090", "--gpu-memory", "4GB", "--write", "x.yaml")
     assert code == 2 and "Nothing fits: the least is" in out
     assert err.startswith("ConfigError: --write x.yaml: nothing fits") and len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`z2all tokenizer` and its bench, as users type it."""
+"""`z2all tokenizer` and `z2all bench tokenizer`, as users type them."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from z2all_ds.tokenizer import load_tokenizer
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two domains as files: text, and JSON lines."""
+    """Return a folder with two domains: a text file and a JSON-lines file."""
     folder = tmp_path_factory.mktemp("texts")
     words = [
         "the",
@@ -37,7 +37,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_train_with_sentencepiece_from_files_import_and_report(texts: Path, tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_is_trained_imported_and_reported(texts: Path, tmp_path: Path) -> None:
     inputs = (f"zh={texts / 'zh.jsonl'}", f"en={texts / 'en.txt'}")
     settings = ("--algorithm", "spm", "--vocab-size", "330", "--weights", "zh=0.6,en=0.4")
     answer = z2all("tokenizer", "train", *inputs, "--out", "spm", *settings, cwd=tmp_path)
@@ -65,7 +65,7 @@ def test_train_with_sentencepiece_from_files_import_and_report(texts: Path, tmp_
     assert "zh" in answer.stdout
 
 
-def test_bench(texts: Path, tmp_path: Path) -> None:
+def test_bench_measures_the_default_trainers(texts: Path, tmp_path: Path) -> None:
     arguments = (str(texts / "en.txt"), "--bytes", "20000", "--vocab-size", "280", "--json")
     answer = z2all("bench", "tokenizer", *arguments, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -88,7 +88,9 @@ def test_bench(texts: Path, tmp_path: Path) -> None:
         (["import", "EN", "--out", "t", "--special", "PAD"], 2, "ConfigError: special 'PAD': not NAME=ID."),
     ],
 )
-def test_what_cannot_be_meant(texts: Path, tmp_path: Path, arguments: list[str], code: int, start: str) -> None:
+def test_invalid_arguments_are_refused_with_one_line(
+    texts: Path, tmp_path: Path, arguments: list[str], code: int, start: str
+) -> None:
     given = [str(texts / "en.txt") if one == "EN" else one for one in arguments]
     assert one_line(z2all("tokenizer", *given, cwd=tmp_path), code).startswith(start)
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,11 @@
-"""`z2all train` is a verb and a group: without the name of a verb after it, it trains."""
+"""`z2all train`, which trains unless the name of a subcommand follows."""
 
 from pathlib import Path
 
 from tests.helpers.command import one_line, z2all
 
 
-def test_help_of_the_verb_and_of_the_verb_below(tmp_path: Path) -> None:
+def test_help_of_train_and_of_its_subcommand(tmp_path: Path) -> None:
     train, parity = z2all("train", "--help", cwd=tmp_path), z2all("train", "parity", "--help", cwd=tmp_path)
     assert (train.returncode, parity.returncode) == (0, 0)
     assert "train [OPTIONS] [overrides]..." in train.stdout and "--resume" in train.stdout
@@ -13,7 +13,7 @@ def test_help_of_the_verb_and_of_the_verb_below(tmp_path: Path) -> None:
     assert "train parity [OPTIONS] [overrides]..." in parity.stdout and "--stages" in parity.stdout
 
 
-def test_what_is_no_verb_is_an_override(tmp_path: Path) -> None:
+def test_a_word_that_is_not_a_subcommand_is_read_as_an_override(tmp_path: Path) -> None:
     for word in ("parities", "run"):
         line = one_line(z2all("train", word, cwd=tmp_path), 2)
         assert line.startswith(f"ConfigError: override '{word}': must be section.key=value.")

@@ -1,4 +1,4 @@
-"""The run config: its layers, its presets, what it refuses and in which words."""
+"""The run config: its layers, presets and overrides, and the messages for invalid values."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> str:
 
 
 def sections(model: type[BaseModel], above: str = "") -> list[tuple[str, type[BaseModel]]]:
-    """The config's classes with their dotted names, the outermost as ''."""
+    """Return the config's classes with their dotted names; the outermost is called ''."""
     found = [(above, model)]
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -40,7 +40,7 @@ SECTIONS = sections(RunConfig)
 # Layers
 
 
-def test_each_layer_wins_over_the_one_below(tmp_path: Path) -> None:
+def test_each_config_layer_overrides_the_one_below(tmp_path: Path) -> None:
     defaults, preset = load_run_config(), load_run_config("z2all_tiny")
     assert (defaults.train.steps, defaults.train.micro_batch, defaults.train.log_every) == (1000, 2, 1)
     assert (preset.train.steps, preset.train.micro_batch, preset.train.log_every) == (300, 4, 10)
@@ -53,13 +53,13 @@ def test_each_layer_wins_over_the_one_below(tmp_path: Path) -> None:
     assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.eps) == (0.006, 0.5, 1e-6)
 
 
-def test_the_preset_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+def test_a_preset_on_the_command_line_replaces_the_preset_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "preset: z2all_tiny\ntrain: {steps: 7}\n")
     run = load_run_config(path, ["preset=z2all_120m"])
     assert (run.preset, run.model.hidden_size, run.train.steps) == ("z2all_120m", 768, 7)
 
 
-def test_a_preset_may_be_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_preset_may_be_a_file_of_the_user(tmp_path: Path) -> None:
     own = tmp_path / "small.yaml"
     own.write_text("train: {steps: 3}\n", encoding="utf-8")
     assert load_run_config(None, [f"preset={own}"]).train.steps == 3
@@ -69,11 +69,11 @@ def test_the_last_of_two_overrides_wins() -> None:
     assert load_run_config(None, ["train.steps=1", "train={steps: 2, seed: 5}", "train.steps=3"]).train.steps == 3
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert load_run_config(written(tmp_path, "# nothing\n")) == RunConfig()
 
 
-def test_weights_are_replaced_whole(tmp_path: Path) -> None:
+def test_weights_are_replaced_not_merged(tmp_path: Path) -> None:
     path = written(tmp_path, "data: {corpus: here, weights: {code: 0.5, english: 0.5}}\n")
     run = load_run_config(path, ["data.weights={chinese: 1.0}"])
     assert run.data.weights == {"chinese": 1.0}
@@ -107,19 +107,19 @@ def test_the_shape_of_the_one_billion_model() -> None:
 
 
 @pytest.mark.parametrize(("name", "section"), [*SECTIONS, ("stages.0", StageSection)])
-def test_every_field_says_what_it_is(name: str, section: type[BaseModel]) -> None:
+def test_every_field_has_a_description(name: str, section: type[BaseModel]) -> None:
     assert section.__doc__
     for field, info in section.model_fields.items():
         assert info.description, f"{name}.{field} has no docstring"
 
 
-def test_lanes_follow_the_batch_unless_set() -> None:
+def test_the_number_of_lanes_depends_on_the_batch_unless_set() -> None:
     assert load_run_config(None, ["train.global_batch=48"]).num_lanes == 96
     assert load_run_config(None, ["train.global_batch=512"]).num_lanes == 512
     assert load_run_config(None, ["data.num_lanes=12"]).num_lanes == 12
 
 
-def test_a_config_is_fixed_after_the_start() -> None:
+def test_a_loaded_config_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_run_config().train.steps = 5  # type: ignore[misc]
 
@@ -158,7 +158,7 @@ def test_a_config_is_fixed_after_the_start() -> None:
         ),
     ],
 )
-def test_overrides(override: str, dotted: str, expected: object) -> None:
+def test_override_values_are_parsed_with_the_right_type(override: str, dotted: str, expected: object) -> None:
     value: object = load_run_config(None, [override])
     for part in dotted.split("."):
         value = getattr(value, part)
@@ -166,15 +166,15 @@ def test_overrides(override: str, dotted: str, expected: object) -> None:
     assert type(value) is type(expected)
 
 
-def test_a_learning_rate_in_a_file_may_be_written_the_same_way(tmp_path: Path) -> None:
+def test_a_file_may_use_exponent_notation_for_the_learning_rate(tmp_path: Path) -> None:
     assert load_run_config(written(tmp_path, "optimizer: {lr: 3e-4}\n")).optimizer.lr == 3e-4
 
 
-# What is refused
+# Errors
 
 
 def refusal(path: str | None = None, overrides: list[str] | None = None) -> str:
-    """The one line that a mistake gives."""
+    """Load an invalid config and return its one-line error message."""
     with pytest.raises(ConfigError) as caught:
         load_run_config(path, overrides)
     line = str(caught.value)
@@ -185,7 +185,9 @@ def refusal(path: str | None = None, overrides: list[str] | None = None) -> str:
 
 
 @pytest.mark.parametrize(("name", "section"), SECTIONS)
-def test_an_unknown_key_names_the_nearest_at_every_level(name: str, section: type[BaseModel], tmp_path: Path) -> None:
+def test_an_unknown_key_suggests_the_closest_one_at_every_level(
+    name: str, section: type[BaseModel], tmp_path: Path
+) -> None:
     prefix = f"{name}." if name else ""
     for field in section.model_fields:
         wrong = field + "z"
@@ -197,7 +199,7 @@ def test_an_unknown_key_names_the_nearest_at_every_level(name: str, section: typ
     assert refusal(path) == f"{prefix}QQQQ: no such setting. Known here: {known}."
 
 
-def test_an_unknown_key_of_a_stage_names_the_nearest() -> None:
+def test_an_unknown_key_of_a_stage_suggests_the_closest_one() -> None:
     for field in StageSection.model_fields:
         line = refusal(None, [f"stages=[{{name: a}}, {{name: b, {field}z: 1}}]"])
         assert line == f"stages.1.{field}z: no such setting. Did you mean stages.1.{field}?"
@@ -240,18 +242,18 @@ def test_an_unknown_key_of_a_stage_names_the_nearest() -> None:
         ),
     ],
 )
-def test_a_schedule_in_the_wrong_unit(overrides: list[str], line: str) -> None:
+def test_a_schedule_with_the_wrong_unit_or_a_missing_length_is_refused(overrides: list[str], line: str) -> None:
     assert refusal(None, [f"schedule.{override}" for override in overrides]) == line
 
 
-def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
+def test_a_schedule_by_tokens_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:
     chosen = ["kind=wsd", "by=tokens", "warmup_tokens=0", "decay_tokens=10"]
     run = load_run_config(None, [f"schedule.{override}" for override in chosen])
     assert (run.schedule.warmup_steps, run.schedule.warmup, run.schedule.decay) == (None, 0, 10)
     written = tmp_path / "run.yaml"
     written.write_text(dump_yaml(run))
     assert load_run_config(str(written)) == run
-    # A preset counts its warm-up in steps: one setting more takes it back.
+    # The preset sets warmup_steps, which must be set to null.
     preset = ["schedule.by=tokens", "schedule.warmup_tokens=1000", "schedule.warmup_steps=null"]
     assert load_run_config("z2all_1b", preset).schedule.warmup == 1000
 
@@ -309,11 +311,11 @@ def test_a_schedule_by_tokens_is_read_back_as_written(tmp_path: Path) -> None:
         ("preset=z2all_2b", "preset 'z2all_2b': neither a file nor one of the shipped ones ("),
     ],
 )
-def test_a_bad_value_gives_one_line(override: str, start: str) -> None:
+def test_an_invalid_value_is_refused_with_one_line(override: str, start: str) -> None:
     assert refusal(None, [override]).startswith(start)
 
 
-def test_an_override_below_a_value_is_refused() -> None:
+def test_an_override_inside_a_section_that_is_a_plain_value_is_refused() -> None:
     line = refusal(None, ["train=5", "train.steps=5"])
     assert line == "override 'train.steps=5': train is a value, not a section. Remove one of them."
 
@@ -328,14 +330,14 @@ def test_an_override_below_a_value_is_refused() -> None:
         (b"just words", "must contain key: value sections."),
     ],
 )
-def test_a_file_that_is_no_config(content: bytes, rule: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_config_is_refused(content: bytes, rule: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
     assert refusal(str(path)).startswith(f"{path}: {rule}")
 
 
 @pytest.mark.parametrize("content", ["1: 2\n", "null: 2\n", "train: {1: 2}\n", "2023-01-01: x\n", "train:\n"])
-def test_odd_keys_and_empty_sections_are_users_mistakes(content: str, tmp_path: Path) -> None:
+def test_unusual_keys_and_empty_sections_are_refused_as_user_errors(content: str, tmp_path: Path) -> None:
     assert "`z2all config`" in refusal(written(tmp_path, content))
 
 
@@ -372,7 +374,7 @@ WORDS = st.text(max_size=3) | st.sampled_from(
 @example("data.weights.code=x")
 @example("train.steps=!!python/object:os.system x")
 @example("train.steps=&a [*a]")
-def test_no_override_at_all_shows_a_traceback(text: str) -> None:
+def test_no_override_text_causes_a_traceback(text: str) -> None:
     try:
         load_run_config(None, [text])
     except ConfigError as error:
@@ -384,7 +386,7 @@ def test_no_override_at_all_shows_a_traceback(text: str) -> None:
 
 POSITIVE = st.integers(1, 10**9)
 FRACTION = st.floats(1e-12, 1e6)
-# Without three exotic line breaks, which PyYAML itself does not bring back.
+# Three rare line breaks are excluded, since PyYAML does not preserve them.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x85\u2028\u2029"))
 CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "run_dir": TEXT,
@@ -412,7 +414,7 @@ def _as_lists(value: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(st.fixed_dictionaries({}, optional=CHOICES))
-def test_the_written_config_gives_the_same_run(chosen: dict[str, Any]) -> None:
+def test_a_written_config_loads_as_the_same_config(chosen: dict[str, Any]) -> None:
     overrides = []
     for name, value in chosen.items():
         text = yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None, default_flow_style=True)
@@ -438,14 +440,14 @@ def test_stages_are_written_with_every_field(tmp_path: Path) -> None:
     assert load_run_config(written(tmp_path, dump_yaml(run))) == run
 
 
-def test_stages_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+def test_stages_on_the_command_line_replace_the_stages_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "stages: [{name: a, steps: 5}, {name: b}]\n")
     assert [stage.name for stage in load_run_config(path).stages] == ["a", "b"]
     assert [stage.name for stage in load_run_config(path, ["stages=[{name: c}]"]).stages] == ["c"]
     assert load_run_config(path, ["stages=[]"]).stages == ()
 
 
-def test_the_written_config_holds_every_field_and_readable_chinese() -> None:
+def test_the_written_config_has_every_field_and_unescaped_chinese() -> None:
     text = dump_yaml(load_run_config(None, ["run_dir=跑"]))
     assert "run_dir: 跑\n" in text
     content = yaml.safe_load(text)
@@ -454,7 +456,7 @@ def test_the_written_config_holds_every_field_and_readable_chinese() -> None:
         assert list(content[name]) == list(section.model_fields)
 
 
-def test_the_written_config_means_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anchored_makes_the_paths_of_a_config_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folders = ["run_dir=runs/a", "data.corpus=~/corpus", "data.tokenizer=/else/where", "validation.corpus=held/out"]
     run = anchored(load_run_config(None, folders))
@@ -465,7 +467,7 @@ def test_the_written_config_means_the_same_from_anywhere(tmp_path: Path, monkeyp
     assert anchored(load_run_config()).data.corpus == ""
 
 
-def test_exports_are_made_of_checkpoints() -> None:
+def test_export_every_steps_must_be_a_multiple_of_checkpoint_every_steps() -> None:
     run = load_run_config(None, ["checkpoint.every_steps=50", "export.every_steps=100", "export.format=z2all"])
     assert (run.export.every_steps, run.export.dtype, run.export.format) == (100, "bf16", "z2all")
     assert load_run_config().export.every_steps == 0

@@ -1,4 +1,4 @@
-"""Stages of a run: what is in force at each step, and what cannot be meant."""
+"""Stages of a run: the settings at each step, and invalid stages."""
 
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +20,7 @@ def stages_of(stages: list[dict[str, Any]], *overrides: str) -> list[RunStage]:
     return run_stages(load_run_config(None, [*BASE, *overrides, f"stages={text}"]))
 
 
-def test_without_stages_the_run_is_one() -> None:
+def test_a_run_without_stages_is_one_stage() -> None:
     weights = "data.weights={code: 2}"
     (stage,) = run_stages(load_run_config(None, [*BASE, weights, "data.temperature=3", "model.rope_theta=5e5"]))
     assert asdict(stage) == {
@@ -38,7 +38,7 @@ def test_without_stages_the_run_is_one() -> None:
     assert (stage.samples, stage.tokens_per_step) == (3200, 2048)
 
 
-def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
+def test_a_stage_takes_omitted_settings_from_the_run() -> None:
     first, second, third = stages_of(
         [
             {"name": "a", "steps": 60, "weights": {"en": 1.0}},
@@ -56,14 +56,14 @@ def test_what_a_stage_leaves_out_is_that_of_the_run() -> None:
     ]
     assert (first.sequence_length, first.global_batch, first.micro_batch, first.rope_theta) == (64, 32, 4, 10000.0)
     assert (second.sequence_length, second.global_batch, second.micro_batch, second.rope_theta) == (128, 16, 2, 1e6)
-    assert third.sequence_length == 64  # that of the run, not of the stage before
+    assert third.sequence_length == 64  # from the run, not from the previous stage
     assert (first.weights, second.weights) == ({"en": 1.0}, {"code": 1.0, "en": 3.0})
-    # a mixture of its own, of either kind, takes nothing from that of the run
+    # a stage that sets weights or a temperature inherits neither from the run
     assert (first.temperature, third.weights, third.temperature) == (1.0, None, 2.0)
     assert (first.anneal, second.anneal, third.anneal) == (None, None, "linear")
 
 
-def test_a_batch_that_grows_is_a_stage_for_each_size() -> None:
+def test_batch_warmup_adds_a_stage_for_each_batch_size() -> None:
     warmup = ("train.batch_warmup_from=8", "train.batch_warmup_steps=21")
     stages = stages_of([{"name": "a", "steps": 50}, {"name": "b"}], *warmup)
     assert [(stage.name, stage.first_step, stage.end_step, stage.global_batch) for stage in stages] == [
@@ -87,12 +87,12 @@ def test_a_batch_that_grows_is_a_stage_for_each_size() -> None:
         (("train.batch_warmup_steps=4",), "must be given together"),
     ],
 )
-def test_a_growing_batch_that_cannot_be_meant_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+def test_an_invalid_batch_warmup_is_refused(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         run_stages(load_run_config(None, [*BASE, *overrides]))
 
 
-def test_the_last_stage_may_repeat_its_steps() -> None:
+def test_the_last_stage_may_state_its_steps() -> None:
     assert stages_of([{"name": "a", "steps": 60}, {"name": "b", "steps": 40}])[1].end_step == 100
 
 
@@ -129,14 +129,14 @@ def test_the_last_stage_may_repeat_its_steps() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(stages: list[dict[str, Any]], line: str) -> None:
+def test_invalid_stages_are_refused_with_one_line(stages: list[dict[str, Any]], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         stages_of(stages)
     assert str(caught.value) == line
 
 
 LONGER = [{"name": "a", "steps": 60}, {"name": "b", "sequence_length": 128, "anneal": "cosine"}]
-"""60 x 2048 tokens, then 40 x 4096: 286720."""
+"""A run of 60 x 2048 + 40 x 4096 = 286720 tokens."""
 BY_TOKENS = ("schedule.by=tokens", "schedule.kind=wsd")
 
 
@@ -165,18 +165,18 @@ BY_TOKENS = ("schedule.by=tokens", "schedule.kind=wsd")
         ),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+def test_a_schedule_that_does_not_fit_the_run_is_refused_with_one_line(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         stages_of(LONGER, *overrides)
     assert str(caught.value) == line
 
 
-def test_a_schedule_that_just_fits() -> None:
+def test_a_schedule_that_just_fits_the_run_is_accepted() -> None:
     stages_of(LONGER, "schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=50")
     stages = stages_of(LONGER, *BY_TOKENS, "schedule.warmup_tokens=122880", "schedule.decay_tokens=163840")
     assert [progress(stages, "tokens", steps) for steps in (0, 1, 60, 61, 100)] == [0, 2048, 122880, 126976, 286720]
     assert progress(stages, "steps", 61) == 61
-    # A warm-up alone may be cut off, as in a short trial of a long run's settings.
+    # Without a decay, a warm-up may be longer than the run, as in a short trial of a long run's settings.
     assert len(stages_of([{"name": "a"}], "schedule.warmup_steps=2000")) == 1
 
 
@@ -186,7 +186,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(2, 2048), st.intege
 @settings(max_examples=100, deadline=None)
 @given(LENGTHS, st.integers(0, 120))
 def test_every_step_belongs_to_one_stage_and_counts_add_up(lengths: list[tuple[int, int, int]], done: int) -> None:
-    """(steps, sequence length, global batch / 8) of each stage."""
+    """Each stage is given as (steps, sequence length, global batch / 8)."""
     total = sum(steps for steps, *_ in lengths)
     stages = stages_of(
         [
@@ -203,4 +203,4 @@ def test_every_step_belongs_to_one_stage_and_counts_add_up(lengths: list[tuple[i
     assert samples_seen(stages, done) == sum(8 * batch for _, _, batch in taken)
     assert tokens_seen(stages, done) == sum(8 * batch * length for _, length, batch in taken)
     assert sum(stage.samples for stage in stages) == samples_seen(stages, total)
-    assert all(stage.global_batch == 8 * stage.micro_batch for stage in stages)  # accumulation x ranks stays
+    assert all(stage.global_batch == 8 * stage.micro_batch for stage in stages)  # accumulation x ranks is constant

@@ -1,4 +1,4 @@
-"""Folders on disk, and trying again."""
+"""Folders on disk, and retries after temporary errors."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def test_paths_are_local_and_urls_are_not(tmp_path: Path, monkeypatch: pytest.Mo
     assert open_folder("~/x").location == str(tmp_path / "x")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_files_are_read_back(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     folder.write_whole("deep/er/x.bin", bytes(range(100)))
     assert folder.read("deep/er/x.bin") == bytes(range(100))
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep/er").iterdir()] == ["x.bin"]
 
 
-def test_files_are_listed_through_links_but_not_for_ever(tmp_path: Path) -> None:
+def test_list_files_follows_links_and_stops_at_link_cycles(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.txt", ".hidden/h.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -52,14 +52,14 @@ def test_files_are_listed_through_links_but_not_for_ever(tmp_path: Path) -> None
         open_folder(tmp_path / "none").list_files()
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError):
         open_folder(tmp_path).write_whole("taken", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_what_was_written_again_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_rewritten_is_read_with_its_new_content(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     folder.write_whole("x", b"old")
     assert folder.read_range("x", 0, 3) == b"old"
@@ -67,13 +67,13 @@ def test_what_was_written_again_is_read_anew(tmp_path: Path) -> None:
     assert folder.read_range("x", 0, 3) == b"new"
 
 
-def test_stamp_lets_go_of_a_file_that_was_replaced_or_deleted(tmp_path: Path) -> None:
+def test_stamp_closes_a_file_that_was_replaced_or_deleted(tmp_path: Path) -> None:
     folder, path = open_folder(tmp_path), tmp_path / "x"
     path.write_bytes(b"old")
     assert folder.read_range("x", 0, 3) == b"old"
     (tmp_path / "y").write_bytes(b"newer")
     os.replace(tmp_path / "y", path)
-    assert folder.read_range("x", 0, 9) == b"old"  # the open file, as the docstring says
+    assert folder.read_range("x", 0, 9) == b"old"  # still the open file, as documented in `local.py`
     assert folder.stamp("x").size == 5
     assert folder.read_range("x", 0, 9) == b"newer"
     path.unlink()
@@ -93,7 +93,7 @@ def test_pickled_folders_read_the_same(tmp_path: Path, location: str) -> None:
     assert (again.location, again.is_local, again.read_range("x", 1, 3)) == (folder.location, folder.is_local, b"23")
 
 
-def test_range_files_serve_libraries(tmp_path: Path) -> None:
+def test_open_file_returns_a_file_object_that_pyarrow_can_use(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10
     (tmp_path / "x").write_bytes(data)
     file = open_folder(tmp_path).open_file("x")
@@ -105,11 +105,11 @@ def test_range_files_serve_libraries(tmp_path: Path) -> None:
     assert (arrow.size(), arrow.read_at(7, 500)) == (len(data), data[500:507])
 
 
-# Trying again
+# Retries
 
 
 def failing(error: Exception, times: int) -> Callable[[], int]:
-    """An action that fails so many times and then gives the number of its calls."""
+    """Return an action that fails `times` times and then returns the number of its calls."""
     calls = [0]
 
     def act() -> int:
@@ -131,7 +131,7 @@ def failing(error: Exception, times: int) -> Callable[[], int]:
         ConnectionResetError(errno.ECONNRESET, "reset"),
     ],
 )
-def test_what_may_pass_is_tried_again(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temporary_errors_are_retried(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     assert try_again("x", failing(error, 4)) == 5
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("try ")[2][:6] for line in lines] == ["2 of 5", "3 of 5", "4 of 5", "5 of 5"]
@@ -143,21 +143,21 @@ def test_what_may_pass_is_tried_again(error: Exception, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "error", [FileNotFoundError(2, "none"), PermissionError(13, "no"), IsADirectoryError(21, "dir"), ValueError("bug")]
 )
-def test_what_will_not_pass_is_raised_at_once(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_permanent_errors_are_raised_at_once(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(type(error)):
         try_again("x", failing(error, 1))
     assert capsys.readouterr().err == ""
 
 
-def test_a_local_read_that_fails_is_tried_again_and_raised(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first page of a process's memory is never there, and the system says so with EIO."""
+def test_a_failing_local_read_is_retried_and_then_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading the first page of a process's memory, which is never mapped, fails with EIO."""
     with pytest.raises(OSError, match="Input/output error"):
         open_folder("/proc/self").read_range("mem", 0, 10)
     assert len(capsys.readouterr().err.splitlines()) == 4
     assert len(OPEN_FILES) == 0 or "/proc/self/mem" not in OPEN_FILES._files
 
 
-def test_reason_is_short() -> None:
+def test_reason_is_one_short_line() -> None:
     assert reason(OSError(errno.EIO, "Input/output error")) == "Input/output error"
     assert reason(OSError("no errno,\nseveral lines")) == "no errno, several lines"
     assert reason(OSError()) == "OSError"

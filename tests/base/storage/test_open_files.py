@@ -1,4 +1,4 @@
-"""Files that stay open: how many, for whom, and until when."""
+"""Files kept open for reading: their number, when they are closed, threads and forks."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from z2all_ds.base.storage.open_files import OpenFiles
 
 
 def open_descriptors(folder: Path) -> list[str]:
-    """Names of the files of a folder that this process holds open, by asking the system."""
+    """Return the names of the files in a folder that this process has open, read from /proc."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -30,7 +30,7 @@ def make(folder: Path, count: int) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_the_longest_unused_is_closed(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_closed(tmp_path: Path) -> None:
     files, paths = OpenFiles(3), make(tmp_path, 5)
     for path in [*paths[:3], paths[0], paths[3]]:
         assert files.read_range(path, 0, 40) == Path(path).read_bytes()
@@ -41,7 +41,7 @@ def test_the_longest_unused_is_closed(tmp_path: Path) -> None:
     assert open_descriptors(tmp_path) == []
 
 
-def test_a_range_ends_with_the_file(tmp_path: Path) -> None:
+def test_a_range_is_cut_at_the_end_of_the_file(tmp_path: Path) -> None:
     files, (path,) = OpenFiles(3), make(tmp_path, 1)
     assert files.read_range(path, 38, 50) == b"00"
     assert files.read_range(path, 40, 50) == b""
@@ -49,7 +49,7 @@ def test_a_range_ends_with_the_file(tmp_path: Path) -> None:
     files.forget_all()
 
 
-def test_only_another_file_is_forgotten(tmp_path: Path) -> None:
+def test_forget_keeps_the_file_with_the_given_device_and_inode(tmp_path: Path) -> None:
     files, (path,) = OpenFiles(3), make(tmp_path, 1)
     files.read_range(path, 0, 1)
     before = os.stat(path)
@@ -59,7 +59,7 @@ def test_only_another_file_is_forgotten(tmp_path: Path) -> None:
     assert len(files) == 0
 
 
-def test_threads_read_rightly_while_files_are_closed(tmp_path: Path) -> None:
+def test_threads_read_correct_data_while_files_are_closed(tmp_path: Path) -> None:
     files, paths = OpenFiles(2), make(tmp_path, 8)
     wrong: list[object] = []
 
@@ -93,11 +93,11 @@ def _in_fork(folder: Path, path: str, answers: object) -> None:
     from z2all_ds.base.storage.open_files import OPEN_FILES
 
     at_start = open_descriptors(folder)
-    text = OPEN_FILES.read_range(path, 0, 4)  # would wait forever if the lock came along held
+    text = OPEN_FILES.read_range(path, 0, 4)  # would wait forever if the lock were inherited in the locked state
     answers.put((at_start, text, open_descriptors(folder)))  # type: ignore[attr-defined]
 
 
-def test_a_fork_starts_with_none_and_is_not_locked(tmp_path: Path) -> None:
+def test_a_fork_starts_without_open_files_and_with_a_free_lock(tmp_path: Path) -> None:
     from z2all_ds.base.storage.open_files import OPEN_FILES
 
     first, second = make(tmp_path, 2)
@@ -105,7 +105,7 @@ def test_a_fork_starts_with_none_and_is_not_locked(tmp_path: Path) -> None:
     fork = get_context("fork")
     answers = fork.SimpleQueue()
     child = fork.Process(target=_in_fork, args=(tmp_path, second, answers))
-    with OPEN_FILES._lock:  # as if another thread was just reading
+    with OPEN_FILES._lock:  # as if another thread were reading
         child.start()
     assert answers.get() == ([], b"0001", ["1.txt"])
     child.join()

@@ -1,4 +1,4 @@
-"""Folders behind fsspec: real file systems of it, one of which fails when told to."""
+"""Folders opened by fsspec, on real fsspec file systems, one of which raises errors on request."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def flaky() -> Iterator[type[FlakyStore]]:
 
 
 @pytest.mark.parametrize("location", ["memory://corpus", "memory://a/b/c", "file://{}/new"])
-def test_what_is_written_is_read(tmp_path: Path, location: str) -> None:
+def test_written_files_are_read_back(tmp_path: Path, location: str) -> None:
     location = location.format(tmp_path)
     folder = open_folder(location)
     folder.write_whole("deep/x.bin", bytes(range(100)))
@@ -57,7 +57,7 @@ def test_stamps_change_with_the_file(tmp_path: Path, location: str) -> None:
     "error",
     [OSError("connection lost"), TimeoutError(), ConnectionResetError(), OSError(5, "EIO"), RuntimeError("http")],
 )
-def test_a_store_that_fails_for_a_while(flaky: type[FlakyStore], error: Exception) -> None:
+def test_temporary_errors_of_a_store_are_retried(flaky: type[FlakyStore], error: Exception) -> None:
     put("flaky://c", {"x": b"12345"})
     folder = open_folder("flaky://c")
     for ask in (lambda: folder.read_range("x", 1, 3), lambda: folder.read("x")[1:3]):
@@ -73,7 +73,7 @@ def test_a_store_that_fails_for_a_while(flaky: type[FlakyStore], error: Exceptio
 
 
 @pytest.mark.parametrize("error", [OSError("connection lost"), RuntimeError("http 503")])
-def test_a_store_that_stays_away(flaky: type[FlakyStore], error: Exception) -> None:
+def test_an_error_that_persists_is_raised_after_five_tries(flaky: type[FlakyStore], error: Exception) -> None:
     put("flaky://c", {"x": b"12345"})
     flaky.errors[:] = [error] * 5
     with pytest.raises(OSError, match=str(error)):
@@ -82,7 +82,7 @@ def test_a_store_that_stays_away(flaky: type[FlakyStore], error: Exception) -> N
 
 
 @pytest.mark.parametrize("error", [PermissionError("403"), FileNotFoundError("404"), NotImplementedError("no")])
-def test_what_will_not_pass_is_not_tried_again(flaky: type[FlakyStore], error: Exception) -> None:
+def test_permanent_errors_of_a_store_are_not_retried(flaky: type[FlakyStore], error: Exception) -> None:
     put("flaky://c", {"x": b"12345"})
     flaky.errors[:] = [error]
     with pytest.raises(OSError, match=str(error)):
@@ -102,6 +102,6 @@ def test_a_missing_driver_names_its_package() -> None:
             open_folder(f"{protocol}://bucket/corpus")
 
 
-def test_an_unknown_protocol() -> None:
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"nowhere://x.*Protocol not known"):
         open_folder("nowhere://x")
