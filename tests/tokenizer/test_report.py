@@ -10,7 +10,9 @@ from z2all_ds.tokenizer.report import KINDS, describe, kind_of
 from z2all_ds.tokenizer.sampling import open_sources
 
 
-def test_figures(small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp_path: Path) -> None:
+def test_reported_figures_match_the_tokenizers(
+    small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp_path: Path
+) -> None:
     from tokenizers import normalizers
 
     lossy = byte_level(tmp_path / "lossy.json", normalizer=normalizers.Lowercase())
@@ -57,6 +59,6 @@ def test_the_table_shows_every_tokenizer(
         ("):", "signs"),
     ],
 )
-def test_kinds(token: str, kind: str) -> None:
+def test_tokens_are_classified_by_kind_of_character(token: str, kind: str) -> None:
     assert kind_of(token.encode()) == kind
     assert kind_of("天".encode()[:2]) == "parts of characters"
