@@ -37,7 +37,7 @@ def test_reported_figures_match_the_tokenizers(
     assert json.loads(to_json(figures))[0]["domains"]["zh"]["comes_back"] is True
 
 
-def test_the_table_shows_every_tokenizer(
+def test_the_table_has_a_row_for_each_kind_of_figure(
     small_corpus: Path, small_tokenizer: Path, small_spm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_lines(describe(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000)))
