@@ -1,4 +1,4 @@
-"""Small corpora with given contents, for tests of readers."""
+"""Helpers that write small corpora with given contents."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from z2all_ds.corpus.schema import Record
 def write_corpus(
     folder: Path, contents: Mapping[str, Sequence[str]], documents_per_shard: int = 7, first_gid: int = 0
 ) -> Path:
-    """Writes a corpus with these contents; gids count through all domains."""
+    """Write a corpus with the given contents per domain; gids are consecutive across domains."""
     folder.mkdir(parents=True, exist_ok=True)
     shards, gid = [], first_gid
     for domain, texts in contents.items():

@@ -1,4 +1,4 @@
-"""Files that become a corpus in place and are read back."""
+"""Tests of adopting existing files as a corpus in place, and of reading them back."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ FILES = {
     "zh/b.jsonl": jsonl(TEXTS[4:7]),
     "zh/a/deep.parquet": parquet(TEXTS[:4], row_group_size=3),
     "web-00001.jsonl": jsonl(TEXTS[12:15]),
-    "web-00000.jsonl": jsonl(TEXTS[7:12])[:-1],  # without its last newline
+    "web-00000.jsonl": jsonl(TEXTS[7:12])[:-1],  # without a final newline
     "train-00000-of-00002.parquet": parquet(TEXTS[15:]),
     "empty.jsonl": b"",
 }
@@ -82,11 +82,11 @@ def test_both_formats_are_adopted_and_read_back(tmp_path: Path, workers: int) ->
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_size_of_parquet_is_that_of_the_text(tmp_path: Path) -> None:
+def test_the_size_of_a_parquet_shard_is_that_of_its_uncompressed_text(tmp_path: Path) -> None:
     texts = ["0123456789" * 100] * 50
     fill(tmp_path, {"x.parquet": parquet(texts, use_dictionary=False, compression="zstd")})
     (shard,) = adopt_corpus(tmp_path, executor=HERE).shards
-    assert 50_000 < shard.bytes < 53_000  # with the headers of its pages
+    assert 50_000 < shard.bytes < 53_000  # including page headers
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
 
 
@@ -130,17 +130,17 @@ def test_hidden_and_temporary_files_are_ignored(tmp_path: Path, capsys: pytest.C
         ("zh/a/b/c.parquet", "zh"),
     ],
 )
-def test_domains_by_name(name: str, domain: str) -> None:
+def test_domains_are_derived_from_file_names(name: str, domain: str) -> None:
     assert domain_of(name) == domain
 
 
-def test_one_domain_for_all(tmp_path: Path) -> None:
+def test_all_files_can_be_put_into_one_domain(tmp_path: Path) -> None:
     manifest = adopt_corpus(fill(tmp_path, FILES), domain="mix", executor=HERE)
     assert list(manifest.domains) == ["mix"]
     assert sorted(texts_by_domain(tmp_path)["mix"]) == sorted(TEXTS)
 
 
-def test_another_text_field(tmp_path: Path) -> None:
+def test_a_custom_text_field_must_be_given(tmp_path: Path) -> None:
     files = {"a.jsonl": jsonl(["a", "b"], "text"), "b.parquet": parquet(["c"], "text")}
     for name in files:
         with pytest.raises(DataError, match=rf"{name}.*no field `content`; its fields are: n, text\. .*--text-field"):
@@ -188,7 +188,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, files: dict[str, bytes], w
     assert not (tmp_path / MANIFEST_NAME).exists()
 
 
-def test_invalid_arguments(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none: cannot be read \(No such file"):
         adopt_corpus(tmp_path / "none", executor=HERE)
     with pytest.raises(ConfigError, match="domain: is an empty name"):
@@ -197,7 +197,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
         adopt_corpus(tmp_path, "", executor=HERE)
 
 
-def test_a_first_line_of_any_length(tmp_path: Path) -> None:
+def test_a_very_long_first_line_is_accepted(tmp_path: Path) -> None:
     texts = ["long " * 100_000, "short"]
     adopt_corpus(fill(tmp_path, {"a.jsonl": jsonl(texts)}), executor=HERE)
     assert texts_by_domain(tmp_path) == {"a": texts}
@@ -214,7 +214,7 @@ def test_large_row_groups_give_a_warning(
     assert "warning: 1 of 2 files have row groups" in said and "b.parquet" in said and "row_group_size=1000" in said
 
 
-def test_a_read_only_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store():
         put("flaky://c", {"a.jsonl": jsonl(["a"])})
@@ -241,7 +241,7 @@ def test_commands_that_need_records_refuse_adopted_files(tmp_path: Path, verb: l
     assert (tmp_path / "c" / MANIFEST_NAME).read_bytes() == before
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_adopt_command_adopts_files_and_prints_the_domains(tmp_path: Path) -> None:
     fill(tmp_path / "raw", {"zh/a.jsonl": jsonl(TEXTS, "text"), "en.parquet": parquet(["a"], "text")})
     answer = z2all("corpus", "adopt", tmp_path / "raw", cwd=tmp_path)
     assert "has no field `content`" in one_line(answer, DataError.exit_code)

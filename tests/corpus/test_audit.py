@@ -24,7 +24,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", CONTENTS, documents_per_shard=15)
 
 
-def test_an_intact_corpus(corpus: Path) -> None:
+def test_an_intact_corpus_has_no_problems_or_warnings(corpus: Path) -> None:
     report = audit_corpus(corpus)
     size = sum(shard.bytes for shard in load_manifest(corpus).shards)
     assert (report.ok, report.shards, report.documents, report.bytes) == (True, 4, 50, size)
@@ -52,14 +52,14 @@ def test_a_truncated_shard_is_found(corpus: Path) -> None:
     assert f"zh-00000.jsonl: {size - 20} bytes, the manifest says {size}" in report.problems
 
 
-def test_missing_and_unlisted_shards(corpus: Path) -> None:
+def test_missing_and_unlisted_shards_are_found(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").rename(corpus / "stray.jsonl")
     (corpus / ".building").mkdir()
     (corpus / ".building" / "fr-00000.jsonl").write_text("of a running build")
     assert audit_corpus(corpus).problems == ("en-00001.jsonl: missing", "stray.jsonl: not in the manifest")
 
 
-def test_a_repeated_gid_and_a_wrong_count(corpus: Path) -> None:
+def test_a_repeated_gid_and_a_wrong_count_are_found(corpus: Path) -> None:
     path = corpus / "zh-00000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     record = json.loads(lines[1])
@@ -71,7 +71,7 @@ def test_a_repeated_gid_and_a_wrong_count(corpus: Path) -> None:
     assert "zh-00000.jsonl: 14 documents, the manifest says 15" in problems
 
 
-def test_invalid_lines_are_listed_up_to_ten(corpus: Path) -> None:
+def test_at_most_ten_invalid_lines_per_shard_are_listed(corpus: Path) -> None:
     path = corpus / "en-00000.jsonl"
     path.write_bytes(path.read_bytes() + b"{broken\n" * 25)
     problems = audit_corpus(corpus).problems
@@ -79,7 +79,7 @@ def test_invalid_lines_are_listed_up_to_ten(corpus: Path) -> None:
     assert "en-00000.jsonl: 15 more invalid lines" in problems
 
 
-def test_a_shard_listed_under_two_names(corpus: Path) -> None:
+def test_a_shard_listed_under_two_names_is_found(corpus: Path) -> None:
     manifest = load_manifest(corpus)
     (corpus / "copy.jsonl").write_bytes((corpus / "en-00001.jsonl").read_bytes())
     write_manifest(corpus, replace(manifest, shards=(*manifest.shards, replace(manifest.shards[1], path="copy.jsonl"))))
@@ -92,7 +92,7 @@ def test_an_empty_corpus_is_intact(tmp_path: Path) -> None:
     assert (report.ok, report.documents, report.bytes) == (True, 0, 0)
 
 
-def test_damaged_text_is_a_warning(tmp_path: Path) -> None:
+def test_damaged_text_gives_a_warning(tmp_path: Path) -> None:
     texts = ["good"] * 10 + ["bad \ufffd", "", " \n\u3000", "nul \0", "\ufffd\0"]
     write_corpus(tmp_path, {"en": ["fine"], "zh": texts}, documents_per_shard=11)
     report = audit_corpus(tmp_path)
@@ -105,7 +105,7 @@ def test_damaged_text_is_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_several_processes_find_the_same(corpus: Path) -> None:
+def test_several_processes_give_the_same_report_as_one(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").write_bytes(b"{broken\n" + (corpus / "en-00000.jsonl").read_bytes())
     (corpus / "zh-00000.jsonl").unlink()
     alone = audit_corpus(corpus)
@@ -113,7 +113,7 @@ def test_several_processes_find_the_same(corpus: Path) -> None:
     assert audit_corpus(corpus, workers=2) == alone
 
 
-def test_a_gid_above_next_gid(corpus: Path) -> None:
+def test_a_gid_not_below_next_gid_is_found(corpus: Path) -> None:
     manifest = load_manifest(corpus)
     write_manifest(corpus, replace(manifest, build_keys={"zh": "key"}, next_gid=47))
     assert audit_corpus(corpus).problems == ("zh-00001.jsonl: has gid 49, but next_gid in the manifest is 47",)
@@ -125,13 +125,13 @@ def test_a_gid_beyond_64_bits_is_an_invalid_line(tmp_path: Path) -> None:
     assert (found.documents, found.problems) == (0, [f"a.jsonl:1, gid {2**63}: it must fit into 64 bits"])
 
 
-def test_a_shard_is_one_run_and_picklable(corpus: Path) -> None:
+def test_the_audit_of_a_shard_has_one_run_of_gids_and_can_be_pickled(corpus: Path) -> None:
     found = audit_shard(corpus, load_manifest(corpus).shards[1])
     assert found.runs.tolist() == [[15, 1, 15]]
     assert pickle.loads(pickle.dumps(found)).problems == found.problems
 
 
-def test_no_corpus(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         audit_corpus(tmp_path)
 
@@ -161,7 +161,7 @@ def test_exactly_the_repeated_gids_are_reported(gids_by_shard: list[list[int]]) 
     assert reported == {gid for gid, count in counts.items() if count > 1}
 
 
-def test_many_repeated_gids_are_counted() -> None:
+def test_repeated_gids_beyond_ten_are_only_counted() -> None:
     shards = [ShardInfo(f"{n}.jsonl", "d", 12, 0, "0" * 64) for n in range(2)]
     runs = [as_runs(range(0, 24, 2), range(1, 13))] * 2
     problems = audit_module._repeated_gids(shards, runs)
@@ -170,7 +170,7 @@ def test_many_repeated_gids_are_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=30))
-def test_runs_have_every_gid_with_its_line(steps: list[tuple[int, bool]]) -> None:
+def test_runs_contain_every_gid_with_its_line_number(steps: list[tuple[int, bool]]) -> None:
     pairs, gid = list[tuple[int, int]](), 0
     for line, (step, is_invalid) in enumerate(steps, 1):
         gid += step

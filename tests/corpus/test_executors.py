@@ -1,4 +1,4 @@
-"""Processes and Ray give the same results, pass on errors, and leave no process running."""
+"""Tests that processes and Ray give the same results, pass on errors, and leave no process running."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_every_task_runs_once(workers: int) -> None:
     assert list(Executor(workers).run(square, [])) == []
 
 
-def test_several_tasks_go_to_several_processes() -> None:
+def test_tasks_are_distributed_to_all_worker_processes() -> None:
     found = {pid for _, pid in Executor(2).run(process_id, range(20))}
     assert len(found) == 2
     assert os.getpid() not in found
@@ -53,7 +53,7 @@ def test_package_errors_keep_their_fields(workers: int) -> None:
     assert (caught.value.what, caught.value.rule, caught.value.fix) == ("row 3", "is bad", "Fix it.")
 
 
-def test_a_lost_worker_is_one_line() -> None:
+def test_a_worker_that_dies_is_reported() -> None:
     with pytest.raises(MachineError, match=r"ended unexpectedly.*fewer --workers"):
         list(Executor(2).run(vanish, range(2)))
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_its_owner(tmp_path: Path, number: signal.Signals) -> None:
+def test_no_worker_outlives_its_parent_process(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "sleepers.py"
     script.write_text(SLEEPERS)
     marks = [tmp_path / "a", tmp_path / "b"]
@@ -100,7 +100,7 @@ ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 
 @pytest.mark.extended
-def test_ray_gives_the_same_results_and_passes_errors_on() -> None:
+def test_ray_gives_the_same_results_and_passes_on_errors() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         executor = Executor(ray="local")  # uses the existing connection and keeps it open
@@ -112,7 +112,7 @@ def test_ray_gives_the_same_results_and_passes_errors_on() -> None:
         ray.shutdown()
 
 
-def test_an_unreachable_ray_address_is_one_line() -> None:
+def test_an_unreachable_ray_address_is_reported() -> None:
     with pytest.raises(ClusterError, match=r"not reachable.*ray start --head"):
         list(Executor(ray="127.0.0.1:1").run(square, [1]))
 

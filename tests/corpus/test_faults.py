@@ -4,7 +4,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.faults import HARMLESS, KINDS, MIN_ROWS_TO_CHECK, SAMPLES_PER_KIND, Fault, FaultLog
 
 
-def test_stop_is_one_line_and_ignores_harmless_faults() -> None:
+def test_stop_mode_raises_on_the_first_fault_that_is_not_harmless() -> None:
     log = FaultLog()
     for kind in HARMLESS:
         log.add(Fault(kind, "x"), lambda: "f:1")
@@ -14,7 +14,7 @@ def test_stop_is_one_line_and_ignores_harmless_faults() -> None:
             log.add(Fault(kind, "x"), lambda: "f:2")
 
 
-def test_skip_counts_all_and_locates_the_first() -> None:
+def test_skip_mode_counts_all_faults_and_locates_only_the_first_ones() -> None:
     asked = 0
 
     def where() -> str:
@@ -30,7 +30,7 @@ def test_skip_counts_all_and_locates_the_first() -> None:
     assert log.samples["json"][:2] == ["f:1: x", "f:2: x"]
 
 
-def test_too_many_invalid_rows_stop_early() -> None:
+def test_too_many_invalid_rows_raise_before_the_end() -> None:
     log = FaultLog("skip", 0.01, rows=MIN_ROWS_TO_CHECK)
     for _ in range(10):
         log.add(Fault("utf8", "x"), lambda: "f:1")
@@ -38,7 +38,7 @@ def test_too_many_invalid_rows_stop_early() -> None:
         log.add(Fault("utf8", "x"), lambda: "f:1")
 
 
-def test_few_rows_are_checked_at_the_end() -> None:
+def test_with_few_rows_the_share_is_checked_only_at_the_end() -> None:
     log = FaultLog("skip", 0.01)
     log.add(Fault("json", "x"), lambda: "f:1")
     log.rows = 10
@@ -47,7 +47,7 @@ def test_few_rows_are_checked_at_the_end() -> None:
     FaultLog("skip", 0.0, rows=5).check("of it")
 
 
-def test_merge_keeps_the_order() -> None:
+def test_merging_adds_counts_and_keeps_the_order_of_samples() -> None:
     one, other = FaultLog("skip", 1.0), FaultLog("skip", 1.0)
     for number in range(SAMPLES_PER_KIND - 1):
         one.add(Fault("json", "x"), f"a:{number}".__str__)
@@ -62,6 +62,6 @@ def test_merge_keeps_the_order() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("ignore", 0.1), ("skip", -0.1), ("skip", 1.1)])
-def test_invalid_settings(arguments: tuple[str, float]) -> None:
+def test_invalid_settings_are_refused(arguments: tuple[str, float]) -> None:
     with pytest.raises(ConfigError):
         FaultLog(*arguments)

@@ -1,4 +1,4 @@
-"""The line index of a shard: correct, stored, and rebuilt when necessary."""
+"""Tests of the line index of a shard: it is correct, stored, and rebuilt when necessary."""
 
 import io
 import os
@@ -55,7 +55,7 @@ def all_offsets(index: LineIndex) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(content=st.binary(max_size=60).map(lambda b: b.replace(b"\x01", b"\n").replace(b"a", b"\n")), data=st.data())
-def test_every_line_is_found_for_any_chunks(content: bytes, data: st.DataObject) -> None:
+def test_every_line_is_found_whatever_the_chunk_sizes(content: bytes, data: st.DataObject) -> None:
     scan, position = LineScan(), 0
     while position < len(content):
         step = data.draw(st.integers(1, len(content) - position))
@@ -68,7 +68,7 @@ def test_every_line_is_found_for_any_chunks(content: bytes, data: st.DataObject)
     assert scan.offsets().tolist() == offsets
 
 
-def test_ranges_of_the_index_are_read(folder: Folder) -> None:
+def test_any_range_of_offsets_can_be_read(folder: Folder) -> None:
     index = index_of(folder)
     assert index.num_lines == 4
     for first in range(4):
@@ -86,7 +86,7 @@ def test_index_files_are_hidden() -> None:
     assert index_name("zh/a/x.jsonl") == "zh/a/.x.jsonl.idx"
 
 
-def test_the_index_is_stored_and_used(folder: Folder, tmp_path: Path) -> None:
+def test_the_index_is_stored_and_reused(folder: Folder, tmp_path: Path) -> None:
     index_of(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.jsonl.idx", "x.jsonl"]
     path = tmp_path / ".x.jsonl.idx"
@@ -99,8 +99,8 @@ def test_the_index_is_stored_and_used(folder: Folder, tmp_path: Path) -> None:
 def test_the_index_of_a_changed_shard_is_rebuilt(folder: Folder, tmp_path: Path) -> None:
     stamp = folder.stamp("x.jsonl")
     index_of(folder)
-    (tmp_path / "x.jsonl").write_bytes(CONTENT.replace(b"first\n", b"fir\nst"))  # the same size, other lines
-    os.utime(tmp_path / "x.jsonl", ns=(0, stamp.version + 1))  # clocks of file systems may be too coarse for a test
+    (tmp_path / "x.jsonl").write_bytes(CONTENT.replace(b"first\n", b"fir\nst"))  # same size, different lines
+    os.utime(tmp_path / "x.jsonl", ns=(0, stamp.version + 1))  # file system timestamps may be too coarse for this test
     assert load_index(folder, "x.jsonl", folder.stamp("x.jsonl")) is None
     assert all_offsets(index_of(folder)) == [0, 4, 7, 18, 34]
     (tmp_path / "x.jsonl").write_bytes(b"a\nb\n")
@@ -118,7 +118,7 @@ def test_a_truncated_index_is_rebuilt(folder: Folder, tmp_path: Path, keep: int)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "backwards"])
-def test_damage_of_an_open_index_is_noticed(folder: Folder, tmp_path: Path, damage: str) -> None:
+def test_damage_to_an_open_index_is_detected(folder: Folder, tmp_path: Path, damage: str) -> None:
     index, path = index_of(folder), tmp_path / ".x.jsonl.idx"
     words = np.fromfile(path, dtype="<u8")
     if damage == "truncated":
@@ -127,7 +127,7 @@ def test_damage_of_an_open_index_is_noticed(folder: Folder, tmp_path: Path, dama
         words[-1] = 2**60
     else:
         words[6] = 0
-    with open(path, "r+b") as file:  # the same file, which is still open
+    with open(path, "r+b") as file:  # rewritten in place, because the index holds this file open
         file.truncate(0)
         file.write(words.tobytes())
     with pytest.raises(IndexDamaged, match=r"\.x\.jsonl\.idx"):
@@ -143,12 +143,12 @@ def test_an_index_that_cannot_be_written_stays_in_memory(folder: Folder, tmp_pat
 
 
 def _index_as_another_user(location: str, answers: Any) -> None:
-    if os.geteuid() == 0:  # root may write anywhere
+    if os.geteuid() == 0:  # root could write to a read-only folder
         os.seteuid(65534)
     answers.put(all_offsets(index_of(open_folder(location))))
 
 
-def test_a_read_only_folder() -> None:
+def test_in_a_read_only_folder_the_index_stays_in_memory() -> None:
     fork = get_context("fork")
     with TemporaryDirectory() as place:
         (Path(place) / "x.jsonl").write_bytes(CONTENT)
@@ -170,7 +170,7 @@ def test_the_index_of_a_growing_shard_is_not_stored(folder: Folder, tmp_path: Pa
     assert not (tmp_path / ".x.jsonl.idx").exists()
 
 
-def test_several_threads_write_the_same_index(folder: Folder, tmp_path: Path) -> None:
+def test_several_threads_can_write_the_same_index(folder: Folder, tmp_path: Path) -> None:
     stamp, found = folder.stamp("x.jsonl"), []
     threads = [threading.Thread(target=lambda: found.append(build_index(folder, "x.jsonl", stamp))) for _ in range(8)]
     for thread in threads:
@@ -188,10 +188,12 @@ def test_in_a_store_the_index_is_written_next_to_the_shard(flaky: type[FlakyStor
     assert list(folder.list_files()) == ["zh/.x.jsonl.idx", "zh/x.jsonl"]
     flaky.calls.clear()
     assert all_offsets(index_of(folder, "zh/x.jsonl")) == LINES
-    assert flaky.calls == ["info", "info", "cat_file", "cat_file"]  # shard, index, its header, its offsets
+    assert flaky.calls == ["info", "info", "cat_file", "cat_file"]  # shard, index, index header, offsets
 
 
-def test_index_of_a_read_only_store_stays_in_memory(flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_read_only_store_the_index_stays_in_memory(
+    flaky: type[FlakyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     put("flaky://c", {"x.jsonl": CONTENT})
     monkeypatch.setattr(FlakyStore, "pipe_file", read_only)
     folder = open_folder("flaky://c")

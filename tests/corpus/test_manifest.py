@@ -16,13 +16,13 @@ Z = ShardInfo("zh-00000.jsonl", "zh", 9, 70, "c" * 64)
 MANIFEST = Manifest(FORMAT_VERSION, (A, B, Z), {"code": "key"}, 14)
 
 
-def test_round_trip_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_a_manifest_is_written_and_loaded_without_leaving_temporary_files(tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST)
     assert load_manifest(tmp_path) == MANIFEST
     assert [p.name for p in tmp_path.iterdir()] == ["MANIFEST.json"]
 
 
-def test_domains() -> None:
+def test_domains_have_the_totals_of_their_shards() -> None:
     assert MANIFEST.domains == {"code": (5, 150), "zh": (9, 70)}
 
 
@@ -45,12 +45,12 @@ def test_fingerprint_depends_on_text_and_order() -> None:
     assert len({m.fingerprint for m in [*other, MANIFEST]}) == len(other) + 1
 
 
-def test_missing_manifest(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file.*Give the folder of a complete corpus"):
         load_manifest(tmp_path / "nowhere")
 
 
-def test_fingerprints_of_domains() -> None:
+def test_domain_fingerprints_depend_only_on_the_text_of_the_domain() -> None:
     first = hashlib.sha256(json.dumps([["a" * 64, 3], ["b" * 64, 2]]).encode()).hexdigest()
     second = hashlib.sha256(json.dumps([["c" * 64, 9]]).encode()).hexdigest()
     assert MANIFEST.domain_fingerprints == {"code": first, "zh": second}
@@ -72,14 +72,14 @@ def test_fingerprints_of_domains() -> None:
     assert [manifest.domain_fingerprints["zh"] == second for manifest in other] == [True] * 4 + [False]
 
 
-def test_another_text_field_changes_the_fingerprint(tmp_path: Path) -> None:
+def test_a_different_text_field_changes_the_fingerprint(tmp_path: Path) -> None:
     titles = replace(MANIFEST, text_field="title")
     assert titles.fingerprint != MANIFEST.fingerprint
     write_manifest(tmp_path, titles)
     assert load_manifest(tmp_path) == titles
 
 
-def test_the_text_field_may_be_missing(tmp_path: Path) -> None:
+def test_the_text_field_is_optional_in_the_file(tmp_path: Path) -> None:
     values = asdict(MANIFEST)
     del values["text_field"]
     (tmp_path / "MANIFEST.json").write_text(json.dumps(values))
@@ -87,7 +87,7 @@ def test_the_text_field_may_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["memory://manifests/a", "file://{}/b"])
-def test_urls(tmp_path: Path, location: str) -> None:
+def test_manifests_are_written_to_and_loaded_from_urls(tmp_path: Path, location: str) -> None:
     location = location.format(tmp_path)
     with pytest.raises(DataError, match=rf"{location}/MANIFEST.json: no such file"):
         load_manifest(location)
@@ -95,7 +95,7 @@ def test_urls(tmp_path: Path, location: str) -> None:
     assert load_manifest(location) == MANIFEST
 
 
-def test_an_unreachable_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_errors_are_retried_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FIRST_WAIT_SECONDS", 0.001)
     with flaky_store() as store:
         write_manifest("flaky://c", MANIFEST)
@@ -126,7 +126,7 @@ SHARD = {"path": "a.jsonl", "domain": "d", "documents": 1, "bytes": 2, "sha256":
         (json.dumps({"format_version": 1, "shards": [SHARD], "text_field": ""}), "text_field '' must be"),
     ],
 )
-def test_unreadable_manifests(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_manifests_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "MANIFEST.json").write_text(text)
     with pytest.raises(DataError, match=words):
         load_manifest(tmp_path)

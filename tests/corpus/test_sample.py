@@ -32,14 +32,14 @@ def test_the_same_seed_gives_the_same_distinct_documents(corpus: Path) -> None:
         assert record.to_line().encode() in (corpus / path).read_bytes()
 
 
-def test_only_one_domain(corpus: Path) -> None:
+def test_samples_can_be_limited_to_one_domain(corpus: Path) -> None:
     assert {path[:2] for path, _ in sample_documents(corpus, 30, "zh")} == {"zh"}
     with pytest.raises(ConfigError, match=r"domain 'fr': the domains of .* are en, zh"):
         sample_documents(corpus, 1, "fr")
 
 
 def test_every_document_is_equally_likely(tmp_path: Path) -> None:
-    """The length of a document does not matter."""
+    """The length of a document does not change its probability."""
     write_corpus(tmp_path, {"a": ["x", "y" * 100_000, "z", "w"]}, documents_per_shard=3)
     counts = Counter(record.content[0] for seed in range(400) for _, record in sample_documents(tmp_path, 1, seed=seed))
     assert all(70 < counts[letter] < 130 for letter in "xyzw")
@@ -47,7 +47,7 @@ def test_every_document_is_equally_likely(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=30), max_size=15), st.integers(1, 20), st.integers(0, 3))
-def test_as_many_as_requested_or_all(texts: list[str], count: int, seed: int) -> None:
+def test_the_requested_number_of_documents_or_all_are_returned(texts: list[str], count: int, seed: int) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder), {"a": texts}, documents_per_shard=4)
@@ -55,7 +55,7 @@ def test_as_many_as_requested_or_all(texts: list[str], count: int, seed: int) ->
         assert len(gids) == len(set(gids)) == min(count, len(texts))
 
 
-def test_invalid_requests(corpus: Path, tmp_path: Path) -> None:
+def test_invalid_counts_and_damaged_shards_are_reported(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="count 0: must be at least 1"):
         sample_documents(corpus, 0)
     with open(corpus / "zh-00001.jsonl", "ab") as stream:
@@ -75,14 +75,14 @@ def test_every_gid_is_found_by_binary_search(corpus: Path, monkeypatch: pytest.M
         assert record.to_line().encode() in (corpus / path).read_bytes()
 
 
-def test_gids_in_any_order_are_found_by_reading(tmp_path: Path) -> None:
+def test_unsorted_gids_are_found_by_a_full_scan(tmp_path: Path) -> None:
     gids = [(n * 37) % 101 for n in range(101)]
     shard = write_shard(tmp_path, "a.jsonl", "a", [Record(gid, 0, "a", "", "", f"{gid}", "", {}) for gid in gids])
     write_manifest(tmp_path, Manifest(FORMAT_VERSION, (shard,)))
     assert [find_document(tmp_path, gid)[1].content for gid in range(101)] == [str(gid) for gid in range(101)]
 
 
-def test_a_missing_gid(corpus: Path) -> None:
+def test_a_missing_gid_is_reported(corpus: Path) -> None:
     for gid in (500, -1, 10**30):
         with pytest.raises(DataError, match=f"gid {gid}: none of the 500 documents of .* has it"):
             find_document(corpus, gid)
@@ -91,7 +91,7 @@ def test_a_missing_gid(corpus: Path) -> None:
         find_document(corpus, 1)
 
 
-def test_descriptions_are_truncated() -> None:
+def test_long_contents_are_truncated_in_descriptions() -> None:
     full = Record(7, 3, "zh", "散文", "雪", "下雪了。\n很大。", "一句话", {"n": [1]})
     bare = Record(8, 4, "en", "", "", "x" * 1500, "", {})
     shown = describe([("zh-0.jsonl", full), ("en-0.jsonl", bare)], max_chars=10)

@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {"gid": 7, "id": 3, "data_src": "zh", "category": "散文
 TEXT = st.text(st.characters(codec="utf-8"))
 
 
-def test_line_is_utf8_and_not_escaped() -> None:
+def test_a_record_is_written_as_one_line_of_unescaped_unicode() -> None:
     line = Record(**GOOD).to_line()
     assert "下雪\\n了。" in line
     assert "\n" not in line
@@ -22,7 +22,7 @@ def test_line_is_utf8_and_not_escaped() -> None:
 
 
 @given(TEXT, TEXT, st.dictionaries(TEXT, st.one_of(st.integers(), TEXT, st.none(), st.lists(TEXT))))
-def test_round_trip_in_one_line(title: str, content: str, others: dict) -> None:
+def test_every_record_is_one_line_and_is_parsed_back(title: str, content: str, others: dict) -> None:
     record = Record(1, 2, "d", "c", title, content, "", others)
     line = record.to_line()
     assert len(list(io.StringIO(line))) == 1
@@ -63,7 +63,7 @@ def test_missing_keys_are_listed() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_invalid_lines(line: bytes, words: str) -> None:
+def test_invalid_lines_are_refused(line: bytes, words: str) -> None:
     with pytest.raises(DataError, match=words):
         parse_record(line, "f:9")
 
@@ -89,8 +89,8 @@ def outcome(parse: Callable[[str | bytes, str], Record], line: str | bytes) -> s
 
 
 @given(st.dictionaries(FIELDS, VALUES, max_size=2), st.booleans(), st.booleans())
-def test_the_fast_parser_equals_the_strict_one(changes: dict, is_ascii: bool, is_cut: bool) -> None:
-    """Compares repr, which distinguishes 1 from 1.0 and is equal for NaN."""
+def test_the_fast_parser_gives_the_same_result_as_the_strict_one(changes: dict, is_ascii: bool, is_cut: bool) -> None:
+    """Records are compared by repr, which distinguishes 1 from 1.0 and is equal for NaN."""
     text = json.dumps({**GOOD, **changes}, ensure_ascii=is_ascii)
     text = text[: len(text) // 2] if is_cut else text
     lines: list[str | bytes] = [text, text.encode("utf-8", "surrogatepass")]

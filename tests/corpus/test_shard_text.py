@@ -1,4 +1,4 @@
-"""The text of a line, and the column of a Parquet file."""
+"""Tests of reading the text of a JSON line and the text column of a Parquet file."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from z2all_ds.corpus.shard_text import check_text_column, open_parquet, text_col
         (b'{"t": "\\ud83d\\ude00"}', "😀"),
     ],
 )
-def test_texts(line: bytes, text: str) -> None:
+def test_the_text_field_of_a_line_is_returned(line: bytes, text: str) -> None:
     assert text_of_line(line, "t", "x, record 0") == text
 
 
@@ -41,12 +41,12 @@ def test_texts(line: bytes, text: str) -> None:
         (b'{"t": "x", "x": NaN, "t": "\\udc00"}', "`t` contains half a surrogate pair"),
     ],
 )
-def test_lines_without_a_text(line: bytes, words: str) -> None:
+def test_lines_without_a_valid_text_field_are_refused(line: bytes, words: str) -> None:
     with pytest.raises(DataError, match=f"^x, record 7: .*{words}"):
         text_of_line(line, "t", "x, record 7")
 
 
-def test_a_text_column_and_its_groups(tmp_path: Path) -> None:
+def test_the_text_column_of_a_parquet_file_is_checked_and_found_in_each_row_group(tmp_path: Path) -> None:
     table = pa.table({"n": [1, 2, 3], "t": ["a", "b", "c"], "list": [["x"], [], ["y"]]})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=2)
     folder = open_folder(tmp_path)
@@ -58,7 +58,7 @@ def test_a_text_column_and_its_groups(tmp_path: Path) -> None:
             check_text_column(file, field, "x")
 
 
-def test_not_a_parquet_file(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no Parquet at all")
     with pytest.raises(DataError, match=r"^x: not a readable Parquet file"):
         open_parquet(open_folder(tmp_path), "x.parquet", 17, "x")

@@ -79,7 +79,7 @@ def test_documents_keep_their_side_when_the_corpus_changes(
             for corpus in ("small", "grown")
         }
         for corpus, (train, validation) in sides.items():
-            # Equal contents are on one side, and nothing is lost.
+            # Documents with equal content are on the same side, and no document is lost.
             assert not train & validation
             assert train | validation == set(contents(folder / corpus))
         for small, grown in zip(sides["small"], sides["grown"], strict=True):
@@ -88,14 +88,14 @@ def test_documents_keep_their_side_when_the_corpus_changes(
 
 @pytest.mark.parametrize("share", [0.001, 0.05, 0.5, 0.99])
 @pytest.mark.parametrize("seed", ["", "another"])
-def test_the_share_is_met_statistically(share: float, seed: str) -> None:
+def test_the_validation_share_is_met_within_five_sigma(share: float, seed: str) -> None:
     count = 20_000
     found = sum(is_validation(f"text number {n}", share, seed) for n in range(count))
     five_sigma = 5 * (count * share * (1 - share)) ** 0.5
     assert abs(found - count * share) <= five_sigma
 
 
-def test_a_larger_share_only_adds_and_another_seed_chooses_others() -> None:
+def test_a_larger_share_only_adds_documents_and_another_seed_chooses_others() -> None:
     texts = [f"text {n}" for n in range(5000)]
     small, large, other = (
         {text for text in texts if is_validation(text, share, seed)}
@@ -105,14 +105,14 @@ def test_a_larger_share_only_adds_and_another_seed_chooses_others() -> None:
     assert len(small & other) < len(small) / 2
 
 
-def test_fixed_sides_of_some_documents() -> None:
-    """A split must be the same with every version of this package."""
+def test_the_sides_of_known_documents_never_change() -> None:
+    """A split must be the same in every version of this package."""
     texts = ["", "a", "雪", "The quick brown fox", "document 7", "document 8", "\n", "\0"]
     assert [is_validation(text, 0.5) for text in texts] == [False, True, True, True, False, True, False, False]
     assert [is_validation(text, 0.5, "种子") for text in texts] == [True, True, True, False, False, True, True, True]
 
 
-def test_a_domain_without_validation_gives_a_warning(tmp_path: Path) -> None:
+def test_a_domain_that_is_missing_on_one_side_gives_a_warning(tmp_path: Path) -> None:
     texts = [f"t{n}" for n in range(200)]
     write_corpus(tmp_path / "c", {
         "never": [text for text in texts if not is_validation(text, 0.3)],
@@ -126,7 +126,9 @@ def test_a_domain_without_validation_gives_a_warning(tmp_path: Path) -> None:
     assert split_corpus(tmp_path / "c", tmp_path / "out", 0.3) == report
 
 
-def test_the_same_call_returns_at_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_split_is_reused_and_other_settings_are_refused(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = split_corpus(corpus, tmp_path / "out", 0.1, "s")
     monkeypatch.setattr(split_module, "_split_shard", lambda *_: pytest.fail("split again"))
     assert split_corpus(corpus, tmp_path / "out", 0.1, "s") == first
@@ -138,7 +140,7 @@ def test_the_same_call_returns_at_once(corpus: Path, tmp_path: Path, monkeypatch
         split_corpus(corpus, tmp_path / "out", 0.1, "s")
 
 
-def test_other_folders_are_not_touched(corpus: Path, tmp_path: Path) -> None:
+def test_output_folders_that_are_not_empty_or_inside_the_corpus_are_refused(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -152,12 +154,12 @@ def test_other_folders_are_not_touched(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_invalid_shares(corpus: Path, tmp_path: Path, share: float) -> None:
+def test_invalid_shares_are_refused(corpus: Path, tmp_path: Path, share: float) -> None:
     with pytest.raises(ConfigError, match="must be between 0 and 1"):
         split_corpus(corpus, tmp_path / "out", share)
 
 
-def test_a_failed_split_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_a_failed_split_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
     before = shutil.copytree(corpus, tmp_path / "before")
     path = corpus / "en-00003.jsonl"
     path.write_bytes(path.read_bytes().replace(b"document 150", b"document 999"))

@@ -1,4 +1,4 @@
-"""Both kinds of tokenizer, trained once."""
+"""Fixtures for a small tokenizer of each algorithm, trained once per test session."""
 
 from pathlib import Path
 

@@ -22,5 +22,5 @@ def split(text: str) -> list[str]:
         ("東京タワーへ", ["東京タワ", "ー", "へ"]),
     ],
 )
-def test_pre_split(text: str, pieces: list[str]) -> None:
+def test_text_is_split_into_pieces_before_merging(text: str, pieces: list[str]) -> None:
     assert split(text) == pieces

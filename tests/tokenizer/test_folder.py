@@ -1,4 +1,4 @@
-"""The folder in plain transformers, without this package and without remote code."""
+"""Tests of a tokenizer folder loaded with plain transformers, without this package and without remote code."""
 
 import json
 import os
@@ -40,7 +40,9 @@ def real_texts(corpus: Path) -> list[str]:
     return texts
 
 
-def test_our_ids_on_real_text(plain: Any, tokenizer: Z2allTokenizer, small_corpus: Path) -> None:
+def test_transformers_gives_the_same_ids_as_this_package_on_real_text(
+    plain: Any, tokenizer: Z2allTokenizer, small_corpus: Path
+) -> None:
     texts = real_texts(small_corpus)
     assert len(texts) > 40
     assert plain(texts)["input_ids"] == tokenizer.encode_batch(texts)
@@ -69,7 +71,7 @@ print(json.dumps([ids, [tokenizer.decode(one) for one in ids], tokenizer.padding
 """
 
 
-def test_in_a_process_without_this_package(
+def test_the_folder_loads_in_a_process_without_this_package(
     folder: Path, tokenizer: Z2allTokenizer, small_corpus: Path, tmp_path: Path
 ) -> None:
     texts = real_texts(small_corpus)
@@ -100,14 +102,16 @@ def test_save_pretrained_keeps_the_ids(
     assert load_tokenizer(tmp_path).encode_batch(texts) == tokenizer.encode_batch(texts)
 
 
-def test_padding(plain: Any, tokenizer: Z2allTokenizer) -> None:
+def test_shorter_texts_are_padded_on_the_right(plain: Any, tokenizer: Z2allTokenizer) -> None:
     padded = plain(["a", "a b c d e f g"], padding=True)
     assert padded["input_ids"][0][-1] == tokenizer.pad_id
     assert padded["attention_mask"][0][0] == 1 and padded["attention_mask"][0][-1] == 0
 
 
-def test_control_tokens_in_text(plain: Any, folder: Path, tokenizer: Z2allTokenizer) -> None:
-    """The table in docs/tokenizer.md."""
+def test_split_special_tokens_decides_whether_control_tokens_in_text_are_recognized(
+    plain: Any, folder: Path, tokenizer: Z2allTokenizer
+) -> None:
+    """The table in docs/tokenizer.md is correct."""
     text = "a<|endoftext|>b"
     as_text = tokenizer.encode(text)
     as_control = [*tokenizer.encode("a"), tokenizer.eot_id, *tokenizer.encode("b")]
@@ -121,7 +125,7 @@ def test_control_tokens_in_text(plain: Any, folder: Path, tokenizer: Z2allTokeni
     assert safe.encode(text) == as_text
 
 
-def test_safe_by_default(small_corpus: Path, tmp_path: Path) -> None:
+def test_a_safe_by_default_folder_encodes_control_tokens_as_text(small_corpus: Path, tmp_path: Path) -> None:
     train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000, safe_by_default=True)
     ours, safe = load_tokenizer(tmp_path / "t"), open_plain(tmp_path / "t")
     text = "a<|endoftext|>b"
@@ -139,7 +143,7 @@ def test_safe_by_default(small_corpus: Path, tmp_path: Path) -> None:
         train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000)
 
 
-def test_roles_and_chat(plain: Any, tokenizer: Z2allTokenizer) -> None:
+def test_special_token_roles_and_the_chat_template(plain: Any, tokenizer: Z2allTokenizer) -> None:
     names = (plain.bos_token, plain.eos_token, plain.pad_token, plain.unk_token)
     assert names == ("<|beginoftext|>", "<|endoftext|>", "<|PAD|>", "<|UNK|>")
     assert plain.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) == CHAT_TEXT
@@ -168,7 +172,7 @@ def test_next_to_a_llama_config_the_ids_are_the_same(
     assert open_plain(model)(texts)["input_ids"] == plain(texts)["input_ids"]
 
 
-def test_recipes(tmp_path: Path, small_tokenizer: Path) -> None:
+def test_a_folder_built_with_different_settings_is_refused(tmp_path: Path, small_tokenizer: Path) -> None:
     assert read_recipe(small_tokenizer, {"algorithm": "bbpe"})["text_vocab_size"] == 1000
     for wanted in ({"algorithm": "spm"}, {"unheard": 1}):
         with pytest.raises(ConfigError, match="something else"):

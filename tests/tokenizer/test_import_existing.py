@@ -17,7 +17,7 @@ TEXT = "Hello, wörld! 今天 def f(x):\n    return x  # <|endoftext|>"
 
 
 def byte_level(path: Path, **parts: Any) -> Path:
-    """Writes a tokenizer.json with one control token of its own."""
+    """Write a byte-level BPE tokenizer.json with one control token that is not ours; `parts` replace its components."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -31,7 +31,7 @@ def byte_level(path: Path, **parts: Any) -> Path:
     return path
 
 
-def test_control_tokens_follow_the_vocabulary(tmp_path: Path) -> None:
+def test_control_tokens_are_placed_after_the_vocabulary(tmp_path: Path) -> None:
     theirs = Tokenizer.from_file(str(byte_level(tmp_path / "tokenizer.json")))
     report = import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out")
     size = theirs.get_vocab_size()
@@ -45,12 +45,12 @@ def test_control_tokens_follow_the_vocabulary(tmp_path: Path) -> None:
     assert ours.special_id("<|theirs|>") == theirs.token_to_id("<|theirs|>")
     assert ours.encode_bytes(b"\xff") and ours.decode_bytes(ours.encode_bytes(b"a\xff")) == b"a\xff"
     assert len(plain) == ours.size == size + 12
-    assert import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out") == report  # at once
+    assert import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out") == report  # the existing folder is reused
     with pytest.raises(ConfigError, match="something else"):
         import_tokenizer(tmp_path / "tokenizer.json", tmp_path / "out", special_start=500)
 
 
-def test_a_gap_is_filled_with_reserved_tokens(tmp_path: Path, small_spm: Path) -> None:
+def test_a_gap_before_the_control_tokens_is_filled_with_reserved_tokens(tmp_path: Path, small_spm: Path) -> None:
     report = import_tokenizer(
         small_spm / MODEL_FILE, tmp_path / "out", special_start=3000, special_ids={"<|tool|>": 3050}
     )
@@ -86,26 +86,26 @@ def test_existing_control_tokens_keep_their_ids(tmp_path: Path, small_tokenizer:
         ({"t3": 12}, None, "special t3=12: the tokenizer already has it as 3"),
     ],
 )
-def test_ids_that_collide(given: dict[str, int], start: int | None, message: str) -> None:
+def test_colliding_special_ids_are_refused(given: dict[str, int], start: int | None, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         place_special_tokens({f"t{n}": n for n in range(10)}, given, start)
     assert message in str(caught.value)
 
 
-def test_ids_from_a_command_line() -> None:
+def test_special_ids_are_parsed_from_the_command_line() -> None:
     assert parse_special_ids(["<|PAD|>=64006", "a=b=3"]) == {"<|PAD|>": 64006, "a=b": 3}
     for given in (["<|PAD|>"], ["=3"], ["x=-1"], ["x=1.5"], ["x=1", "x=2"]):
         with pytest.raises(ConfigError, match="special"):
             parse_special_ids(given)
 
 
-def test_numbers() -> None:
+def test_special_ids_may_be_existing_given_or_assigned() -> None:
     placed = place_special_tokens({"<|PAD|>": 0, "a": 1}, {"<|CLS|>": 4}, None)
     assert placed["<|PAD|>"] == 0 and placed["<|CLS|>"] == 4
     assert sorted(placed.values()) == [0, *range(2, 13)]
 
 
-def test_gaps_in_the_vocabulary(tmp_path: Path) -> None:
+def test_a_vocabulary_with_gaps_is_imported(tmp_path: Path) -> None:
     path = byte_level(tmp_path / "tokenizer.json")
     rules = json.loads(path.read_text("utf-8"))
     rules["added_tokens"] = []
@@ -125,7 +125,7 @@ def test_gaps_in_the_vocabulary(tmp_path: Path) -> None:
         ({"post_processor": None}, r"it put <\|theirs\|> around every text"),
     ],
 )
-def test_losses_are_warnings_or_errors(
+def test_a_lossy_tokenizer_gives_a_warning_or_in_strict_mode_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], parts: dict[str, Any], message: str
 ) -> None:
     size = Tokenizer.from_file(str(byte_level(tmp_path / "x.json"))).token_to_id("<|theirs|>")
@@ -144,7 +144,7 @@ def test_losses_are_warnings_or_errors(
     assert open_plain(tmp_path / "out").encode("a b") == load_tokenizer(tmp_path / "out").encode("a b")
 
 
-def test_truncation_is_turned_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_turned_off(tmp_path: Path) -> None:
     path = byte_level(tmp_path / "tokenizer.json")
     backend = Tokenizer.from_file(str(path))
     backend.enable_truncation(5)
@@ -157,7 +157,7 @@ def test_truncation_is_turned_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_imported_sentencepiece_models_keep_their_ids(tmp_path: Path, kind: str) -> None:
-    """With its defaults: a space in front, NFKC, unknown characters without bytes, and its own <s> and </s>."""
+    """Holds for SentencePiece's defaults: leading space, NFKC, no byte fallback, and its own <s> and </s>."""
     data = other_model(model_type=kind, user_defined_symbols=["<x>"])
     (tmp_path / "tokenizer.model").write_bytes(data)
     report = import_tokenizer(tmp_path, tmp_path / "out")
@@ -172,7 +172,7 @@ def test_imported_sentencepiece_models_keep_their_ids(tmp_path: Path, kind: str)
         ours.encode_bytes(b"a")
 
 
-def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
+def test_files_that_are_not_tokenizers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "folder").mkdir()
     (tmp_path / "b.model").write_bytes(b"hello")

@@ -17,7 +17,7 @@ def words(tmp_path: Path) -> Path:
     return path
 
 
-def test_result(words: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_tokenizer_files_and_the_bytes_read_are_returned(words: Path, capfd: pytest.CaptureFixture[str]) -> None:
     size = words.stat().st_size
     files, text_bytes = learn_in_own_process("bbpe", [f"en={words}"], {"en": size}, 262)
     assert files.keys() == {"tokenizer.json"}
@@ -29,7 +29,7 @@ def test_result(words: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "Compute merges" not in said
 
 
-def test_errors_of_the_process_are_one_line(words: Path) -> None:
+def test_errors_in_the_child_process_are_raised_in_the_parent(words: Path) -> None:
     with pytest.raises(DataError, match="text_vocab_size 5000: the corpus has only enough repeated text for"):
         learn_in_own_process("bbpe", [str(words)], {"words": 1000}, 5000)
     words.write_bytes(b"\xff\xff")
@@ -38,7 +38,7 @@ def test_errors_of_the_process_are_one_line(words: Path) -> None:
             learn_in_own_process(algorithm, [str(words)], {"words": 1000}, 300)
 
 
-def test_a_process_that_dies_is_reported(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_that_dies_is_reported(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MachineError, match=r"exit code 1: .*KeyError: 'nothing'"):
         learn_in_own_process("bbpe", [str(words)], {"nothing": 1000}, 300)
 
@@ -47,7 +47,7 @@ def test_a_process_that_dies_is_reported(words: Path, monkeypatch: pytest.Monkey
         learn_in_own_process("bbpe", [str(words)], {"words": 1000}, 300)
 
 
-def test_the_process_ends_with_a_killed_parent(words: Path) -> None:
+def test_the_child_process_ends_when_its_parent_is_killed(words: Path) -> None:
     words.write_text("".join(chr(0x4E00 + (n * n) % 20000) for n in range(3_000_000)))
     code = (
         "import sys; from z2all_ds.tokenizer.learning import learn_in_own_process as learn; "

@@ -10,7 +10,9 @@ from z2all_ds.tokenizer.report import KINDS, describe, kind_of
 from z2all_ds.tokenizer.sampling import open_sources
 
 
-def test_figures(small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp_path: Path) -> None:
+def test_reported_figures_match_the_tokenizers(
+    small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp_path: Path
+) -> None:
     from tokenizers import normalizers
 
     lossy = byte_level(tmp_path / "lossy.json", normalizer=normalizers.Lowercase())
@@ -35,7 +37,7 @@ def test_figures(small_corpus: Path, small_tokenizer: Path, small_spm: Path, tmp
     assert json.loads(to_json(figures))[0]["domains"]["zh"]["comes_back"] is True
 
 
-def test_the_table_shows_every_tokenizer(
+def test_the_table_has_a_row_for_each_kind_of_figure(
     small_corpus: Path, small_tokenizer: Path, small_spm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_lines(describe(report_tokenizers([small_tokenizer, small_spm], small_corpus, 20_000)))
@@ -57,6 +59,6 @@ def test_the_table_shows_every_tokenizer(
         ("):", "signs"),
     ],
 )
-def test_kinds(token: str, kind: str) -> None:
+def test_tokens_are_classified_by_kind_of_character(token: str, kind: str) -> None:
     assert kind_of(token.encode()) == kind
     assert kind_of("天".encode()[:2]) == "parts of characters"

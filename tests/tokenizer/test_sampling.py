@@ -15,13 +15,13 @@ from z2all_ds.tokenizer.sampling import check_weights, open_sources, parse_weigh
 AVAILABLE = st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), min_size=1, max_size=6)
 
 
-def test_small_domains_leave_their_share_to_the_large() -> None:
+def test_budget_that_small_domains_cannot_use_goes_to_larger_ones() -> None:
     assert share_budget({"a": 1000, "b": 1000, "c": 1000}, 300) == {"a": 100, "b": 100, "c": 100}
     assert share_budget({"a": 1000, "b": 10, "c": 1000}, 300) == {"a": 145, "b": 10, "c": 145}
     assert share_budget({"a": 5, "b": 7}, 300) == {"a": 5, "b": 7}
 
 
-def test_weights() -> None:
+def test_the_budget_is_shared_by_weight() -> None:
     plenty = {"zh": 10**9, "en": 10**9, "code": 10**9}
     weights = {"zh": 0.5, "en": 0.3, "code": 0.2}
     shares = share_budget(plenty, 1000, weights)
@@ -31,7 +31,9 @@ def test_weights() -> None:
 
 
 @given(AVAILABLE, st.integers(0, 10**6), st.data())
-def test_shares_use_the_budget_and_no_more(available: dict[str, int], budget: int, data: st.DataObject) -> None:
+def test_shares_use_the_whole_budget_and_never_exceed_it(
+    available: dict[str, int], budget: int, data: st.DataObject
+) -> None:
     positive = st.floats(0.001, 1000)
     weights = data.draw(st.none() | st.fixed_dictionaries(dict.fromkeys(available, positive)))
     shares = share_budget(available, budget, weights)
@@ -50,14 +52,14 @@ def test_shares_use_the_budget_and_no_more(available: dict[str, int], budget: in
         ({"zh": 0, "en": 0}, "all are zero"),
     ],
 )
-def test_wrong_weights(weights: dict[str, float], message: str) -> None:
+def test_invalid_weights_are_refused(weights: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_weights(weights, ["zh", "en", "code"])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_weights_from_a_command_line() -> None:
+def test_weights_are_parsed_from_the_command_line() -> None:
     assert parse_weights("zh=0.5, en=2") == {"zh": 0.5, "en": 2.0}
     assert parse_weights('{"zh": 0.5, "a=b": 1}') == {"zh": 0.5, "a=b": 1.0}
     for text in ("", "zh", "zh=x", "{", "{}", '{"zh": null}', "[1]"):
@@ -88,8 +90,8 @@ def test_a_sample_is_spread_over_all_shards(small_corpus: Path) -> None:
     assert len(texts_of(small_corpus, "zh", 1)) == 1
 
 
-def test_adopted_files_are_sampled_by_their_text(tmp_path: Path) -> None:
-    """Parquet and JSON lines with another text field."""
+def test_adopted_files_are_sampled_from_their_text_field(tmp_path: Path) -> None:
+    """Parquet and JSON Lines files may use a custom text field."""
     texts = [f"text {number} " * 20 for number in range(600)]
     table = pa.table({"body": texts, "url": [""] * 600})
     pq.write_table(table, tmp_path / "web.parquet", row_group_size=100)
@@ -103,7 +105,7 @@ def test_adopted_files_are_sampled_by_their_text(tmp_path: Path) -> None:
     assert 50 < len(some) < 70
 
 
-def test_files_are_domains(tmp_path: Path) -> None:
+def test_files_are_grouped_into_domains_by_name(tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text("first\nsecond\n", "utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "一"}\n\n{"content": "二", "id": 1}\n', "utf-8")
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "三"}) + "\n", "utf-8")
@@ -121,7 +123,7 @@ def test_files_are_domains(tmp_path: Path) -> None:
     assert open_sources([f"en={moved}", *given[1:]]).fingerprint != sources.fingerprint
 
 
-def test_missing_inputs(tmp_path: Path) -> None:
+def test_missing_and_empty_inputs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder").mkdir()
     mistakes: list[tuple[list[str | Path], type[Exception], str]] = [

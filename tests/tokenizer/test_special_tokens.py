@@ -1,8 +1,8 @@
 from z2all_ds.tokenizer.special_tokens import ROLES, SPECIAL_TOKENS, padded_vocabulary
 
 
-def test_the_list_is_frozen() -> None:
-    """Trained models depend on these ids; only appending is safe."""
+def test_special_token_ids_never_change() -> None:
+    """Trained models depend on these ids; new tokens may only be appended."""
     text_vocab_size = 64000
     numbers = {token: text_vocab_size + place for place, token in enumerate(SPECIAL_TOKENS)}
     assert numbers == {
@@ -22,7 +22,7 @@ def test_the_list_is_frozen() -> None:
     assert set(ROLES.values()) <= set(SPECIAL_TOKENS)
 
 
-def test_padded_vocabulary() -> None:
+def test_the_padded_vocabulary_is_a_multiple_of_64_with_at_least_256_spare_ids() -> None:
     assert padded_vocabulary(64012) == 64320
     for size in range(1, 3000, 7):
         padded = padded_vocabulary(size)

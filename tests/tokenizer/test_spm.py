@@ -1,4 +1,4 @@
-"""SentencePiece training and its conversion, compared with SentencePiece."""
+"""Tests of SentencePiece training and of the converted model, compared with SentencePiece itself."""
 
 import builtins
 from collections.abc import Iterator
@@ -44,17 +44,17 @@ def test_same_ids_as_sentencepiece_on_real_text(small_corpus: Path, ours: Z2allT
         st.text(st.characters(codec="utf-8", exclude_characters="\u2581")), st.text("aein =-.\n\t中的", max_size=60)
     )
 )
-def test_same_ids_as_sentencepiece_on_odd_text(ours: Z2allTokenizer, original: Any, text: str) -> None:
+def test_same_ids_as_sentencepiece_on_random_text(ours: Z2allTokenizer, original: Any, text: str) -> None:
     assert ours.encode(text) == original.encode(text)
 
 
-def test_the_space_mark_is_not_a_space(ours: Z2allTokenizer, original: Any) -> None:
+def test_the_sentencepiece_space_mark_is_not_decoded_as_a_space(ours: Z2allTokenizer, original: Any) -> None:
     text = "a\u2581b c"
     assert original.decode(original.encode(text)) == "a b c"  # SentencePiece cannot distinguish them
     assert ours.decode(ours.encode(text)) == text
 
 
-def test_the_vocabulary(small_spm: Path, original: Any) -> None:
+def test_the_converted_vocabulary_equals_that_of_sentencepiece(small_spm: Path, original: Any) -> None:
     backend = Tokenizer.from_file(str(small_spm / "tokenizer.json"))
     assert backend.token_to_id("<unk>") == 0
     assert [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] == list(range(1, 257))
@@ -70,7 +70,7 @@ def test_the_same_text_gives_the_same_model(small_corpus: Path, small_spm: Path)
     assert data == (small_spm / MODEL_FILE).read_bytes()
 
 
-def test_long_lines_are_cut_and_nothing_is_lost() -> None:
+def test_long_lines_are_split_without_losing_text() -> None:
     text = "word " * 1000 + "\n\n" + "x" * 2500 + "\nend"
     cut = list(sentences(iter([text])))
     assert "".join(cut) == text.replace("\n", "")
@@ -78,7 +78,7 @@ def test_long_lines_are_cut_and_nothing_is_lost() -> None:
     assert all(line.startswith(" word") for line in cut[1:5])
 
 
-def test_vocabularies_that_do_not_fit(small_corpus: Path, tmp_path: Path) -> None:
+def test_vocabulary_sizes_that_do_not_fit_the_text_are_refused(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 257"):
         train_tokenizer(small_corpus, tmp_path / "t", 256, algorithm="spm")
     with pytest.raises(DataError, match="the bytes and characters of the text need") as caught:
@@ -89,7 +89,7 @@ def test_vocabularies_that_do_not_fit(small_corpus: Path, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sentencepiece_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:

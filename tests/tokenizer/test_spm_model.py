@@ -26,7 +26,7 @@ def other_model(**options: object) -> bytes:
 
 
 @pytest.mark.parametrize("options", [{}, {"model_type": "bpe", "normalization_rule_name": "identity"}])
-def test_we_read_what_protobuf_reads(small_spm: Path, options: dict[str, object]) -> None:
+def test_models_are_parsed_exactly_as_by_protobuf(small_spm: Path, options: dict[str, object]) -> None:
     for data in ((small_spm / MODEL_FILE).read_bytes(), other_model(user_defined_symbols=["<x>"], **options)):
         model = parse_spm_model(data, "x")
         truth = sentencepiece_model_pb2.ModelProto.FromString(data)
@@ -42,7 +42,7 @@ def test_we_read_what_protobuf_reads(small_spm: Path, options: dict[str, object]
     assert PieceKind.USER_DEFINED in {piece.kind for piece in model.pieces}
 
 
-def test_other_files_are_refused(small_spm: Path) -> None:
+def test_files_that_are_not_sentencepiece_models_are_refused(small_spm: Path) -> None:
     whole = (small_spm / MODEL_FILE).read_bytes()
     for data in (b"", b"hello", whole[:1000], b"\x0b", b"\xff" * 40, b'{"version": "1.0"}'):
         with pytest.raises(DataError, match="not a SentencePiece model"):

@@ -17,7 +17,9 @@ def read(path: Path) -> list[tuple[int, str]]:
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\ufeff"), max_size=40)),
     st.integers(4, 40),
 )
-def test_blocks_join_to_the_file(tmp_path_factory: pytest.TempPathFactory, lines: list[str], block: int) -> None:
+def test_the_blocks_of_a_file_join_to_its_text(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], block: int
+) -> None:
     path = tmp_path_factory.mktemp("blocks") / "a.txt"
     path.write_bytes("\n".join(lines).encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +35,7 @@ def test_byte_order_mark_is_removed(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt") == [(6, "abc")]
 
 
-def test_not_utf8(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("好\n".encode() * 30000 + "文件".encode("gb18030"))
     with pytest.raises(DataError, match=r"a\.txt: not UTF-8 \(invalid .* at byte 120000\)"):
         read(tmp_path / "a.txt")
@@ -54,7 +56,7 @@ def test_not_utf8(tmp_path: Path) -> None:
         (b'{"text": "\\ud800"}', "half a surrogate pair"),
     ],
 )
-def test_broken_lines_are_reported(tmp_path: Path, line: bytes, message: str) -> None:
+def test_invalid_jsonl_lines_are_reported_with_their_line_number(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(DataError, match=r"a\.jsonl:2") as caught:
         read(tmp_path / "a.jsonl")

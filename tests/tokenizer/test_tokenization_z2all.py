@@ -19,7 +19,9 @@ WITH_CONTROL_TEXT = st.lists(st.one_of(UNICODE, FRAGMENTS)).map("".join)
 KEEP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def test_numbers(tokenizer: Z2allTokenizer, folder: Path, text_vocab: int) -> None:
+def test_control_tokens_get_the_ids_after_the_text_vocabulary(
+    tokenizer: Z2allTokenizer, folder: Path, text_vocab: int
+) -> None:
     assert tokenizer.size == text_vocab + 12
     assert tokenizer.eot_id == text_vocab + 1
     assert tokenizer.pad_id == text_vocab + 6
@@ -50,7 +52,7 @@ def test_any_bytes_are_reproduced(tokenizer: Z2allTokenizer, text_vocab: int, da
     assert all(0 <= number < text_vocab for number in ids)
 
 
-def test_each_byte(tokenizer: Z2allTokenizer) -> None:
+def test_every_single_byte_and_broken_utf8_are_reproduced(tokenizer: Z2allTokenizer) -> None:
     for byte in range(256):
         assert tokenizer.decode_bytes(tokenizer.encode_bytes(bytes([byte]))) == bytes([byte])
     broken = "好".encode()[:2] + b"\xff" + "好".encode()
@@ -63,7 +65,7 @@ def test_each_byte(tokenizer: Z2allTokenizer) -> None:
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_injection(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> None:
+def test_control_tokens_in_text_are_encoded_as_text(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> None:
     for text in (token, f"a{token}b", f"\n{token}\n", token * 3, f"中{token}文", f" {token} "):
         ids = tokenizer.encode(text)
         assert max(ids) < text_vocab
@@ -76,7 +78,7 @@ def test_injection(tokenizer: Z2allTokenizer, text_vocab: int, token: str) -> No
     parts=st.lists(st.one_of(UNICODE, st.sampled_from(SPECIAL_TOKENS))),
     allowed=st.sets(st.sampled_from(SPECIAL_TOKENS)),
 )
-def test_allowed_special_tokens(
+def test_only_allowed_special_tokens_are_recognized_in_text(
     tokenizer: Z2allTokenizer, text_vocab: int, parts: list[str], allowed: set[str]
 ) -> None:
     text = "".join(parts)
@@ -85,7 +87,7 @@ def test_allowed_special_tokens(
     found = [number for number in ids if number >= text_vocab]
     opened = {tokenizer.special_id(token): token for token in allowed}
     assert set(found) <= opened.keys()
-    assert len(found) == sum(text.count(token) for token in allowed)  # none of them overlaps another
+    assert len(found) == sum(text.count(token) for token in allowed)  # no token overlaps another
     if not found:
         assert ids == tokenizer.encode(text)
     every = tokenizer.encode(text, allowed_special="all")
@@ -97,7 +99,7 @@ def test_allowed_special_tokens(
         assert tokenizer.encode(text, allowed_special="none_raise") == ids == every
 
 
-def test_allowed_special_errors(tokenizer: Z2allTokenizer) -> None:
+def test_disallowed_and_unknown_special_tokens_are_refused(tokenizer: Z2allTokenizer) -> None:
     a, b, end = tokenizer.encode("a"), tokenizer.encode("b"), tokenizer.eot_id
     assert tokenizer.encode("a<|endoftext|>b", {"<|endoftext|>"}) == [*a, end, *b]
     assert tokenizer.encode("a<|endoftext|>b", {"<|PAD|>"}) == tokenizer.encode("a<|endoftext|>b")
@@ -111,7 +113,7 @@ def test_allowed_special_errors(tokenizer: Z2allTokenizer) -> None:
         tokenizer.encode("a", "<|endoftext|>")
 
 
-def test_batch_equals_one_by_one(tokenizer: Z2allTokenizer) -> None:
+def test_a_batch_gives_the_same_ids_as_single_texts(tokenizer: Z2allTokenizer) -> None:
     texts = ["", "def f(x):\n    return x\n", "今天下雨，出门要带伞。", "Hello, world! 1234567", "<|endoftext|>"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
     assert tokenizer.encode("") == []
@@ -123,7 +125,7 @@ def test_a_lone_surrogate_is_refused(tokenizer: Z2allTokenizer) -> None:
         tokenizer.encode_batch(["fine", "a\ud800b"])
 
 
-def test_folders_that_are_not_tokenizers(tmp_path: Path, small_tokenizer: Path) -> None:
+def test_folders_without_a_valid_tokenizer_are_refused(tmp_path: Path, small_tokenizer: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load_tokenizer(tmp_path / "none")
     with pytest.raises(DataError, match="incomplete"):
@@ -138,7 +140,7 @@ def test_folders_that_are_not_tokenizers(tmp_path: Path, small_tokenizer: Path) 
     assert load_tokenizer(small_tokenizer).size == SMALL_TEXT_VOCAB + 12
 
 
-def test_loading_needs_no_transformers(folder: Path) -> None:
+def test_loading_imports_neither_transformers_nor_torch(folder: Path) -> None:
     code = (
         "import sys; from z2all_ds.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]).encode('x'); "
         "print(*{'transformers', 'torch', 'sentencepiece', 'rich'} & sys.modules.keys())"

@@ -20,8 +20,8 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
-    report = train_small_tokenizer(small_corpus, small_tokenizer)  # returned at once, as it exists
+def test_the_training_report_matches_the_tokenizer(small_corpus: Path, small_tokenizer: Path) -> None:
+    report = train_small_tokenizer(small_corpus, small_tokenizer)  # the folder exists, so nothing is trained
     assert (report.text_vocab_size, report.size) == (SMALL_TEXT_VOCAB, SMALL_TEXT_VOCAB + 12)
     assert report.folder == small_tokenizer
     manifest = load_manifest(small_corpus)
@@ -40,8 +40,8 @@ def test_report(small_corpus: Path, small_tokenizer: Path) -> None:
         assert report.bytes_per_token[domain] > 1.5
 
 
-def test_same_corpus_same_files(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
-    """In a fresh process, with another hash seed and the other setting of parallelism."""
+def test_the_same_corpus_gives_the_same_files(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    """Holds in a new process with a different hash seed and the opposite parallelism setting."""
     parallel = "true" if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else "false"
     code = (
         "import sys; from pathlib import Path; from tests.helpers.corpora import train_small_tokenizer; "
@@ -52,7 +52,7 @@ def test_same_corpus_same_files(small_corpus: Path, small_tokenizer: Path, tmp_p
     assert files(tmp_path / "t") == files(small_tokenizer)
 
 
-def test_too_little_text_names_the_reachable_number(small_corpus: Path, tmp_path: Path) -> None:
+def test_an_error_for_too_little_text_gives_the_largest_possible_vocabulary(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only enough repeated text for") as caught:
         train_tokenizer(small_corpus, tmp_path / "t", 60_000, max_bytes=60_000)
     assert not (tmp_path / "t").exists()
@@ -61,7 +61,7 @@ def test_too_little_text_names_the_reachable_number(small_corpus: Path, tmp_path
     assert train_tokenizer(small_corpus, tmp_path / "t", reachable, max_bytes=60_000).size == reachable + 12
 
 
-def test_the_smallest_vocabulary_is_the_bytes(small_corpus: Path, tmp_path: Path) -> None:
+def test_the_smallest_vocabulary_consists_of_the_256_bytes(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 256"):
         train_tokenizer(small_corpus, tmp_path / "t", 255)
     with pytest.raises(ConfigError, match="must be positive"):
@@ -72,7 +72,9 @@ def test_the_smallest_vocabulary_is_the_bytes(small_corpus: Path, tmp_path: Path
     assert len(tokenizer.encode("字")) == 3
 
 
-def test_other_folders_are_not_changed(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_refused_and_not_changed(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     shutil.copytree(small_tokenizer, tmp_path / "t")
     with pytest.raises(ConfigError, match="something else"):
         train_tokenizer(small_corpus, tmp_path / "t", SMALL_TEXT_VOCAB + 1)
@@ -84,7 +86,7 @@ def test_other_folders_are_not_changed(small_corpus: Path, small_tokenizer: Path
     assert files(tmp_path / "mine") == {"notes": b"keep"}
 
 
-def test_an_interrupt_while_writing_leaves_nothing(
+def test_an_interrupt_while_writing_leaves_no_files(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.tmp").mkdir()
@@ -102,7 +104,7 @@ def test_an_interrupt_while_writing_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_files_with_weights(tmp_path: Path) -> None:
+def test_training_on_text_files_with_domain_weights(tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text("the cat sat on the mat\n" * 3000, "utf-8")
     (tmp_path / "zh.jsonl").write_text('{"text": "今天下雨，出门要带伞。"}\n' * 3000, "utf-8")
     inputs: list[str | Path] = [tmp_path / "en.txt", f"chinese={tmp_path / 'zh.jsonl'}"]
@@ -122,7 +124,7 @@ def test_files_with_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
-def test_invalid_text(tmp_path: Path, algorithm: str) -> None:
+def test_training_refuses_text_that_is_invalid_or_blank(tmp_path: Path, algorithm: str) -> None:
     (tmp_path / "bad.txt").write_bytes(b"fine\n" * 100_000 + b"\xff\n")
     with pytest.raises(DataError, match=r"bad\.txt: not UTF-8"):
         train_tokenizer(tmp_path / "bad.txt", tmp_path / "t", 300, algorithm=algorithm)
@@ -133,8 +135,8 @@ def test_invalid_text(tmp_path: Path, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["bbpe", "spm"])
-def test_ctrl_c_leaves_nothing(tmp_path: Path, algorithm: str) -> None:
-    """While the library merges, where Python would not handle the signal for a long time."""
+def test_ctrl_c_stops_the_merging_and_leaves_no_files(tmp_path: Path, algorithm: str) -> None:
+    """Holds while the library merges in native code, where Python cannot handle the signal."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 12))) for _ in range(100_000)]
     (tmp_path / "words.txt").write_text("\n".join(" ".join(words[at : at + 10]) for at in range(0, 100_000, 10)))

@@ -29,7 +29,7 @@ grouped = build_module._grouped
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Returns the files that a build writes, without the line indexes of readers."""
+    """Return the files that a build writes, without the line indexes of readers."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
@@ -56,7 +56,7 @@ def many_files(folder: Path, count: int, rows: int = 40) -> tuple[Path, ...]:
     )
 
 
-def test_small_corpus_is_intact(small_corpus: Path) -> None:
+def test_the_small_corpus_is_intact(small_corpus: Path) -> None:
     manifest = load_manifest(small_corpus)
     report = audit_corpus(small_corpus)
     assert report.problems == ()
@@ -77,12 +77,14 @@ def test_small_corpus_is_intact(small_corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_same_sources_give_the_same_bytes(small_corpus: Path, tmp_path: Path, workers: int) -> None:
+def test_the_same_sources_give_the_same_bytes(small_corpus: Path, tmp_path: Path, workers: int) -> None:
     build_corpus(tmp_path / "again", SMALL_SOURCES, max_shard_bytes=120_000, executor=Executor(workers))
     assert files(tmp_path / "again") == files(small_corpus)
 
 
-def test_workers_and_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_workers_and_slices_does_not_change_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = many_files(tmp_path / "raw", 7)
     spec = [SourceSpec("a", "jsonl", raw[:4]), SourceSpec("b", "jsonl", raw[4:])]
     build_corpus(tmp_path / "one", spec, max_shard_bytes=5_000)
@@ -99,7 +101,7 @@ def test_workers_and_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert len({record.gid for record in sliced}) == 7 * 40
 
 
-def test_small_files_share_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_are_grouped_into_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = many_files(tmp_path / "raw", 7)
     monkeypatch.setattr(build_module, "_grouped", grouped)
     one = records(tmp_path / "one", build_corpus(tmp_path / "one", [SourceSpec("a", "jsonl", raw)]))
@@ -112,7 +114,7 @@ def test_small_files_share_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [record.gid // BILLION for record in three] == [0] * 120 + [1] * 120 + [2] * 40
 
 
-def test_a_file_that_cannot_be_split_becomes_shards_without_copies(
+def test_a_file_that_cannot_be_split_becomes_shards_without_copying(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"row {row} " * 20 for row in range(300)]
@@ -128,7 +130,7 @@ def test_a_file_that_cannot_be_split_becomes_shards_without_copies(
     assert all((tmp_path / "c" / shard.path).stat().st_nlink == 1 for shard in manifest.shards)
 
 
-def test_more_documents_than_a_unit_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_with_more_documents_than_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units_module, "IDS_PER_UNIT", 5)
     five, six = (raw_jsonl(tmp_path / f"{count}.jsonl", ["text"] * count) for count in (5, 6))
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (five,))])
@@ -137,7 +139,7 @@ def test_more_documents_than_a_unit_has_numbers(tmp_path: Path, monkeypatch: pyt
     assert not list((tmp_path / "d" / ".building" / "units").iterdir())
 
 
-def test_a_finished_corpus_is_reused_at_once(
+def test_a_finished_corpus_is_not_built_again(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(small_corpus, tmp_path / "copy")
@@ -159,7 +161,7 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
         file * BILLION + row for file in range(3) for row in range(40)
     ]
     assert build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])], add=True) == second
-    # Replaced: new gids, so that no gid ever means two documents, and the manifest is valid at every moment.
+    # A replaced domain gets new gids and file names: no gid is ever reused, and the manifest is valid at all times.
     third = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[2:])], add=True, replace=True)
     assert sorted(names(tmp_path / "c")) == ["MANIFEST.json", "a.2-00000.jsonl", "b-00000.jsonl"]
     gids = [record.gid for record in records(tmp_path / "c", third) if record.data_src == "a"]
@@ -168,7 +170,7 @@ def test_domains_are_added_one_by_one(tmp_path: Path) -> None:
     assert audit_corpus(tmp_path / "c").ok
 
 
-def test_other_sources_overwrite_only_with_replace(tmp_path: Path) -> None:
+def test_domains_missing_from_the_sources_are_removed_only_with_replace(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one", "two"])
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,)), SourceSpec("b", "jsonl", (raw,))])
     with pytest.raises(ConfigError, match=r"domain b .*not among the sources"):
@@ -179,7 +181,7 @@ def test_other_sources_overwrite_only_with_replace(tmp_path: Path) -> None:
     assert audit_corpus(tmp_path / "c").ok
 
 
-def test_a_changed_raw_file_is_noticed_and_a_lost_shard_is_built_again(tmp_path: Path) -> None:
+def test_a_lost_shard_is_rebuilt_and_a_changed_raw_file_is_refused(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one", "two"])
     spec = [SourceSpec("a", "jsonl", (raw,))]
     before = build_corpus(tmp_path / "c", spec)
@@ -205,9 +207,9 @@ def whole_build(folder: Path, spec: list[SourceSpec]) -> dict[str, bytes]:
     + [("begin_publishing", 1), ("write_manifest", 1)],
 )
 def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int) -> None:
-    """Interrupts before the n-th call of a step: no corpus is visible, and finished work is not repeated."""
+    """After an interrupt before the n-th call of a step, no corpus is visible and finished work is not repeated."""
     raw = many_files(tmp_path / "raw", 4)
-    rules = CleaningRules(exact_duplicates=True)  # so that keys for later domains are among the files
+    rules = CleaningRules(exact_duplicates=True)  # adds the files with content keys for later domains
     spec = [SourceSpec("a", "jsonl", raw[:2], cleaning=rules), SourceSpec("b", "jsonl", raw[2:], cleaning=rules)]
     expected = whole_build(tmp_path / "unbroken", spec)
     owner = build_module.BuildingFolder if step == "begin_publishing" else build_module
@@ -239,7 +241,7 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(done) == (4 - (calls - 1) if step == "convert_unit" else 0)
 
 
-def test_an_interruption_between_moves_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_shards_are_moved_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = many_files(tmp_path / "raw", 2)
     spec = [SourceSpec("a", "jsonl", raw)]
     expected = whole_build(tmp_path / "unbroken", spec)
@@ -259,7 +261,7 @@ def test_an_interruption_between_moves_is_undone(tmp_path: Path, monkeypatch: py
         build_corpus(tmp_path / "c", spec, max_shard_bytes=5_000)
     monkeypatch.undo()
     assert len(list((tmp_path / "c").glob("*.jsonl"))) == 2
-    # A build of another source leaves no shards of the first.
+    # A build of another source removes the shards that were already moved.
     other = [SourceSpec("b", "jsonl", raw)]
     build_corpus(tmp_path / "c", other, max_shard_bytes=5_000)
     assert all(name.startswith(("b-", "MANIFEST")) for name in names(tmp_path / "c"))
@@ -268,8 +270,10 @@ def test_an_interruption_between_moves_is_undone(tmp_path: Path, monkeypatch: py
     assert files(tmp_path / "c") == expected
 
 
-def test_an_interruption_after_the_manifest_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old shards were not removed yet; the next call removes them."""
+def test_an_interruption_after_writing_the_manifest_is_completed_by_the_next_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupted build did not remove the old shards; the next build does."""
     raw = many_files(tmp_path / "raw", 2)
     build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", raw[:1])])
     spec = [SourceSpec("a", "jsonl", raw[1:])]
@@ -290,7 +294,9 @@ def test_an_interruption_after_the_manifest_is_completed(tmp_path: Path, monkeyp
     assert audit_corpus(tmp_path / "c").ok
 
 
-def test_only_a_repaired_file_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_raw_file_is_repaired_finished_files_are_not_converted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = many_files(tmp_path / "raw", 3)
     good = raw[1].read_bytes()
     raw[1].write_bytes(good + b"{broken\n")
@@ -373,7 +379,7 @@ def test_two_builds_into_one_folder_are_refused(tmp_path: Path) -> None:
 # Limits
 
 
-def test_max_bytes_takes_whole_documents_from_the_whole_source(tmp_path: Path) -> None:
+def test_max_bytes_selects_whole_documents_spread_over_the_whole_source(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", [f"document {n:04d} " * 5 for n in range(1000)])
     manifest = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,), max_bytes=40_000)])
     assert 39_500 < manifest.domains["a"][1] <= 40_000
@@ -384,19 +390,19 @@ def test_max_bytes_takes_whole_documents_from_the_whole_source(tmp_path: Path) -
         assert 0.4 * len(ids) / 10 < in_tenth < 1.8 * len(ids) / 10
 
 
-def test_max_bytes_above_the_source_takes_everything(tmp_path: Path) -> None:
+def test_max_bytes_above_the_size_of_the_source_selects_everything(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["a", "b", "c"])
     manifest = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,), max_bytes=10**9)])
     assert [record.content for record in records(tmp_path / "c", manifest)] == ["a", "b", "c"]
 
 
-def test_one_long_document_does_not_end_a_limited_domain(tmp_path: Path) -> None:
+def test_a_document_larger_than_max_bytes_does_not_end_the_selection(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["x" * 300_000, *["small"] * 50])
     manifest = build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,), max_bytes=4_000)])
     assert manifest.domains["a"][0] > 25
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["a"])
 
     def full(_: int) -> None:
@@ -425,20 +431,20 @@ def test_a_full_disk_is_one_line_and_leaves_no_partial_files(tmp_path: Path, mon
         ([SourceSpec("a", "python_code", plugin=Path("nowhere.py"))], "no such Python file"),
     ],
 )
-def test_invalid_sources(tmp_path: Path, specs: list[SourceSpec], words: str) -> None:
+def test_invalid_sources_are_refused(tmp_path: Path, specs: list[SourceSpec], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_corpus(tmp_path / "c", specs)
     assert not (tmp_path / "c").exists()
 
 
-def test_an_impossible_output_folder(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     raw = raw_jsonl(tmp_path / "raw.jsonl", ["one"])
     for place in (raw, raw / "inside", Path("/proc/none")):
         with pytest.raises(ConfigError, match=r"cannot be created .*Choose another\.$"):
             build_corpus(place, [SourceSpec("a", "jsonl", (raw,))])
 
 
-def test_data_that_cannot_be_built(tmp_path: Path) -> None:
+def test_missing_empty_and_oversized_data_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (tmp_path / "none",))])
     empty = raw_jsonl(tmp_path / "empty.jsonl", [])

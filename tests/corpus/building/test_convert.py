@@ -1,4 +1,4 @@
-"""From raw files to records through the whole build: the known sources, invalid data, cleaning, Ray."""
+"""Tests of complete builds from raw files to records: the known sources, invalid data, cleaning, and Ray."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ SOURCES = {
 
 
 def raw_files(source: str, folder: Path) -> tuple[Path, ...]:
-    """Returns the committed files; Parquet files are made from rows that are committed as JSON."""
+    """Return the raw files of a source; Parquet files are made from rows that are stored as JSON."""
     files = [RAW / name for name in SOURCES[source]]
     if source not in ("zhihu_kol", "wikipedia_en"):
         return tuple(files)
@@ -57,7 +57,7 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def test_the_eight_sources_in_one_corpus(tmp_path: Path) -> None:
+def test_the_eight_known_sources_are_converted_into_one_corpus(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     for source in SOURCES:
         spec = SourceSpec(source, source, raw_files(source, tmp_path))
@@ -72,14 +72,14 @@ def test_the_eight_sources_in_one_corpus(tmp_path: Path) -> None:
     assert audit_corpus(corpus).ok
 
 
-def test_wudao_with_several_files(tmp_path: Path) -> None:
+def test_several_wudao_files_are_converted_in_order(tmp_path: Path) -> None:
     files = (RAW / "part-2021009337.json", RAW / "part-2021009338.json")
     build_corpus(tmp_path / "two", [SourceSpec("wudao", "wudao", files)])
     texts = [row["content"] for file in files for row in json.loads(file.read_text("utf-8"))]
     assert contents(tmp_path / "two") == texts
 
 
-def test_a_field_map(tmp_path: Path) -> None:
+def test_a_field_map_selects_the_fields_of_a_record(tmp_path: Path) -> None:
     raw = tmp_path / "odd.json"
     raw.write_text(json.dumps([{"body": "正文", "meta": {"subject": "题"}, "score": 3}], ensure_ascii=False))
     fields = (("content", "body"), ("title", "meta.subject"))
@@ -88,7 +88,7 @@ def test_a_field_map(tmp_path: Path) -> None:
     assert (record.title, record.content, record.others["score"]) == ("题", "正文", 3)
 
 
-def test_folders_and_archives(tmp_path: Path) -> None:
+def test_folders_and_archives_are_expanded_into_their_files(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     (raw / "deep").mkdir(parents=True)
     write_jsonl(raw / "deep" / "b.jsonl", ["b"])
@@ -99,7 +99,7 @@ def test_folders_and_archives(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "raw"]
 
 
-def test_question_before_answer(tmp_path: Path) -> None:
+def test_a_compose_template_puts_the_question_before_the_answer(tmp_path: Path) -> None:
     spec = SourceSpec(
         "qa", "baike2018qa", raw_files("baike2018qa", tmp_path), compose="问：{title}\n{desc}\n答：{content}"
     )
@@ -132,13 +132,13 @@ INVALID: dict[str, tuple[str, bytes, str, str, int]] = {
     "cut array": ("x.json", b'[{"text": "good"}, {"text": "go', "truncated", "x.json", 1),
     "broken element": ("x.json", b'[{"text": "good"}, {"te": }, {"text": "good"}]', "json", "x.json", 2),
     "corrupt row group": ("x.parquet", parquet_with_a_corrupt_group(), "row_group", "x.parquet", 30),
-    # Records before the error count, so at least one.
+    # The records before the error are kept: -1 means at least one.
     "cut gzip": ("x.jsonl.gz", gzip.compress(GOOD * 5000)[:-20], "container", "x.jsonl.gz", -1),
 }
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_invalid_data_stops_with_one_line_or_is_skipped(tmp_path: Path, name: str) -> None:
+def test_invalid_data_stops_the_build_or_is_skipped(tmp_path: Path, name: str) -> None:
     file, data, kind, place, good = INVALID[name]
     (tmp_path / file).write_bytes(data)
     fine = write_jsonl(tmp_path / "fine.jsonl", ["fine"])
@@ -188,7 +188,7 @@ def test_too_many_invalid_rows_stop_the_build(tmp_path: Path) -> None:
     assert len(records(tmp_path / "c")) == 1900
 
 
-def test_rows_skipped_before_stop_a_build_with_stop(tmp_path: Path) -> None:
+def test_rows_skipped_by_an_earlier_build_stop_a_build_in_stop_mode(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(GOOD * 20 + b"{\n")
     raw = (tmp_path / "x.jsonl",)
     with pytest.raises(DataError, match="1 of 21 rows of domain x"):
@@ -230,7 +230,7 @@ SENTENCES = [f"这是第{number}篇文章，讲的是第{number}件事，和别�
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_of_several_duplicates_is_kept(tmp_path: Path, workers: int) -> None:
-    """For any number of workers, in any order of completion."""
+    """Holds for any number of workers and any order of completion."""
     near = SENTENCES[3].replace("所以要留下来。", "所以要留下。", 1)
     files = (
         write_jsonl(tmp_path / "a.jsonl", SENTENCES[:6]),
@@ -268,7 +268,7 @@ def test_a_copy_of_another_domains_document_is_a_duplicate(tmp_path: Path, at_on
     assert dropped["samples"][0].endswith("repeats one of another domain")
 
 
-def test_each_rule_is_counted_with_samples(tmp_path: Path) -> None:
+def test_the_report_has_counts_and_samples_of_each_cleaning_rule(tmp_path: Path) -> None:
     texts = [
         "好的 文章\x07，写完了。。。。。。。",
         "短",

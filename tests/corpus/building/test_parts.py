@@ -1,4 +1,4 @@
-"""Parts: all documents are written, in files that fit into a shard, with one entry per document in the small files."""
+"""Tests of parts: all documents are written to files that fit into a shard, with one entry each in the side files."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ def writer_in(folder: Path, max_bytes: int) -> PartWriter:
     return PartWriter(lambda number: folder / f"u.{number}.lines", "zh", 5_000, 70, RULES, max_bytes)
 
 
-@settings(deadline=None)  # fsync
+@settings(deadline=None)  # fsync may be slow
 @given(st.lists(st.text("a文\n", max_size=60), max_size=20), st.sampled_from([1, 200, 10**6]))
-def test_every_document_has_its_entries(
+def test_every_document_is_written_with_its_length_key_and_signature(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], block_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("parts")
@@ -50,7 +50,7 @@ def test_every_document_has_its_entries(
         found += [json.loads(line) for line in lines]
         keys += part.file(".keys").read_bytes()
         signatures.append(np.fromfile(part.file(".signatures"), np.uint32).reshape(-1, NUM_PERM))
-        if block_bytes == 1:  # a block is a document
+        if block_bytes == 1:  # every block contains one document
             assert part.bytes <= 600
     assert sum(part.bytes for part in writer.parts) == size
     assert [record["content"] for record in found] == texts
@@ -62,7 +62,7 @@ def test_every_document_has_its_entries(
     assert not list(folder.glob("*.tmp"))
 
 
-def test_unfinished_parts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_removes_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "BLOCK_BYTES", 1)
 
     def some_and_an_error() -> object:

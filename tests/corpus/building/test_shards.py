@@ -1,4 +1,4 @@
-"""Shards from parts: for any lengths, masks and sizes, all selected documents once, in order, within the limit."""
+"""Tests of making shards from parts: they contain all selected documents once, in order, within the size limit."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ documents = st.lists(st.tuples(st.text("a文\n", max_size=40), st.booleans()), m
 
 @settings(max_examples=100)
 @given(st.lists(documents, max_size=4), st.sampled_from([1, 150, 10**6]), st.sampled_from([1, 4, 10**6]))
-def test_any_parts(
+def test_shards_contain_the_selected_documents_of_any_parts_in_order(
     tmp_path_factory: pytest.TempPathFactory, given_parts: list[list[tuple[str, bool]]], block: int, share: int
 ) -> None:
     folder = tmp_path_factory.mktemp("parts")
@@ -60,13 +60,13 @@ def test_any_parts(
         sizes.append(info.bytes)
         found += [json.loads(line)["content"] for line in lines]
     assert found == [text for some in given_parts for text, stays in some if stays]
-    # Shards are full: if two neighbours would fit into one, one of them is a whole part.
+    # Shards are full: two neighbours would fit into one shard only if one of them is a whole part.
     whole = [len(task.slices) == 1 and task.slices[0].is_whole_part for task in tasks]
     for one, other in pairwise(range(len(tasks))):
         assert sizes[one] + sizes[other] > LIMIT or whole[one] or whole[other]
 
 
-def test_a_large_part_is_not_copied(tmp_path: Path) -> None:
+def test_a_large_part_becomes_a_shard_by_a_hard_link(tmp_path: Path) -> None:
     large, small = write_part(tmp_path, 0, ["a" * 100], [True]), write_part(tmp_path, 1, ["b"], [True])
     tasks = plan_shards([large, small, small, large], tmp_path, "d", "d", LIMIT)
     assert [[one.part for one in task.slices] for task in tasks] == [[large], [small, small], [large]]
@@ -74,7 +74,7 @@ def test_a_large_part_is_not_copied(tmp_path: Path) -> None:
     assert (tmp_path / info.path).samefile(large.path)
 
 
-def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_copied_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = write_part(tmp_path, 0, ["a" * 100], [True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     linked = make_shard(task)
@@ -103,7 +103,7 @@ def test_a_document_larger_than_a_shard_is_reported(tmp_path: Path) -> None:
         plan_shards(parts, tmp_path, "d", "d", LIMIT)
 
 
-def test_a_truncated_part_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_part_is_reported(tmp_path: Path) -> None:
     part = write_part(tmp_path, 0, ["a", "b", "c"], [True, False, True])
     (task,) = plan_shards([part], tmp_path, "d", "d", LIMIT)
     os.truncate(part.path, 30)

@@ -1,4 +1,4 @@
-"""The cleaner: exact counts, code untouched, consistent reports, and idempotence."""
+"""Tests of the cleaner: exact counts, unchanged code, consistent reports, and idempotence."""
 
 import json
 
@@ -15,14 +15,14 @@ ALL = CleaningRules.parse(["all"])
 DIRTY_CODE = "if a :\r\n\tprint('。。。。。。')  # 中 文 \u200b\x0c!!!!!!\n" * 2
 
 
-def test_without_rules_nothing_happens() -> None:
+def test_without_rules_documents_are_not_changed() -> None:
     cleaner, draft = Cleaner(CleaningRules(), is_code=False), Draft("t", "中 文\u200b!!!!!", desc="\x07")
     assert cleaner.clean(draft) is draft
     assert cleaner.report.rules == {} and cleaner.report.records_out == 1
     assert cleaner.report.bytes_in == cleaner.report.bytes_out == num_bytes(draft) == 17
 
 
-def test_altering_counts_exactly_and_keeps_the_rest() -> None:
+def test_altering_rules_count_exactly_and_keep_other_fields() -> None:
     cleaner = Cleaner(CleaningRules.parse(["control_characters", "repeated_punctuation"]), is_code=False)
     others = {"url": "x\x00"}
     cleaned = cleaner.clean(Draft("标\u200b题", "好！！！！！的\r\n", "c\x00", "说\x07明", others))
@@ -34,7 +34,7 @@ def test_altering_counts_exactly_and_keeps_the_rest() -> None:
     assert repeated.samples == ["标题: 好！！！！！的\\n -> 好！！！的\\n"]
 
 
-def test_dropping_counts_exactly() -> None:
+def test_dropping_rules_count_exactly() -> None:
     cleaner = Cleaner(CleaningRules(min_chars=3, max_chars=6, max_symbol_share=0.5, garbled=True), is_code=False)
     kept = [text for text in ("一二", "一二三", "1234567", "★★★☆", "Ã©Ã©Ã©") if cleaner.clean(Draft("", text))]
     assert kept == ["一二三"]
@@ -44,20 +44,20 @@ def test_dropping_counts_exactly() -> None:
     assert (cleaner.report.records_in, cleaner.report.records_out, cleaner.report.bytes_out) == (5, 1, 9)
 
 
-def test_the_minimum_is_of_the_cleaned_text() -> None:
+def test_the_minimum_length_applies_to_the_cleaned_text() -> None:
     cleaner = Cleaner(CleaningRules(control_characters=True, min_chars=4), is_code=False)
     assert cleaner.clean(Draft("", "ab\u200b\u200b\u200b")) is None
     assert cleaner.report.rule("min_chars").bytes_dropped == 2
     assert cleaner.report.rule("control_characters").bytes_removed == 9
 
 
-def test_a_document_of_nothing_visible_goes() -> None:
+def test_a_document_without_visible_characters_is_dropped() -> None:
     cleaner = Cleaner(CleaningRules(control_characters=True), is_code=False)
     assert cleaner.clean(Draft("title", "\u200b\x00\n")) is None
     assert cleaner.report.rule(EMPTIED).records_dropped == 1
 
 
-def test_garbled_is_judged_before_controls_are_taken_out() -> None:
+def test_garbled_text_is_detected_before_control_characters_are_removed() -> None:
     text = "他们都很好的样子".encode().decode("latin-1")
     cleaner = Cleaner(ALL, is_code=False)
     assert cleaner.clean(Draft("", text * 5)) is None
@@ -65,7 +65,7 @@ def test_garbled_is_judged_before_controls_are_taken_out() -> None:
     assert cleaner.report.rule("control_characters").records_changed == 0
 
 
-def test_code_is_untouched_byte_for_byte() -> None:
+def test_code_is_never_changed_but_may_be_dropped() -> None:
     cleaner, draft = Cleaner(ALL, is_code=True), Draft("a\u200b.py", DIRTY_CODE, desc="!!!!!")
     assert cleaner.clean(draft) is draft
     assert draft == Draft("a\u200b.py", DIRTY_CODE, desc="!!!!!")
@@ -76,7 +76,7 @@ def test_code_is_untouched_byte_for_byte() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.builds(Draft, texts, st.one_of(texts, runs), desc=texts), max_size=4))
-def test_code_is_kept_as_it_is_or_dropped(drafts: list[Draft]) -> None:
+def test_any_code_is_either_dropped_or_kept_unchanged(drafts: list[Draft]) -> None:
     cleaner = Cleaner(ALL, is_code=True)
     for draft in drafts:
         before = (draft.title, draft.content, draft.desc)
@@ -86,7 +86,7 @@ def test_code_is_kept_as_it_is_or_dropped(drafts: list[Draft]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.builds(Draft, texts, st.one_of(texts, runs), desc=texts), max_size=4), st.integers(0, 5))
-def test_numbers_add_up_and_cleaning_twice_is_cleaning_once(drafts: list[Draft], min_chars: int) -> None:
+def test_the_counts_add_up_and_cleaning_is_idempotent(drafts: list[Draft], min_chars: int) -> None:
     rules = CleaningRules.parse(["all", f"min_chars={min_chars}", "max_symbol_share=0.5"])
     cleaner, again = Cleaner(rules, is_code=False), Cleaner(rules, is_code=False)
     cleaned = [one for one in map(cleaner.clean, drafts) if one is not None]
@@ -99,7 +99,7 @@ def test_numbers_add_up_and_cleaning_twice_is_cleaning_once(drafts: list[Draft],
     assert all(again.clean(one) is one for one in cleaned)
 
 
-def test_reports_of_workers_are_one_report() -> None:
+def test_merged_worker_reports_equal_the_report_of_one_cleaner() -> None:
     rules = CleaningRules.parse(["control_characters", "min_chars=3"])
     drafts = [Draft(f"t{i}", ("a\x00" if i % 2 else "abc\x07") + "x" * (i % 3)) for i in range(40)]
     whole, parts = Cleaner(rules, is_code=False), [Cleaner(rules, is_code=False) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The dropping steps for one text: what is dropped, what stays, and the rules for code."""
+"""Tests of the dropping steps: dropped texts, kept texts, and the exceptions for code."""
 
 import pytest
 
@@ -17,28 +17,28 @@ def test_good_text_is_not_garbled(text: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
 @pytest.mark.parametrize("text", [CHINESE, FRENCH, ENGLISH, "Привет, как дела? Все хорошо.", "ok 😀 fine 🎉"])
-def test_utf8_read_as_latin(text: str, encoding: str) -> None:
-    # bytes without a character in Windows-1252 become C1 controls, as in browsers
+def test_utf8_decoded_as_latin1_or_cp1252_is_garbled(text: str, encoding: str) -> None:
+    # Bytes without a character in Windows-1252 become C1 control characters, as in browsers.
     garbled = "".join(bytes([byte]).decode(encoding, "ignore") or chr(byte) for byte in text.encode())
     assert "decoded wrongly" in why_garbled(garbled)
     assert why_garbled(garbled, is_code=True)
 
 
-def test_utf8_read_as_gbk_and_gbk_read_as_utf8() -> None:
+def test_utf8_decoded_as_gbk_and_gbk_decoded_as_utf8_are_garbled() -> None:
     assert why_garbled((CHINESE * 3).encode().decode("gbk", "ignore"))
     assert why_garbled((CHINESE * 3).encode().decode("gbk", "replace"))
     assert why_garbled(CHINESE.encode("gbk").decode("utf-8", "replace"))
     assert why_garbled("锟斤拷锟斤拷锟斤拷 烫烫烫烫烫")
 
 
-def test_an_article_about_garbled_text_stays() -> None:
+def test_a_few_garbled_characters_in_good_text_are_accepted() -> None:
     assert why_garbled(CHINESE * 10 + "程序员都见过锟斤拷。" + CHINESE * 10) == ""
     assert why_garbled("锛：一种平头斧。" + CHINESE) == ""
     assert why_garbled(CHINESE * 5 + "\ufffd") == ""
     assert why_garbled(CHINESE + "\ufffd\ufffd")
 
 
-def test_blocks() -> None:
+def test_text_with_many_block_characters_is_garbled_except_in_code() -> None:
     drawing = "┌──────┐\n│ menu │\n└──────┘\n" * 3
     assert "blocks" in why_garbled(drawing)
     assert "blocks" in why_garbled("□□□ □□ □□□□ ok")
@@ -46,24 +46,24 @@ def test_blocks() -> None:
     assert why_garbled(CHINESE + drawing[:8]) == ""
 
 
-def test_length_without_blanks_at_the_ends() -> None:
+def test_length_limits_ignore_leading_and_trailing_whitespace() -> None:
     assert why_too_short("  四个汉字 \n", 4) == ""
     assert why_too_short("  四个汉字 \n", 5) == "4 characters, fewer than 5"
     assert why_too_long("  四个汉字 \n", 4) == ""
     assert why_too_long("  四个汉字 \n", 3) == "4 characters, more than 3"
 
 
-def test_symbols() -> None:
+def test_text_above_the_symbol_share_is_dropped() -> None:
     assert why_symbols("", 0.0) == ""
     assert why_symbols(CHINESE + ENGLISH + FRENCH, 0.0) == ""
     assert why_symbols("a+b=c", 0.3) == "40% symbols"
     assert why_symbols("a+b=c", 0.4) == ""
     assert why_symbols("😀😀中文", 0.4) == "50% symbols"
-    assert why_symbols("①②③ ½ 中文", 0.0) == ""  # numbers
+    assert why_symbols("①②③ ½ 中文", 0.0) == ""  # numbers are not symbols
     assert why_symbols("★☆★☆→→中", 0.5)
 
 
-def test_symbols_of_ascii_are_the_words_of_code() -> None:
+def test_ascii_symbols_do_not_count_in_code() -> None:
     assert why_symbols("a|b^c", 0.1) == "40% symbols"
     assert why_symbols("a|b^c", 0.1, is_code=True) == ""
     assert why_symbols("★★★|x", 0.1, is_code=True) == "60% symbols"

@@ -1,4 +1,4 @@
-"""Exact duplicates: the first in order stays, whatever the parts and buckets."""
+"""Tests of exact duplicates: the first document is kept, whatever the parts and buckets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,20 +17,20 @@ def keys_of(texts: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(content_key(text) for text in texts), dtype="V16")
 
 
-def test_the_key_is_of_the_content_without_blanks_at_its_ends() -> None:
+def test_the_key_ignores_leading_and_trailing_whitespace_of_the_content() -> None:
     assert content_key(" 一段话\n") == content_key("一段话") != content_key("一段 话")
     assert len(content_key("")) == 16
     content_key("\ud800")  # a lone surrogate is accepted
 
 
-def test_the_first_stays() -> None:
+def test_the_first_of_several_equal_documents_is_kept() -> None:
     parts = [keys_of(["a", "b", "a"]), keys_of([]), keys_of(["b ", "c"]), keys_of(["a"])]
     found = find_exact_duplicates(parts)
     assert [mask.tolist() for mask in found.keep] == [[True, True, False], [], [False, True], [False]]
     assert found.pairs == [(2, 0), (3, 1), (5, 0)]
 
 
-def test_nothing_at_all() -> None:
+def test_empty_input_gives_empty_masks() -> None:
     assert find_exact_duplicates([]).keep == []
     assert [len(mask) for mask in find_exact_duplicates([keys_of([])]).keep] == [0]
 
@@ -40,7 +40,7 @@ def test_keys_that_share_half_their_bits_are_different() -> None:
     assert find_exact_duplicates([rows]).keep[0].tolist() == [True, True, False, True]
 
 
-def test_mapped_files(tmp_path: Path) -> None:
+def test_keys_can_be_memory_mapped_files(tmp_path: Path) -> None:
     keys_of(["a", "b", "a"]).tofile(tmp_path / "keys")
     mapped = np.memmap(tmp_path / "keys", "V16", "r")
     assert find_exact_duplicates([mapped]).keep[0].tolist() == [True, True, False]
@@ -52,7 +52,9 @@ parts_of_keys = st.lists(npst.arrays(np.uint64, st.tuples(st.integers(0, 8), st.
 
 @settings(max_examples=100, deadline=None)
 @given(parts_of_keys, st.integers(1, 6))
-def test_as_a_set_would_do_it_with_any_number_of_buckets(parts: list[np.ndarray], rows_per_bucket: int) -> None:
+def test_the_result_equals_a_simple_search_for_any_number_of_buckets(
+    parts: list[np.ndarray], rows_per_bucket: int
+) -> None:
     first_seen: dict[tuple[int, int], int] = {}
     keep, pairs = [], []
     for number, row in enumerate(row for part in parts for row in part):

@@ -1,4 +1,4 @@
-"""The altering steps: examples in Chinese and English, what must stay, and idempotence."""
+"""Tests of the altering steps: examples in Chinese and English, texts that must not change, and idempotence."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ STEPS = (control_characters, space_before_cjk, repeated_punctuation)
         ("\U000f1234x\U0010fffdy\ufdd0z\uffff", "xyz"),
     ],
 )
-def test_control_characters(before: str, after: str) -> None:
+def test_control_characters_are_removed_and_line_breaks_unified(before: str, after: str) -> None:
     assert control_characters(before) == after
 
 
@@ -47,15 +47,15 @@ def test_control_characters(before: str, after: str) -> None:
         FAMILY,
         RAINBOW,
         ENGLAND,
-        "می\u200cخواهم",  # Persian: a word of two parts
-        "ക്\u200d ന\u200d.",  # Malayalam: a word may end with one
+        "می\u200cخواهم",  # Persian: a non-joiner inside a word
+        "ക്\u200d ന\u200d.",  # Malayalam: a word may end with a joiner
         "क्\u200dष",
         "ಪಾಯಿಂಟ್\u200c",
         "nbsp\xa0stays，全角　空格",
         "\U00020000\U0002a6df",
     ],
 )
-def test_control_characters_leaves(text: str) -> None:
+def test_visible_text_and_meaningful_joiners_are_not_changed(text: str) -> None:
     assert control_characters(text) is text
 
 
@@ -71,7 +71,7 @@ def test_control_characters_leaves(text: str) -> None:
         ("𠀀 𠀁", "𠀀𠀁"),
     ],
 )
-def test_space_before_cjk(before: str, after: str) -> None:
+def test_spaces_before_cjk_characters_are_removed(before: str, after: str) -> None:
     assert space_before_cjk(before) == after
 
 
@@ -89,7 +89,7 @@ def test_space_before_cjk(before: str, after: str) -> None:
         "he said “好” — yes",
     ],
 )
-def test_space_before_cjk_leaves(text: str) -> None:
+def test_indentation_and_spaces_after_latin_words_are_not_changed(text: str) -> None:
     assert space_before_cjk(text) is text
 
 
@@ -104,7 +104,7 @@ def test_space_before_cjk_leaves(text: str) -> None:
         ("真的！！！！\n—————\n啊", "真的！！！\n—————\n啊"),
     ],
 )
-def test_repeated_punctuation(before: str, after: str) -> None:
+def test_runs_of_repeated_punctuation_are_shortened(before: str, after: str) -> None:
     assert repeated_punctuation(before) == after
 
 
@@ -120,7 +120,7 @@ def test_repeated_punctuation(before: str, after: str) -> None:
         "————————",
     ],
 )
-def test_repeated_punctuation_leaves(text: str) -> None:
+def test_markup_code_and_short_runs_of_punctuation_are_not_changed(text: str) -> None:
     assert repeated_punctuation(text) is text
 
 
@@ -143,7 +143,7 @@ def chain(text: str) -> str:
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(texts, runs))
-def test_a_second_time_changes_nothing(text: str) -> None:
+def test_every_step_and_their_chain_are_idempotent(text: str) -> None:
     for step in (*STEPS, chain):
         once = step(text)
         assert step(once) == once, step
@@ -152,7 +152,7 @@ def test_a_second_time_changes_nothing(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
-def test_letters_and_digits_are_never_touched(text: str) -> None:
+def test_letters_and_digits_are_never_changed(text: str) -> None:
     def words(text: str) -> list[str]:
         return [char for char in text if char.isalnum()]
 
@@ -161,20 +161,20 @@ def test_letters_and_digits_are_never_touched(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(texts, runs))
-def test_lines_stay_lines(text: str) -> None:
+def test_later_steps_never_add_or_remove_line_breaks(text: str) -> None:
     plain = control_characters(text)
     assert chain(text).count("\n") == plain.count("\n")
     assert not set("\r\x0b\x0c\x85\u2028\u2029") & set(plain)
 
 
 @given(st.characters(min_codepoint=0x3000, max_codepoint=0x9FFF))
-def test_the_quick_test_for_cjk_misses_none(char: str) -> None:
+def test_the_fast_check_for_cjk_detects_every_cjk_character(char: str) -> None:
     assert has_cjk_bytes(char)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("piece", [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n"])
-def test_a_megabyte_of_one_thing_ends(step: Callable[[str], str], piece: str) -> None:
-    """It takes a fraction of a second; with quadratic time it would take hours."""
+def test_a_long_repetition_is_processed_in_linear_time(step: Callable[[str], str], piece: str) -> None:
+    """A step takes a fraction of a second; in quadratic time it would take hours."""
     once = step(piece * (500_000 // len(piece)) + "中")
     assert step(once) is once

@@ -11,20 +11,20 @@ DOCUMENTS = list(generate_documents(3, 400_000))
 ALL_TEXT = "\n".join(content for _, _, content in DOCUMENTS)
 
 
-def test_same_seed_same_text_and_a_longer_wish_only_adds() -> None:
+def test_the_same_seed_gives_the_same_text_and_a_larger_size_only_adds_documents() -> None:
     assert list(generate_documents(3, 50_000)) == DOCUMENTS[: len(list(generate_documents(3, 50_000)))]
     assert list(generate_documents(4, 5_000)) != list(generate_documents(3, 5_000))
     assert list(generate_documents(3, 0)) == []
 
 
-def test_every_kind_appears_and_hardly_a_document_twice() -> None:
+def test_all_nine_categories_appear_and_few_documents_repeat() -> None:
     assert len(Counter(category for category, _, _ in DOCUMENTS)) == 9
     assert len({content for _, _, content in DOCUMENTS}) > 0.98 * len(DOCUMENTS)
     assert "{" not in ALL_TEXT
     assert "。。" not in ALL_TEXT
 
 
-def test_every_equation_holds() -> None:
+def test_every_equation_is_correct() -> None:
     operations = {"+": int.__add__, "-": int.__sub__, "×": int.__mul__, "÷": int.__floordiv__}
     found = re.findall(r"(?<![\d×])(\d+)([-+×÷])(\d+)=(\d+)(?![\d×])", ALL_TEXT)
     assert len(found) > 500
@@ -32,7 +32,7 @@ def test_every_equation_holds() -> None:
         assert operations[sign](int(left), int(right)) == int(result)
 
 
-def test_prime_products_hold() -> None:
+def test_prime_factorizations_are_correct() -> None:
     found = re.findall(r"得到(\d+)=([\d×]+)", ALL_TEXT)
     assert len(found) > 20
     for number, product in found:
@@ -42,7 +42,7 @@ def test_prime_products_hold() -> None:
         assert value == int(number)
 
 
-def test_weekdays_are_true() -> None:
+def test_weekdays_match_their_dates() -> None:
     found = re.findall(r"(\d+)年(\d+)月(\d+)日，星期(.)", ALL_TEXT)
     assert len(found) > 50
     for year, month, day, weekday in found:
@@ -59,7 +59,7 @@ def test_shop_bills_add_up() -> None:
         assert change is None or int(change[1]) - int(change[2]) == total
 
 
-def test_turns_agree_with_directions() -> None:
+def test_turns_match_the_stated_directions() -> None:
     compass = "东南西北"
     for category, _, content in DOCUMENTS:
         if category == "directions":
@@ -74,5 +74,5 @@ def test_turns_agree_with_directions() -> None:
     [(0, "零"), (10, "十"), (14, "十四"), (110, "一百一十"), (1001, "一千零一"), (10010, "一万零一十"),
      (100000, "十万"), (120034, "十二万零三十四"), (3050000, "三百零五万"), (20300405, "二千零三十万零四百零五")],
 )  # fmt: skip
-def test_numbers_are_read_right(number: int, words: str) -> None:
+def test_numbers_are_written_correctly_in_chinese(number: int, words: str) -> None:
     assert read_number(number) == words

@@ -24,7 +24,7 @@ from z2all_ds.corpus.draft import Draft, RowRefused
         ({"text": ""}, Draft("", "")),
     ],
 )
-def test_guesses(row: dict[str, Any], draft: Draft) -> None:
+def test_record_fields_are_guessed_from_common_names(row: dict[str, Any], draft: Draft) -> None:
     assert generic(dict(row)) == draft
     for name in ("jsonl", "text"):
         found = find_converter(name)
@@ -32,12 +32,12 @@ def test_guesses(row: dict[str, Any], draft: Draft) -> None:
         assert found.convert(dict(row)) == draft
 
 
-def test_forms() -> None:
+def test_the_generic_converters_declare_their_form() -> None:
     forms = {name: find_converter(name).form for name in ("generic", "jsonl", "text")}
     assert forms == {"generic": "auto", "jsonl": "jsonl", "text": "txt"}
 
 
-def test_nothing_to_guess_from() -> None:
+def test_a_row_without_a_usable_content_field_is_refused() -> None:
     with pytest.raises(RowRefused) as caught:
         generic({"headline": "x", "corpus": "y"})
     names = ", ".join(CONTENT_NAMES)
@@ -48,7 +48,7 @@ def test_nothing_to_guess_from() -> None:
         generic({"text": None, "answer": "a row of the same file has its text elsewhere"})
 
 
-def test_a_map_takes_what_it_names_and_nothing_else() -> None:
+def test_a_field_map_moves_only_the_named_fields() -> None:
     convert = field_map_converter({"content": "body", "title": "meta.head.line", "desc": "a.b", "category": "kind"})
     row = {
         "body": "正文",
@@ -61,22 +61,22 @@ def test_a_map_takes_what_it_names_and_nothing_else() -> None:
     assert convert(row) == Draft("7", "正文", "", "dotted", others)
 
 
-def test_one_raw_field_may_serve_twice() -> None:
+def test_one_raw_field_may_be_mapped_to_two_record_fields() -> None:
     assert field_map_converter({"content": "t", "title": "t"})({"t": "x", "n": 1}) == Draft("x", "x", others={"n": 1})
 
 
-def test_a_map_travels_to_other_processes() -> None:
+def test_a_field_map_can_be_pickled() -> None:
     convert = pickle.loads(pickle.dumps(field_map_converter({"content": "a.b"})))
     assert convert({"a": {"b": "x"}}) == Draft("", "x", others={"a": {}})
 
 
 @pytest.mark.parametrize("row", [{}, {"a": 1}, {"a": "b"}, {"a": {"c": "x"}}, {"b": "x"}])
-def test_a_content_that_is_not_there(row: dict[str, Any]) -> None:
+def test_a_row_without_the_mapped_content_is_refused(row: dict[str, Any]) -> None:
     with pytest.raises(RowRefused, match=r"^field a\.b is missing; the row has "):
         field_map_converter({"content": "a.b"})(row)
 
 
-def test_a_mapped_value_of_another_type() -> None:
+def test_mapped_values_that_are_not_text_are_refused() -> None:
     with pytest.raises(RowRefused, match=r"^field a is null; the row has a$"):
         field_map_converter({"content": "a"})({"a": None})
     convert = field_map_converter({"content": "a", "title": "m.t"})
@@ -97,7 +97,7 @@ def test_a_mapped_value_of_another_type() -> None:
         ({"content": ""}, "has no raw field"),
     ],
 )
-def test_senseless_maps(fields: dict[str, str], words: str) -> None:
+def test_invalid_field_maps_are_refused(fields: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         field_map_converter(fields)
 
@@ -110,12 +110,12 @@ def test_senseless_maps(fields: dict[str, str], words: str) -> None:
         ("content=a=b", {"content": "a=b"}),
     ],
 )
-def test_maps_as_they_are_typed(text: str, fields: dict[str, str]) -> None:
+def test_field_maps_are_parsed_from_the_command_line(text: str, fields: dict[str, str]) -> None:
     assert parse_field_map(text) == fields
 
 
 @pytest.mark.parametrize("text", ["", "content", "content=", "=body", "content=a,", "content=a,content=b"])
-def test_maps_that_cannot_be_read(text: str) -> None:
+def test_field_maps_that_cannot_be_parsed_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="field map") as caught:
         parse_field_map(text)
     assert "\n" not in str(caught.value)
@@ -125,7 +125,7 @@ NAME = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
 
 
 @given(st.dictionaries(st.sampled_from(RECORD_FIELDS), NAME, min_size=1))
-def test_typed_maps_round_trip(fields: dict[str, str]) -> None:
+def test_any_field_map_can_be_written_and_parsed_back(fields: dict[str, str]) -> None:
     assert parse_field_map(",".join(f"{name}={path}" for name, path in fields.items())) == fields
 
 
@@ -133,7 +133,7 @@ VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(s
 
 
 @given(st.dictionaries(st.sampled_from(["text", "title", "name", "topic", "desc", "x", "y"]), VALUE))
-def test_guesses_lose_nothing_and_refuse_only_for_content(row: dict[str, Any]) -> None:
+def test_guessing_loses_no_value_and_refuses_only_rows_without_content(row: dict[str, Any]) -> None:
     try:
         draft = generic(dict(row))
     except RowRefused:

@@ -12,27 +12,27 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_every_converter_says_what_it_is_for() -> None:
-    # Other tests of this process may have loaded plugins of their own.
+def test_every_converter_has_a_description() -> None:
+    # Other tests in this process may have loaded plugins.
     words = {name: line for name, line in describe_converters().items() if is_ours(name)}
     assert list(words) == NAMES
     assert all(re.fullmatch(r".{20,110}\.", line) for line in words.values())
 
 
 def is_ours(name: str) -> bool:
-    """Returns whether a converter belongs to the package, not to a plugin."""
+    """Return whether a converter belongs to the package, not to a plugin."""
     found = find_converter(name)
     function = found.convert if isinstance(found, Source) else found.generate
     return function.__module__.startswith("z2all_ds.")
 
 
-def test_a_miss_lists_the_names_and_the_nearest() -> None:
+def test_an_unknown_name_gives_the_list_of_converters_and_the_closest_match() -> None:
     words = "'baike2018'.*baike2018qa, chinese_sample, generic, .*Did you mean baike2018qa"
     with pytest.raises(ConfigError, match=words):
         find_converter("baike2018")
 
 
-def test_a_plugin_registers_once_however_often_it_is_named(tmp_path: Path) -> None:
+def test_a_plugin_that_is_loaded_twice_registers_once(tmp_path: Path) -> None:
     plugin = tmp_path / "forum.py"
     plugin.write_text(
         "from z2all_ds.corpus.converters import source\n"
@@ -59,12 +59,12 @@ def test_a_plugin_registers_once_however_often_it_is_named(tmp_path: Path) -> No
         ("from z2all_ds.corpus.converters import source\nsource('wudao', form='x')(print)", "already registered"),
     ],
 )
-def test_plugins_that_fail(tmp_path: Path, code: str, words: str) -> None:
+def test_plugins_that_cannot_be_imported_are_reported(tmp_path: Path, code: str, words: str) -> None:
     (tmp_path / "bad.py").write_text(code)
     with pytest.raises(ConfigError, match=words):
         load_plugin(tmp_path / "bad.py")
 
 
-def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_plugin_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such Python file"):
         load_plugin(tmp_path / "none.py")

@@ -23,7 +23,7 @@ def json_array(name: str) -> list[dict[str, Any]]:
 
 
 def through_parquet(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a JSON array after a round trip through Parquet."""
+    """Return the rows of a JSON array after writing them to Parquet and reading them back."""
     pq.write_table(pa.Table.from_pylist(json_array(name)), folder / "x.parquet", row_group_size=2)
     return pq.read_table(folder / "x.parquet").to_pylist()
 
@@ -62,8 +62,8 @@ def test_every_row_becomes_the_expected_draft(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
-    """Every value of the row is in the draft: under its own name in `others`, or as one of the texts."""
+def test_no_value_of_a_row_is_lost(name: str, tmp_path: Path) -> None:
+    """Every value of a row is in the draft, either under its own name in `others` or as one of the text fields."""
     for row in rows_of(name, tmp_path):
         draft = found(name).convert(dict(row))
         taken = [draft.title, draft.content, draft.category, draft.desc]
@@ -75,13 +75,13 @@ def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_forms_and_code(name: str) -> None:
+def test_sources_declare_their_form_and_whether_they_are_code(name: str) -> None:
     assert found(name).form == FILES[name][0]
     assert found(name).is_code == (name == "github_python")
     assert pickle.loads(pickle.dumps(found(name))) == found(name)
 
 
-def test_both_looks_of_a_wudao_file_are_the_same_rows() -> None:
+def test_both_layouts_of_a_wudao_file_contain_the_same_rows() -> None:
     assert json_array("part-2021009337.json") == json_array("part-2021009338.json")
 
 
@@ -98,7 +98,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_needed_field_that_is_missing_is_named_with_the_columns(name: str, tmp_path: Path) -> None:
+def test_a_missing_required_field_is_reported_with_the_available_columns(name: str, tmp_path: Path) -> None:
     for field in NEEDED[name]:
         row = rows_of(name, tmp_path)[0]
         del row[field]
@@ -119,7 +119,9 @@ def test_a_needed_field_that_is_missing_is_named_with_the_columns(name: str, tmp
         (b"raw", "is a bytes (b'raw'), not text;"),
     ],
 )
-def test_a_needed_field_of_another_type_is_shown(name: str, value: Any, words: str, tmp_path: Path) -> None:
+def test_a_required_field_of_the_wrong_type_is_reported_with_its_value(
+    name: str, value: Any, words: str, tmp_path: Path
+) -> None:
     for field in NEEDED[name]:
         row = rows_of(name, tmp_path)[0] | {field: value}
         with pytest.raises(RowRefused) as caught:
@@ -129,7 +131,7 @@ def test_a_needed_field_of_another_type_is_shown(name: str, value: Any, words: s
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_number_may_be_a_title_but_is_no_content(name: str, tmp_path: Path) -> None:
+def test_a_number_is_accepted_as_a_title_but_not_as_content(name: str, tmp_path: Path) -> None:
     title, content = NEEDED[name]
     row = rows_of(name, tmp_path)[0]
     assert found(name).convert(row | {title: 1984}).title == "1984"
@@ -148,7 +150,7 @@ def test_a_number_may_be_a_title_but_is_no_content(name: str, tmp_path: Path) ->
         ("wudao", "dataType", "category"),
     ],
 )
-def test_optional_fields(name: str, field: str, place: str, tmp_path: Path) -> None:
+def test_optional_fields_may_be_missing_or_null_or_numbers(name: str, field: str, place: str, tmp_path: Path) -> None:
     row = rows_of(name, tmp_path)[0]
     for value, text in ((None, ""), ("词", "词"), (7, "7"), (0.5, "0.5")):
         draft = found(name).convert(row | {field: value})
@@ -158,7 +160,7 @@ def test_optional_fields(name: str, field: str, place: str, tmp_path: Path) -> N
         found(name).convert(row | {field: [1]})
 
 
-def test_wide_rows_and_long_values_are_shortened() -> None:
+def test_wide_rows_and_long_values_are_shortened_in_errors() -> None:
     wide = {f"column_{n}": n for n in range(100)}
     with pytest.raises(RowRefused, match=r"field text is missing; the row has column_0, .*column_19 and 80 more$"):
         found("wikipedia_cn").convert(wide)
@@ -172,12 +174,12 @@ def test_wide_rows_and_long_values_are_shortened() -> None:
     ("metadata", "kept"),
     [
         ('{"a": [1, null]}', {"a": [1, None]}),
-        ('{"a": NaN}', '{"a": NaN}'),  # a record cannot hold it
+        ('{"a": NaN}', '{"a": NaN}'),  # NaN is not valid in a record
         ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
         ("", ""),
         ({"already": "an object"}, {"already": "an object"}),
     ],
 )
-def test_metadata_of_zhihu(metadata: Any, kept: Any) -> None:
+def test_zhihu_metadata_is_parsed_if_a_record_can_hold_it(metadata: Any, kept: Any) -> None:
     row = {"INSTRUCTION": "问", "RESPONSE": "答", "METADATA": metadata, "extra": None}
     assert found("zhihu_kol").convert(row).others == {"METADATA": kept, "extra": None}

@@ -1,4 +1,4 @@
-"""Test helpers that read slices completely and make packed files."""
+"""Helpers that read all slices of a file and make packed files."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ Items = list[tuple[str, Row | Fault]]
 
 
 def read_all(path: Path, form: str = "auto", limits: ReadLimits | None = None, slice_bytes: int = 2**27) -> Items:
-    """Returns every row and fault with its position."""
+    """Return every row and fault with its position."""
     items: Items = []
     for piece in plan_slices(path, form, slice_bytes):
         with open_slice(piece, limits or ReadLimits(), lambda _: None) as reader:
@@ -33,7 +33,7 @@ def rows_of(items: Items) -> list[Row]:
 
 
 def faults_of(items: Items) -> list[tuple[str, str]]:
-    """Returns (kind, position without the folder) of each fault."""
+    """Return (kind, position without the folder) of each fault."""
     return [(item.kind, where.rpartition("/case/")[2]) for where, item in items if isinstance(item, Fault)]
 
 

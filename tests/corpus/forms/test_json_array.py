@@ -1,4 +1,4 @@
-"""One large array: the same rows as from JSON lines; a broken element does not affect others."""
+"""Tests of reading one large JSON array: all rows are read, and a broken element does not affect others."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_any_array_gives_its_rows(
 
 
 def rows(count: int = 5, size: int = 10) -> list[dict]:
-    """Returns rows that contain a list of objects, which resemble elements."""
+    """Return rows that contain lists of objects, which resemble array elements."""
     return [{"id": n, "talk": [{"role": "a", "text": "x" * size}, {"role": "b", "text": "}, {"}]} for n in range(count)]
 
 
@@ -61,7 +61,7 @@ def rows(count: int = 5, size: int = 10) -> list[dict]:
     ],
 )
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_a_broken_element_costs_itself(
+def test_a_broken_element_does_not_affect_other_elements(
     tmp_path: Path, indent: int | None, old: str, new: str, kind: str, size: int
 ) -> None:
     data = json.dumps(rows(8, size), indent=indent).replace(old, new).encode("latin-1")
@@ -82,7 +82,7 @@ def test_the_first_or_last_element_may_be_broken(tmp_path: Path, broken: int) ->
     assert faults_of(items)[0] == ("json", f"x.json, element {broken + 1} (line 1)")
 
 
-def test_bad_utf8_hurts_one_element(tmp_path: Path) -> None:
+def test_invalid_utf8_affects_only_one_element(tmp_path: Path) -> None:
     data = json.dumps([{"text": f"row {n} 中"} for n in range(2000)], ensure_ascii=False).encode()
     items = read_all(write(tmp_path, "x.json", data.replace(b"row 700 \xe4", b"row 700 ")))
     assert len(rows_of(items)) == 1999
@@ -90,7 +90,7 @@ def test_bad_utf8_hurts_one_element(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 7, 40, 60])
-def test_a_cut_array(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_array_gives_its_complete_elements_and_one_fault(tmp_path: Path, cut: int) -> None:
     data = json.dumps(rows(3)).encode()[:-cut]
     items = read_all(write(tmp_path, "x.json", data))
     assert rows_of(items) == rows(3 if cut == 1 else 2)
@@ -116,13 +116,15 @@ def test_a_cut_array(tmp_path: Path, cut: int) -> None:
         (b"[" + b"[" * 100_000, [("json", "x.json, element 1 (line 1)")], 0),
     ],
 )
-def test_odd_arrays(tmp_path: Path, data: bytes, faults: list[tuple[str, str]], count: int) -> None:
+def test_unusual_and_invalid_arrays_give_the_expected_rows_and_faults(
+    tmp_path: Path, data: bytes, faults: list[tuple[str, str]], count: int
+) -> None:
     items = read_all(write(tmp_path, "x.json", data), "json_array")
     assert faults_of(items)[: len(faults) or None] == faults
     assert len(rows_of(items)) == count
 
 
-def test_an_object_says_what_to_do(tmp_path: Path) -> None:
+def test_the_fault_for_a_file_without_an_array_says_how_to_fix_it(tmp_path: Path) -> None:
     def detail(data: bytes) -> str:
         items = read_all(write(tmp_path, "x.json", data), "json_array")
         assert [kind for kind, _ in faults_of(items)] == ["not_an_object"]
@@ -132,19 +134,19 @@ def test_an_object_says_what_to_do(tmp_path: Path) -> None:
     assert "'data'" in detail(b'{\n "version": 1,\n "data": [{"a": 1},\n {"a": 2}]\n}')
 
 
-def test_long_elements_are_left_out(tmp_path: Path) -> None:
+def test_elements_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     data = json.dumps([{"id": 1}, {"id": 2, "text": "x" * 5_000_000}, {"id": 3}, {"id": 4, "t": "y" * 2000}]).encode()
     items = read_all(write(tmp_path, "x.json", data), limits=ReadLimits(max_record_bytes=1000))
     assert rows_of(items) == [{"id": 1}, {"id": 3}]
     assert faults_of(items) == [("too_long", f"x.json, element {n} (line 1)") for n in (2, 4)]
 
 
-def test_elements_longer_than_the_buffer(tmp_path: Path) -> None:
+def test_elements_longer_than_the_buffer_are_read(tmp_path: Path) -> None:
     wanted = [{"id": n, "text": "x{" * 2_000_000} for n in range(3)]
     assert rows_of(read_all(write(tmp_path, "x.json", json.dumps(wanted).encode()))) == wanted
 
 
-def test_where_is_told_without_a_line_for_good_rows(tmp_path: Path) -> None:
+def test_the_position_of_a_valid_row_has_no_line_number(tmp_path: Path) -> None:
     items = read_all(write(tmp_path, "x.json", json.dumps(rows()).encode()))
     assert items[1][0].endswith("x.json, element 2")
     assert not any(isinstance(item, Fault) for _, item in items)

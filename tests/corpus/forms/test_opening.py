@@ -1,4 +1,4 @@
-"""Containers: every form in every packing is read unchanged; broken and hostile files are reported as faults."""
+"""Tests of containers: every form is read from every packing; broken and hostile files are reported as faults."""
 
 import gzip
 import io
@@ -36,7 +36,7 @@ BOMB = b'{"a": "' + b"0" * 3000 + b'"}\n'
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("form", ENDINGS)
-def test_every_form_in_every_packing(tmp_path: Path, form: str, packing: str) -> None:
+def test_every_form_is_read_from_every_packing(tmp_path: Path, form: str, packing: str) -> None:
     member = f"data{ENDINGS[form]}"
     path = write(tmp_path, member + packing, packed(as_form(ROWS, form), member, packing))
     wanted = {
@@ -46,7 +46,7 @@ def test_every_form_in_every_packing(tmp_path: Path, form: str, packing: str) ->
     items = read_all(path, "lines" if form == "lines" else "auto")
     assert rows_of(items) == wanted
     assert not faults_of(items)
-    # with an explicit form the name of the file does not matter
+    # With an explicit form, the name of the file does not matter.
     plain_name = write(tmp_path, "wiki_00", path.read_bytes())
     rows = rows_of(read_all(plain_name, form))
     if form == "txt":  # only the names differ
@@ -68,7 +68,7 @@ def test_progress_adds_up_to_the_bytes_on_disk(tmp_path: Path) -> None:
                 assert abs(sum(advances) - piece.raw_bytes) <= 600, (packing, form)
 
 
-def test_members_have_their_own_forms_and_places(tmp_path: Path) -> None:
+def test_each_archive_member_is_read_in_its_own_form(tmp_path: Path) -> None:
     files = {
         "a/x.jsonl": b'{"a": 1}\n{"a": \n',
         "__MACOSX/._x.jsonl": b"\0\0",
@@ -91,7 +91,7 @@ def test_members_have_their_own_forms_and_places(tmp_path: Path) -> None:
         ]
 
 
-def test_zip_slices_group_small_members(tmp_path: Path) -> None:
+def test_small_zip_members_are_grouped_into_slices(tmp_path: Path) -> None:
     files = {f"{n:03}.txt": b"x" * 100 for n in range(50)}
     path = write(tmp_path, "m.zip", zip_of(files))
     assert len(plan_slices(path, "auto", 1000)) == 5
@@ -99,7 +99,7 @@ def test_zip_slices_group_small_members(tmp_path: Path) -> None:
     assert [row["name"] for row in rows_of(read_all(path, slice_bytes=1000))] == [f"{n:03}" for n in range(50)]
 
 
-def test_hostile_names_write_nothing_and_print_nothing(tmp_path: Path) -> None:
+def test_hostile_member_names_write_no_files_and_are_escaped_in_positions(tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     names = ["../../outside.txt", "../outside.txt", str(outside), "a\x1b[31m\nb.txt", "x\u202egpj.txt"]
     files = dict.fromkeys(names, b"x")
@@ -113,7 +113,7 @@ def test_hostile_names_write_nothing_and_print_nothing(tmp_path: Path) -> None:
         assert all(where.isprintable() for where, _ in items)
 
 
-def test_links_and_devices_in_tars_are_passed_over(tmp_path: Path) -> None:
+def test_links_and_devices_in_tar_files_are_skipped(tmp_path: Path) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for name, kind in {"l.txt": tarfile.SYMTYPE, "h.txt": tarfile.LNKTYPE, "d.txt": tarfile.CHRTYPE}.items():
@@ -126,7 +126,7 @@ def test_links_and_devices_in_tars_are_passed_over(tmp_path: Path) -> None:
     assert rows_of(read_all(write(tmp_path, "m.tar", file.getvalue()))) == [{"text": "x", "name": "good"}]
 
 
-def test_many_gzip_members_and_zst_frames(tmp_path: Path) -> None:
+def test_files_of_many_gzip_members_or_zstd_frames_are_read(tmp_path: Path) -> None:
     lines = [b'{"a": %d}\n' % n for n in range(3000)]
     for name, pack in {"x.jsonl.gz": gzip.compress, "x.jsonl.zst": zst}.items():
         path = write(tmp_path, name, b"".join(map(pack, lines)))
@@ -140,7 +140,7 @@ NOISE = [json.dumps({"n": n, "t": str(pow(7, n, 10**9 + 7)) * 5}) for n in range
 
 @pytest.mark.parametrize("packing", [".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tar.zst"])
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_broken_container_keeps_the_rows_before(tmp_path: Path, packing: str, damage: str) -> None:
+def test_rows_before_the_damage_in_a_container_are_read(tmp_path: Path, packing: str, damage: str) -> None:
     data = packed("\n".join(NOISE).encode(), "x.jsonl", packing)
     if damage == "flip" and packing == ".tar":
         pytest.skip("a tar has no sums over its contents")
@@ -162,20 +162,20 @@ def test_a_broken_container_keeps_the_rows_before(tmp_path: Path, packing: str, 
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.zip", "x.tar"])
-def test_files_that_are_not_what_they_are_called(tmp_path: Path, name: str) -> None:
+def test_files_whose_content_does_not_match_their_name_are_faults(tmp_path: Path, name: str) -> None:
     items = read_all(write(tmp_path, name, b"hello, this is nothing of that kind\n" * 30))
     assert [kind for kind, _ in faults_of(items)] == ["container"]
     assert [kind for kind, _ in faults_of(read_all(write(tmp_path, name, b"")))] == ["empty_file"]
 
 
-def test_bombs(tmp_path: Path) -> None:
+def test_decompression_bombs_are_stopped(tmp_path: Path) -> None:
     bomb = BOMB * 8_000  # 24 MB
     cases = {
         "b.jsonl.gz": gzip.compress(bomb, 9),
         "b.jsonl.zst": zst(bomb),
         "b.zip": zip_of({"b.jsonl": bomb}),
         "b.tar.gz": gzip.compress(tar_of({"b.jsonl": bomb})),
-        # each level expands within the limit, both together do not
+        # Each level expands within the limit, but both together exceed it.
         "twice.tar.zst": zst(tar_of({f"{n}.jsonl.gz": gzip.compress(bomb, 1) for n in range(3)})),
         "inner.zip": zip_of({"b.jsonl.gz": gzip.compress(bomb)}, zipfile.ZIP_STORED),
     }
@@ -187,20 +187,20 @@ def test_bombs(tmp_path: Path) -> None:
         assert len(rows_of(items)) < 8_000 * members, name
 
 
-def test_honest_files_are_no_bombs(tmp_path: Path) -> None:
+def test_ordinary_compressed_files_are_not_taken_for_bombs(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl.gz", gzip.compress("\n".join(NOISE).encode()))
     assert not faults_of(read_all(path, limits=ReadLimits(max_expansion=30, expansion_allowance_bytes=1000)))
 
 
-def test_a_zip_that_lies_about_sizes(tmp_path: Path) -> None:
+def test_a_zip_file_with_a_false_member_size_is_a_fault(tmp_path: Path) -> None:
     data = bytearray(zip_of({"b.jsonl": BOMB * 1000}))
     entry = data.rindex(b"PK\x01\x02")
-    data[entry + 24 : entry + 28] = struct.pack("<I", 10_000)  # the declared size
+    data[entry + 24 : entry + 28] = struct.pack("<I", 10_000)  # the declared uncompressed size
     items = read_all(write(tmp_path, "b.zip", bytes(data)))
     assert [kind for kind, _ in faults_of(items)] == ["container"]
 
 
-def test_an_encrypted_member(tmp_path: Path) -> None:
+def test_an_encrypted_zip_member_is_a_fault_and_other_members_are_read(tmp_path: Path) -> None:
     data = bytearray(zip_of({"a.jsonl": b'{"a": 1}\n', "b.jsonl": b'{"b": 1}\n'}))
     for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.index(magic) + offset] |= 1
@@ -210,7 +210,7 @@ def test_an_encrypted_member(tmp_path: Path) -> None:
     assert rows_of(items) == [{"b": 1}]
 
 
-def test_a_sparse_member_is_not_followed(tmp_path: Path) -> None:
+def test_a_sparse_tar_member_is_a_fault(tmp_path: Path) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
         info = tarfile.TarInfo("s.txt")
@@ -221,14 +221,14 @@ def test_a_sparse_member_is_not_followed(tmp_path: Path) -> None:
     assert [kind for kind, _ in faults_of(items)] == ["container"]
 
 
-def test_without_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_zstandard_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "x.jsonl.zst", zst(b"{}\n"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MachineError, match=r"z2all_ds\[corpus\]"):
         read_all(path, "jsonl")
 
 
-def test_a_file_that_vanished(tmp_path: Path) -> None:
+def test_a_file_that_was_deleted_after_planning_is_a_fault(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", b"{}\n")
     (piece,) = plan_slices(path, "auto")
     path.unlink()
@@ -237,7 +237,7 @@ def test_a_file_that_vanished(tmp_path: Path) -> None:
     assert fault.kind == "container" and "No such file" in fault.detail
 
 
-def test_no_room_to_spool(tmp_path: Path) -> None:
+def test_an_unusable_spool_folder_is_reported(tmp_path: Path) -> None:
     (piece,) = plan_slices(write(tmp_path, "x.parquet.gz", gzip.compress(as_form(ROWS, "parquet"))), "auto")
     with open_slice(piece, ReadLimits(), lambda _: None, tmp_path / "missing") as reader:
         with pytest.raises(MachineError, match="TMPDIR"):

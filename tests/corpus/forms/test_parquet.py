@@ -1,4 +1,4 @@
-"""Parquet: plain values, small batches, and broken row groups that do not affect others."""
+"""Tests of reading Parquet: plain JSON values, small batches, and broken row groups that do not affect others."""
 
 import datetime
 import io
@@ -25,7 +25,7 @@ def parquet(table: pa.Table, **options: object) -> bytes:
 TEXTS = pa.table({"id": list(range(1000)), "text": [f"text {n} " + str(n**20) * 5 for n in range(1000)]})
 
 
-def test_values_become_plain_json(tmp_path: Path) -> None:
+def test_values_are_converted_to_plain_json(tmp_path: Path) -> None:
     moment = datetime.datetime(2020, 1, 2, 3, 4, 5, 678)
     table = pa.table(
         {
@@ -71,7 +71,7 @@ def test_values_become_plain_json(tmp_path: Path) -> None:
     assert second["text"] is None and second["float"] is None and second["list"] == []
 
 
-def test_bad_text_costs_its_row(tmp_path: Path) -> None:
+def test_invalid_text_affects_only_its_row(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xff", None, b"a\0b"])
     as_text = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
     for column in (raw, as_text):
@@ -81,7 +81,7 @@ def test_bad_text_costs_its_row(tmp_path: Path) -> None:
         assert "'text'" in details_of(items)
 
 
-def test_slices_by_row_groups(tmp_path: Path) -> None:
+def test_slices_consist_of_whole_row_groups(tmp_path: Path) -> None:
     path = write(tmp_path, "x.parquet", parquet(TEXTS, row_group_size=100))
     wanted = TEXTS.to_pylist()
     for slice_bytes, count in ((1, 10), (2**30, 1)):
@@ -93,7 +93,7 @@ def test_slices_by_row_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip"])
-def test_a_corrupt_row_group_costs_itself(tmp_path: Path, compression: str) -> None:
+def test_a_corrupt_row_group_does_not_affect_other_row_groups(tmp_path: Path, compression: str) -> None:
     data = bytearray(parquet(TEXTS, row_group_size=100, compression=compression))
     column = pq.ParquetFile(io.BytesIO(bytes(data))).metadata.row_group(3).column(1)
     middle = (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size // 2
@@ -105,7 +105,7 @@ def test_a_corrupt_row_group_costs_itself(tmp_path: Path, compression: str) -> N
     assert good == [row for row in TEXTS.to_pylist() if not 300 <= row["id"] < 400]
 
 
-def test_checksums_are_looked_at(tmp_path: Path) -> None:
+def test_page_checksums_are_verified(tmp_path: Path) -> None:
     data = parquet(TEXTS, compression="none", write_page_checksum=True, use_dictionary=False)
     items = read_all(write(tmp_path, "x.parquet", data.replace(b"text 500 ", b"tixt 500 ")))
     assert [kind for kind, _ in faults_of(items)] == ["row_group"]
@@ -121,11 +121,11 @@ def test_checksums_are_looked_at(tmp_path: Path) -> None:
         (b"PAR1" + b"x" * 100 + b"PAR1", "container"),
     ],
 )
-def test_files_that_are_no_parquet(tmp_path: Path, data: bytes, kind: str) -> None:
+def test_files_that_are_not_parquet_are_faults(tmp_path: Path, data: bytes, kind: str) -> None:
     assert faults_of(read_all(write(tmp_path, "x.parquet", data))) == [(kind, "x.parquet")]
 
 
-def test_repeated_texts_do_not_grow_in_memory(tmp_path: Path) -> None:
+def test_repeated_texts_are_not_expanded_in_memory(tmp_path: Path) -> None:
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["x" * 2**20]))
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"text": texts}), path, store_schema=False)
@@ -137,14 +137,14 @@ def test_repeated_texts_do_not_grow_in_memory(tmp_path: Path) -> None:
     assert path.stat().st_size < 2**20
 
 
-def test_long_rows(tmp_path: Path) -> None:
+def test_rows_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b" * 5000, "c"]})
     items = read_all(write(tmp_path, "x.parquet", parquet(table)), limits=ReadLimits(max_record_bytes=1000))
     assert rows_of(items) == [{"text": "a"}, {"text": "c"}]
     assert faults_of(items) == [("too_long", "x.parquet, row 2")]
 
 
-def test_a_large_row_group_needs_little_memory(tmp_path: Path) -> None:
+def test_reading_a_large_row_group_uses_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     code = f"""if True:
         import os, pyarrow as pa, pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Expansion of paths into files, and detection of their form."""
+"""Tests of expanding paths into files and detecting their form."""
 
 import gzip
 from pathlib import Path
@@ -29,12 +29,12 @@ from z2all_ds.corpus.forms import expand_raw, plan_slices
         ("broken.json.gz", b"\x1f\x8bxx", "jsonl"),
     ],
 )
-def test_forms(tmp_path: Path, name: str, data: bytes, form: str) -> None:
+def test_the_form_is_detected_from_the_name_and_content(tmp_path: Path, name: str, data: bytes, form: str) -> None:
     assert [piece.form for piece in plan_slices(write(tmp_path, name, data), "auto")] == [form]
 
 
 @pytest.mark.parametrize(("name", "fix"), [("a.csv", "JSON lines"), ("a.xz", "unxz"), ("a.bin", "binary")])
-def test_unknown_forms(tmp_path: Path, name: str, fix: str) -> None:
+def test_unknown_forms_are_refused_with_advice(tmp_path: Path, name: str, fix: str) -> None:
     path = write(tmp_path, name, b"\0\1\2")
     with pytest.raises(ConfigError, match=fix) as raised:
         plan_slices(path, "auto")
@@ -43,7 +43,7 @@ def test_unknown_forms(tmp_path: Path, name: str, fix: str) -> None:
         plan_slices(path, "yaml")
 
 
-def test_expanding(tmp_path: Path) -> None:
+def test_folders_and_patterns_are_expanded_into_sorted_files(tmp_path: Path) -> None:
     for name in ("b/2.txt", "b/10.txt", "b/.hidden", ".git/x", "a.txt", "c.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""JSON lines, text lines and plain text: slices of any size yield every line once; every broken line is reported."""
+"""Tests of JSON Lines, text lines and plain text: slices give every line once, and every broken line is reported."""
 
 import json
 import subprocess
@@ -81,13 +81,15 @@ GOOD = b'{"a": 1}\n'
         (b'{"a": ' + b"9" * 5000 + b"}\n", [("json", "x.jsonl:1")], 0),
     ],
 )
-def test_every_broken_line_is_named(tmp_path: Path, data: bytes, faults: list[tuple[str, str]], rows: int) -> None:
+def test_every_broken_line_is_reported_with_its_line_number(
+    tmp_path: Path, data: bytes, faults: list[tuple[str, str]], rows: int
+) -> None:
     items = read_all(write(tmp_path, "x.jsonl", data))
     assert faults_of(items) == faults
     assert len(rows_of(items)) == rows
 
 
-def test_what_orjson_bends_or_refuses_is_saved(tmp_path: Path) -> None:
+def test_lone_surrogates_and_integers_that_orjson_refuses_or_changes_are_read(tmp_path: Path) -> None:
     big = 2**64
     data = (
         b'{"a": "x\\ud800y", "b": [{"\\udc00": "\\ud83d\\ude00"}]}\n'
@@ -100,12 +102,12 @@ def test_what_orjson_bends_or_refuses_is_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_another_encoding_is_recognised(tmp_path: Path) -> None:
+def test_gb18030_text_is_recognised_and_the_fault_names_iconv(tmp_path: Path) -> None:
     items = read_all(write(tmp_path, "x.jsonl", '{"a": "中文"}\n'.encode("gb18030")))
     assert "iconv -f GB18030 -t UTF-8" in details_of(items)
 
 
-def test_lines(tmp_path: Path) -> None:
+def test_text_lines_become_rows_and_invalid_lines_become_faults(tmp_path: Path) -> None:
     path = write(tmp_path, "wiki_00", b"\xef\xbb\xbfone\r\n\n two\n\xff\nth\0ree\nlast")
     items = read_all(path, "lines", slice_bytes=5)
     assert rows_of(items) == [{"text": "one"}, {"text": " two"}, {"text": "last"}]
@@ -113,14 +115,14 @@ def test_lines(tmp_path: Path) -> None:
     assert faults_of(items)[2:] == [("utf8", "wiki_00:4"), ("nul", "wiki_00:5")]
 
 
-def test_long_lines_are_left_out(tmp_path: Path) -> None:
+def test_lines_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", GOOD + b'{"a": "' + b"x" * 5000 + b'"}\n' + GOOD)
     items = read_all(path, limits=ReadLimits(max_record_bytes=100), slice_bytes=1000)
     assert len(rows_of(items)) == 2
     assert faults_of(items) == [("too_long", "x.jsonl:2")]
 
 
-def test_a_line_of_100_mb_needs_little_memory(tmp_path: Path) -> None:
+def test_skipping_a_line_of_100_mb_uses_little_memory(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", GOOD)
     with path.open("ab") as file:
         file.write(b'{"a": "')
@@ -137,7 +139,7 @@ def test_a_line_of_100_mb_needs_little_memory(tmp_path: Path) -> None:
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """
     grown_kib = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
-    assert grown_kib < 150 * 1024  # the limit of one record is 64 MiB
+    assert grown_kib < 150 * 1024  # the default limit per record is 64 MiB
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,9 @@ def test_a_line_of_100_mb_needs_little_memory(tmp_path: Path) -> None:
         (b"x" * 1001, ["too_long"], None),
     ],
 )
-def test_plain_text(tmp_path: Path, data: bytes, kinds: list[str], text: str | None) -> None:
+def test_a_plain_text_file_becomes_one_row_or_a_fault(
+    tmp_path: Path, data: bytes, kinds: list[str], text: str | None
+) -> None:
     items = read_all(write(tmp_path, "a.b.txt", data), limits=ReadLimits(max_record_bytes=1000))
     assert faults_of(items) == [(kind, "a.b.txt") for kind in kinds]
     assert rows_of(items) == ([] if text is None else [{"text": text, "name": "a.b"}])

@@ -1,4 +1,4 @@
-"""Makes raw shards of both formats with given texts, and their domain reader."""
+"""Helpers that write shards of both formats with given texts and open a reader for them."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from z2all_ds.corpus.reading.readers import DomainReader
 def write_jsonl(
     folder: Path, name: str, texts: Sequence[str], domain: str = "web", text_field: str = "content", last: str = "\n"
 ) -> ShardInfo:
-    """Writes a JSON-lines shard that ends with `last`."""
+    """Write a JSON Lines shard that ends with `last`."""
     records = [{"gid": n, text_field: text, "others": {"n": n}} for n, text in enumerate(texts)]
     data = ("\n".join(json.dumps(record, ensure_ascii=False) for record in records) + (last if texts else "")).encode()
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def write_parquet(
     kind: Any = None,
     **options: Any,
 ) -> ShardInfo:
-    """Writes a Parquet shard. `kind` is the type of the text column, `options` go to pyarrow."""
+    """Write a Parquet shard. `kind` is the type of the text column; `options` are passed to pyarrow."""
     column = pa.array(texts, pa.string()).cast(kind or pa.string())
     table = pa.table({"gid": list(range(len(texts))), text_field: column, "noise": ["x" * 50] * len(texts)})
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def reader_of(location: str | Path, *shards: ShardInfo, text_field: str = "conte
 
 
 def texts_of(reader: DomainReader, block_documents: int = 4) -> list[str]:
-    """Returns all texts, read in blocks, the documents of a block in reverse order."""
+    """Return all texts in order. They are read in blocks, and the documents of a block in reverse order."""
     found: list[str] = []
     for first in range(0, reader.num_documents, block_documents):
         end = min(first + block_documents, reader.num_documents)

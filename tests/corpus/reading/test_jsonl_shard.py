@@ -1,4 +1,4 @@
-"""Blocks of JSON lines: which reads happen, and the errors when the file changes while it is open."""
+"""Tests of reading blocks of JSON Lines: number of reads, and errors when the file changes while it is open."""
 
 import os
 import threading
@@ -90,7 +90,7 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
 @pytest.mark.parametrize("blocks_before", [False, True])
 @pytest.mark.parametrize(("damage", "words"), DAMAGE)
 @pytest.mark.parametrize("location", ["{}", "file://{}"])
-def test_between_blocks(
+def test_a_shard_damaged_before_a_block_is_opened_is_reported(
     tmp_path: Path, damage: Callable[[Path], None], words: str, blocks_before: bool, location: str
 ) -> None:
     info = write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"])
@@ -103,7 +103,9 @@ def test_between_blocks(
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE)
-def test_between_documents_of_a_block(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_a_shard_damaged_while_a_block_is_open_is_reported(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
     """A deleted file that is still open can be read; the next block reports the deletion."""
     reader = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"]))
     block = reader.open_block(0, 3)
@@ -118,7 +120,7 @@ def test_between_documents_of_a_block(tmp_path: Path, damage: Callable[[Path], N
             block.text(2)
 
 
-def test_a_file_that_is_gone_and_closed(tmp_path: Path) -> None:
+def test_a_deleted_shard_that_is_no_longer_open_is_reported(tmp_path: Path) -> None:
     reader = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"]))
     block = reader.open_block(0, 3)
     (tmp_path / "x.jsonl").unlink()
@@ -127,14 +129,14 @@ def test_a_file_that_is_gone_and_closed(tmp_path: Path) -> None:
         block.text(1)
 
 
-def test_a_block_elsewhere_is_fetched_once_and_whole(flaky: type[FlakyStore], tmp_path: Path) -> None:
+def test_a_block_in_a_store_is_fetched_with_one_read(flaky: type[FlakyStore], tmp_path: Path) -> None:
     info = write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc", "dddd"])
     put("flaky://c", {"x.jsonl": (tmp_path / "x.jsonl").read_bytes()})
     reader = reader_of("flaky://c", info)
     reader.open_block(0, 1)
     flaky.calls.clear()
     block = reader.open_block(1, 4)
-    assert flaky.calls == ["info", "cat_file", "cat_file"]  # unchanged?; offsets; lines
+    assert flaky.calls == ["info", "cat_file", "cat_file"]  # check for changes, offsets, lines
     put("flaky://c", {"x.jsonl": b"gone"})
     assert [block.text(number) for number in (2, 0, 1)] == ["dddd", "bb", "ccc"]
     with pytest.raises(DataError, match=r"flaky://c/x\.jsonl, record 1: the shard has 4 bytes and had \d+"):
@@ -142,7 +144,7 @@ def test_a_block_elsewhere_is_fetched_once_and_whole(flaky: type[FlakyStore], tm
 
 
 @pytest.mark.parametrize("error", [OSError("connection lost"), RuntimeError("http 503")])
-def test_a_store_that_fails(flaky: type[FlakyStore], tmp_path: Path, error: Exception) -> None:
+def test_store_errors_are_retried_and_then_reported(flaky: type[FlakyStore], tmp_path: Path, error: Exception) -> None:
     info = write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"])
     put("flaky://c", {"x.jsonl": (tmp_path / "x.jsonl").read_bytes()})
     flaky.errors[:] = [error] * 4
@@ -155,7 +157,7 @@ def test_a_store_that_fails(flaky: type[FlakyStore], tmp_path: Path, error: Exce
         reader.open_block(1, 2)
 
 
-def test_a_shard_must_be_the_one_of_the_manifest(tmp_path: Path) -> None:
+def test_a_shard_that_differs_from_the_manifest_is_refused(tmp_path: Path) -> None:
     info = write_jsonl(tmp_path, "x.jsonl", ["a", "b", "c"])
     write_jsonl(tmp_path, "x.jsonl", ["a", "b"])
     with pytest.raises(
@@ -164,7 +166,7 @@ def test_a_shard_must_be_the_one_of_the_manifest(tmp_path: Path) -> None:
         reader_of(tmp_path, info).read(2)
 
 
-def test_a_shard_that_was_only_touched_is_read_on(tmp_path: Path) -> None:
+def test_a_shard_with_only_a_new_modification_time_is_still_read(tmp_path: Path) -> None:
     reader = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", ["a", "bb"]))
     assert texts_of(reader) == ["a", "bb"]
     os.utime(tmp_path / "x.jsonl", ns=(0, 12345))
@@ -172,7 +174,7 @@ def test_a_shard_that_was_only_touched_is_read_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn"])
-def test_an_index_that_is_lost_in_mid_run_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_an_index_that_is_deleted_or_truncated_while_in_use_is_rebuilt(tmp_path: Path, damage: str) -> None:
     reader = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", ["a", "bb", "ccc"]))
     assert reader.read(0) == "a"
     index = tmp_path / ".x.jsonl.idx"
@@ -186,7 +188,7 @@ def test_an_index_that_is_lost_in_mid_run_is_made_again(tmp_path: Path, damage: 
     assert index.read_bytes() == whole
 
 
-def test_threads_index_a_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_load_the_index_of_a_shard_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"text {number}" for number in range(500)]
     reader, built = reader_of(tmp_path, write_jsonl(tmp_path, "x.jsonl", texts)), []
 
@@ -206,8 +208,8 @@ def test_threads_index_a_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(built) == 1
 
 
-def test_other_writers_json_is_read(tmp_path: Path) -> None:
-    """NaN, a byte order mark and Windows line ends are not valid in JSON lines, but common."""
+def test_common_deviations_from_json_are_accepted(tmp_path: Path) -> None:
+    """NaN, Infinity, a byte order mark and Windows line ends are not valid in JSON Lines, but common."""
     data = b'\xef\xbb\xbf{"content": "a", "score": NaN}\r\n{"content": "b", "score": Infinity}\r\n'
     info = write_jsonl(tmp_path, "x.jsonl", ["?", "?"])
     (tmp_path / "x.jsonl").write_bytes(data)
@@ -215,7 +217,7 @@ def test_other_writers_json_is_read(tmp_path: Path) -> None:
     assert texts_of(reader_of(tmp_path, info)) == ["a", "b"]
 
 
-def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
     data = b'{"content": "a\\ud800"}\n'
     (tmp_path / "x.jsonl").write_bytes(data)
     info = type(write_jsonl(tmp_path, "y.jsonl", ["a"]))("x.jsonl", "web", 1, len(data), "0" * 64)

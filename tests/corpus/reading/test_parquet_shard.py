@@ -1,4 +1,4 @@
-"""Blocks of Parquet: row groups, types of columns, the cache, and the errors when the file changes."""
+"""Tests of reading blocks of Parquet: row groups, column types, the cache, and errors when the file changes."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlakyStore]]:
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 @pytest.mark.parametrize("group", [1, 7, 30, 1000])
 @pytest.mark.parametrize("is_large", [False, True])
-def test_blocks_of_all_kinds_of_columns(
+def test_all_column_types_and_row_group_sizes_are_read(
     tmp_path: Path, kind: Any, group: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_large:
@@ -48,13 +48,13 @@ def test_blocks_of_all_kinds_of_columns(
         assert texts_of(reader, block_documents) == TEXTS
 
 
-def test_string_view_columns(tmp_path: Path) -> None:
+def test_string_view_columns_are_read(tmp_path: Path) -> None:
     info = write_parquet(tmp_path, "x.parquet", TEXTS, kind=pa.string_view(), row_group_size=30)
     assert texts_of(reader_of(tmp_path, info)) == TEXTS
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_a_null_names_its_row(tmp_path: Path, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_null_is_reported_with_its_row(tmp_path: Path, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_large:
         monkeypatch.setattr(parquet_shard, "LARGE_GROUP_BYTES", 0)
     info = write_parquet(tmp_path, "x.parquet", ["a", "b", None, "d"], row_group_size=2)
@@ -64,13 +64,13 @@ def test_a_null_names_its_row(tmp_path: Path, is_large: bool, monkeypatch: pytes
         block.text(1)
 
 
-def test_a_column_must_be_of_texts(tmp_path: Path) -> None:
+def test_a_text_column_that_contains_no_strings_is_refused(tmp_path: Path) -> None:
     info = write_parquet(tmp_path, "x.parquet", ["1", "2"], kind=pa.int64())
     with pytest.raises(DataError, match=r"x\.parquet, record 1: the column `content` must contain strings"):
         reader_of(tmp_path, info).read(1)
 
 
-def test_bytes_that_are_no_utf8_name_their_row(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_row(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     info = write_parquet(tmp_path, "x.parquet", ["aaaa", "bbbb"], **plain)
     in_place(tmp_path / "x.parquet", b"bbbb", b"\xff\xff\xff\xff")
@@ -78,7 +78,7 @@ def test_bytes_that_are_no_utf8_name_their_row(tmp_path: Path) -> None:
         reader_of(tmp_path, info).read(1)
 
 
-def test_rows_must_be_those_of_the_manifest(tmp_path: Path) -> None:
+def test_a_shard_whose_row_count_differs_from_the_manifest_is_refused(tmp_path: Path) -> None:
     info = write_parquet(tmp_path, "x.parquet", ["a", "b", "c"])
     write_parquet(tmp_path, "x.parquet", ["a", "b"])
     with pytest.raises(DataError, match=r"record 0: the shard has 2 records and the manifest says 3"):
@@ -120,7 +120,7 @@ def scribble(path: Path) -> None:
 @pytest.mark.parametrize("blocks_before", [False, True])
 @pytest.mark.parametrize("damage", [vanish, cut, empty, grow, scribble])
 @pytest.mark.parametrize("location", ["{}", "file://{}"])
-def test_broken_between_blocks(
+def test_a_shard_damaged_before_a_block_is_opened_is_reported(
     tmp_path: Path, damage: Callable[[Path], None], blocks_before: bool, location: str
 ) -> None:
     info = write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=30)
@@ -137,12 +137,12 @@ def test_broken_between_blocks(
         assert f"bytes and had {before.st_size} when it was opened" in str(caught.value)
 
 
-def test_a_broken_row_group_is_named(tmp_path: Path) -> None:
-    """With an intact footer the other row groups can still be read."""
+def test_a_broken_row_group_is_reported(tmp_path: Path) -> None:
+    """If the footer is intact, the other row groups can still be read."""
     info = write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=30, compression="zstd", use_dictionary=False)
     data = (tmp_path / "x.parquet").read_bytes()
     frames = [place for place in range(len(data)) if data.startswith(b"\x28\xb5\x2f\xfd", place)]
-    with open(tmp_path / "x.parquet", "r+b") as file:  # second of three columns of the second of four row groups
+    with open(tmp_path / "x.parquet", "r+b") as file:  # column 2 of 3 in row group 2 of 4
         file.seek(frames[4])
         file.write(b"????????????")
     reader = reader_of(tmp_path, info)
@@ -152,14 +152,14 @@ def test_a_broken_row_group_is_named(tmp_path: Path) -> None:
     assert reader.open_block(60, 100).text(39) == TEXTS[99]
 
 
-def test_a_block_that_is_open_needs_the_file_no_more(tmp_path: Path) -> None:
+def test_an_open_block_does_not_need_the_file(tmp_path: Path) -> None:
     reader = reader_of(tmp_path, write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=30))
     block = reader.open_block(20, 80)
     (tmp_path / "x.parquet").unlink()
     assert [block.text(number) for number in range(60)] == TEXTS[20:80]
 
 
-def test_a_block_keeps_its_own_rows_only(tmp_path: Path, own_cache: BoundedCache) -> None:
+def test_a_block_keeps_only_its_own_rows_in_memory(tmp_path: Path, own_cache: BoundedCache) -> None:
     texts = [f"{number:010d}" * 100 for number in range(1000)]
     reader = reader_of(tmp_path, write_parquet(tmp_path, "x.parquet", texts))
     before = pa.total_allocated_bytes()
@@ -180,10 +180,10 @@ def test_neighbouring_blocks_decode_a_row_group_once(flaky: type[FlakyStore], tm
     assert reader.open_block(5, 10).text(0) == TEXTS[5]
     assert flaky.calls == ["info"]
     assert reader.open_block(45, 55).text(9) == TEXTS[54]
-    assert flaky.calls == ["info", "info", "cat_file"]  # the text column of the second row group, in one piece
+    assert flaky.calls == ["info", "info", "cat_file"]  # one read for the text column of the second row group
 
 
-def test_a_store_that_fails(flaky: type[FlakyStore], tmp_path: Path) -> None:
+def test_store_errors_are_retried_and_then_reported(flaky: type[FlakyStore], tmp_path: Path) -> None:
     info = write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=50)
     put("flaky://c", {"x.parquet": (tmp_path / "x.parquet").read_bytes()})
     flaky.errors[:] = [OSError("connection lost")] * 4
@@ -194,7 +194,7 @@ def test_a_store_that_fails(flaky: type[FlakyStore], tmp_path: Path) -> None:
         reader.open_block(60, 65)
 
 
-def test_the_cache_stays_within_its_bytes() -> None:
+def test_the_cache_stays_within_its_size_limit() -> None:
     cache = BoundedCache(100)
     for number in range(10):
         cache.put(number, f"thing {number}", 30)
@@ -208,7 +208,7 @@ def test_the_cache_stays_within_its_bytes() -> None:
     assert cache._bytes == 60
 
 
-def test_threads_share_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_can_read_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_shard, "_CACHE", BoundedCache(3000))
     reader = reader_of(tmp_path, write_parquet(tmp_path, "x.parquet", TEXTS, row_group_size=10))
     wrong: list[object] = []

@@ -1,4 +1,4 @@
-"""The documents of a domain, by number and in blocks, on disk and in object stores."""
+"""Tests of reading the documents of a domain by number and in blocks, on disk and in object stores."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seve
 
 
 def mixed_shards(folder: Path) -> list[ShardInfo]:
-    """Writes TEXTS to shards of both formats, some of them empty."""
+    """Write TEXTS to shards of both formats, some of them empty."""
     return [
         write_jsonl(folder, "a.jsonl", TEXTS[:2]),
         write_jsonl(folder, "b.jsonl", []),
@@ -36,7 +36,7 @@ def mixed_shards(folder: Path) -> list[ShardInfo]:
     texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=20),
     data=st.data(),
 )
-def test_any_block_gives_what_the_file_says(
+def test_any_block_gives_the_texts_of_the_files(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("blocks")
@@ -64,7 +64,7 @@ def test_any_block_gives_what_the_file_says(
             assert [reader.read(before + number) for number in range(len(plain))] == plain
 
 
-def test_documents_are_numbered_through_the_shards(tmp_path: Path) -> None:
+def test_documents_are_numbered_across_shards(tmp_path: Path) -> None:
     shards = mixed_shards(tmp_path)
     reader = reader_of(tmp_path, *shards)
     assert (reader.num_documents, reader.num_bytes) == (7, sum(shard.bytes for shard in shards))
@@ -76,7 +76,7 @@ def test_documents_are_numbered_through_the_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["{}", "file://{}", "memory://mixed"])
-def test_the_same_texts_from_anywhere(tmp_path: Path, location: str) -> None:
+def test_paths_and_urls_give_the_same_texts(tmp_path: Path, location: str) -> None:
     write_manifest(tmp_path, Manifest(1, tuple(mixed_shards(tmp_path))))
     if location.startswith("memory"):
         memory = fsspec.filesystem("memory")
@@ -84,13 +84,13 @@ def test_the_same_texts_from_anywhere(tmp_path: Path, location: str) -> None:
             memory.pipe_file(f"/mixed/{path.relative_to(tmp_path).as_posix()}", path.read_bytes())
     location = location.format(tmp_path)
     (reader,) = open_domains(location, load_manifest(location)).values()
-    for _ in range(2):  # the second time with the indexes of the first
+    for _ in range(2):  # the second pass uses the indexes written by the first
         for block_documents in (1, 3, 7):
             assert texts_of(reader, block_documents) == TEXTS
     assert reader.fingerprint == load_manifest(tmp_path).domain_fingerprints["web"]
 
 
-def test_domains_by_sorted_name_without_those_that_have_nothing(tmp_path: Path) -> None:
+def test_domains_are_sorted_by_name_and_empty_ones_left_out(tmp_path: Path) -> None:
     shards = [
         write_jsonl(tmp_path, "w0.jsonl", ["w0", "w1"]),
         write_jsonl(tmp_path, "c0.jsonl", ["c0"], "code"),
@@ -106,14 +106,14 @@ def test_domains_by_sorted_name_without_those_that_have_nothing(tmp_path: Path) 
         open_domains(tmp_path, replace(manifest, shards=(shards[2],)))
 
 
-def test_opening_reads_no_shard(tmp_path: Path) -> None:
+def test_opening_a_corpus_does_not_read_its_shards(tmp_path: Path) -> None:
     (domain,) = open_domains(tmp_path, Manifest(1, (ShardInfo("not/there.jsonl", "web", 5, 10, "0" * 64),))).values()
     assert domain.num_documents == 5
     with pytest.raises(DataError, match=r"not/there\.jsonl, record 3: the shard cannot be read \(No such file"):
         domain.read(3)
 
 
-def test_the_text_may_have_another_name(tmp_path: Path) -> None:
+def test_the_text_field_may_have_another_name(tmp_path: Path) -> None:
     shards = [
         write_jsonl(tmp_path, "a.jsonl", ["a", "b"], text_field="text"),
         write_parquet(tmp_path, "c.parquet", ["c"], text_field="text"),
@@ -129,13 +129,13 @@ def test_the_text_may_have_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.json.gz", "x.jsonl.zst", "x.jsonl.bz2", "x.jsonl.xz"])
-def test_packed_shards_are_refused_with_advice(tmp_path: Path, name: str) -> None:
+def test_compressed_shards_are_refused_with_advice(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}.*packed.*Unpack it, or .*z2all corpus convert"):
         reader_of(tmp_path, ShardInfo(name, "web", 1, 1, "0" * 64))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x"])
-def test_unknown_formats_list_the_known(tmp_path: Path, name: str) -> None:
+def test_unknown_formats_are_refused_with_a_list_of_known_formats(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"no reader for .*\.jsonl, \.parquet"):
         reader_of(tmp_path, ShardInfo(name, "web", 1, 1, "0" * 64))
 
@@ -144,7 +144,7 @@ def _read_there(reader: DomainReader) -> list[str]:
     return texts_of(reader)
 
 
-def test_readers_go_to_spawned_workers(tmp_path: Path) -> None:
+def test_readers_can_be_pickled_and_sent_to_spawned_workers(tmp_path: Path) -> None:
     reader = reader_of(tmp_path, *mixed_shards(tmp_path))
     fresh = len(pickle.dumps(reader))
     assert texts_of(reader) == TEXTS
