@@ -1,4 +1,4 @@
-"""A small real corpus, half a megabyte of the built-in sources, and a small real tokenizer, both made in two seconds."""
+"""A small real corpus (half a megabyte of the built-in sources) and a small real tokenizer, made in two seconds."""
 
 from pathlib import Path
 

@@ -61,7 +61,7 @@ def seen(folder: RunFolder, place: str) -> Any:
 
 
 def half_done(folder: RunFolder, place: str) -> bool:
-    """Return whether a save is incomplete: in memory, only one of the two slots is complete while the other is written."""
+    """Return whether a save is incomplete; in memory, only one of two slots is complete while the other is written."""
     return len(in_memory(folder)) == 1 if place == "memory" else bool(partial(folder))
 
 

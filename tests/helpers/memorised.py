@@ -35,7 +35,7 @@ def load(*names: str) -> dict[str, Any]:
 def en_school_with_an_odd_question() -> dict[str, Any]:
     """Return `en_school` with one question whose prompt differs from the text of its document.
 
-    It is the last but one, so it is not among the documents that are checked in advance.
+    It is the second to last, so it is not among the documents that are checked in advance.
     """
     loaded = load("en_school")
     task = loaded["tasks"]["en_school"]
@@ -88,7 +88,7 @@ def memorised(tokenizer_folder: Path) -> LoadedModel:
             text = answer if isinstance(answer, str) else task.doc_to_choice(document)[answer]
             pairs.append(encode(task.fewshot_context(document, num_fewshot=0), f" {text}{end}"))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # such small matrix products are slower with two
+    torch.set_num_threads(1)  # such small matrix products are slower with two threads
     try:
         learn_by_heart(model, pairs)
     finally:

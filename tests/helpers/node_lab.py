@@ -148,7 +148,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            # The script ends with `exec sshd`, so the mounts and the host name are ready as well.
+            # The script starts sshd last, so the mounts and the host name are ready as well.
             return ("0.0.0.0", SSH_PORT) in self.listening()
         except (OSError, IndexError):  # not started yet
             return False

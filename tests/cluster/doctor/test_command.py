@@ -56,7 +56,7 @@ def test_fix_removes_a_stale_lock_and_a_failed_check_sets_the_exit_code(
         section, _, name = key.rpartition(".")
         settings.setdefault(section, {})[name] = value if section == "data" or not section else float(value)
     config = tmp_path / "run.yaml"
-    config.write_text(json.dumps({**settings.pop(""), **settings}))  # JSON is YAML
+    config.write_text(json.dumps({**settings.pop(""), **settings}))  # JSON is valid YAML
     answer = doctor("--fix", "--json", "--config", config, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "ops"))
     assert answer.stderr == f"removed {lock}\n" and not lock.exists()
     findings = json.loads(answer.stdout)

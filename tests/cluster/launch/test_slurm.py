@@ -97,7 +97,7 @@ def test_a_launch_on_the_whole_allocation_without_ssh_has_the_losses_of_one_rank
 def test_a_killed_rank_is_named_and_ranks_are_in_the_order_of_the_hostfile(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 is on n1, which is the master's address; slurm would start with n0 by default."""
+    """Rank 0 is on n1, to which the master's address points; slurm would start with n0 by default."""
     monkeypatch.setenv("WANDB_API_KEY", "very-secret-0123")
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0,mlx5_1")
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1,mlx5_1:1")  # DeepSpeed puts it on srun's command line
@@ -109,7 +109,7 @@ def test_a_killed_rank_is_named_and_ranks_are_in_the_order_of_the_hostfile(
     given = {pid: Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in (first, second)}
     commands = "".join("".join(node.processes("").values()) for node in lab.nodes)
     began = time.monotonic()
-    for process in (*lab.nodes[0].processes("z2all_ds.cluster.launch.watchdog"), second):  # as slurm's cgroups do
+    for process in (*lab.nodes[0].processes("z2all_ds.cluster.launch.watchdog"), second):  # slurm's cgroups kill both
         os.kill(process, signal.SIGKILL)
     assert launch.wait() == ClusterError.exit_code, launch.output
     assert time.monotonic() - began < 10

@@ -52,7 +52,7 @@ class Ranks:
         self.folder = Path(folder)
 
     def wait_for_fault(self, rank: int) -> None:
-        """Wait until a fault of the rank is recorded; a launcher, too, ends the other rank a little later."""
+        """Wait until a fault of the rank is recorded. As with a launcher, the other rank is ended only afterwards."""
         deadline = time.monotonic() + 10
         while not has_fault(self.run, rank):
             assert time.monotonic() < deadline
@@ -104,7 +104,7 @@ def test_no_watchdog_is_left_if_the_ranks_end_before_its_first_look(tmp_path: Pa
 
 
 def watchdogs_of(run: Path) -> list[bytes]:
-    """Return one word of the command line of each watchdog of a run."""
+    """Return one item per running watchdog of a run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has just ended

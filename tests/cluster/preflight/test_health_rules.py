@@ -155,7 +155,7 @@ def looked_at(nodes: list[node_lab.Node], folder: Path, *options: str, **of_node
     """Run `z2all doctor --hostfile` on the first node, and return its exit code and result."""
     hosts = {"all": {"slots": 1, "ssh": {"port": node_lab.SSH_PORT}}}
     hosts["nodes"] = {node.name: of_nodes.get(node.name, {}) for node in nodes}
-    (folder / "hosts.yaml").write_text(json.dumps(hosts))  # JSON is YAML
+    (folder / "hosts.yaml").write_text(json.dumps(hosts))  # JSON is valid YAML
     words = ("-m", "z2all_ds", "doctor", str(folder), "--hostfile", str(folder / "hosts.yaml"), "--json", *options)
     done = nodes[0].run(sys.executable, *words, environment=environment())
     assert done.stdout, done.stderr
@@ -257,7 +257,7 @@ def test_a_node_that_fails_with_every_partner_is_named(nodes: list[node_lab.Node
 
 
 def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tuple[subprocess.Popen[str], int]":
-    """Start only the health test, wait until the worker of one node has opened its store, and return both processes."""
+    """Start only the health test, wait until a node's worker has opened its store, and return the test and that pid."""
     addresses = json.dumps({node.name: node.address for node in nodes})
     words = nodes[0].command(sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
