@@ -1,4 +1,4 @@
-"""The strict hostfile parser: it agrees with DeepSpeed on valid files and names the line of an error."""
+"""Tests of the strict hostfile parser, which agrees with DeepSpeed on valid files and names the line of an error."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from z2all_ds.cluster.nodes import Node, read_nodes
 EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
 
 
-def test_hosts_in_order_with_comments_and_blank_lines(tmp_path: Path) -> None:
+def test_hosts_keep_their_order_and_comments_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     lines = ["\ufeff# two nodes", "", "  node-2.lan\tslots=4  ", "192.0.2.1 slots=1", "fd00::2 slots=02"]
     file.write_bytes("\r\n".join(lines).encode())
@@ -42,7 +42,7 @@ def test_hosts_in_order_with_comments_and_blank_lines(tmp_path: Path) -> None:
         ("-oProxyCommand=x slots=2", 1, "not a host name"),
     ],
 )
-def test_errors_name_file_line_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
+def test_an_error_names_the_file_the_line_and_the_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ClusterError) as caught:
@@ -59,7 +59,7 @@ def test_a_file_without_hosts_is_refused(text: str) -> None:
         parse_hostfile_text(text, "hosts")
 
 
-def test_unreadable_files_are_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="No such file"):
         read_nodes(tmp_path / "missing")
     with pytest.raises(ClusterError, match="directory"):
@@ -69,7 +69,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_nodes(tmp_path / "binary")
 
 
-def test_every_shipped_example_parses_and_explains_itself() -> None:
+def test_every_shipped_example_is_valid_and_starts_with_a_comment() -> None:
     files = sorted(EXAMPLES.glob("*.txt"))
     assert {file.stem for file in files} >= {"one_box", "two_boxes", "docker_host_network", "cpu_test_nodes"}
     for file in files:
@@ -83,7 +83,7 @@ hosts = st.dictionaries(names, st.integers(1, 64), min_size=1, max_size=5)
 
 @settings(deadline=None)  # the first example imports deepspeed
 @given(hosts, st.lists(st.sampled_from(["", "  ", "# note", "#node9 slots=9"]), max_size=3))
-def test_deepspeed_reads_valid_files_in_the_same_way(wanted: dict[str, int], extra_lines: list[str]) -> None:
+def test_deepspeed_reads_valid_files_in_the_same_way_as_we_do(wanted: dict[str, int], extra_lines: list[str]) -> None:
     from deepspeed.launcher.runner import _parse_hostfile
 
     text = "\n".join([*extra_lines, *(f"{name} slots={slots}" for name, slots in wanted.items()), *extra_lines])

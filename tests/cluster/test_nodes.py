@@ -1,4 +1,4 @@
-"""The nodes of a launch from both formats, and errors with their lines."""
+"""Tests of reading the nodes of a launch from both hostfile formats, and of errors with their line numbers."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ nodes:
 """
 
 
-def test_defaults_and_settings_of_a_node() -> None:
+def test_the_settings_of_a_node_override_the_defaults() -> None:
     node1, node2, node3 = parse_nodes_text(TEXT, "f.yaml")
     assert [node.name for node in (node1, node2, node3)] == ["node1", "node2", "node3"]
     assert [node.slots for node in (node1, node2, node3)] == [8, 2, 8]
@@ -37,13 +37,13 @@ def test_defaults_and_settings_of_a_node() -> None:
     assert [node.address_for_others for node in (node1, node2, node3)] == ["192.0.2.11", "192.0.2.12", "node3"]
 
 
-def test_a_plain_hostfile(tmp_path: Path) -> None:
+def test_a_plain_hostfile_is_read(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1 slots=2\nnode2 slots=4\n")
     assert read_nodes(file) == [Node(name="node1", slots=2), Node(name="node2", slots=4)]
 
 
-def test_every_example_is_read_and_explains_itself() -> None:
+def test_every_example_of_both_formats_is_valid_and_starts_with_a_comment() -> None:
     files = [file for file in sorted(EXAMPLES.iterdir()) if file.suffix in (".txt", ".yaml")]
     assert len([file for file in files if file.suffix == ".yaml"]) >= 3
     for file in files:

@@ -1,4 +1,4 @@
-"""Connections to nodes with a real sshd, and the kinds of failures."""
+"""Tests of connections to nodes with a real sshd, and of the kinds of failures."""
 
 import sys
 from collections.abc import Iterator
@@ -45,13 +45,15 @@ def asked(
     return done.stdout.strip()
 
 
-def test_connected(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_node_is_reached_by_name_or_address_and_the_config_is_private(
+    nodes: list[node_lab.Node], tmp_path: Path
+) -> None:
     assert asked(nodes, tmp_path, "n1") == nodes[1].address
     assert asked(nodes, tmp_path, "other-name", nodes[1].address) == nodes[1].address
     assert (tmp_path / "ssh_config").stat().st_mode & 0o077 == 0
 
 
-def test_kinds_of_failures(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_each_failure_to_connect_is_reported_as_its_kind(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     kinds = {
         "name": asked(nodes, tmp_path, "n9"),
         "port": asked(nodes, tmp_path, "n1", port=2299),
@@ -61,7 +63,7 @@ def test_kinds_of_failures(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     assert "no sshd answers on port 2299" in kinds["port"]
 
 
-def test_a_wrong_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_wrong_key_is_reported_with_its_fix(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     make_key(tmp_path / "other")
     kind, said, fix = asked(nodes, tmp_path, "n1", key=str(tmp_path / "other")).split("|")
     assert kind == "key"
@@ -69,7 +71,7 @@ def test_a_wrong_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     assert "authorized_keys" in fix
 
 
-def test_a_changed_host_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_changed_host_key_is_reported_with_its_fix(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     known = nodes[0].folder / "ssh" / "known_hosts"
     assert asked(nodes, tmp_path, "n1") == nodes[1].address
     before = known.read_text()
@@ -83,7 +85,7 @@ def test_a_changed_host_key(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     assert "ssh-keygen -R '[n1]:2222'" in fix
 
 
-def test_a_dead_link(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_node_behind_a_cut_link_is_reported_as_unreachable(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     nodes[1].cut()
     try:
         kind, _, _ = asked(nodes, tmp_path, "n1").split("|")

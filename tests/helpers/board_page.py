@@ -1,4 +1,4 @@
-"""The board's page as tests look at it: its server, its charts, and a mouse on them."""
+"""Helpers for tests of the board's page: its server, its charts, and mouse actions on them."""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ TRACE = """([chart, run, series, part]) => {
 
 @contextmanager
 def served(place: Path, token: str | None = None) -> Iterator[str]:
-    """The board's own server in this process, where a test can hold up its reading."""
+    """Run the board's server in this process, where a test can delay its reading, and yield its address."""
     watch = Watch([str(place)])
     with bind("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
@@ -54,7 +54,7 @@ def drag(page: "Page", chart: str, from_share: float, to_share: float) -> None:
 
 
 def hovered(page: "Page", chart: str, left: float, top: float) -> str:
-    """Returns the text of the chart's hover label. Redrawing removes it, so the mouse moves a little."""
+    """Return the text of the chart's hover label. Redrawing removes the label, so the mouse moves until it is shown."""
     for nudge in range(100):
         page.mouse.move(left + nudge % 2, top)
         page.wait_for_timeout(100)

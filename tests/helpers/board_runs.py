@@ -1,4 +1,4 @@
-"""Run folders as a training run writes them, for the board: Chinese domains, a spike, stages, ranks on two nodes."""
+"""Run folders for tests of the board, like those of training: Chinese domains, a spike, stages, ranks on two nodes."""
 
 import json
 import math
@@ -15,11 +15,11 @@ PROBES = [
     {"name": "news", "kind": "sentence", "at_least": None, "at_most": 60.0, "from_step": 0},
     {"name": "语序", "kind": "compare", "at_least": 0.0, "at_most": None, "from_step": 250},
 ]
-"""What a run tells of its probes; `old` is one that it tells nothing of."""
+"""The probes that a run describes when it starts; the metrics also contain `old`, which it does not describe."""
 
 
 def metric(step: int, domains: tuple[str, ...] = DOMAINS, seed: int = 0) -> dict[str, Any]:
-    """The record of one step; the same for the same step and seed."""
+    """Return the record of one step, which depends only on the arguments."""
     noise = random.Random(seed * 1_000_003 + step)
     loss = 2.5 + 7 * math.exp(-step / 60) + noise.gauss(0, 0.05)
     record: dict[str, Any] = {"step": step, "tokens_seen": 65536 * step, "loss": loss}

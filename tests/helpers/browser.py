@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def browser() -> "Iterator[Browser]":
-    """Skips the test, with the reason, where none can be had."""
+    """Yield a started browser, or skip the test with the reason why there is none."""
     if reason := board_page.why_no_browser():
         pytest.skip(reason)
     with board_page.browser() as started:
@@ -23,7 +23,10 @@ def browser() -> "Iterator[Browser]":
 
 
 def until(page: "Page", expression: str, argument: Any = None, seconds: float = 20) -> Any:
-    """The expression's value once it is true. playwright's own waiting uses eval, which the page's policy forbids."""
+    """Wait until an expression is true, and return its value.
+
+    playwright's own waiting uses eval, which the page's policy forbids.
+    """
     end = time.monotonic() + seconds
     while not (value := page.evaluate(expression, argument)):
         assert time.monotonic() < end, f"not so within {seconds} s: {expression} of {argument}"
@@ -32,7 +35,7 @@ def until(page: "Page", expression: str, argument: Any = None, seconds: float = 
 
 
 class Watch:
-    """What a page must never do: write errors, throw, or ask another server."""
+    """A record of everything a page must never do: log errors, throw, open dialogs, or contact another server."""
 
     def __init__(self, page: "Page", origin: str) -> None:
         self.errors: list[str] = []

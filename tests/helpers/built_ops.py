@@ -1,4 +1,4 @@
-"""What torch leaves where it has built an op, without the minute that a build takes."""
+"""The files that torch writes when it builds an op, without the build itself, which takes a minute."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ def own_deepspeed() -> Path:
 
 
 def pretend_built(extensions: Path, op: str, deepspeed: Path | None = None) -> Path:
-    """The op's folder; built from the sources of this DeepSpeed, or another."""
+    """Write the folder of an op as if built from the sources of this or another DeepSpeed, and return it."""
     folder = extensions / op
     folder.mkdir(exist_ok=True)
     source = (deepspeed or own_deepspeed()) / "ops" / "csrc" / f"{op}.cpp"

@@ -21,7 +21,7 @@ STEP = 7
 
 
 def write_run(root: Path, model: ModelSection, corpus: Path, tokenizer: Path, *steps: int) -> RunFolder:
-    """A run's config and its checkpoints, one of step 7 unless others are asked for."""
+    """Write the config of a run and its checkpoints, by default one of step 7; return the run folder."""
     folder = RunFolder(root)
     run = RunConfig(
         run_dir=str(root),
@@ -37,7 +37,10 @@ def write_run(root: Path, model: ModelSection, corpus: Path, tokenizer: Path, *s
 
 
 def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: int = 2) -> Path:
-    """Random weights, each parameter in pieces over all ranks' files; one piece in memory at a time."""
+    """Write a checkpoint with random weights, and return its folder.
+
+    Each parameter is split over the files of all ranks; only one piece at a time is in memory.
+    """
     shapes = weight_shapes(model)
     entries: list[list[Entry]] = [[] for _ in range(ranks)]
     for name, shape in shapes.items():
@@ -59,13 +62,13 @@ def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: i
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All master weights under our own names."""
+    """Return all master weights under the parameter names of this package."""
     reader = WeightReader(checkpoint)
     return {name: read_whole(reader, name) for name in reader.shapes}
 
 
 def read_whole(reader: StateReader, parameter: str, key: str = WEIGHT) -> torch.Tensor:
-    """One parameter in its shape."""
+    """Return one whole parameter in its shape."""
     first, _, rank = reader.index["pieces"][key][parameter][0]
     dtype = reader._open(rank).get_slice(f"{key}:{parameter}:{first}")[0:1].dtype
     whole = torch.empty(reader.shapes[parameter], dtype=dtype)
@@ -84,7 +87,7 @@ def weight_shapes(model: ModelSection) -> dict[str, list[int]]:
 
 
 def random_pieces(entries: list[Entry], seed: int) -> Iterator[torch.Tensor]:
-    """Norms around 1, all else around 0, so that no layer drowns another."""
+    """Yield random weights, norms around 1 and all others around 0, so that no layer dominates another."""
     generator = torch.Generator().manual_seed(seed)
     for entry in entries:
         piece = torch.randn(entry.length, generator=generator)

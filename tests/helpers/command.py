@@ -1,4 +1,4 @@
-"""The command in tests: real processes, their exit codes, what goes to stdout and what to stderr."""
+"""The command `z2all` in tests: real processes with their exit codes, stdout and stderr."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ COMMAND = [sys.executable, "-m", "z2all_ds"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, without what would change the command's ways; wide, so that no help text is folded."""
+    """Return our environment without variables that change the command, and wide, so that no help text is wrapped."""
     dropped = ("Z2ALL_DEBUG", "CI", "CUDA_VISIBLE_DEVICES", "FORCE_COLOR")
     own = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**own, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **changes}
@@ -22,7 +22,7 @@ def z2all(*arguments: str | Path, cwd: Path, **changes: str) -> "subprocess.Comp
 
 
 def one_line(answer: "subprocess.CompletedProcess[str]", code: int) -> str:
-    """The only line of a user's mistake: on stderr, with the code of its class."""
+    """Return the only line of an error; it must be on stderr, with this exit code."""
     assert answer.returncode == code, answer.stderr
     assert answer.stdout == ""
     (line,) = answer.stderr.splitlines()

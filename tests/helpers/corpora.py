@@ -1,4 +1,4 @@
-"""A small real corpus and a small real tokenizer for tests: the built-in sources, half a megabyte, two seconds."""
+"""A small real corpus (half a megabyte of the built-in sources) and a small real tokenizer, made in two seconds."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ SMALL_TEXT_VOCAB = 1000
 
 
 def build_small_corpus(out_dir: Path) -> Manifest:
-    """Three domains; code in several shards, so that shard borders are met."""
+    """Build a corpus of three domains, with code in several shards, so that shard boundaries occur."""
     return build_corpus(out_dir, SMALL_SOURCES, max_shard_bytes=120_000)
 
 
 def train_small_tokenizer(corpus_dir: Path, out_dir: Path) -> TokenizerReport:
-    """1000 text tokens and the control tokens: 1012 ids."""
+    """Train a tokenizer with 1000 text tokens and the control tokens: 1012 ids."""
     return train_tokenizer(corpus_dir, out_dir, SMALL_TEXT_VOCAB)

@@ -1,4 +1,4 @@
-"""The files of launch/docker as data, without a docker engine: as much of their languages as they use."""
+"""Parsers for the files of launch/docker, limited to the syntax that these files use; no docker engine is needed."""
 
 import re
 import shlex
@@ -13,14 +13,14 @@ REFERENCE = re.compile(r"\$\{(\w+)(?::-([^{}]*))?\}")
 
 
 class Instruction(NamedTuple):
-    """One of a Dockerfile, its lines joined."""
+    """An instruction of a Dockerfile, with its lines joined."""
 
     name: str
     rest: str
 
 
 def read_dockerfile(path: Path) -> list[Instruction]:
-    """Comment lines are left out also between continued ones, as docker does."""
+    """Return the instructions; comment lines are also skipped between continued lines, as docker does."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     instructions = []
@@ -31,7 +31,7 @@ def read_dockerfile(path: Path) -> list[Instruction]:
 
 
 def assigned(instructions: list[Instruction], kind: str) -> dict[str, str]:
-    """Names and values of all ARG or ENV."""
+    """Return the names and values of all ARG or ENV instructions."""
     pairs = [
         word.partition("=")
         for instruction in instructions
@@ -42,12 +42,12 @@ def assigned(instructions: list[Instruction], kind: str) -> dict[str, str]:
 
 
 def copied(instructions: list[Instruction]) -> list[str]:
-    """Sources of all COPY."""
+    """Return the sources of all COPY instructions."""
     return [source for one in instructions if one.name == "COPY" for source in shlex.split(one.rest)[:-1]]
 
 
 def debian_packages(instructions: list[Instruction]) -> list[str]:
-    """What apt-get installs."""
+    """Return the packages that apt-get installs."""
     found = []
     for instruction in instructions:
         for command in instruction.rest.split("&&"):
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Reset:
-    """What compose's `!reset` says: the setting of the file below is taken away."""
+    """The value of compose's `!reset`, which removes a setting of the base file."""
 
 
 RESET = _Reset()
@@ -69,7 +69,7 @@ _Loader.add_constructor("!reset", lambda loader, node: RESET)
 
 
 def read_compose(name: str, **variables: str) -> dict[str, Any]:
-    """With merges and anchors resolved and `${A:-b}` filled in; a variable without a default must be given."""
+    """Return a compose file with anchors and variables resolved; `variables` must have those without a default."""
     text = (DOCKER / name).read_text(encoding="utf-8")
 
     def value(match: re.Match[str]) -> str:
@@ -83,7 +83,7 @@ def read_compose(name: str, **variables: str) -> dict[str, Any]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """Of a service, by the place in the container: what is mounted, and whether read-only."""
+    """Return the mounts of a service as path in the container -> (source, whether it is read-only)."""
     found = {}
     for entry in service.get("volumes", []):
         if isinstance(entry, dict):
@@ -95,13 +95,13 @@ def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 def published_ports(service: dict[str, Any]) -> dict[int, int]:
-    """The container's port by the machine's."""
+    """Return the published ports of a service as port of the machine -> port of the container."""
     pairs = [entry.split(":") for entry in service.get("ports", [])]
     return {int(outside): int(inside) for outside, inside in pairs}
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """Every `z2all verb ...` of a document, a script or a YAML, in words."""
+    """Return the words after `z2all` of every such command in a document, a script or a YAML file."""
     joined = re.sub(r"\\\n\s*", "", text)
     found = [match[1] for match in re.finditer(r"(?<![\w/.$-])z2all ((?=[a-z])[^`\n]*)", joined)]
     return [shlex.split(line, comments=True) for line in found]

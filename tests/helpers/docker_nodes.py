@@ -1,5 +1,6 @@
-"""Nodes as compose.host_network.yaml starts them, without a docker engine: the real entrypoint.sh under tini, with its
-own processes and mounts, and the machine's network.
+"""Nodes as compose.host_network.yaml starts them, but without a docker engine.
+
+Each runs the real entrypoint.sh under tini, with its own processes and mounts and with the machine's network.
 """
 
 import os
@@ -35,7 +36,7 @@ START_PATIENCE_SECONDS = 20.0
 
 @cache
 def why_no_nodes() -> str:
-    """Empty where they can be started."""
+    """Return the reason why no nodes can be started, or an empty string."""
     missing = [package for tool, package in TOOLS.items() if not shutil.which(tool)]
     if missing:
         return f"needs Debian's {', '.join(missing)}"
@@ -47,7 +48,7 @@ def why_no_nodes() -> str:
 
 @dataclass(frozen=True)
 class DockerNode:
-    """One that answers."""
+    """A node whose sshd answers."""
 
     port: int
     folder: Path
@@ -81,7 +82,7 @@ class DockerNode:
 
 
 def settings(folder: Path, port: int, authorized: Path) -> dict[str, str]:
-    """What is mounted in a container is in a folder of the test; /run is the node's own."""
+    """Return the environment of a node: files that a container mounts are in folders of the test."""
     return {
         "PATH": os.environ["PATH"],
         "Z2ALL_SSH_PORT": str(port),
@@ -93,7 +94,7 @@ def settings(folder: Path, port: int, authorized: Path) -> dict[str, str]:
 
 @contextmanager
 def docker_node(folder: Path, port: int, key: Path, **variables: str) -> Iterator[DockerNode]:
-    """Up as long as the block lasts; `variables` as a compose file would set them."""
+    """Yield a started node, and kill it afterwards; `variables` are set as by a compose file."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     script = SET_UP.format(entrypoint=DOCKER / "entrypoint.sh")
@@ -110,7 +111,7 @@ def docker_node(folder: Path, port: int, key: Path, **variables: str) -> Iterato
             time.sleep(0.05)
         yield DockerNode(port, folder, key)
     finally:
-        process.kill()  # and with it all that runs in its namespace
+        process.kill()  # also kills everything in its namespace
         process.wait()
 
 
@@ -127,14 +128,14 @@ def _answers(port: int) -> bool:
 
 @contextmanager
 def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
-    """Those of the shipped hostfile, but for the key, the interpreter and ports that are free here; its copy."""
+    """Start the nodes of the shipped hostfile, and yield a copy of it with another key, interpreter and free ports."""
     content = yaml.safe_load((DOCKER / "host_network.yaml").read_text(encoding="utf-8"))
     content["all"]["ssh"]["key"] = str(key)
     content["all"]["python"] = sys.executable
     ports = [free_port(), free_port()]
     for (name, said), port in zip(content["nodes"].items(), ports, strict=True):
         said["ssh"]["port"] = port
-        # To NCCL they are two machines: else it would refuse two ranks on one GPU.
+        # NCCL takes them for two machines; otherwise it refuses two ranks on one GPU.
         said["environment"] = {"NCCL_HOSTID": name}
     hostfile = folder / "nodes.yaml"
     hostfile.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -144,7 +145,7 @@ def both_nodes(folder: Path, key: Path) -> Iterator[Path]:
 
 @contextmanager
 def z2all_beside(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """With an empty ~/.ssh of its own, as the service `launch` has, so that no host key of a test is remembered."""
+    """Yield a running `z2all` with its own empty ~/.ssh, as in the service `launch`, so that no host key is kept."""
     with login_ssh_folder() as home:
         script = f'mount --make-rprivate /; mount -t tmpfs tmpfs "{home}"; exec "$@"'
         command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-m", "z2all_ds", *words]
@@ -158,7 +159,7 @@ def z2all_beside(*words: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def z2all(*words: str) -> "subprocess.CompletedProcess[str]":
-    """To its end."""
+    """Run `z2all` to its end, and return the result."""
     with z2all_beside(*words) as process:
         out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(words, process.returncode, out, err)

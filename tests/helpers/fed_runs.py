@@ -1,4 +1,4 @@
-"""Sinks of a run without training: records are written as rank 0 writes them, and everything else is real."""
+"""Runs with real sinks but without training: the tests write the records that rank 0 would write."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ Processes = dict[str, tuple[int, int]]
 
 
 class FedRun:
-    """A run folder with active sinks; `said` has the printed lines."""
+    """A run folder with active sinks; `said` contains the printed lines."""
 
     def __init__(self, root: Path, hang_seconds: float = 30.0, **track: Any) -> None:
         self.folder = RunFolder(root)
@@ -42,7 +42,7 @@ class FedRun:
         self._writer.drop_metrics_after(step)
 
     def wait_for(self, what: Callable[[], Any], seconds: float = 40.0) -> Any:
-        """Goes on polling meanwhile, as a run that trains does."""
+        """Wait until `what` returns a true value, and return it; the sinks are polled meanwhile, as in training."""
         deadline = time.monotonic() + seconds
         while not (found := what()):
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s; said: {self.said}"
@@ -56,7 +56,7 @@ class FedRun:
 
 
 def sink_processes(owner: int) -> Processes:
-    """Name -> (number, start time) of everything that feeds the sinks of a process."""
+    """Return name -> (pid, start time) of all processes that feed the sinks of a process."""
     found: Processes = {}
     todo = child_processes(owner)
     while todo:

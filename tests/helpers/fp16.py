@@ -1,4 +1,4 @@
-"""DeepSpeed refuses fp16 on processors that have no instructions for it."""
+"""Check for fp16 on this processor: DeepSpeed refuses it on processors without fp16 instructions."""
 
 from functools import cache
 

@@ -1,13 +1,18 @@
-"""Run as a script: a training is started, killed with SIGKILL at a chosen moment, and started again, many times.
+"""Script that starts a training, kills it with SIGKILL at a chosen moment, and starts it again, many times.
 
-Loading torch and DeepSpeed takes ten times as long as the little that is trained here, so this process loads them once
-and every run is a fork of it: the whole of `pretrain.main`, with its own process group, engine and files.
+Loading torch and DeepSpeed takes ten times as long as the short trainings here, so every rank is a fork of this
+process: it runs the whole of `pretrain.main`, with its own process group, engine and files.
 
-The file named on the command line holds the plan: `arguments` of the run, `run_dir`, `ranks`, and `kills`, each with a
-place to look at (`memory` or `disk`), the number of `changes` seen there, whether it waits for a `half_done` save there
-and `delay_seconds` after which it falls, its `victims` (ranks), `with_children` (their writers die in the same moment,
-as when a container is killed; else they find out) and `forget_memory` (as if the machine had been started anew). The
-last run is left alone. What was found after each kill goes to stdout, as JSON.
+The file named on the command line holds the plan: `arguments` of the run, `run_dir`, `ranks` and `kills`. A kill has:
+- `place`: where saves are observed, `memory` or `disk`;
+- `changes`: the number of changes to wait for there;
+- `half_done`: whether to wait for an incomplete save there afterwards;
+- `delay_seconds`: the time between that moment and the kill;
+- `victims`: the ranks to kill;
+- `with_children`: whether the ranks' writers are killed at the same time, as when a container is killed; otherwise
+  they notice it by themselves;
+- `forget_memory`: whether to remove the snapshots in memory afterwards, as a reboot would.
+The last run is not killed. The script prints what it found after each kill to stdout, as JSON.
 """
 
 import json
@@ -27,11 +32,11 @@ STEPS_OF_LAST_RUN = 5
 
 
 def load_everything() -> None:
-    """What a rank loads late."""
+    """Load nothing: this script is forked from the warm process, which has loaded everything (`warm_python.py`)."""
 
 
 def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:
-    """The process number of a new rank."""
+    """Fork a new rank, and return its pid."""
     number = os.fork()
     if number:
         return number
@@ -48,7 +53,7 @@ def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:
 
 
 def seen(folder: RunFolder, place: str) -> Any:
-    """What changes whenever a save begins, goes on or ends."""
+    """Return a value that changes whenever a save starts, progresses or ends."""
     if place == "memory":
         return in_memory(folder)
     names = sorted(os.listdir(folder.checkpoints)) if folder.checkpoints.is_dir() else []
@@ -56,12 +61,12 @@ def seen(folder: RunFolder, place: str) -> Any:
 
 
 def half_done(folder: RunFolder, place: str) -> bool:
-    """One of the two slots is always whole from the second snapshot on; the other is not while it is written."""
+    """Return whether a save is incomplete; in memory, only one of two slots is complete while the other is written."""
     return len(in_memory(folder)) == 1 if place == "memory" else bool(partial(folder))
 
 
 def wait_for(folder: RunFolder, kill: dict[str, Any], processes: list[int]) -> None:
-    """Counted from the run's own beginning: it cleans up before."""
+    """Wait for the moment of a kill; changes count from the run's event `started`, because it cleans up before."""
     deadline = time.monotonic() + END_PATIENCE_SECONDS
     begun = _times_started(folder)
     while _times_started(folder) == begun:
@@ -111,7 +116,7 @@ def in_memory(folder: RunFolder) -> list[int]:
 
 
 def found_after(folder: RunFolder) -> dict[str, Any]:
-    """What a kill has left."""
+    """Return what is on disk and in memory after a kill."""
     newest, damaged = layout.find_latest(folder.checkpoints)
     return {
         "on_disk": newest.step if newest else 0,

@@ -1,4 +1,4 @@
-"""Small real Llama folders, made and saved by transformers."""
+"""Small real Llama folders, created and saved by transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ MICRO_SHAPE: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
-"""That of MICRO_OVERRIDES in training.py."""
+"""The model shape of MICRO_OVERRIDES in training.py."""
 
 
 def make_llama(folder: Path, max_shard_size: str = "5GB", dtype: Any = torch.float32, **changes: Any) -> Any:
-    """Saves a model whose weights are all random, norms too, and returns it in eval mode."""
+    """Save a model whose weights are all random, including norms, and return it in eval mode."""
     torch.manual_seed(4)
     config = LlamaConfig(**{**MICRO_SHAPE, "initializer_range": 0.1, **changes})
     model = LlamaForCausalLM(config).to(dtype).eval()

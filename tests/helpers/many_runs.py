@@ -1,7 +1,8 @@
-"""Run by the deepspeed launcher: several trainings one after the other in one set of ranks.
+"""Script for the deepspeed launcher that runs several trainings one after another in the same ranks.
 
-Starting ranks costs over ten seconds, training a toy for twelve steps less than one. The file named on the command
-line holds a JSON list of argument lists, each for one training; exit codes are written beside it, one file a rank.
+Starting ranks takes over ten seconds, training a tiny model for twelve steps less than one. The file named on the
+command line holds a JSON list of argument lists, one per training; exit codes are written next to it, one file per
+rank.
 """
 
 import json
@@ -18,6 +19,6 @@ if __name__ == "__main__":
     codes = []
     for arguments in json.loads(plan.read_text(encoding="utf-8")):
         codes.append(main(arguments))
-        # DeepSpeed keeps the groups of a hierarchical partition for good and refuses to make them twice in a process.
+        # DeepSpeed never deletes the groups of a hierarchical partition and refuses to create them twice in a process.
         groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     plan.with_name(f"codes_{os.environ['RANK']}.json").write_text(json.dumps(codes), encoding="utf-8")

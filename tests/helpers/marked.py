@@ -1,4 +1,4 @@
-"""All processes that a launch has started, found by a mark in their environment: launchers, ranks and data workers."""
+"""Processes that a launch has started (launchers, ranks and data workers), found by a mark in their environment."""
 
 import os
 import time
@@ -11,12 +11,12 @@ WORKER_WORDS = b"multiprocessing.spawn"
 
 
 def new_mark() -> dict[str, str]:
-    """For the environment of a launch."""
+    """Return a new mark as a variable for the environment of a launch."""
     return {MARK: uuid4().hex}
 
 
 def marked(environment: dict[str, str]) -> dict[int, bytes]:
-    """Process number -> command line of those alive that have the mark; a zombie has neither."""
+    """Return pid -> command line of all processes that have the mark, except zombies."""
     wanted = f"{MARK}={environment[MARK]}".encode()
     found = {}
     for folder in Path("/proc").iterdir():
@@ -24,7 +24,7 @@ def marked(environment: dict[str, str]) -> dict[int, bytes]:
             try:
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-            except OSError:  # it has just ended, or is another user's
+            except OSError:  # it has just ended, or belongs to another user
                 continue
     return found
 

@@ -1,4 +1,4 @@
-"""A tiny model that has learnt a benchmark's prompts and answers by heart, and nothing else; and the tasks for it."""
+"""A tiny model that has memorised the answers of benchmark tasks and nothing else, and these tasks."""
 
 import tempfile
 from functools import cache
@@ -25,7 +25,7 @@ def _data_cache() -> "tempfile.TemporaryDirectory[str]":
 
 
 def load(*names: str) -> dict[str, Any]:
-    """Fresh tasks from our own YAML files, with the converted data out of the user's cache."""
+    """Load new tasks from the tests' own YAML files; the converted data stays out of the user's cache."""
     require_harness()
     datasets.config.HF_DATASETS_CACHE = _data_cache().name
     with quiet():
@@ -33,7 +33,10 @@ def load(*names: str) -> dict[str, Any]:
 
 
 def en_school_with_an_odd_question() -> dict[str, Any]:
-    """The last but one, beyond those that are tried out, is shown otherwise than its document has it."""
+    """Return `en_school` with one question whose prompt differs from the text of its document.
+
+    It is the second to last, so it is not among the documents that are checked in advance.
+    """
     loaded = load("en_school")
     task = loaded["tasks"]["en_school"]
     task._config.doc_to_text = (
@@ -72,7 +75,7 @@ def untrained(tokenizer_folder: Path, seed: int = 5) -> LoadedModel:
 
 @cache
 def memorised(tokenizer_folder: Path) -> LoadedModel:
-    """Knows the letters of zh_school and en_school, and the answers of sums."""
+    """Return a model that knows the letters of zh_school and en_school and the answers of sums."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     model = tiny_llama(tokenizer)
     encode = HarnessModel(LoadedModel(model, tokenizer, CPU, "", None), batch_size=1)._encode_pair
@@ -85,7 +88,7 @@ def memorised(tokenizer_folder: Path) -> LoadedModel:
             text = answer if isinstance(answer, str) else task.doc_to_choice(document)[answer]
             pairs.append(encode(task.fewshot_context(document, num_fewshot=0), f" {text}{end}"))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products so small take longer on two
+    torch.set_num_threads(1)  # such small matrix products are slower with two threads
     try:
         learn_by_heart(model, pairs)
     finally:
@@ -94,7 +97,7 @@ def memorised(tokenizer_folder: Path) -> LoadedModel:
 
 
 def learn_by_heart(model: Any, pairs: list[tuple[list[int], list[int]]], max_steps: int = 400) -> None:
-    """Until every token of every answer is at least 95 % likely."""
+    """Train until the model assigns a probability of at least 95 % to every token of every answer."""
     longest = max(len(context) + len(answer) for context, answer in pairs)
     ids = torch.zeros(len(pairs), longest, dtype=torch.long)
     labels = torch.full_like(ids, -100)

@@ -1,4 +1,4 @@
-"""The smallest model that has everything: grouped heads, several layers, room for the small tokenizer."""
+"""The smallest model with all features: grouped heads, several layers, and a vocabulary for the small tokenizer."""
 
 from z2all_ds.base.config.sections import ModelSection
 

@@ -1,11 +1,11 @@
-"""Containers behind the NAT of their machines, as docker makes them by default, without docker.
+"""Containers behind the NAT of their machines, as docker creates them by default, but without docker.
 
     WAN bridge ── machine 10.88.0.1 ── docker-like bridge 172.17.0.1/16 ── box1 172.17.0.2
               ├── machine 10.88.0.2 ── docker-like bridge 172.17.0.1/16 ── box2 172.17.0.2, too
               └── ...
 
-Each machine publishes some ports of its container and hides it behind its own address on the way out. There is no way
-from a container to its own published ports (no hairpin), and none from one container's address to another's.
+Each machine publishes some ports of its container and replaces the source address of outgoing packets by its own. A
+container can reach neither its own published ports (no hairpin NAT) nor the private address of another container.
 """
 
 import os
@@ -29,7 +29,7 @@ PUBLISHED = (("tcp", PUBLISHED_SSH, SSH_PORT), ("tcp", PUBLISHED_MASTER, MASTER_
 
 @cache
 def why_no_nat_lab() -> str:
-    """Empty where a lab can be built."""
+    """Return the reason why no lab can be built, or an empty string."""
     if node_lab.why_no_lab():
         return node_lab.why_no_lab()
     if not tool_path("iptables"):
@@ -45,7 +45,7 @@ def machine_address(number: int) -> str:
 
 @contextmanager
 def nat_lab(folder: Path, number: int) -> Iterator[list[Node]]:
-    """That many containers, `box1` and so on, each on a machine of its own, with ssh keys that all accept."""
+    """Yield `number` started containers, `box1` and so on, each on its own machine; all accept one common ssh key."""
     mark = f"y{os.getpid() % 100000}"
     wan = f"{mark}w"
     machines = [f"{mark}m{i}" for i in range(number)]
@@ -69,7 +69,7 @@ def nat_lab(folder: Path, number: int) -> Iterator[list[Node]]:
 
 
 def _add_machine(namespace: str, wan: str, address: str) -> None:
-    """With a bridge for its container and the rules that docker would write."""
+    """Add a machine with a bridge for its container and the NAT rules that docker would create."""
     node_lab.add_bridge(namespace)
     ip("addr", "add", f"{GATEWAY}/{PREFIX}", "dev", "br0", namespace=namespace)
     ip("link", "set", "lo", "up", namespace=namespace)

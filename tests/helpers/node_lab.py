@@ -1,11 +1,12 @@
-"""Nodes on one machine, as real as they get without a second one: each has its own network, processes, host name,
-mounts, shared memory and sshd; only the files outside ~/.ssh, /run and /dev/shm are the same, as on a NAS.
+"""Simulated nodes on one machine, each with its own network, processes, host name, mounts, shared memory and sshd.
 
-    bridge (namespace of its own) ── n0  10.77.0.10
+All files except those in ~/.ssh, /run, /dev/shm and /etc/hosts are shared, as on a NAS.
+
+    bridge (in its own namespace) ── n0  10.77.0.10
                                   ├─ n1  10.77.0.11
                                   └─ n2  10.77.0.12
 
-Needs root and Debian's openssh-server, pdsh, iproute2 and tini; `why_no_lab` says what is missing.
+Needs root and Debian's openssh-server, pdsh, iproute2 and tini; `why_no_lab` returns what is missing.
 """
 
 import os
@@ -44,7 +45,7 @@ exec tini -g -- {sshd} -D -e -f {folder}/sshd_config 2>>{folder}/sshd.log
 
 @cache
 def why_no_lab() -> str:
-    """Empty where a lab can be built."""
+    """Return the reason why no lab can be built, or an empty string."""
     missing = [package for tool, package in TOOLS.items() if not tool_path(tool)]
     if missing:
         return f"needs Debian's {', '.join(missing)}"
@@ -79,28 +80,28 @@ def ip(*words: str, namespace: str = "") -> None:
 
 @dataclass
 class Node:
-    """One of them; `start` and `kill` as often as you like."""
+    """A node, which can be started and killed repeatedly."""
 
     name: str
     address: str
     folder: Path
     bridge: str
-    """The namespace of the bridge it hangs on."""
+    """The namespace of the bridge to which it is connected."""
     namespace: str
     prefix: int = 24
     gateway: str = ""
-    """Its way out of the bridge, where there is one."""
+    """The address of its default route, if it has one."""
     own_folders: tuple[Path, ...] = ()
-    """More folders that it does not share with the others."""
+    """Additional folders that it does not share with the other nodes."""
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def start(self) -> None:
-        """Up, with its network and its sshd answering."""
+        """Start the node with its network, and wait until its sshd listens."""
         outer, inner = self.cable, "eth0"
         ip("netns", "add", self.namespace)
         ip("link", "add", outer, "netns", self.bridge, "type", "veth", "peer", "name", inner, "netns", self.namespace)
         ip("link", "set", outer, "master", "br0", "up", namespace=self.bridge)
-        # The same card after a restart: the others remember its number for a while.
+        # The same MAC address after a restart: the other nodes cache it for a while.
         ip(
             "link",
             "set",
@@ -126,13 +127,13 @@ class Node:
             time.sleep(0.05)
 
     def outside(self, own: Path) -> Path:
-        """Where one of its own folders lies for us."""
+        """Create one of its own folders outside the node if it is missing, and return that path."""
         place = self.folder / "own" / own.name
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
 
     def listening(self) -> set[tuple[str, int]]:
-        """Addresses and ports at which somebody in it waits for connections; of IPv6 it is enough to know that."""
+        """Return the addresses and ports on which its processes listen; all IPv6 addresses are returned as `::`."""
         found = set()
         for line in Path(f"/proc/{self.init}/net/tcp").read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
@@ -147,40 +148,40 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            # Also the mounts and the name are there when sshd is: it is what the script becomes.
+            # The script starts sshd last, so the mounts and the host name are ready as well.
             return ("0.0.0.0", SSH_PORT) in self.listening()
-        except (OSError, IndexError):  # not yet there
+        except (OSError, IndexError):  # not started yet
             return False
 
     @property
     def init(self) -> int:
-        """Process 1 of the node, by its number outside."""
+        """Return the pid of the node's process 1, as seen from outside the node."""
         assert self.process is not None
         return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
 
     def kill(self) -> None:
-        """As when the machine loses its power: every process at once, and the network."""
+        """Kill all processes at once and remove the network, as if the machine lost power."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
             self.process = None
-            ip("link", "del", self.cable, namespace=self.bridge)  # with the namespace it would go some time later
+            ip("link", "del", self.cable, namespace=self.bridge)  # deleting only the namespace removes it later
             ip("netns", "del", self.namespace)
 
     @property
     def cable(self) -> str:
-        """Its end at the bridge; 15 characters at most."""
+        """Return the name of its interface at the bridge, which may have at most 15 characters."""
         return f"v{self.namespace}"
 
     def cut(self) -> None:
-        """The cable is pulled: packets vanish, nobody is told."""
+        """Disconnect the node from the bridge: packets are lost without an error."""
         ip("link", "set", self.cable, "nomaster", namespace=self.bridge)
 
     def heal(self) -> None:
         ip("link", "set", self.cable, "master", "br0", namespace=self.bridge)
 
     def command(self, *words: str) -> list[str]:
-        """What runs these words in the node."""
+        """Return the command that runs `words` in the node."""
         spaces = ("--net", "--uts", "--pid", "--mount", "--ipc")
         return ["nsenter", "--target", str(self.init), *spaces, f"--wdns={os.getcwd()}", "--", *words]
 
@@ -189,7 +190,7 @@ class Node:
         return subprocess.run(self.command(*words), capture_output=True, text=True, env=env)
 
     def processes(self, containing: str) -> dict[int, str]:
-        """Commands that run in it, by their numbers outside."""
+        """Return the running commands that contain a text, by their pids as seen from outside the node."""
         found = {}
         space = os.readlink(f"/proc/{self.init}/ns/pid")
         for entry in Path("/proc").iterdir():
@@ -205,7 +206,7 @@ class Node:
 
 @contextmanager
 def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
-    """That many nodes, `n0` and so on, which reach each other by name, with ssh keys that all accept."""
+    """Yield `number` started nodes, `n0` and so on, which reach each other by name and accept one common ssh key."""
     mark = f"z{os.getpid() % 100000}"
     bridge = f"{mark}b"
     nodes = [Node(f"n{i}", f"{NETWORK}.{10 + i}", folder / f"n{i}", bridge, f"{mark}n{i}") for i in range(number)]
@@ -224,14 +225,14 @@ def node_lab(folder: Path, number: int) -> Iterator[list[Node]]:
 
 @contextmanager
 def place_for_keys(folder: Path) -> Iterator[Path]:
-    """The key that all nodes of a lab have, and a ~/.ssh to mount their own on."""
+    """Yield the ssh key of all nodes of a lab; ~/.ssh exists meanwhile, as a mount point for theirs."""
     folder.mkdir(parents=True, exist_ok=True)
     with login_ssh_folder():
         yield make_key(folder / "key")
 
 
 def add_bridge(namespace: str) -> None:
-    """In a namespace of its own."""
+    """Create a bridge in a new namespace."""
     ip("netns", "add", namespace)
     ip("link", "add", "br0", "type", "bridge", namespace=namespace)
     ip("link", "set", "br0", "up", namespace=namespace)

@@ -1,4 +1,4 @@
-"""`z2all launch` from the first node of a lab, as a user there would type it."""
+"""Runs of `z2all launch` on a node of a lab, as a user would start them there."""
 
 import subprocess
 import sys
@@ -21,10 +21,10 @@ def write_hostfile(path: Path, nodes: list[Node], slots: int = 1) -> Path:
 
 
 class NodeLaunch:
-    """One that runs; its output is gathered while it does."""
+    """A running launch, whose output is collected by a thread."""
 
     def __init__(self, node: Node, *words: str, within: Sequence[str] = ()) -> None:
-        """`within`: words before it, e.g. salloc's."""
+        """Start `z2all` with these words; `within` precedes the command, for example salloc and its options."""
         command = node.command(*within, sys.executable, "-m", "z2all_ds", *words)
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -47,7 +47,7 @@ class NodeLaunch:
         return code
 
     def wait_for_steps(self, run_dir: Path, number: int) -> None:
-        """Until so many steps stand in the metrics."""
+        """Wait until the metrics contain `number` steps."""
         deadline = time.monotonic() + STEPS_SECONDS
         while not (run_dir / "metrics.jsonl").exists() or len(metrics(run_dir)) < number:
             assert self.process.poll() is None, self.output
@@ -63,7 +63,7 @@ class NodeLaunch:
 
 
 def rank_on(node: Node) -> int:
-    """The process of its (only) rank, by its number outside."""
+    """Return the pid of the only rank on a node, as seen from outside the node."""
     found = [pid for pid, command in node.processes(" -m z2all_ds.train.pretrain").items() if "launcher" not in command]
     assert len(found) == 1, found
     return found[0]

@@ -1,6 +1,6 @@
-"""A real sshd of our own on a free port of this machine, and an ssh that finds it by the name `far`.
+"""A real sshd for tests on a free port of this machine, and an `ssh` command that knows it as the host `far`.
 
-The user's ~/.ssh is left alone: an `ssh` put in front on PATH is the real one with another config file.
+The user's ~/.ssh is not used: a wrapper `ssh` at the front of PATH calls the real one with another config file.
 """
 
 import os
@@ -33,7 +33,7 @@ Host *
 
 
 def why_no_sshd() -> str:
-    """Empty where one can be started."""
+    """Return the reason why no sshd can be started, or an empty string."""
     needed = {"sshd": "openssh-server", "ssh": "openssh-client"}
     missing = [package for tool, package in needed.items() if not tool_path(tool)]
     return f"needs Debian's {', '.join(missing)}" if missing else ""
@@ -41,7 +41,7 @@ def why_no_sshd() -> str:
 
 @dataclass
 class OwnSshd:
-    """`start` and `stop` as often as you like."""
+    """An sshd that can be started and stopped repeatedly."""
 
     folder: Path
     port: int
@@ -66,7 +66,7 @@ class OwnSshd:
                 return
 
     def stop(self) -> None:
-        """With all connections, as when the machine goes down."""
+        """Kill sshd and all its connections, as if the machine went down."""
         if self.process is not None:
             self.cut()
             self.process.kill()
@@ -74,7 +74,7 @@ class OwnSshd:
             self.process = None
 
     def cut(self) -> None:
-        """Kills the connections there are, nothing else."""
+        """Kill the open connections, but not sshd itself."""
         for child in self._sessions():
             try:
                 child.send_signal(signal.SIGKILL)
@@ -92,7 +92,7 @@ class OwnSshd:
 
 
 def _lasting_port() -> int:
-    """Return a free port below those that the kernel gives to outgoing connections, so that it can be used again."""
+    """Return a free port that the kernel does not assign to outgoing connections, so that sshd can reuse it."""
     while True:
         with socket.socket() as free, suppress(OSError):
             port = random.randrange(20_000, 32_000)
@@ -102,7 +102,7 @@ def _lasting_port() -> int:
 
 @contextmanager
 def own_sshd(folder: Path) -> Iterator[OwnSshd]:
-    """Started, with keys that fit; ended with all its connections."""
+    """Yield a started sshd with matching keys, and stop it with all its connections afterwards."""
     for name in ("host_key", "key"):
         make_key(folder / name)
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
@@ -117,7 +117,7 @@ def own_sshd(folder: Path) -> Iterator[OwnSshd]:
     wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
     wrapper.chmod(0o755)
     if os.geteuid() == 0:
-        # Required by sshd. It stays: other tests may be using it at the same time.
+        # Required by sshd. It is not removed: other tests may be using it at the same time.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     server = OwnSshd(folder, port)
     try:

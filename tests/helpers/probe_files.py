@@ -1,4 +1,4 @@
-"""A small file of probes of every kind, whose texts fit into the short samples of tests."""
+"""A small file with probes of every kind, whose texts fit into the short samples of tests."""
 
 from pathlib import Path
 

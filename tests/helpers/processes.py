@@ -1,4 +1,4 @@
-"""Real processes in tests, ended whatever happens."""
+"""Real processes in tests: guaranteed cleanup, and a check for open files."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether the process has this file open now."""
+    """Return whether the process has this file open now."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if os.readlink(link) == str(path):

@@ -1,4 +1,4 @@
-"""The loss of a training step, computed again without DeepSpeed: weights of a checkpoint, samples given here."""
+"""The loss of a training step, computed without DeepSpeed from the weights of a checkpoint and given samples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from z2all_ds.tokenizer import load_tokenizer
 def loss_of(
     run: RunConfig, checkpoint: Path, samples: Sequence[dict[str, torch.Tensor]], rope_theta: float | None = None
 ) -> float:
-    """Mean over the counted tokens of all samples."""
+    """Return the mean loss over the counted tokens of all samples."""
     batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
     shape = run.model.model_copy(update={"rope_theta": rope_theta or run.model.rope_theta})
     token_ids = load_tokenizer(run.data.tokenizer).model_token_ids

@@ -1,4 +1,4 @@
-"""A pseudo-terminal that keeps what was written to it, and what a person would see on it."""
+"""A pseudo-terminal that records what is written to it, and the lines that a user would see."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ PIECES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([^\x1b])")
 
 
 class Terminal:
-    """Of so many columns and rows; `theirs` is for whoever writes."""
+    """A pseudo-terminal of a given size; the process under test writes to the descriptor `theirs`."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._ours, self.theirs = pty.openpty()
@@ -24,12 +24,12 @@ class Terminal:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self, seconds: float = 0.0) -> str:
-        """All that came, waiting so long for the first of it; returns what is new."""
+        """Read all available output, after waiting up to `seconds` for the first of it, and return it."""
         new = b""
         try:
             while select.select([self._ours], [], [], seconds if not new else 0.02)[0]:
                 new += os.read(self._ours, 65536)
-        except OSError:  # how Linux says that nobody has the other end any more
+        except OSError:  # raised on Linux when the other end is closed
             pass
         text = new.decode()
         self.seen += text
@@ -47,7 +47,7 @@ class Terminal:
 
 
 def lines_on_screen(seen: str) -> list[str]:
-    """Every line from the first on, after what the writer wiped and wrote over; as if the screen were high enough."""
+    """Return the lines that remain after erasing and overwriting, as on a screen of unlimited height."""
     lines, row, column = [""], 0, 0
     for match in PIECES.finditer(seen):
         argument, command, character = match.groups()

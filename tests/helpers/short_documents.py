@@ -1,4 +1,4 @@
-"""A corpus of many short documents: lanes read blocks of several, and most of it is unread after a hundred steps."""
+"""A corpus of many short documents: lanes read blocks of several, and most are still unread after a hundred steps."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ DOCUMENTS_PER_SHARD = 150
 
 
 def write_short_documents(corpus: Path, folder: Path) -> Path:
-    """The text of a corpus, cut into pieces; domains stay what they are."""
+    """Write a corpus with the text of another one, cut into short documents of the same domains; return its folder."""
     shards = {}
     for name, reader in open_domains(corpus, load_manifest(corpus)).items():
         text = "\n".join(reader.read(number) for number in range(reader.num_documents))
@@ -22,5 +22,5 @@ def write_short_documents(corpus: Path, folder: Path) -> Path:
 
 
 def _pieces(whole: Any, size: int) -> list[Any]:
-    """Of a text or of a list."""
+    """Split a text or a list into pieces of `size`."""
     return [whole[begin : begin + size] for begin in range(0, len(whole), size)]

@@ -1,9 +1,9 @@
-"""Slurm on the nodes of a lab: Debian's real munged and slurmd on each of them, slurmctld on the first.
+"""Slurm on the nodes of a lab: Debian's real munged and slurmd on each node, and slurmctld on the first one.
 
     n0  munged  slurmctld  slurmd
     n1  munged  slurmd
 
-Without cgroups, as these nodes have none of their own: ranks are followed by their parents (proctrack/linuxproc).
+The nodes have no cgroups of their own, so slurm tracks ranks by their parent processes (proctrack/linuxproc).
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.helpers.ssh_server import tool_path
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CPUS_OF_A_NODE = 4
-"""As many as slurm is told; it never counts them."""
+"""The number in slurm's config, which slurm does not compare with the real one."""
 CONFIG = """\
 ClusterName=lab
 SlurmctldHost={first}
@@ -51,18 +51,18 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @cache
 def why_no_slurm() -> str:
-    """Empty where it can be started, given that a lab can be."""
+    """Return the reason why slurm cannot be started in a lab, or an empty string."""
     missing = [package for tool, package in TOOLS.items() if not tool_path(tool)]
     return f"needs Debian's {', '.join(missing)}" if missing else ""
 
 
 @contextmanager
 def slurm_lab(folder: Path, nodes: list[Node]) -> Iterator[Path]:
-    """Yields the slurm.conf, for SLURM_CONF. The nodes must have started."""
+    """Start slurm on nodes that are already started, and yield its slurm.conf, for SLURM_CONF."""
     key = _munge_key(folder)
     (folder / "state").mkdir()
     config = folder / "slurm.conf"
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # the other one wants a mounted tree even unused
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # v2 needs a mounted tree even if unused
     names = ",".join(node.name for node in nodes)
     config.write_text(CONFIG.format(folder=folder, first=nodes[0].name, names=names, cpus=CPUS_OF_A_NODE))
     daemons: list[subprocess.Popen[bytes]] = []
@@ -76,7 +76,7 @@ def slurm_lab(folder: Path, nodes: list[Node]) -> Iterator[Path]:
     try:
         for node in nodes:
             (folder / f"spool_{node.name}").mkdir()
-            # --force: it dislikes to run as root, and to have its socket beside other things.
+            # --force: otherwise munged refuses to run as root, and to have its socket in a shared folder.
             own = ("--socket=/run/munge.socket", "--pid-file=/run/munged.pid", "--seed-file=/run/munged.seed")
             start(node, "munged", "--foreground", "--force", f"--key-file={key}", *own)
         start(nodes[0], "slurmctld", "-D")
@@ -112,7 +112,7 @@ def _wait_for_idle(nodes: list[Node], config: Path, daemons: list["subprocess.Po
 
 
 def _end(daemon: "subprocess.Popen[bytes]") -> None:
-    """nsenter passes no signal on, so its child gets it; what is left goes with the node."""
+    """End a daemon through nsenter's child, because nsenter forwards no signals; the node ends what is left."""
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
     try:
         for child in children.read_text().split():

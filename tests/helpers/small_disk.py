@@ -1,6 +1,7 @@
-"""Disks that are full, read-only or hang, for real: file systems of their own, mounted while a test runs.
+"""Real disks that are full, read-only or hang: separate file systems, mounted while a test runs.
 
-Permissions would not do: root writes all the same. Where mounting is not permitted the test is skipped and says why.
+File permissions are not sufficient, because root ignores them. Where mounting is not permitted, the test is skipped
+with the reason.
 """
 
 import os
@@ -17,7 +18,7 @@ REFUSALS = ("denied", "not permitted", "superuser", "only root", "failed to setu
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A new, empty disk of that size (in whole pages) at this folder, for all processes; gone afterwards."""
+    """Mount an empty disk of this size (in whole pages) at a folder, for all processes, and unmount it afterwards."""
     path.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path))
     try:
@@ -28,7 +29,7 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def stalling_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A disk that `stalled` can bring to a standstill: ext4 in a file."""
+    """Mount a disk that `stalled` can freeze: ext4 in a file."""
     image = path.with_name(f"{path.name}.img")
     with image.open("wb") as file:
         file.truncate(size_bytes)
@@ -45,7 +46,7 @@ def stalling_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def stalled(path: Path) -> Iterator[None]:
-    """Whoever writes there waits in the kernel, deaf to signals, until it is over: as on a network disk that hangs."""
+    """Freeze a disk: writes wait in the kernel and ignore signals until the end, as on a network disk that hangs."""
     subprocess.run(["fsfreeze", "--freeze", str(path)], check=True)
     try:
         yield
@@ -55,7 +56,7 @@ def stalled(path: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(path: Path) -> Iterator[Path]:
-    """Nothing can be made, changed or deleted in the folder meanwhile; files that are open already can be written."""
+    """Make a folder read-only; files that are already open can still be written."""
     _mount("--bind", str(path), str(path))
     try:
         _mount("-o", "remount,bind,ro", str(path))
@@ -70,7 +71,7 @@ def free_bytes(path: Path) -> int:
 
 
 def fill(path: Path, leave_bytes: int = 0) -> Path:
-    """A file that takes up the disk but for so much."""
+    """Write a file that fills the disk except for `leave_bytes`, and return its path."""
     filler = path / "filler"
     filler.unlink(missing_ok=True)
     with filler.open("wb") as file:
@@ -92,6 +93,6 @@ def _mount(*arguments: str) -> None:
 
 
 def _unmount(path: Path) -> None:
-    """At once where nothing is open there; else as soon as the last file is closed."""
+    """Unmount at once if no file is open there, otherwise as soon as the last file is closed."""
     if subprocess.run(["umount", str(path)], capture_output=True).returncode:
         subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -1,4 +1,4 @@
-"""What the tests' own ssh servers have in common."""
+"""Functions that the ssh servers of the tests share."""
 
 import fcntl
 import os
@@ -11,22 +11,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOGIN_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
-"""Where ssh looks for keys, whatever $HOME says."""
+"""The home folder in which ssh looks for keys, regardless of $HOME."""
 
 
 def tool_path(name: str) -> str | None:
-    """Also where only root's PATH leads."""
+    """Return the path of a tool, which may also be in /usr/sbin or /sbin, or None."""
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
 def make_key(path: Path) -> Path:
-    """A private key, and the public one beside it, without a comment."""
+    """Create a private key, and its public key without a comment next to it."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
     return path
 
 
 def sshd_config(port: int, host_key: Path, authorized: Path, *more: str) -> str:
-    """Keys alone, also root's, and nothing of this machine's own sshd."""
+    """Return a config that accepts only keys, also for root, and uses nothing of this machine's own sshd."""
     lines = [
         f"Port {port}",
         f"HostKey {host_key}",
@@ -44,8 +44,11 @@ def sshd_config(port: int, host_key: Path, authorized: Path, *more: str) -> str:
 
 @contextmanager
 def login_ssh_folder() -> Iterator[Path]:
-    """A ~/.ssh to mount another on. If tests made it, the last of those that use it removes it: a folder that is
-    removed here is unmounted in every namespace."""
+    """Yield ~/.ssh, created if it is missing, as a mount point.
+
+    If tests created it, the last test that uses it removes it: a folder that is removed here is unmounted in every
+    namespace.
+    """
     folder = LOGIN_HOME / ".ssh"
     with open(Path(tempfile.gettempdir()) / f"z2all_tests_{os.getuid()}_ssh", "a+b") as made_by_tests:
         fcntl.flock(made_by_tests, fcntl.LOCK_SH)
@@ -60,5 +63,5 @@ def login_ssh_folder() -> Iterator[Path]:
                 fcntl.flock(made_by_tests, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(made_by_tests.fileno()).st_size:
                     made_by_tests.truncate(0)
-                    with suppress(OSError):  # somebody has put something into it since
+                    with suppress(OSError):  # it is no longer empty
                         folder.rmdir()

@@ -1,4 +1,4 @@
-"""A state dict of ours under the names of Llama."""
+"""Conversion of this package's state dicts to the parameter names of Llama."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""An object store of this process that can be told to fail: a real file system of fsspec, under flaky://."""
+"""An object store in this process that fails on request: a real fsspec file system under flaky://."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class FlakyStore(MemoryFileSystem):
-    """Memory, whose next calls raise `errors`, one each."""
+    """A store in memory, whose next calls raise `errors`, one error per call."""
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
@@ -50,14 +50,14 @@ fsspec.register_implementation("flaky", FlakyStore, clobber=True)
 
 @contextmanager
 def flaky_store() -> Iterator[type[FlakyStore]]:
-    """Empty, and failing at nothing yet."""
+    """Yield the store, emptied and without errors to raise."""
     for values in (FlakyStore.store, FlakyStore.errors, FlakyStore.calls):
         values.clear()
     yield FlakyStore
 
 
 def put(location: str, files: dict[str, bytes]) -> None:
-    """Files into a store, past whatever makes it fail."""
+    """Write files into a store without raising its `errors`."""
     system, root = fsspec.core.url_to_fs(location)
     for name, data in files.items():
         MemoryFileSystem.pipe_file(system, f"{root}/{name}", data)

@@ -1,7 +1,7 @@
-"""Run by the deepspeed launcher: what DeepSpeed sends in optimizer steps under JSONs, counted where it sends it.
+"""Script for the deepspeed launcher that counts the messages DeepSpeed sends in optimizer steps.
 
-The file named on the command line holds a JSON list of lists of overrides, each for one training; beside it rank 0
-writes what it has sent in the last step of each, and the losses.
+The file named on the command line holds a JSON list of lists of overrides, one per training. Next to it rank 0 writes
+the messages that it sent in the last step of each training, and the losses.
 """
 
 import json
@@ -26,13 +26,13 @@ from z2all_ds.zero import engine as ds
 from z2all_ds.zero.ds_config import resolve
 
 SMALLEST = 64
-"""Bytes of a message that counts; norms and flags are a few numbers."""
+"""Size in bytes from which a message counts; norms and flags are only a few numbers."""
 Calls = Counter[tuple[str, int, int]]
-"""How often: (collective, bytes of the whole message, ranks among which)."""
+"""Number of calls by (collective, bytes of the whole message, number of ranks)."""
 
 
 class Traffic:
-    """Counts from its making to `close`."""
+    """A counter of messages, active from its creation until `close`."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -44,7 +44,7 @@ class Traffic:
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
-            if self._inside:  # one collective may be made of others
+            if self._inside:  # a collective may consist of others
                 return real(*arguments, **named)
             whole = max(bytes_of(value) for value in (*arguments, *named.values()))
             ranks = torch.distributed.get_world_size(group_of(arguments, named))
@@ -64,11 +64,11 @@ class Traffic:
 
     def close(self) -> None:
         for name in self._wrapped:
-            delattr(self._backend, name)  # the class has its own
+            delattr(self._backend, name)  # restores the class's own method
 
 
 def bytes_of(value: Any) -> int:
-    """Of a tensor, or of a list of them. The larger of what goes in and what comes out is the whole."""
+    """Return the size of a tensor or of a list of tensors; the larger of input and output is the whole message."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     return sum(map(bytes_of, value)) if isinstance(value, list | tuple) else 0
@@ -112,7 +112,7 @@ def traffic_under(overrides: list[str], world: World) -> dict[str, Any]:
                 losses.append(outputs.losses.double().mean().item())
         sent = [[*call, count] for call, count in sorted(traffic.take().items())]
     engine.destroy()
-    # DeepSpeed keeps the groups of a hierarchical partition for good and refuses to make them twice in a process.
+    # DeepSpeed never deletes the groups of a hierarchical partition and refuses to create them twice in a process.
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     return {"sent": sent, "losses": losses}
 
@@ -126,7 +126,7 @@ if __name__ == "__main__":
         plan.with_name("traffic.json").write_text(json.dumps(answers), encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    # Two of some twenty launches ended in "terminate called without an active exception", one of them surely after all
-    # was written: on the way out of Python, which is not taken any more.
+    # Two of about twenty launches ended with "terminate called without an active exception", at least one of them after
+    # everything was written, while Python was shutting down. So the normal shutdown is skipped.
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Small real training runs: the real deepspeed launcher, two gloo ranks on the CPU, a few thousand weights."""
+"""Small real training runs: the real deepspeed launcher, two gloo ranks on the CPU, and a tiny model."""
 
 import json
 import os
@@ -28,7 +28,7 @@ MICRO_OVERRIDES = (
 
 
 def run_arguments(run_dir: Path, corpus: Path, tokenizer: Path, *overrides: str) -> list[str]:
-    """Everything after `z2all train` or `pretrain.py`."""
+    """Return the arguments that follow `z2all train` or `pretrain.py`."""
     folders = (f"run_dir={run_dir}", f"data.corpus={corpus}", f"data.tokenizer={tokenizer}")
     return [*MICRO_OVERRIDES, *folders, *overrides]
 
@@ -36,7 +36,7 @@ def run_arguments(run_dir: Path, corpus: Path, tokenizer: Path, *overrides: str)
 def train(
     run_dir: Path, corpus: Path, tokenizer: Path, *overrides: str, ranks: int = 2
 ) -> subprocess.CompletedProcess[str]:
-    """`z2all train` as a user starts it; the result has its exit code and output."""
+    """Run `z2all train` as a user does, and return the finished process with its exit code and output."""
     command = [sys.executable, "-m", "z2all_ds", "train", "--ranks", str(ranks)]
     arguments = run_arguments(run_dir, corpus, tokenizer, *overrides)
     return subprocess.run([*command, *arguments], capture_output=True, text=True)
@@ -45,7 +45,7 @@ def train(
 def launch_script(
     script: Path, *arguments: str, ranks: int = 2, launcher: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`deepspeed --num_gpus N script arguments`, or by another launcher, without anything of ours around it."""
+    """Run `deepspeed --num_gpus N script arguments`, or the same with another launcher, without `z2all`."""
     launcher = launcher or [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks)]
     port = free_port()
     command = [*launcher, "--master_port", str(port), str(script), *arguments]
@@ -56,11 +56,11 @@ def launch_script(
 
 
 def train_many(folder: Path, plan: list[list[str]]) -> list[int]:
-    """All trainings of the plan in one launch; their exit codes, equal on both ranks."""
+    """Run all trainings of the plan in one launch, and return their exit codes, which must be equal on both ranks."""
     file = folder / "plan.json"
     file.write_text(json.dumps(plan), encoding="utf-8")
     result = launch_script(Path(__file__).with_name("many_runs.py"), str(file))
-    assert result.returncode == 0, f"{result.stderr}\n{result.stdout[-4000:]}"  # the launcher names the exit code
+    assert result.returncode == 0, f"{result.stderr}\n{result.stdout[-4000:]}"  # the launcher prints the exit code
     codes = [json.loads((folder / f"codes_{rank}.json").read_text()) for rank in range(2)]
     assert codes[0] == codes[1]
     return list(codes[0])
@@ -71,5 +71,5 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """Exactly as written: JSON keeps every bit of a float."""
+    """Return the losses exactly as written: JSON preserves every bit of a float."""
     return [record["loss"] for record in metrics(run_dir)]

@@ -1,4 +1,4 @@
-"""What W&B has written down offline: history rows out of its files, which are LevelDB logs of protobuf records."""
+"""A reader of the history rows in W&B's offline files, which are LevelDB logs of protobuf records."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ WHOLE, LAST = 1, 4
 
 
 def offline_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Of all sessions of a run, in the order of their beginnings."""
+    """Return the rows of all sessions of a run, in the order in which the sessions started."""
     files = sorted(run_dir.glob("sinks/wandb/offline-run-*/run-*.wandb"))
     return [row for file in files for row in history(file)]
 

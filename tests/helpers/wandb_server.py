@@ -1,4 +1,4 @@
-"""A stand-in for W&B's server: knows runs, takes their history, tells what it has, and fails when asked to."""
+"""A fake W&B server that stores the history of runs, answers queries about it, and fails on request."""
 
 import gzip
 import json
@@ -13,17 +13,17 @@ HISTORY = "wandb-history.jsonl"
 
 class _QuietServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed in the middle of a request is what tests are about."""
+        """Print nothing: tests kill clients in the middle of a request."""
 
 
 class WandbServer:
-    """`rows` of every run id, as their history lines came in."""
+    """A running server; `rows` contains the received history rows of every run id."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.names: dict[str, str] = {}
         self.refuses_rows = False
-        """As with a quota that is used up."""
+        """Whether history rows are refused, as after an exceeded quota."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -1,8 +1,8 @@
-"""A process that has loaded torch, DeepSpeed and the package, and forks Python processes for the tests.
+"""A warm process, which has loaded torch, DeepSpeed and the package and forks Python processes for the tests.
 
 A fresh interpreter spends 5 to 14 s on those imports; a fork spends none. The warm process itself never computes and
 has one thread, so a fork of it is as clean as a new interpreter. `warm_python.py` describes what is started this way.
-A second one has loaded torch and transformers only, for the proof that an export works without the package.
+A second warm process has loaded only torch and transformers, for the proof that an export works without the package.
 """
 
 import atexit
@@ -28,16 +28,16 @@ from typing import Any, NoReturn
 
 STDIO = (0, 1, 2)
 HIGH = 200
-"""Descriptors from here on are out of the way of those that a request names."""
+"""Temporary copies of descriptors start at this number, so that they do not collide with those of a request."""
 NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Ignored by a warm process, which may be in the group of the one it serves and ends with it."""
+"""Signals that a warm process ignores: it may be in the process group of its client, and ends when the client ends."""
 PADDING = "Z2ALL_TEST_PADDING"
 PADDING_BYTES = 16_000
-"""Room for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
+"""Space for the environment and the arguments of a fork in the memory that /proc/PID/environ and cmdline show."""
 
 NOT_PRELOADED = ("z2all_ds.__main__", "z2all_ds.ops.kernels", "z2all_ds.bench", "z2all_ds.cli.__main__")
 PACKAGE, BARE = "package", "bare"
-"""What a warm process has loaded."""
+"""The kinds of warm processes, named after what they have loaded."""
 PRELOADED = (
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launch",
@@ -50,7 +50,7 @@ PRELOADED = (
 
 
 def preload_bare() -> None:
-    """Import what the user of an exported folder has."""
+    """Import the libraries that the user of an exported folder has."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
     for name in ("safetensors.torch", "transformers.models.llama.modeling_llama", "transformers.generation.utils"):
@@ -59,7 +59,7 @@ def preload_bare() -> None:
 
 
 def preload_package() -> None:
-    """Import the package with everything that it loads late."""
+    """Import the package with everything that it otherwise imports late."""
     import z2all_ds
     from z2all_ds.train.speed.unused_libraries import left_unloaded
 
@@ -69,7 +69,7 @@ def preload_package() -> None:
                 importlib.import_module(found.name)
         for name in PRELOADED:
             importlib.import_module(name)
-    # DeepSpeed asks for it whenever it loads an op; each answer takes a process of its own and more than a second.
+    # DeepSpeed calls it whenever it loads an op; each call starts a process and takes more than a second.
     cpuinfo: Any = importlib.import_module("cpuinfo")
     known = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: known
@@ -94,7 +94,7 @@ class ShownMemory:
 
     @staticmethod
     def _write(start: int, end: int, words: list[str]) -> None:
-        """The words, then zeros to the end: moving the end needs a capability that containers lack."""
+        """Write the words, then zeros to the end: moving the end needs a capability that containers lack."""
         text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, text, len(text))
@@ -106,12 +106,12 @@ on_fork: Callable[[socket.socket], None] | None = None
 
 
 class Request:
-    """One process to start: the words of its command line after the interpreter, and its surroundings."""
+    """A process to start: its command line after the interpreter, its environment, folder, session and descriptors."""
 
     def __init__(
         self, words: list[str], environment: dict[str, str], cwd: str, new_session: bool, passed: tuple[int, ...] = ()
     ) -> None:
-        """`passed`: the numbers that the descriptors sent with the request have there, after those of stdio."""
+        """Create a request; `passed` are the numbers in the new process of the descriptors sent after stdio."""
         self.words, self.environment, self.cwd, self.new_session = words, environment, cwd, new_session
         self.passed = passed
 
@@ -124,7 +124,7 @@ class Request:
 
 
 def run_in_fork(request: Request, descriptors: list[int], asker: socket.socket) -> NoReturn:
-    """In a new fork: become the process that was asked for, tell its pid, and end as it would."""
+    """Turn a new fork into the requested process, send its pid to the client, and exit as that process would."""
     code: int = 1
     try:
         if request.new_session:
@@ -135,14 +135,14 @@ def run_in_fork(request: Request, descriptors: list[int], asker: socket.socket) 
         asker.send(str(os.getpid()).encode())
         asker.close()
         code = _run(request.words)
-    except BaseException:  # of this file itself, not of the process that was asked for
+    except BaseException:  # an error of this file, not of the requested process
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
 def _start_twin() -> socket.socket:
-    """Fork the process that will fork what this one starts; it is of the same session and group."""
+    """Fork a twin of the same session and process group, which will fork the processes that this one starts."""
     ours, of_twin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         _close_all_but(*STDIO, of_twin.fileno())
@@ -153,7 +153,7 @@ def _start_twin() -> socket.socket:
 
 
 def _take_descriptors(given: list[int], wanted: list[int], asker: socket.socket, twin: socket.socket) -> socket.socket:
-    """Put the descriptors given in the places wanted and close all others but the two connections."""
+    """Move the given descriptors to the wanted numbers, and close all others except the two connections."""
     high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, HIGH) for number in (asker.detach(), twin.detach(), *given)]
     for number, place in zip(high[2:], wanted, strict=True):
         os.dup2(number, place, inheritable=place in STDIO)
@@ -183,7 +183,7 @@ def _close_all_but(*kept: int) -> None:
         if int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # the listing's own
+            except OSError:  # the descriptor of the listing itself
                 continue
 
 
@@ -226,7 +226,7 @@ def _run(words: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 130
-    except BaseException:  # what the interpreter shows before it ends with 1
+    except BaseException:  # the interpreter prints it and exits with 1
         sys.excepthook(*sys.exc_info())
         code = 1
     _finish()
@@ -234,7 +234,7 @@ def _run(words: list[str]) -> int:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end."""
+    """Do what the interpreter does before it exits."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -245,11 +245,11 @@ def _finish() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Fork a process for each request, until the one who asks has ended.
+    """Fork a process for each request, until the client has ended.
 
-    The new process becomes a child of whoever asks: its parent here ends at once, and the one who asks has declared
-    itself the heir of orphans (PR_SET_CHILD_SUBREAPER). It has a twin, forked before it does anything, which serves its
-    own requests in the same way: what it starts is as clean as itself, whatever it has done since.
+    The new process becomes a child of the client: its parent here exits at once, and the client adopts orphans
+    (PR_SET_CHILD_SUBREAPER). Before it does anything else, it forks a twin, which serves its own requests in the same
+    way. So the processes that it starts are as clean as it was itself, whatever it has done since.
     """
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1_000_000, 20)
@@ -282,7 +282,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # As the module that forks import, not as a second copy called __main__.
+    # Use the module that forks import, not a second copy of it named __main__.
     from tests.helpers import warm_process
 
     warm_process.main(sys.argv)

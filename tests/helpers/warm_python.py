@@ -1,17 +1,17 @@
-"""Start the Python processes of the tests as forks of a warm process, which has everything loaded, where that is safe.
+"""Replacement of `subprocess.Popen` that forks the tests' Python processes from a warm process, where that is safe.
 
 `use_warm_process` replaces `subprocess.Popen` by a subclass. A command `[sys.executable, "-m", module, ...]` with a
 module of ours, DeepSpeed or torch, or one that runs a script of `tests/` or `launch/`, is then forked
 (`warm_process.py`) instead of executed. The result is a real process: a child of its caller with its own pid, session,
 signals, files, environment and exit code, and it runs the same module as `__main__`. It differs from a fresh one only
-in that the imports are done. What it starts in the same way is forked from it in turn, so that the ranks of a training
-start within a tenth of a second instead of ten. The proof of an export, which must not find the package loaded, has a
-warm process of its own.
+in that the imports are done. Processes that it starts in the same way are forked, too, so that the ranks of a training
+start within a tenth of a second instead of ten seconds. The proof of an export, which must run without the package, has
+its own warm process.
 
 Workers of multiprocessing's method "spawn" are forked in the same way.
 
 These are executed as usual:
-- `python -c`, which tests use to look at a fresh interpreter;
+- `python -c`, which tests use to examine a fresh interpreter;
 - commands whose environment changes what is read when an interpreter or a library starts (`STARTUP_VARIABLES`);
 - everything, if Z2ALL_TEST_FRESH is set: `Z2ALL_TEST_FRESH=1 pytest ...`.
 """
@@ -51,7 +51,7 @@ _lock = threading.Lock()
 
 
 class WarmPopen(subprocess.Popen):
-    """`subprocess.Popen` that forks where it can."""
+    """A `subprocess.Popen` that forks from a warm process where possible."""
 
     def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any, cwd: Any, env: Any,
@@ -84,7 +84,7 @@ class WarmPopen(subprocess.Popen):
 
 
 def forkable_words(args: Any) -> list[str]:
-    """The words after the interpreter of a command that can be forked, else an empty list."""
+    """Return the words after the interpreter if the command can be forked, otherwise an empty list."""
     if isinstance(args, str | bytes | os.PathLike):
         return []
     command = [os.fspath(word) for word in args]
@@ -112,7 +112,7 @@ def can_fork(environment: dict[str, str]) -> bool:
 
 
 def spawn_worker(path: Any, args: list[Any], passfds: Any) -> int:
-    """`multiprocessing.util.spawnv_passfds` for the workers of the method "spawn"."""
+    """Replace `multiprocessing.util.spawnv_passfds`: fork the workers of the method "spawn"."""
     words = [os.fsdecode(word) for word in args]
     environment = dict(os.environ)
     if words[-1] != "--multiprocessing-fork" or not can_fork(environment):
@@ -123,7 +123,7 @@ def spawn_worker(path: Any, args: list[Any], passfds: Any) -> int:
 
 
 def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
-    """Let the warm process fork one; it becomes our child."""
+    """Let the warm process fork the requested process, which becomes our child, and return its pid."""
     prctl = ctypes.CDLL(None).prctl
     kind = warm_process.BARE if request.words[0] == str(EXPORT_PROOF) else warm_process.PACKAGE
     with _lock:
@@ -140,21 +140,21 @@ def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
 
 
 def use_twin(connection: socket.socket) -> None:
-    """In a fork of the warm process: what it starts is forked from its twin."""
+    """Make a fork of the warm process fork its own processes from its twin."""
     global _is_fork, _can_ask
     _is_fork = _can_ask = True
     _connections[warm_process.PACKAGE] = connection
 
 
 def use_warm_process() -> None:
-    """In pytest: fork from a warm process, which is started when the first fork is asked for."""
+    """Make pytest fork from a warm process, which is started for the first fork."""
     global _can_ask
     _can_ask = True
     replace_popen({**os.environ, **default_environment(2)})
 
 
 def replace_popen(environment: dict[str, str]) -> None:
-    """`environment` is the warm process's own."""
+    """Replace `Popen` and the start of workers; `environment` is that of the warm process."""
     _start_environment.update(environment)
     subprocess.Popen = WarmPopen  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = spawn_worker  # type: ignore[assignment]
@@ -162,7 +162,7 @@ def replace_popen(environment: dict[str, str]) -> None:
 
 
 def _forget_warm_process() -> None:
-    """In a fork that a process makes of itself: the warm process serves its parent."""
+    """Stop using the warm process in a plain `os.fork` of this process: it serves only the parent."""
     global _can_ask
     _can_ask = False
 

@@ -1,4 +1,4 @@
-"""A worker for tests: echoes an order, fails, sleeps or dies."""
+"""A worker for tests that echoes an order, fails, sleeps or dies."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The worker process of an agent: answers, failures, and all kinds of ends."""
+"""Tests of the worker process of an agent: answers, failures, and the ways in which it can end."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def worker() -> Iterator[Worker]:
     worker.end()
 
 
-def test_answers_and_problems(worker: Worker) -> None:
+def test_a_worker_still_answers_after_a_failed_order(worker: Worker) -> None:
     assert worker.ask({"do": "one"}, 60) == {"answer": "one"}
     assert worker.ask({"do": "fail"}, 60) == {"problem": "it hurts"}
     assert worker.ask({"do": "two"}, 60) == {"answer": "two"}
@@ -26,12 +26,12 @@ def test_answers_and_problems(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("order", "said"), [("die", "ended by SIGKILL"), ("exit", "ended with code 1 (no such library)")]
 )
-def test_all_orders_after_the_end_report_it(worker: Worker, order: str, said: str) -> None:
+def test_every_order_reports_that_the_worker_has_ended(worker: Worker, order: str, said: str) -> None:
     for each in (order, "one more"):
         assert worker.ask({"do": each}, 60) == {"problem": said, "ended": True}
 
 
-def test_a_late_worker_is_ended(worker: Worker) -> None:
+def test_a_worker_that_exceeds_the_time_limit_is_killed(worker: Worker) -> None:
     assert worker.ask({"do": "one"}, 60) == {"answer": "one"}
     assert worker.ask({"do": "two", "seconds": 600}, 0.2) == {"problem": "not done within 0 s", "late": True}
     assert worker.ask({"do": "three"}, 60) == {"problem": "ended by SIGKILL", "ended": True}

@@ -1,4 +1,4 @@
-"""Measurements over real sockets."""
+"""Tests of measurements over real sockets."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def test_speed_in_both_directions(listener: Listener) -> None:
+def test_speed_is_measured_in_both_directions(listener: Listener) -> None:
     speed = measure("127.0.0.1", listener.port, TOKEN, 0.05)
     assert speed.latency_us > 0
     assert speed.gigabits_out > 0
@@ -32,10 +32,10 @@ def test_a_wrong_token_is_refused(listener: Listener) -> None:
     assert measure("127.0.0.1", listener.port, TOKEN, 0.01).latency_us > 0
 
 
-def test_an_echo_is_not_taken_for_the_listener() -> None:
+def test_an_echo_server_is_not_mistaken_for_the_listener() -> None:
     def echo(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with connection, suppress(OSError):  # reset, since not all data is read
+        with connection, suppress(OSError):  # a reset, because the client does not read all data
             while data := connection.recv(1024):
                 connection.sendall(data * 4)
 
@@ -51,11 +51,11 @@ def test_a_closed_listener_refuses(listener: Listener) -> None:
         measure("127.0.0.1", listener.port, TOKEN, 0.05)
 
 
-def test_it_listens_on_its_address_only(listener: Listener) -> None:
+def test_a_listener_accepts_connections_only_on_its_own_address(listener: Listener) -> None:
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", listener.port), timeout=3):
         pass
 
 
-def test_source_address() -> None:
+def test_the_source_address_towards_this_machine_is_a_loopback_address() -> None:
     assert source_address("127.0.0.1") == "127.0.0.1"
     assert source_address("localhost") in ("127.0.0.1", "::1")

@@ -1,4 +1,4 @@
-"""The command `z2all doctor`: invalid input is one line, --fix works with --json, failures set the exit code."""
+"""Tests of the command `z2all doctor`: errors of one line, `--fix` with `--json`, and exit codes."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def doctor(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
         ),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+def test_invalid_input_gives_a_one_line_error(words: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "file.yaml").write_text("run_dir: file\n")
     answer = doctor(*words, "--json", cwd=tmp_path)
@@ -43,7 +43,9 @@ def test_bad_input_is_one_line(words: list[str], said: str, tmp_path: Path) -> N
     assert line.startswith(said)
 
 
-def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_fix_removes_a_stale_lock_and_a_failed_check_sets_the_exit_code(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     lock = tmp_path / "ops" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
@@ -54,7 +56,7 @@ def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tm
         section, _, name = key.rpartition(".")
         settings.setdefault(section, {})[name] = value if section == "data" or not section else float(value)
     config = tmp_path / "run.yaml"
-    config.write_text(json.dumps({**settings.pop(""), **settings}))  # JSON is YAML
+    config.write_text(json.dumps({**settings.pop(""), **settings}))  # JSON is valid YAML
     answer = doctor("--fix", "--json", "--config", config, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "ops"))
     assert answer.stderr == f"removed {lock}\n" and not lock.exists()
     findings = json.loads(answer.stdout)
@@ -63,13 +65,13 @@ def test_fix_and_a_run_with_faults(small_corpus: Path, small_tokenizer: Path, tm
     assert failed["value"] == "does not fit model.vocab_size=512"
     assert answer.returncode == 6
     (disk,) = [finding for finding in findings if finding["name"] == "disk speed"]
-    assert str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0  # of the config's run_dir
+    assert str(tmp_path) in disk["value"] and disk["measured"]["bytes_per_second"] > 0  # at the config's run_dir
 
 
 def test_prebuild_reports_each_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stub replaces the build, which takes minutes."""
+    """The second call builds and prints nothing. A stub replaces the real build, which takes minutes."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
 
     def build(command: list[str], environment: dict[str, str], log: Path, stderr_to_log: bool) -> int:

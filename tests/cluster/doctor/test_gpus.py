@@ -1,4 +1,4 @@
-"""Findings about GPUs: simulated ones on any machine, real ones if there are any."""
+"""Tests of the findings about GPUs: simulated GPUs on any machine, and real GPUs where there are any."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.ops.comparing import on_gpu
 from z2all_ds.cluster.doctor.gpus import Gpu, Gpus, judge_driver, judge_links, judge_states, read_gpus
 
 GOOD = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30, (16, 16), slowed=1, uncorrected=0, numa=0)
-"""Slowed by 1: an idle GPU, which is not a fault."""
+"""A healthy GPU; NVML's reason 1 for a low clock means that it is idle."""
 
 
 def changed(**changes: Any) -> Gpu:
@@ -24,11 +24,11 @@ def box(*gpus: Gpu, way: str = "nvlink", cuda: str = "13.0") -> Gpus:
     ("driver", "torch", "status"),
     [("13.0", "13.0", "ok"), ("13.0", "12.8", "ok"), ("12.4", "12.8", "ok"), ("12.8", "13.0", "fail")],
 )
-def test_a_driver_runs_its_own_cuda_and_older_ones(driver: str, torch: str, status: str) -> None:
+def test_a_driver_supports_its_own_major_cuda_version_and_older_ones(driver: str, torch: str, status: str) -> None:
     assert judge_driver(box(GOOD, cuda=driver), torch).status == status
 
 
-def test_healthy_gpus_are_one_line() -> None:
+def test_healthy_gpus_are_reported_in_one_line() -> None:
     (finding,) = judge_states([GOOD, GOOD])
     assert (finding.status, finding.value) == ("ok", "2 x NVIDIA H100 80GB HBM3, 80.0 GiB")
 
@@ -48,12 +48,12 @@ def test_a_faulty_gpu_is_named(changes: dict[str, object], said: str) -> None:
     assert finding.fix
 
 
-def test_two_kinds_in_one_machine() -> None:
+def test_different_gpu_models_in_one_machine_are_a_warning() -> None:
     finding, *_ = judge_states([GOOD, changed(name="NVIDIA A100")])
     assert finding.status == "warn" and finding.value == "1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA A100"
 
 
-def test_pairs() -> None:
+def test_links_between_gpus_are_counted_and_mixed_links_are_a_warning() -> None:
     assert judge_links(box(GOOD)) == []
     (all_linked,) = judge_links(box(GOOD, GOOD, GOOD))
     assert (all_linked.status, all_linked.value) == ("ok", "3 by nvlink")
@@ -66,7 +66,7 @@ def test_pairs() -> None:
 
 @on_gpu[0]
 @on_gpu[1]
-def test_real_gpus() -> None:
+def test_findings_about_real_gpus_agree_with_torch() -> None:
     import torch
 
     found = read_gpus()

@@ -1,4 +1,4 @@
-"""Checks of the inputs of a run config: one line per problem."""
+"""Tests of the checks of a run config's inputs: each problem is one finding."""
 
 import shutil
 from pathlib import Path
@@ -30,14 +30,16 @@ def own_corpus(small_corpus: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_corpus, tmp_path / "corpus"))
 
 
-def test_valid_inputs(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_valid_inputs_have_no_problems(small_corpus: Path, small_tokenizer: Path) -> None:
     findings = found(small_corpus, small_tokenizer)
     assert [finding.name for finding in findings] == ["tokenizer", "data", "shards", "DeepSpeed JSON"]
     assert not_ok(findings) == []
     assert findings[0].value == "1,012 ids for model.vocab_size=1,024"
 
 
-def test_a_tokenizer_that_is_too_large_or_much_too_small(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_too_large_tokenizer_is_a_failure_and_a_much_too_small_one_a_warning(
+    small_corpus: Path, small_tokenizer: Path
+) -> None:
     (failure,) = not_ok(found(small_corpus, small_tokenizer, "model.vocab_size=512"))
     assert failure.name.startswith("tokenizer ") and failure.status == "fail"
     assert failure.fix == "Set model.vocab_size to 1024 or more."
@@ -50,13 +52,13 @@ def test_a_missing_tokenizer_is_reported_once(small_corpus: Path, tmp_path: Path
     assert failure.status == "fail" and str(tmp_path / "none") in failure.name
 
 
-def test_a_missing_corpus_and_an_unknown_json(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_missing_corpus_and_an_unknown_deepspeed_json_are_failures(small_tokenizer: Path, tmp_path: Path) -> None:
     gone, unknown = not_ok(found(tmp_path / "nowhere", small_tokenizer, "deepspeed=zero7"))
     assert (gone.status, unknown.status) == ("fail", "fail")
     assert "nowhere" in gone.name and "zero7" in unknown.name
 
 
-def test_truncated_and_missing_shards(own_corpus: Path, small_tokenizer: Path) -> None:
+def test_truncated_and_missing_shards_are_one_failure(own_corpus: Path, small_tokenizer: Path) -> None:
     first, second = sorted(own_corpus.glob("*.jsonl"))[1:3]
     first.write_bytes(first.read_bytes()[:-100])
     (failure,) = not_ok(found(own_corpus, small_tokenizer))
@@ -82,7 +84,9 @@ def test_held_out_shards_are_checked(small_corpus: Path, own_corpus: Path, small
 
 
 @pytest.mark.parametrize("suffix", [".tokens", ".ends"])
-def test_tokens(suffix: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_of_a_tokenized_corpus_is_a_failure(
+    suffix: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path)
     assert not_ok(found(tmp_path, small_tokenizer)) == []
     file = sorted(tmp_path.glob(f"*{suffix}"))[-1]
@@ -91,7 +95,7 @@ def test_tokens(suffix: str, small_corpus: Path, small_tokenizer: Path, tmp_path
     assert failure.name == str(file) and "z2all corpus tokenize" in failure.fix
 
 
-def test_adopted_parquet(tmp_path: Path) -> None:
+def test_a_truncated_shard_of_an_adopted_parquet_corpus_is_an_error(tmp_path: Path) -> None:
     table = pa.table({"text": ["some words"] * 50})
     for name in ("a", "b"):
         pq.write_table(table, tmp_path / f"{name}.parquet")
@@ -107,7 +111,7 @@ def test_shards_in_an_object_store_are_skipped() -> None:
     assert shards_of("memory://nothing/there").status == "ok"
 
 
-def test_offload_to_a_disk_needs_its_library(
+def test_nvme_offload_without_libaio_is_a_failure(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linker = tmp_path / "c++"

@@ -1,4 +1,4 @@
-"""The doctor on this machine, and its findings about problems that are created with real files."""
+"""Tests of the doctor on this machine, and of its findings about problems created with real files."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def found(name: str, folder: Path) -> Finding:
 
 @pytest.fixture(autouse=True)
 def own_extension_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replaces the user's cache, which may contain locks of running builds."""
+    """Replace the user's extension folder, which may contain locks of running builds, and return the new one."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
     return tmp_path / "ops"
 
@@ -58,14 +58,14 @@ def test_all_fast_checks_run(tmp_path: Path) -> None:
         assert bool(finding.fix) == (finding.status != "ok")
 
 
-def test_slow_checks(tmp_path: Path) -> None:
+def test_slow_checks_run_and_all_packages_load(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in examine_further(tmp_path)}
     assert list(findings)[:3] == ["packages load", "disk speed", "Hugging Face hub"]
     assert findings["packages load"].status == "ok"
     assert findings["packages load"].value.startswith("torch and deepspeed")
 
 
-def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_are_printed_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     findings = [
         Finding("disk [x]", "fail", "[full]", "Free some.", measured={"bytes_per_second": 5.5}),
         Finding("python", "ok", "3.11.7"),
@@ -92,7 +92,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         (None, "fail"),
     ],
 )
-def test_versions(version: str | None, status: str) -> None:
+def test_an_untested_version_is_a_warning_and_a_missing_package_a_failure(version: str | None, status: str) -> None:
     assert judge_package("torch", version, "2.11", "2.13").status == status
 
 
@@ -101,7 +101,7 @@ def test_an_optional_package_may_be_missing() -> None:
     assert judge_package("deepspeed", "0.19.9", "0.19.8", "0.19.8").status == "warn"
 
 
-def test_the_other_apex_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pypis_apex_is_distinguished_from_nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     (site / "apex").mkdir(parents=True)
     (site / "apex" / "__init__.py").touch()
@@ -113,7 +113,7 @@ def test_the_other_apex_is_recognised(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found("apex", tmp_path).value == "0.9.10 (NVIDIA's)"
 
 
-def test_unmet_requirements() -> None:
+def test_unmet_requirements_are_reported() -> None:
     installed = {"torch": "2.13.0+cpu", "triton": "3.5.0", "flash-attn": "2.8.3"}
     demands = {
         "torch": ["triton==3.6.0; platform_system == 'Linux'", "numpy>=9; extra == 'x'", "sympy>=1.13"],
@@ -125,7 +125,7 @@ def test_unmet_requirements() -> None:
     assert unmet_requirements({**installed, "triton": "3.6.0"}, demands) == []
 
 
-def test_two_packages_with_conflicting_requirements() -> None:
+def test_conflicting_requirements_of_two_packages_are_one_finding() -> None:
     installed = {"a": "1", "b": "2", "Some_C": "3"}
     (finding,) = unmet_requirements(installed, {"a": ["some-c<3"], "b": ["some.c>3"]})
     assert finding.value == "a 1 needs Some_C<3; b 2 needs Some_C>3, installed is 3"
@@ -151,10 +151,12 @@ def test_a_conflicting_version_is_reported_once(tmp_path: Path, monkeypatch: pyt
         ("flash-attn", "2.8.3", "2.11.0", "13.0", True),  # built from source
         ("xformers", "0.0.35+cu128", "2.11.0", "13.0", False),
         ("xformers", "0.0.35+cu128", "2.11.0", "12.8", True),
-        ("xformers", "0.0.35+cu128", "2.11.0+cpu", None, True),  # nothing loads its kernels
+        ("xformers", "0.0.35+cu128", "2.11.0+cpu", None, True),  # a CPU build of torch loads no kernels
     ],
 )
-def test_kernels_are_built_for_one_torch(name: str, version: str, torch: str, cuda: str | None, fits: bool) -> None:
+def test_kernels_built_for_another_torch_or_cuda_are_reported(
+    name: str, version: str, torch: str, cuda: str | None, fits: bool
+) -> None:
     found = built_for_another_torch({"torch": torch, name: version}, cuda)
     assert (found == []) == fits
 
@@ -170,8 +172,10 @@ def test_kernels_are_built_for_one_torch(name: str, version: str, torch: str, cu
         ("", "deepspeed does not (ModuleNotFoundError: No module named 'torch.distributed')"),
     ],
 )
-def test_packages_that_do_not_load(module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports a stub of torch that precedes the installed one."""
+def test_a_package_that_cannot_be_imported_is_a_failure(
+    module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stub of torch precedes the installed package on the import path."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(module)
     if not module:
@@ -188,7 +192,7 @@ def test_torch_must_see_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = judge_loading(0, "loading torch\nloading deepspeed\ngpus 0\n", "", visible=8)
     assert (finding.status, finding.value) == ("fail", "torch can use 0 of 8 GPUs")
     assert judge_loading(0, "gpus 8\n", "", visible=8).value == "torch and deepspeed, with 8 GPU(s)"
-    monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # reported by `gpus.check`
+    monkeypatch.setattr(machine, "torch_build_name", lambda: "py311_cpu")  # a CPU build is reported by `gpus.check`
     assert judge_loading(0, "gpus 0\n", "", visible=8).status == "ok"
 
 
@@ -201,18 +205,18 @@ def test_torch_must_see_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nothing of the kind", "warn"),
     ],
 )
-def test_nvcc_against_torchs_cuda(said: str, status: str) -> None:
+def test_nvcc_of_another_major_version_than_torchs_cuda_is_a_warning(said: str, status: str) -> None:
     assert judge_nvcc("/usr/local/cuda/bin/nvcc", said, "13.0").status == status
     assert judge_nvcc(None, "", "13.0").status == "ok"
 
 
-def test_an_architecture_with_a_letter() -> None:
+def test_a_gpu_architecture_with_a_letter_is_reported() -> None:
     (finding,) = gpu_architectures({"TORCH_CUDA_ARCH_LIST": "8.0;9.0a"})
     assert "'8.0;9.0'" in finding.fix
     assert gpu_architectures({"TORCH_CUDA_ARCH_LIST": "8.0;9.0"}) == gpu_architectures({}) == []
 
 
-def test_interpreter_paths() -> None:
+def test_a_too_long_interpreter_path_or_one_with_a_blank_is_a_warning() -> None:
     assert interpreter_path("/" + "x" * 124).status == "ok"
     assert interpreter_path("/" + "x" * 125).status == "warn"
     assert interpreter_path("/my files/bin/python").status == "warn"
@@ -226,7 +230,7 @@ def test_missing_compiler_is_a_failure_with_its_fix(tmp_path: Path, monkeypatch:
     assert "apt install g++" in finding.fix
 
 
-def test_another_ninja_first_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_ninja_first_on_the_path_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_bin = Path(sys.executable).parent
     if not (own_bin / "ninja").exists():
         pytest.skip("ninja is not in the interpreter's own folder")
@@ -238,12 +242,12 @@ def test_another_ninja_first_on_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert found("ninja", tmp_path).status == "ok"
 
 
-def test_ops_and_locks(tmp_path: Path, own_extension_folder: Path) -> None:
+def test_built_ops_and_build_locks_are_reported(tmp_path: Path, own_extension_folder: Path) -> None:
     assert found("op cpu_adam", tmp_path).value.startswith("not built")
     pretend_built(own_extension_folder, "cpu_adam", Path("/other/venv/deepspeed"))
     assert found("op cpu_adam", tmp_path).value.startswith("not built")
     plan = pretend_built(own_extension_folder, "cpu_adam") / "build.ninja"
-    os.utime(plan, (time.time() + 60,) * 2)  # later than the op: that build was killed
+    os.utime(plan, (time.time() + 60,) * 2)  # newer than the op: the build was killed
     assert found("op cpu_adam", tmp_path).value.startswith("not built")
     pretend_built(own_extension_folder, "cpu_adam")
     lock = own_extension_folder / "cpu_adam" / "lock"
@@ -271,12 +275,14 @@ def test_an_invalid_folder_for_ops_is_reported_once(tmp_path: Path, monkeypatch:
         ((500, 1000), "warn", "`--ulimit nofile=65536`"),  # the hard limit is too low
     ],
 )
-def test_limits(limits: tuple[int, int], status: str, fix: str) -> None:
+def test_a_low_limit_is_a_warning_with_a_fix_within_the_hard_limit(
+    limits: tuple[int, int], status: str, fix: str
+) -> None:
     finding = resources.judge_limit("open files", limits, 4096, "-n", "nofile")
     assert finding.status == status and fix in finding.fix
 
 
-def test_locked_memory_is_for_infiniband(tmp_path: Path) -> None:
+def test_a_low_limit_of_locked_memory_is_a_warning_only_with_infiniband(tmp_path: Path) -> None:
     assert not resources.has_infiniband(tmp_path / "none") and not resources.has_infiniband(tmp_path)
     (tmp_path / "mlx5_0").mkdir()
     assert resources.has_infiniband(tmp_path)
@@ -286,7 +292,7 @@ def test_locked_memory_is_for_infiniband(tmp_path: Path) -> None:
     assert resources.judge_locked_memory(resource.RLIM_INFINITY, infiniband=True).value == "no limit"
 
 
-def test_shared_memory_that_is_small_or_full() -> None:
+def test_small_or_full_shared_memory_is_a_warning() -> None:
     small = resources.judge_shared_memory(64 * 2**20, 64 * 2**20)
     full = resources.judge_shared_memory(8 * 2**30, 2**20)
     assert (small.status, small.value) == ("warn", "64.0 MiB") and "--shm-size" in small.fix
@@ -294,14 +300,14 @@ def test_shared_memory_that_is_small_or_full() -> None:
     assert resources.judge_shared_memory(8 * 2**30, 4 * 2**30).status == "ok"
 
 
-def test_little_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_free_main_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((3 * 10**9, "warn"), (5 * 10**9, "ok")):
         monkeypatch.setattr(resources, "available_bytes", lambda free=free: free)
         finding = resources.main_memory()
         assert finding.status == status and bool(finding.fix) == (status == "warn")
 
 
-def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     assert require_folder(tmp_path / "not" / "made" / "yet") == tmp_path
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -313,7 +319,7 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
         require_folder(tmp_path / ("x" * 300))
 
 
-def test_low_limit_of_open_files(tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_is_a_warning(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
@@ -324,7 +330,7 @@ def test_low_limit_of_open_files(tmp_path: Path) -> None:
     assert "ulimit -n" in finding.fix
 
 
-def test_disk_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_speed_is_measured_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = resources.disk_speed(tmp_path / "not" / "made" / "yet")
     assert finding.name == "disk speed" and f"/s written and synced at {tmp_path}" in finding.value
     assert list(tmp_path.iterdir()) == []
@@ -337,25 +343,27 @@ def test_disk_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.measured == {}
 
 
-def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "SLOW_DISK", 1e18)
     monkeypatch.setattr(resources, "SPEED_BYTES", 2**20)
     (finding,) = resources.disk_speed(tmp_path)
     assert finding.status == "warn" and "write runs to another disk" in finding.fix and finding.measured
 
 
-def test_numa_nodes(tmp_path: Path) -> None:
+def test_two_numa_nodes_are_listed_with_their_processors(tmp_path: Path) -> None:
     found = []
     for node, processors in (("node0", "0-15"), ("node1", "16-31")):
         (tmp_path / node).mkdir()
         (tmp_path / node / "cpulist").write_text(f"{processors}\n")
         found.append(resources.numa(tmp_path))
-    assert found[0] == []  # one node is not reported
+    assert found[0] == []  # a single node is not reported
     (finding,) = found[1]
     assert finding.value == "0: processors 0-15; 1: processors 16-31"
 
 
-def test_no_address_and_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_address_and_a_missing_home_folder_are_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hostname").write_text("#!/bin/sh\n")
     (tmp_path / "hostname").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

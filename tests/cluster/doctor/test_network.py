@@ -1,4 +1,4 @@
-"""Harmful settings, interface names as NCCL parses them, and reachable and unreachable hubs."""
+"""Tests of the checks of NCCL settings, interface names and hubs."""
 
 import socket
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("^=eth", True),
     ],
 )
-def test_interfaces_are_named_as_nccl_reads_them(value: str, named: bool) -> None:
+def test_interface_names_are_matched_as_nccl_matches_them(value: str, named: bool) -> None:
     assert names_interface(value, ["lo", "eth0"]) is named
 
 
@@ -58,7 +58,7 @@ def test_interfaces_are_named_as_nccl_reads_them(value: str, named: bool) -> Non
         (("HOME", "/root"), "ok"),
     ],
 )
-def test_settings(setting: tuple[str, str], status: str) -> None:
+def test_harmful_settings_are_reported(setting: tuple[str, str], status: str) -> None:
     (finding,) = judge_settings(dict([setting]), ["lo", "eth0"], has_infiniband=True)
     assert finding.status == status
     assert finding.name == ("NCCL and gloo settings" if status == "ok" else "=".join(setting))
@@ -70,7 +70,7 @@ def test_ib_settings_are_fine_without_infiniband() -> None:
     assert finding.status == "ok"
 
 
-def test_a_hub_that_answers_and_one_that_does_not(listening: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported_but_not_a_problem(listening: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listening}")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     hugging_face, wandb = hubs()
@@ -80,7 +80,7 @@ def test_a_hub_that_answers_and_one_that_does_not(listening: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("address", ["http://hub:abc", "huggingface.co", "ftp://hub", "https://", "http://[::1"])
-def test_invalid_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_hub_address_is_a_warning(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setenv("WANDB_BASE_URL", address)
     found = hubs()
@@ -105,7 +105,7 @@ def test_the_proxy_is_tried_instead_of_the_hub(listening: int) -> None:
     assert "no.such.host.invalid" in why_unreachable("https://no.such.host.invalid", {})
 
 
-def test_an_interface_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_does_not_exist_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nosuch0")
     assert "fail" in [finding.status for finding in network.settings()]
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")

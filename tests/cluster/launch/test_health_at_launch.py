@@ -1,4 +1,4 @@
-"""A launch tests the health of its nodes once, and remembers the failures at restarts."""
+"""Tests of the health test at launch, which runs once and whose failures are remembered at restarts."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from z2all_ds.cluster.preflight.health_run import Health
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Replaces the preflight, with a slow n1; returns the (health, exclude_slow) of all calls."""
+    """Replace the preflight by one that finds n1 slow, and return the (health, exclude_slow) of all calls."""
     asked: list[tuple[bool, bool]] = []
 
     def preflight(subject: Subject, health: bool, exclude_slow: bool) -> Preflight:
@@ -34,20 +34,22 @@ def launch(tmp_path: Path, *, health: bool = True, exclude_slow: bool = False, d
     return Launch(options, [f"run_dir={tmp_path / 'run'}"])
 
 
-def test_only_at_the_first_start(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_health_is_tested_only_at_the_first_start(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path)
     assert [job.check_nodes().unfit() for _ in range(3)] == [[], [], []]
     assert asked == [(True, False), (False, False), (False, False)]
 
 
 @pytest.mark.parametrize("options", [{"health": False}, {"dry_run": True}])
-def test_not_at_all(tmp_path: Path, asked: list[tuple[bool, bool]], options: dict[str, bool]) -> None:
+def test_health_is_not_tested_if_disabled_or_in_a_dry_run(
+    tmp_path: Path, asked: list[tuple[bool, bool]], options: dict[str, bool]
+) -> None:
     job = launch(tmp_path, **options)
     job.check_nodes()
     assert asked == [(False, False)]
 
 
-def test_slow_nodes_stay_excluded(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
+def test_slow_nodes_stay_excluded_at_restarts(tmp_path: Path, asked: list[tuple[bool, bool]]) -> None:
     job = launch(tmp_path, exclude_slow=True)
     assert [job.check_nodes().unfit() for _ in range(3)] == [["n1"], ["n1"], ["n1"]]
     assert len(job.check_nodes().failures) == 1

@@ -1,4 +1,4 @@
-"""Real launches over real sshds on the nodes of a lab: the losses of one node, faults, restarts, nothing left."""
+"""Tests of real launches over ssh on the nodes of a lab: losses, faults, restarts and leftover processes."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import read_records
 
 TOLERANCE = 1e-6
-"""fp32 sums of the same samples in another order; losses are about 7."""
+"""For fp32 sums of the same samples in another order; losses are about 7."""
 SHAPE = ("train.global_batch=12", "train.micro_batch=2", "train.hang_seconds=8", "checkpoint.every_steps=5")
 STEPS = 40
 
@@ -39,7 +39,7 @@ def _all_nodes_are_well(nodes: list[Node]) -> Iterator[None]:
 
 
 class Launches:
-    """What all tests here say alike."""
+    """The nodes and settings that all launches of a test share."""
 
     def __init__(self, nodes: list[Node], place: Path, corpus: Path, tokenizer: Path) -> None:
         self.nodes, self.place, self.corpus, self.tokenizer = nodes, place, corpus, tokenizer
@@ -47,12 +47,12 @@ class Launches:
     def start(self, name: str, options: list[str], overrides: list[str], nodes: list[Node] | None = None) -> NodeLaunch:
         hostfile = write_hostfile(self.place / f"{name}.yaml", nodes or self.nodes)
         arguments = run_arguments(self.place / name, self.corpus, self.tokenizer, *SHAPE, *overrides)
-        if "--health" not in options:  # it has tests of its own, and takes some seconds
+        if "--health" not in options:  # it has its own tests and takes several seconds
             options = [*options, "--no-health"]
         return NodeLaunch(self.nodes[0], "launch", "--hostfile", str(hostfile), *options, "--", *arguments)
 
     def alone(self, name: str, *overrides: str) -> list[float]:
-        """The same training by one rank that nothing happens to."""
+        """Run the same training with one rank and without faults, and return its losses."""
         done = train(self.place / name, self.corpus, self.tokenizer, *SHAPE, *overrides, ranks=1)
         assert done.returncode == 0, done.stderr
         return losses(self.place / name)
@@ -83,7 +83,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_the_losses_of_one_node(
+def test_several_nodes_have_the_losses_of_one_rank(
     launches: Launches, undisturbed: list[float], number: int, json: str, launcher: str
 ) -> None:
     if launcher == "openmpi" and not shutil.which("ompi_info"):
@@ -97,7 +97,7 @@ def test_the_losses_of_one_node(
 
 
 @pytest.mark.extended
-def test_the_line_for_those_who_prefer_it(launches: Launches, undisturbed: list[float]) -> None:
+def test_the_command_line_that_a_dry_run_prints_works(launches: Launches, undisturbed: list[float]) -> None:
     overrides = ["deepspeed=zero1", f"train.steps={STEPS}", "train.stop_at_step=3"]
     shown = launches.start("run", ["--dry-run"], overrides, launches.nodes[:2])
     assert shown.wait() == 0, shown.output
@@ -108,8 +108,8 @@ def test_the_line_for_those_who_prefer_it(launches: Launches, undisturbed: list[
 
 
 @pytest.mark.extended
-def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float]) -> None:
-    """Three nodes; a rank is killed, another one stopped, a node dies, two go on, it comes back, three go on."""
+def test_a_launch_survives_one_fault_after_another(launches: Launches, undisturbed: list[float]) -> None:
+    """A rank is killed, another one is stopped, and a node dies; two nodes continue, and all three once it is back."""
     run_dir, (_, second, third) = launches.place / "run", launches.nodes
     options = ["--restarts", "9", "--min-nodes", "2"]
     overrides = [f"train.steps={STEPS}", "deepspeed=zero1", "checkpoint.snapshot_every=1"]
@@ -139,7 +139,7 @@ def test_one_fault_after_the_other(launches: Launches, undisturbed: list[float])
 
 
 @pytest.mark.extended
-def test_a_cut_link(launches: Launches, undisturbed: list[float]) -> None:
+def test_a_launch_continues_without_a_node_whose_link_is_cut(launches: Launches, undisturbed: list[float]) -> None:
     run_dir, third = launches.place / "run", launches.nodes[2]
     overrides = [f"train.steps={STEPS}", "train.stop_at_step=12", "deepspeed=zero1"]
     launch = launches.start("run", ["--restarts", "1", "--min-nodes", "2"], overrides)
@@ -159,8 +159,8 @@ def test_a_cut_link(launches: Launches, undisturbed: list[float]) -> None:
 
 
 @pytest.mark.extended
-def test_a_full_disk_on_one_node(launches: Launches, undisturbed: list[float]) -> None:
-    """Its view of the run's folder becomes a small full disk: saves fail there, and it is left out."""
+def test_a_launch_continues_without_a_node_whose_disk_is_full(launches: Launches, undisturbed: list[float]) -> None:
+    """A small full disk is mounted over the run folder on one node, so that saves fail there."""
     run_dir, second = launches.place / "run", launches.nodes[1]
     overrides = [f"train.steps={STEPS}", "deepspeed=zero1", "checkpoint.background=never"]
     launch = launches.start("run", ["--restarts", "2", "--min-nodes", "2"], overrides)
@@ -177,7 +177,7 @@ def test_a_full_disk_on_one_node(launches: Launches, undisturbed: list[float]) -
 
 
 @pytest.mark.extended
-def test_an_unfit_node_is_named_and_can_be_left_out(launches: Launches, tmp_path: Path) -> None:
+def test_an_unfit_node_is_named_and_can_be_excluded(launches: Launches, tmp_path: Path) -> None:
     keys = launches.nodes[2].folder / "ssh" / "authorized_keys"
     right = keys.read_text()
     try:
@@ -194,7 +194,7 @@ def test_an_unfit_node_is_named_and_can_be_left_out(launches: Launches, tmp_path
 
 
 @pytest.mark.extended
-def test_an_old_package_on_one_node(launches: Launches, tmp_path: Path) -> None:
+def test_a_node_with_an_older_package_is_refused(launches: Launches, tmp_path: Path) -> None:
     import z2all_ds
 
     file, third = Path(z2all_ds.__file__), launches.nodes[2]
@@ -209,7 +209,7 @@ def test_an_old_package_on_one_node(launches: Launches, tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
+def test_a_launch_listens_only_on_its_own_addresses_and_saves_on_sigterm(launches: Launches) -> None:
     run_dir = launches.place / "run"
     launch = launches.start("run", [], ["train.steps=100000", "deepspeed=zero3"], launches.nodes[:2])
     launch.wait_for_steps(run_dir, 3)
@@ -225,7 +225,7 @@ def test_asked_to_stop_it_saves_on_all_nodes(launches: Launches) -> None:
 
 
 @pytest.mark.extended
-def test_two_ctrl_c_end_it_at_once_and_leave_nothing(launches: Launches) -> None:
+def test_a_second_ctrl_c_ends_the_launch_at_once_and_leaves_nothing(launches: Launches) -> None:
     run_dir, used = launches.place / "run", launches.nodes[:2]
     overrides = ["train.steps=100000", "checkpoint.snapshot_every=1", "checkpoint.every_steps=100000"]
     launch = launches.start("run", [], overrides, used)
@@ -233,7 +233,7 @@ def test_two_ctrl_c_end_it_at_once_and_leave_nothing(launches: Launches) -> None
     assert all(snapshots_in(node) for node in used)
     (command,) = [pid for pid, text in used[0].processes("z2all_ds launch").items() if "nsenter" not in text]
     for rank in map(rank_on, used):
-        os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
+        os.kill(rank, signal.SIGSTOP)  # else the first request would be completed before the second
     os.kill(command, signal.SIGINT)
     launch.wait_for_words("repeat to end it at once")
     os.kill(command, signal.SIGINT)
@@ -263,7 +263,9 @@ def test_a_killed_launcher_leaves_nothing(launches: Launches, launcher: str) -> 
 
 
 @pytest.mark.extended
-def test_nothing_secret_is_shown_or_on_a_command_line(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_neither_printed_nor_saved_nor_on_a_command_line(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-secret-0123")
     run_dir = launches.place / "run"
     launch = launches.start("run", [], ["train.steps=100000"], launches.nodes[:2])

@@ -1,4 +1,4 @@
-"""`z2all launch` without a second machine: a hostfile with localhost, and errors before the start."""
+"""Tests of `z2all launch` without a second machine: a hostfile with localhost, and errors before the start."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ def launch(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "z2all_ds", "launch", *words], capture_output=True, text=True)
 
 
-def test_one_box_needs_no_ssh(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_launch_on_this_machine_needs_no_ssh(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, "train.steps=2", "deepspeed=zero1")
     done = launch("--hostfile", str(tmp_path / "hosts"), "--", *arguments)
@@ -23,7 +23,7 @@ def test_one_box_needs_no_ssh(tmp_path: Path, small_corpus: Path, small_tokenize
     assert len(losses(tmp_path / "run")) == 2
 
 
-def test_what_is_this_machine() -> None:
+def test_only_localhost_without_an_ssh_port_is_this_machine() -> None:
     assert is_this_machine([Node(name="localhost", slots=2)])
     assert not is_this_machine([Node(name="localhost", slots=2, ssh=SshAccess(port=2222))])
     assert not is_this_machine([Node(name="node1", slots=2)])
@@ -38,7 +38,7 @@ def test_what_is_this_machine() -> None:
         ("n1 slots=1", [], ["train.stepz=1"], 2, "train.stepz: no such setting. Did you mean train.steps?"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_input_gives_a_one_line_error(
     tmp_path: Path, hostfile: str, options: list[str], arguments: list[str], code: int, line: str
 ) -> None:
     (tmp_path / "hosts").write_text(hostfile)

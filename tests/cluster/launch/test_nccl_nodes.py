@@ -1,7 +1,7 @@
-"""Real launches with NCCL: two nodes that share one GPU, each in its own namespaces with its own sshd.
+"""Tests of real launches with NCCL on two nodes that share one GPU, each in its own namespaces with its own sshd.
 
-NCCL takes them for two machines and goes over sockets, so what is true between machines is true here: nothing tells a
-rank that another one hangs, and collectives wait.
+NCCL treats them as two machines and uses sockets. As between real machines, a rank is not notified when another one
+hangs, and collectives wait.
 """
 
 import json
@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.skipif(bool(why_no_nodes()), reason=why_no_nodes() or "they can be started"),
 ]
 TOLERANCE = 2e-3
-"""Sums in bf16 of the same samples in another order; losses are about 7. It grows with the steps (seen: 3.8e-3 in
-step 59)."""
+"""For bf16 sums of the same samples in another order; losses are about 7. The difference grows with the steps (3.8e-3
+was measured in step 59)."""
 COMPARED = 20
 SHAPE = ("train.global_batch=4", "train.micro_batch=2", "train.hang_seconds=8", "data.num_workers=1")
 STEPS = 300
@@ -38,7 +38,7 @@ START_SECONDS = 120.0
 
 
 class Launches:
-    """From one hostfile."""
+    """The settings of all launches with one hostfile."""
 
     def __init__(self, hostfile: Path, corpus: Path, tokenizer: Path) -> None:
         self.hostfile, self.corpus, self.tokenizer = hostfile, corpus, tokenizer
@@ -57,7 +57,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small
 
 @pytest.fixture(scope="module")
 def by_one_rank(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> list[float]:
-    """By one rank on the same GPU."""
+    """Return the losses of one rank on the same GPU."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     overrides = (*SHAPE, f"train.steps={STEPS}", f"train.stop_at_step={COMPARED}", "deepspeed=zero1")
     done = train(run_dir, small_corpus, small_tokenizer, *overrides, ranks=1)
@@ -67,7 +67,7 @@ def by_one_rank(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, sm
 
 @pytest.fixture(scope="module")
 def by_two_nodes(launches: Launches, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """To whom nothing happens."""
+    """Return the losses of two nodes without faults."""
     run_dir = tmp_path_factory.mktemp("two_nodes") / "run"
     answer = z2all(*launches.words(run_dir, [], "deepspeed=zero1", STOP))
     assert answer.returncode == 0, answer.stderr
@@ -76,7 +76,7 @@ def by_two_nodes(launches: Launches, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def rank_on(node: str) -> int:
-    """The process of its only rank."""
+    """Return the pid of the only rank on a node."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,7 +92,7 @@ def rank_on(node: str) -> int:
         ):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             found.append((int(process.name), parent))
-    (rank,) = [pid for pid, parent in found if parent not in {pid for pid, _ in found}]  # not its loader's workers
+    (rank,) = [pid for pid, parent in found if parent not in {pid for pid, _ in found}]  # excludes its data workers
     return rank
 
 
@@ -131,7 +131,7 @@ def test_the_health_test_uses_nccl(launches: Launches, tmp_path: Path) -> None:
     assert health.startswith("2 nodes on cuda: ")
 
 
-def test_the_losses_of_one_rank(
+def test_two_nodes_have_the_losses_of_one_rank(
     launches: Launches, by_one_rank: list[float], by_two_nodes: list[float], tmp_path: Path
 ) -> None:
     answer = z2all(*launches.words(tmp_path / "run", [], "deepspeed=zero3", f"train.stop_at_step={COMPARED}"))
@@ -141,7 +141,9 @@ def test_the_losses_of_one_rank(
         assert found == pytest.approx(by_one_rank, abs=TOLERANCE)
 
 
-def test_a_killed_rank_and_a_restart(launches: Launches, by_two_nodes: list[float], tmp_path: Path) -> None:
+def test_a_restart_after_a_killed_rank_gives_the_same_losses(
+    launches: Launches, by_two_nodes: list[float], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     options = ["--restarts", "1", "--no-health"]
     overrides = ("deepspeed=zero1", STOP, "checkpoint.every_steps=5")
@@ -159,8 +161,8 @@ def test_a_killed_rank_and_a_restart(launches: Launches, by_two_nodes: list[floa
     assert nobody_is_left()
 
 
-def test_a_rank_without_data(launches: Launches, tmp_path: Path) -> None:
-    """Its process waits for data; the other one waits for it in NCCL."""
+def test_a_rank_that_waits_for_data_is_reported_as_a_hang(launches: Launches, tmp_path: Path) -> None:
+    """The rank waits for its stopped data workers, while the other rank waits for it in NCCL."""
     run_dir = tmp_path / "run"
     with z2all_beside(*launches.words(run_dir, ["--no-health"], "deepspeed=zero1")) as process:
         wait_for_steps(run_dir, 7, process)
@@ -182,7 +184,7 @@ def test_a_rank_without_data(launches: Launches, tmp_path: Path) -> None:
     assert nobody_is_left()
 
 
-def test_a_stopped_rank(launches: Launches, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_reported_as_a_hang(launches: Launches, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with z2all_beside(*launches.words(run_dir, ["--no-health"], "deepspeed=zero3")) as process:
         wait_for_steps(run_dir, 7, process)

@@ -1,4 +1,4 @@
-"""The orders of every node, and the files and description of a launch."""
+"""Tests of the orders of every node, and of the files and the description of a launch."""
 
 import shlex
 from pathlib import Path
@@ -29,7 +29,7 @@ def equal_nodes() -> list[Node]:
     return [Node(name="n1", slots=1), Node(name="n2", slots=3)]
 
 
-def test_inside_and_outside_address_of_the_master(tmp_path: Path) -> None:
+def test_the_master_has_its_inside_address_and_other_nodes_its_outside_address(tmp_path: Path) -> None:
     orders = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).orders
     assert (orders["box1"].master_address, orders["box1"].master_port) == ("172.17.0.2", 9527)
     assert (orders["box2"].master_address, orders["box2"].master_port) == ("192.0.2.11", 30846)
@@ -40,13 +40,13 @@ def test_inside_and_outside_address_of_the_master(tmp_path: Path) -> None:
     assert "ONLY" not in orders["box1"].environment
 
 
-def test_without_preflight_names_are_used(tmp_path: Path) -> None:
+def test_without_a_preflight_the_names_of_nodes_are_used(tmp_path: Path) -> None:
     orders = plan(equal_nodes(), {}, tmp_path).orders
     assert {(order.master_address, order.master_port) for order in orders.values()} == {("n1", 29501)}
     assert all("GLOO_SOCKET_IFNAME" not in order.environment for order in orders.values())
 
 
-def test_forwarded_variables(tmp_path: Path) -> None:
+def test_only_selected_variables_are_forwarded_to_the_nodes(tmp_path: Path) -> None:
     given = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush", "HOME": "/x", "TORCH_EXTENSIONS_DIR": "/y", "SSH_TTY": "z"}
     found = plan(equal_nodes(), EQUAL, tmp_path, **given).orders["n2"].environment
     assert {name: found.get(name) for name in given} == {
@@ -56,7 +56,7 @@ def test_forwarded_variables(tmp_path: Path) -> None:
     }
 
 
-def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> None:
+def test_files_are_private_to_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> None:
     from deepspeed.launcher.runner import fetch_hostfile
 
     made = plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO", WANDB_API_KEY="hush")
@@ -71,7 +71,7 @@ def test_files_are_for_their_owner_and_deepspeed_reads_them(tmp_path: Path) -> N
     assert load_run_config(str(tmp_path / "launch" / "run.yaml")) == RunConfig(run_dir=str(tmp_path))
 
 
-def test_the_description_has_no_secret(tmp_path: Path) -> None:
+def test_the_description_hides_secrets(tmp_path: Path) -> None:
     shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").describe()
     assert "hush" not in shown
     assert "WANDB_API_KEY='***'" in shown
@@ -79,7 +79,7 @@ def test_the_description_has_no_secret(tmp_path: Path) -> None:
     assert "StrictHostKeyChecking accept-new" in shown
 
 
-def test_settings_that_deepspeed_s_launchers_do_not_support(tmp_path: Path) -> None:
+def test_settings_that_deepspeeds_launchers_do_not_support_are_listed(tmp_path: Path) -> None:
     assert plan(equal_nodes(), EQUAL, tmp_path, NCCL_DEBUG="INFO").unsupported_settings() == []
     differing = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path).unsupported_settings()
     assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]

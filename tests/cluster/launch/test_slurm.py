@@ -1,4 +1,4 @@
-"""Launches by DeepSpeed's slurm launcher: on real slurm daemons, and what is read and refused without any."""
+"""Tests of launches with DeepSpeed's slurm launcher: with real slurm daemons, and parsing and errors without them."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ from z2all_ds.cluster.launch.plan import LaunchPlan, make_plan
 from z2all_ds.cluster.nodes import Node as PlannedNode
 
 TOLERANCE = 1e-6
-"""fp32 sums of the same samples in another order; losses are about 7."""
+"""For fp32 sums of the same samples in another order; losses are about 7."""
 SHAPE = ("train.global_batch=8", "train.micro_batch=2", "train.hang_seconds=30", "deepspeed=zero1")
 STEPS = 4
 SHELL = """\
@@ -40,12 +40,12 @@ done
 echo "steps left: ${left:-none}"
 exit $code
 """
-"""A user's in an allocation: that goes on after the launch, and ends nothing for it."""
+"""The user's shell in an allocation, which continues after the launch and does not end the launch's processes."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Two nodes, with slurm on them."""
+    """Two nodes that run slurm."""
 
     nodes: list[Node]
     config: Path
@@ -75,13 +75,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, sm
 
 
 def ranks_on(node: Node) -> list[int]:
-    """By their numbers outside."""
+    """Return the pids of the ranks on a node, as seen from outside it."""
     found = node.processes("/launch/rank.py")
     return [pid for pid, command in found.items() if "srun" not in command and "launcher" not in command]
 
 
 @pytest.mark.extended
-def test_the_losses_of_one_rank_on_all_of_the_allocation_without_ssh(
+def test_a_launch_on_the_whole_allocation_without_ssh_has_the_losses_of_one_rank(
     lab: Lab, undisturbed: list[float], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, f"train.steps={STEPS}")
@@ -94,13 +94,13 @@ def test_the_losses_of_one_rank_on_all_of_the_allocation_without_ssh(
 
 
 @pytest.mark.extended
-def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
+def test_a_killed_rank_is_named_and_ranks_are_in_the_order_of_the_hostfile(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 is on n1, where the master's address points; slurm by itself would begin with n0."""
+    """Rank 0 is on n1, to which the master's address points; slurm would start with n0 by default."""
     monkeypatch.setenv("WANDB_API_KEY", "very-secret-0123")
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0,mlx5_1")
-    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1,mlx5_1:1")  # DeepSpeed writes it on srun's command line
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1,mlx5_1:1")  # DeepSpeed puts it on srun's command line
     hostfile = write_hostfile(tmp_path / "hosts.yaml", lab.nodes[::-1])
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
     launch = lab.start([], ["--hostfile", str(hostfile)], arguments)
@@ -109,7 +109,7 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
     given = {pid: Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in (first, second)}
     commands = "".join("".join(node.processes("").values()) for node in lab.nodes)
     began = time.monotonic()
-    for process in (*lab.nodes[0].processes("z2all_ds.cluster.launch.watchdog"), second):  # as slurm's cgroups end both
+    for process in (*lab.nodes[0].processes("z2all_ds.cluster.launch.watchdog"), second):  # slurm's cgroups kill both
         os.kill(process, signal.SIGKILL)
     assert launch.wait() == ClusterError.exit_code, launch.output
     assert time.monotonic() - began < 10
@@ -125,10 +125,10 @@ def test_a_killed_rank_is_named_and_the_order_is_the_hostfile_s(
 
 
 @pytest.mark.extended
-def test_without_ssh_the_error_names_no_preflight(
+def test_without_ssh_the_error_suggests_the_option_no_preflight(
     lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """Slurm gives no ssh port, and nothing listens on port 22 here."""
+    """Slurm provides no ssh port, and nothing listens on port 22 of the nodes."""
     launch = lab.start([], [], run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=1"))
     assert launch.wait() == ClusterError.exit_code
     (line,) = [line for line in launch.output.splitlines() if line.startswith("ClusterError: ")]
@@ -137,7 +137,9 @@ def test_without_ssh_the_error_names_no_preflight(
 
 
 @pytest.mark.extended
-def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_second_sigterm_ends_the_launch_at_once_and_leaves_nothing(
+    lab: Lab, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *SHAPE, "train.steps=100000")
     launch = lab.start([], ["--no-preflight"], arguments)
     launch.wait_for_steps(tmp_path / "run", 2)
@@ -145,7 +147,7 @@ def test_a_second_ctrl_c_leaves_nothing(lab: Lab, tmp_path: Path, small_corpus: 
     (command,) = [pid for pid, text in found.items() if "squeue" not in text]
     for node in lab.nodes:
         for rank in ranks_on(node):
-            os.kill(rank, signal.SIGSTOP)  # the first request would be granted before the second comes
+            os.kill(rank, signal.SIGSTOP)  # else the first request would be completed before the second
     os.kill(command, signal.SIGTERM)
     launch.wait_for_words("repeat to end it at once")
     os.kill(command, signal.SIGTERM)
@@ -188,11 +190,11 @@ def planned(place: Path, environment: dict[str, str], slots: int = 2) -> LaunchP
     ("written", "tasks"),
     [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("2(x2),1(x2),4", [2, 2, 1, 1, 4]), ("", []), ("2(x", [])],
 )
-def test_tasks_as_slurm_writes_them(written: str, tasks: list[int]) -> None:
+def test_slurms_notation_of_tasks_per_node_is_parsed(written: str, tasks: list[int]) -> None:
     assert tasks_of_nodes(written) == tasks
 
 
-def test_environment_of_a_rank() -> None:
+def test_the_environment_of_a_rank_is_derived_from_slurms_variables() -> None:
     found = slurm.rank_environment(STEP)
     expected = {"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert {name: found[name] for name in expected} == expected
@@ -220,11 +222,11 @@ def test_slurm_variables_are_ignored_in_a_batch_script(monkeypatch: pytest.Monke
         ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, (1, "default")),
     ],
 )
-def test_slots_of_an_allocation(environment: dict[str, str], expected: tuple[int, str]) -> None:
+def test_slots_per_node_are_read_from_slurms_variables(environment: dict[str, str], expected: tuple[int, str]) -> None:
     assert slurm.slots_per_node(environment) == expected
 
 
-def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
+def test_deepspeeds_own_runner_builds_the_srun_command(tmp_path: Path) -> None:
     from deepspeed.launcher.multinode_runner import SlurmRunner
     from deepspeed.launcher.runner import parse_args
 
@@ -241,7 +243,7 @@ def test_deepspeed_s_own_runner_makes_the_srun_line(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in (made.tasks, made.rank_script))
 
 
-def test_ranks_get_their_settings_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_their_settings_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     made = planned(tmp_path, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "a,b", "HF_TOKEN": "hush"})
     assert made.unsupported_settings() == ["HF_TOKEN"]
@@ -266,12 +268,12 @@ def test_ranks_get_their_settings_by_the_environment(tmp_path: Path, monkeypatch
         ("loss 7.1\n", None),
     ],
 )
-def test_the_rank_that_srun_reports_as_killed(line: str, found: tuple[int, str] | None) -> None:
+def test_a_rank_that_srun_reports_as_killed_is_recognised(line: str, found: tuple[int, str] | None) -> None:
     killed = slurm.killed_rank(line)
     assert (killed and (killed.rank, killed.host)) == found
 
 
-def test_srun_knows_who_died_first(tmp_path: Path) -> None:
+def test_the_rank_that_srun_reports_as_killed_is_the_first_fault(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     early, late = (Fault(KILLED, rank, f"n{rank}", f"rank {rank}", 5, 0, float(rank)) for rank in (1, 2))
     killed = slurm.killed_rank("srun: error: n2: task 2: Killed")
@@ -299,7 +301,7 @@ def launch(folder: Path, *words: str, **environment: str) -> "subprocess.Complet
         (["--launcher", "slurm"], "a slots=1\nb slots=2\n", {}, "slots (a 1, b 2): must be the same on all nodes"),
     ],
 )
-def test_refusals_are_one_line(
+def test_an_impossible_launch_is_a_one_line_error(
     tmp_path: Path, words: list[str], hostfile: str | None, environment: dict[str, str], line: str
 ) -> None:
     if hostfile:
@@ -311,7 +313,7 @@ def test_refusals_are_one_line(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_foreign_nodes_and_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_allocation_and_nodes_outside_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterError, match="works inside an allocation, but SLURM_JOB_NODELIST is not set"):
         slurm.allocated_names({})
     monkeypatch.setattr(slurm, "require_slurm", lambda: None)

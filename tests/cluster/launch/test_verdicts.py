@@ -1,4 +1,4 @@
-"""Verdicts on the end of a launch."""
+"""Tests of the verdicts on how a launch ended."""
 
 import pytest
 
@@ -17,25 +17,25 @@ def fault(kind: str, rank: int, line: str = "") -> Fault:
 
 
 @pytest.mark.parametrize("outcome", ["done", "stopped", "requeue"])
-def test_the_recorded_outcome_counts_not_exit_codes(outcome: str) -> None:
+def test_the_recorded_outcome_overrides_the_exit_codes(outcome: str) -> None:
     assert judge(outcome, BADLY, [], NODES) == Verdict(outcome)
 
 
 @pytest.mark.parametrize("outcome", [None, "started"])
-def test_without_a_recorded_outcome_it_is_a_failure(outcome: str | None) -> None:
+def test_a_launch_without_a_recorded_outcome_has_failed(outcome: str | None) -> None:
     verdict = judge(outcome, WELL, [], NODES)
     assert verdict.outcome == "failed"
     assert verdict.fault
 
 
-def test_without_a_record_the_node_that_ended_first_and_badly_is_named() -> None:
+def test_without_a_fault_record_the_first_node_that_failed_is_named() -> None:
     found = judge("started", BADLY, [], NODES).fault
     assert found
     assert (found.host, found.rank) == ("b", 2)
     assert "code 1: some words" in found.line
 
 
-def test_a_lost_node_comes_before_its_peers() -> None:
+def test_a_lost_node_takes_precedence_over_the_faults_of_its_peers() -> None:
     ends = [NodeEnd("c", None, "Timeout, server c not responding."), *BADLY[:2]]
     found = judge("started", ends, [fault(HANG, 0), fault(LOST_PEER, 2)], NODES).fault
     assert found
@@ -57,6 +57,6 @@ def test_a_failed_save_is_attributed_to_the_rank_it_names() -> None:
         *((kind, False) for kind in ("config", "data", "checkpoint", "training", "export", "out_of_memory")),
     ],
 )
-def test_what_is_recoverable(kind: str, again: bool) -> None:
+def test_only_certain_kinds_of_faults_are_recoverable(kind: str, again: bool) -> None:
     assert judge("started", BADLY, [fault(kind, 1)], NODES).is_recoverable is again
     assert not Verdict("done").is_recoverable

@@ -1,4 +1,4 @@
-"""A watchdog with real processes that are killed, stopped, silent, or end normally."""
+"""Tests of the watchdog with real processes that are killed, stopped, silent, or end normally."""
 
 import json
 import os
@@ -52,14 +52,14 @@ class Ranks:
         self.folder = Path(folder)
 
     def wait_for_fault(self, rank: int) -> None:
-        """Waits as a launcher does, which ends the other rank a little later."""
+        """Wait until a fault of the rank is recorded. As with a launcher, the other rank is ended only afterwards."""
         deadline = time.monotonic() + 10
         while not has_fault(self.run, rank):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
     def first_fault(self) -> Fault:
-        """When both ranks are gone."""
+        """Wait until both ranks have ended, and return the first fault."""
         for process in self.processes:
             process.wait(40)
         deadline = time.monotonic() + 10
@@ -84,7 +84,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     ranks.close()
 
 
-def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_that_end_normally_leave_no_faults_or_files(ranks: Ranks, tmp_path: Path) -> None:
     assert sorted(read_ranks(ranks.folder)) == [0, 1]
     (tmp_path / "end").touch()
     assert [process.wait(20) for process in ranks.processes] == [0, 0]
@@ -93,7 +93,7 @@ def test_ranks_that_end_by_themselves_leave_nothing(ranks: Ranks, tmp_path: Path
     assert not list((tmp_path / "logs" / "stacks").iterdir())
 
 
-def test_ranks_that_end_before_it_has_looked_leave_no_watchdog(tmp_path: Path) -> None:
+def test_no_watchdog_is_left_if_the_ranks_end_before_its_first_look(tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     ranks = Ranks(tmp_path)
     assert [process.wait(20) for process in ranks.processes] == [0, 0]
@@ -104,7 +104,7 @@ def test_ranks_that_end_before_it_has_looked_leave_no_watchdog(tmp_path: Path) -
 
 
 def watchdogs_of(run: Path) -> list[bytes]:
-    """Their command lines."""
+    """Return one item per running watchdog of a run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has just ended
@@ -124,7 +124,7 @@ def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> No
 
 
 def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ranks, tmp_path: Path) -> None:
-    (tmp_path / "silent_0").touch()  # it waits for the other one, as in a collective
+    (tmp_path / "silent_0").touch()  # rank 0 waits for rank 1, as in a collective
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
     fault = ranks.first_fault()
     assert (fault.kind, fault.rank) == (HANG, 1)
@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ran
     assert [process.returncode for process in ranks.processes] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
-def test_the_rank_that_is_behind_is_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_silent_rank_that_is_behind_is_named_with_its_stacks(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "silent_1").touch()
     time.sleep(0.3)
     (tmp_path / "silent_0").touch()
@@ -154,8 +154,8 @@ def test_a_crashed_rank_is_named_with_its_stacks(ranks: Ranks) -> None:
     assert "most recent call first" in ranks.run.stacks(1).read_text()
 
 
-def test_a_rank_that_torch_aborts_follows_another_one(ranks: Ranks) -> None:
-    """torch logs that NCCL has lost a rank, and then aborts the process."""
+def test_a_rank_that_torch_aborts_is_not_the_first_fault(ranks: Ranks) -> None:
+    """torch aborts a rank after it has logged that NCCL has lost another one."""
     log = ranks.run.rank_log(0)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("[rank0]:[E1116 15:06:57.45 ProcessGroupNCCL.cpp:2303] failure detected by watchdog\n")

@@ -1,4 +1,4 @@
-"""Plans of overlays, missing requirements, and keys; no network devices are changed."""
+"""Tests of overlay plans, missing requirements and keys; no network device is changed."""
 
 import json
 import stat
@@ -31,7 +31,7 @@ def plan(network: str = "10.213.0.0/24", kind: str = "ssh", text: str = NODES) -
     return make_overlay_plan(parse_nodes_text(text, "hosts.yaml"), kind, network)
 
 
-def test_addresses_and_the_sshd_of_the_hub() -> None:
+def test_a_plan_has_the_addresses_of_all_nodes_and_the_sshd_of_the_hub() -> None:
     assert [member.address for member in plan().members] == ["10.213.0.1", "10.213.0.2"]
     assert plan().hub_sshd == ("192.0.2.11", 30022)
     assert plan(text="nodes: {a: {slots: 1}, b: {slots: 1}}").hub_sshd == ("a", 22)
@@ -48,13 +48,13 @@ def test_addresses_and_the_sshd_of_the_hub() -> None:
         ("10.213.0.0/24", "ssh", "nodes: {a: {slots: 1}}", "1 node: an overlay needs two or more"),
     ],
 )
-def test_invalid_plans(network: str, kind: str, text: str, line: str) -> None:
+def test_invalid_plans_are_refused(network: str, kind: str, text: str, line: str) -> None:
     with pytest.raises(ClusterError) as error:
         plan(network, kind, text)
     assert str(error.value).startswith(line)
 
 
-def test_the_hostfile_for_training_in_it() -> None:
+def test_the_hostfile_of_the_overlay_changes_only_addresses_and_the_interface() -> None:
     nodes = parse_nodes_text(plan().hostfile_text(), "inside.yaml")
     before = parse_nodes_text(NODES, "hosts.yaml")
     for number, (node, old) in enumerate(zip(nodes, before, strict=True)):
@@ -91,14 +91,14 @@ def test_only_our_keys_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
 
 
-def test_the_tunnels_command_names_no_secret(tmp_path: Path) -> None:
+def test_the_tunnel_command_connects_to_the_hub_and_detects_a_dead_connection(tmp_path: Path) -> None:
     words = tunnel_command(tmp_path, {"address": "192.0.2.11", "port": 30022, "user": "me"}, 2131)
     assert words[-7:] == ["-w", "2131:2131", "-p", "30022", "-l", "me", "192.0.2.11"]
     assert "StrictHostKeyChecking=accept-new" in words
     assert "ServerAliveInterval=5" in words
 
 
-def test_only_the_saved_process_is_ended() -> None:
+def test_only_the_saved_tunnel_process_is_ended() -> None:
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         started = process_start_time(process.pid)
@@ -112,7 +112,7 @@ def test_only_the_saved_process_is_ended() -> None:
         process.wait()
 
 
-def test_saved_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_saved_states_of_two_nodes_are_independent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("z2all_ds.cluster.overlay.node.private_temp_dir", lambda: tmp_path)
     one, other = SavedState("box1"), SavedState("box2")
     assert one.read() == {} and list(tmp_path.iterdir()) == []
@@ -135,7 +135,7 @@ def test_saved_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("", "box2 -> 192.0.2.11:30022: ssh printed nothing"),
     ],
 )
-def test_errors_of_a_tunnel(said: str, line: str) -> None:
+def test_ssh_errors_of_a_tunnel_are_explained(said: str, line: str) -> None:
     assert str(tunnel_error(plan(), plan().workers[0], said)).startswith(line)
 
 
@@ -149,18 +149,18 @@ def lacking(*around: str) -> list[str]:
     return [f"{what}: {fix}" for what, fix in json.loads(done.stdout)]
 
 
-def test_without_cap_net_admin() -> None:
+def test_a_missing_cap_net_admin_is_reported_with_its_fix() -> None:
     (line,) = [line for line in lacking("setpriv", "--bounding-set=-net_admin") if "CAP_NET_ADMIN" in line]
     assert "docker run --cap-add NET_ADMIN --device /dev/net/tun" in line
 
 
-def test_without_tun() -> None:
+def test_a_missing_tun_device_is_reported_with_its_fix() -> None:
     hide = ("unshare", "--mount", "bash", "-c", 'mkdir -p /dev/net && mount -t tmpfs tmpfs /dev/net && exec "$@"', "-")
     (line,) = [line for line in lacking(*hide) if "/dev/net/tun does not exist" in line]
     assert "docker run --device /dev/net/tun" in line
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_invalid_options_give_a_one_line_error(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts.yaml"
     hostfile.write_text(NODES)
     answer = z2all("cluster", "overlay", "up", "--hostfile", hostfile, "--out", "hosts.txt", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Containers behind NAT: the doctor names the pairs that cannot connect, and an overlay connects them."""
+"""Tests with containers behind NAT: the doctor names the pairs that cannot connect, and an overlay connects them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 
 
 def write_hostfile(path: Path, number: int) -> Path:
-    """Returns a hostfile for box1, which reaches itself on its own address: there is no hairpin NAT."""
+    """Write a hostfile for use on box1, which reaches itself by its private address: there is no hairpin NAT."""
     nodes: dict[str, Any] = {}
     for i in range(number):
         address = nat_lab.machine_address(i)
@@ -97,7 +97,7 @@ def test_the_doctor_names_the_pairs_that_cannot_connect(boxes: list[Node], tmp_p
 
 
 @pytest.mark.extended
-def test_training_through_an_overlay(
+def test_training_through_an_overlay_has_the_losses_of_one_machine(
     boxes: list[Node], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     hostfile, inside, pair = write_hostfile(tmp_path / "hosts.yaml", 2), tmp_path / "inside.yaml", boxes[:2]
@@ -123,14 +123,14 @@ def test_training_through_an_overlay(
 
 
 @pytest.mark.extended
-def test_a_star_whose_links_break(boxes: list[Node], tmp_path: Path) -> None:
-    """box2's tunnel is killed, box3's network is cut: `status` shows both, and the next `up` restores only these."""
+def test_up_restores_the_broken_links_of_an_overlay(boxes: list[Node], tmp_path: Path) -> None:
+    """`status` shows box2's killed tunnel, and `up` restores only that one; `up` also restores box3 after a cut."""
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
     keys_before = keys(boxes[0])
     try:
         assert overlay(boxes[0], "up", hostfile, "--out", inside).returncode == 0
         assert inside.stat().st_mode & 0o077 == 0
-        assert z2all(boxes[0], "doctor", tmp_path, "--hostfile", inside).returncode == 0  # box2 and box3, too
+        assert z2all(boxes[0], "doctor", tmp_path, "--hostfile", inside).returncode == 0  # also from box2 to box3
         first = tunnels(boxes)
         assert len(first) == 2
         assert "already" in overlay(boxes[0], "up", hostfile).stderr
@@ -174,7 +174,7 @@ def test_the_key_permits_only_the_tunnel(boxes: list[Node], tmp_path: Path) -> N
         hosts = f"UserKnownHostsFile={key.with_name('known_hosts')}"
         ssh = ("ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", hosts, "-p", "30022", "10.88.0.1")
         command = boxes[1].run(*ssh, "hostname")
-        assert command.returncode == 1 and command.stdout == ""  # accepted, but without a command
+        assert command.returncode == 1 and command.stdout == ""  # the key is accepted, but the command is not run
         through = boxes[1].run(*ssh, "-W", f"127.0.0.1:{SSH_PORT}")
         assert through.returncode != 0 and "prohibited" in through.stderr
         other = boxes[1].run(*ssh, "-N", "-o", "ExitOnForwardFailure=yes", "-o", "Tunnel=ethernet", "-w", "2199:2199")
@@ -185,7 +185,7 @@ def test_the_key_permits_only_the_tunnel(boxes: list[Node], tmp_path: Path) -> N
 
 
 @pytest.mark.extended
-def test_vxlan(boxes: list[Node], tmp_path: Path) -> None:
+def test_a_vxlan_overlay_connects_all_nodes_without_ssh_tunnels(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, inside = write_hostfile(tmp_path / "hosts.yaml", 3), tmp_path / "inside.yaml"
     keys_before = keys(boxes[0])
     try:
@@ -201,7 +201,7 @@ def test_vxlan(boxes: list[Node], tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> None:
+def test_down_cleans_up_the_other_nodes_if_one_is_lost(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 3), keys(boxes[0])
     assert overlay(boxes[0], "up", hostfile).returncode == 0
     boxes[2].kill()
@@ -215,14 +215,14 @@ def test_down_without_a_node_that_is_lost(boxes: list[Node], tmp_path: Path) -> 
         assert all(devices(box) == {"lo", "eth0"} for box in boxes[:2])
     finally:
         boxes[2].start()
-    # It has the saved state of a tunnel whose process is gone.
+    # box3 still has the saved state of a tunnel whose process is gone.
     assert states(boxes[0], hostfile) == ["none", "none", "broken"]
     assert overlay(boxes[0], "down", hostfile).returncode == 0
     assert_nothing_left(boxes, keys_before)
 
 
 @pytest.mark.extended
-def test_two_nodes_on_one_network_stack(boxes: list[Node], tmp_path: Path) -> None:
+def test_two_nodes_that_share_a_network_stack_are_refused(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
     content = yaml.safe_load(hostfile.read_text())
     content["nodes"]["box2"]["ssh"] = content["nodes"]["box1"]["ssh"]
@@ -234,7 +234,7 @@ def test_two_nodes_on_one_network_stack(boxes: list[Node], tmp_path: Path) -> No
 
 
 @pytest.mark.extended
-def test_an_unreachable_hub(boxes: list[Node], tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_a_one_line_error(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     hostfile.write_text(hostfile.read_text().replace("ssh_port: 30022", "ssh_port: 30099"))
     keys_before = keys(boxes[0])
@@ -247,7 +247,7 @@ def test_an_unreachable_hub(boxes: list[Node], tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_hub_that_permits_no_tunnel(boxes: list[Node], tmp_path: Path) -> None:
+def test_a_hub_that_permits_no_tunnel_is_a_one_line_error(boxes: list[Node], tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts.yaml", 2)
     config = boxes[0].folder / "sshd_config"
     before, keys_before = config.read_text(), keys(boxes[0])

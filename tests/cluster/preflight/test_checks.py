@@ -1,4 +1,4 @@
-"""The rounds of pairs."""
+"""Tests of the rounds of pairs."""
 
 from itertools import combinations
 

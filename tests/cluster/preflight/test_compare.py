@@ -1,4 +1,4 @@
-"""Comparison of the facts of all nodes."""
+"""Tests of the comparison of the facts of all nodes."""
 
 from typing import Any
 
@@ -43,11 +43,11 @@ def test_nodes_that_differ_from_the_majority_are_named() -> None:
     assert found["deepspeed"].status == OK
 
 
-def test_the_master_is_right_if_two_nodes_differ() -> None:
+def test_the_master_counts_as_right_if_two_nodes_differ() -> None:
     assert judged(a=facts(), b=facts(code="bbbb"))["code of z2all_ds"].nodes == ("b",)
 
 
-def test_files_that_differ_or_are_missing() -> None:
+def test_files_that_differ_or_are_missing_are_failures() -> None:
     assert judged(a=facts(), b=facts(files={"/run.yaml": "9999"}))["/run.yaml"].nodes == ("b",)
     missing = judged(a=facts(), b=facts(files={"/run.yaml": "No such file or directory"}))["/run.yaml"]
     assert (missing.status, missing.nodes) == (FAIL, ("b",))
@@ -60,13 +60,13 @@ def test_the_same_problem_on_all_nodes_is_one_finding() -> None:
     assert judged(a=facts(findings=[SMALL]), b=facts())["a: shared memory"].nodes == ("a",)
 
 
-def test_gpus() -> None:
+def test_too_few_gpus_are_a_failure_and_different_gpus_a_warning() -> None:
     found = judged(a=facts(gpus=["H200, 580"] * 2), b=facts(gpus=["H200, 580"]))
     assert (found["b: GPUs"].status, found["b: GPUs"].value) == (FAIL, "1 for 2 slots")
     assert found["GPUs"].status == WARN
 
 
-def test_clocks() -> None:
+def test_a_clock_offset_is_a_warning_if_the_measurement_is_precise_enough() -> None:
     assert judge_clock("a", 1.5, 0.1).status == OK
     assert judge_clock("a", -5.0, 0.1).status == WARN
     assert judge_clock("a", 5.0, 4.0).status == OK  # the measurement is too uncertain
@@ -81,12 +81,12 @@ def pair(one: str, other: str) -> NodeFinding:
     return NodeFinding(f"{one} -> {other}", FAIL, "no", "fix", pair=(one, other))
 
 
-def test_the_fewest_nodes_are_left_out() -> None:
+def test_as_few_nodes_as_possible_are_excluded() -> None:
     assert result().unfit() == []
     assert result(NodeFinding("b: disk", FAIL, "", "", ("b",))).unfit() == ["b"]
     assert result(NodeFinding("torch", FAIL, "", "", ("b", "d"))).unfit() == ["b", "d"]
     assert result(pair("a", "c"), pair("c", "a"), pair("b", "c"), pair("c", "d")).unfit() == ["c"]
-    # The later node of a failing pair: the first one is the master.
+    # The later node of a failing pair is excluded, because the first one is the master.
     assert result(pair("a", "b"), pair("b", "a")).unfit() == ["b"]
-    # A node that is excluded already is not counted again.
+    # Pairs with a node that is already excluded exclude no other node.
     assert result(NodeFinding("c", FAIL, "", "", ("c",)), pair("a", "c"), pair("c", "b")).unfit() == ["c"]

@@ -1,4 +1,4 @@
-"""The health test: its pairs, its findings, and real nodes that are slow or cut off."""
+"""Tests of the health test: its pairs, its findings, and real nodes that are slow or cut off."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def played(
     slow_matmul: frozenset[int] = frozenset(),
     noise: dict[int, float] | None = None,
 ) -> list[Turn]:
-    """Returns all rounds of nodes with these faults; a pair is as good as its worse node."""
+    """Return the turns of all rounds between nodes with these faults; a pair is as good as its worse node."""
     names = [f"n{i:02d}" for i in range(number)]
     turns: list[Turn] = []
     for number_of_round in (1, 2, 3):
@@ -114,7 +114,7 @@ def test_with_two_nodes_the_pair_is_named() -> None:
     assert named(played(2, slow_matmul=frozenset({1})), WARN) == ["n01"]
 
 
-def test_a_broken_connection_between_two_healthy_nodes() -> None:
+def test_a_broken_connection_between_two_healthy_nodes_names_the_pair() -> None:
     turns = [
         turn if {turn.node, turn.partner} != {"n00", "n01"} else Turn(1, turn.node, turn.partner, problem="timed out")
         for turn in played(4)
@@ -132,7 +132,7 @@ def test_a_problem_of_either_node_counts_for_the_pair() -> None:
     assert found.nodes == ("n02",) and "arrived changed" in found.value
 
 
-def test_an_independent_failure_is_not_the_partners() -> None:
+def test_a_nodes_own_failure_is_not_attributed_to_its_partner() -> None:
     turns = [turn for turn in played(4) if turn.round == 1]
     turns += [Turn(2, "n00", "n02", problem="ended by SIGKILL", alone=True), Turn(2, "n02", "n00", 10.0, None, "lost")]
     turns += [Turn(2, "n01", "n03", 10.0, 8.0), Turn(2, "n03", "n01", 10.0, 8.0)]
@@ -152,10 +152,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[node_lab.No
 
 
 def looked_at(nodes: list[node_lab.Node], folder: Path, *options: str, **of_nodes: Any) -> tuple[int, dict[str, Any]]:
-    """Runs `z2all doctor --hostfile` on the first node; returns its exit code and result."""
+    """Run `z2all doctor --hostfile` on the first node, and return its exit code and result."""
     hosts = {"all": {"slots": 1, "ssh": {"port": node_lab.SSH_PORT}}}
     hosts["nodes"] = {node.name: of_nodes.get(node.name, {}) for node in nodes}
-    (folder / "hosts.yaml").write_text(json.dumps(hosts))  # JSON is YAML
+    (folder / "hosts.yaml").write_text(json.dumps(hosts))  # JSON is valid YAML
     words = ("-m", "z2all_ds", "doctor", str(folder), "--hostfile", str(folder / "hosts.yaml"), "--json", *options)
     done = nodes[0].run(sys.executable, *words, environment=environment())
     assert done.stdout, done.stderr
@@ -169,7 +169,7 @@ def blamed(found: dict[str, Any], status: str, about: str) -> list[str]:
     return [name for finding in those for name in finding["nodes"]]
 
 
-def test_healthy_nodes(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_healthy_nodes_pass_and_every_pair_is_measured(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     code, found = looked_at(nodes, tmp_path)
     assert code == 0, found["findings"]
     health = found["health"]
@@ -186,14 +186,14 @@ def test_healthy_nodes(nodes: list[node_lab.Node], tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_no_health(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_the_option_no_health_skips_the_health_test(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     code, found = looked_at(nodes, tmp_path, "--no-health")
     assert code == 0 and found["health"] is None
 
 
 @pytest.mark.extended
 def test_a_slow_network_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    # 30 Mbit/s, while the others have some Gbit/s: far beyond the noise of a busy machine.
+    # 30 Mbit/s, compared with several Gbit/s of the others: far more than the noise of a busy machine.
     limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "30mbit", "burst", "32k", "latency", "400ms")
     done = nodes[1].run(*limit)
     if done.returncode:
@@ -236,8 +236,8 @@ print(json.dumps(asdict(found)))
 
 
 @pytest.mark.extended
-def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
-    # Only the health test: the connections of the preflight would find this before.
+def test_a_node_that_fails_with_every_partner_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+    # Run only the health test: the connection checks of the preflight would find this first.
     rule = ("INPUT", "-i", "eth0", "-p", "tcp", "!", "--dport", str(node_lab.SSH_PORT), "-j", "DROP")
     done = nodes[0].run("iptables", "-I", *rule)
     if done.returncode:
@@ -245,7 +245,7 @@ def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tm
     try:
         addresses = json.dumps({node.name: node.address for node in nodes})
         words = (sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
-        # Not run on the node that is cut off: any machine can run the test.
+        # Run the test from another node than the one that is cut off.
         done = nodes[1].run(*words, environment=environment())
     finally:
         nodes[0].run("iptables", "-D", *rule)
@@ -253,15 +253,15 @@ def test_a_node_that_fails_with_everyone_is_named(nodes: list[node_lab.Node], tm
     found = json.loads(done.stdout)
     (finding,) = [finding for finding in found["findings"] if finding["status"] == FAIL]
     assert finding["nodes"] == ["n0"], found
-    assert found["reduce_ms"] > 0  # without it, with another master
+    assert found["reduce_ms"] > 0  # measured without n0, with another master
 
 
 def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tuple[subprocess.Popen[str], int]":
-    """Starts only the health test, until the worker of one node has opened its store; returns that process, too."""
+    """Start only the health test, wait until a node's worker has opened its store, and return the test and that pid."""
     addresses = json.dumps({node.name: node.address for node in nodes})
     words = nodes[0].command(sys.executable, "-c", TEST_ALONE, addresses, str(tmp_path / "ssh_config"))
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
-    while not listening(of):  # its store is open
+    while not listening(of):  # until its store is open
         assert process.poll() is None
         time.sleep(0.02)
     (pid,) = of.processes("z2all_ds.cluster.preflight.health_worker")
@@ -271,7 +271,7 @@ def begun(nodes: list[node_lab.Node], tmp_path: Path, of: node_lab.Node) -> "tup
 @pytest.mark.extended
 def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[1])
-    while process.poll() is None:  # it runs a fifth of the time
+    while process.poll() is None:  # the worker runs a fifth of the time
         for number, seconds in ((signal.SIGSTOP, 0.08), (signal.SIGCONT, 0.02)):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -283,7 +283,7 @@ def test_a_slow_processor_is_named(nodes: list[node_lab.Node], tmp_path: Path) -
 
 
 @pytest.mark.extended
-def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
+def test_a_node_whose_worker_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path) -> None:
     process, pid = begun(nodes, tmp_path, nodes[2])
     os.kill(pid, signal.SIGKILL)
     answer, _ = process.communicate(timeout=600)
@@ -293,7 +293,7 @@ def test_a_process_that_dies_is_named(nodes: list[node_lab.Node], tmp_path: Path
 
 
 def listening(node: node_lab.Node) -> bool:
-    """Returns whether a process listens on a port that is not sshd's."""
+    """Return whether a process of the node listens on a port other than sshd's."""
     lines = [line.split() for line in Path(f"/proc/{node.init}/net/tcp").read_text().splitlines()[1:]]
     return any(words[3] == "0A" and not words[1].endswith(f":{node_lab.SSH_PORT:04X}") for words in lines)
 

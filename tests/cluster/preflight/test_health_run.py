@@ -1,4 +1,4 @@
-"""The health test with fake agents, for cases that real ones cannot produce in time."""
+"""Tests of the health test with fake agents, for cases that real agents cannot produce in time."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -9,7 +9,7 @@ from z2all_ds.cluster.preflight.health_run import Health, HealthTest, load_torch
 
 
 class FakeAgent:
-    """A fake agent whose worker succeeds; with `late_once` its first exchange never ends."""
+    """A fake agent whose worker succeeds; with `late_once` its first exchange exceeds the time limit."""
 
     def __init__(self, device: str = "cpu", late_once: bool = False) -> None:
         self.device, self.late_once = device, late_once
@@ -46,7 +46,7 @@ def test_a_late_worker_is_restarted_for_the_next_round() -> None:
     found = health_of(agents)
     assert {name: agent.starts for name, agent in agents.items()} == {"n0": 1, "n1": 2, "n2": 1, "n3": 1}
     (failure,) = found.failures
-    assert failure.pair == ("n0", "n1") and failure.nodes == ()  # one of the two
+    assert failure.pair == ("n0", "n1") and failure.nodes == ()  # it can be either of the two
     assert found.reduce_ms is None
 
 
