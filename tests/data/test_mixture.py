@@ -98,7 +98,7 @@ def test_a_domain_without_a_share_is_never_drawn(place: int) -> None:
 
 
 def test_the_drawn_domains_are_those_of_earlier_versions() -> None:
-    """A change here changes the data of existing runs."""
+    """A change of this sequence changes the data of existing runs."""
     mixture = Mixture((0.2, 0.3, 0.5), 64, 7, 1000)
     assert "".join(str(mixture.domain_of(k)) for k in range(1000, 1040)) == GOLDEN
 

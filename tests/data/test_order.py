@@ -90,7 +90,7 @@ def test_lanes_read_every_document_once_per_epoch(
 
 
 def test_block_sizes_depend_on_bytes_and_lanes() -> None:
-    """A block has about a megabyte in a large domain; a small domain is divided so that every lane gets several."""
+    """Blocks have about a megabyte in a large domain and less in a small one, so that every lane gets several."""
     plenty = documents_per_block(10**9, 4 * 10**12, 256)
     assert plenty == BLOCK_BYTES // 4000
     assert documents_per_block(10_000, 10_000 * 100, 64) == 10_000 // (8 * 64)

@@ -85,7 +85,7 @@ def test_bins_of_a_small_example() -> None:
 
 @pytest.mark.parametrize("mean", [8, 40, 200])
 def test_bins_waste_little(mean: int) -> None:
-    """At least 96 % of the space is used when about 32 samples of documents are packed together."""
+    """More than 96 % of the space is used when about 32 samples of documents are packed together."""
     draw = np.random.default_rng(mean)
     lengths: list[int] = []
     while sum(lengths) < 32 * 512:
