@@ -14,7 +14,7 @@ TOKENS_PER_DOCUMENT_MAX = 1000
 
 
 class SpanTokenizer:
-    """Reads a text "number length" as the tokens number * 1000 + 1, + 2, ... + length. 0 is <|endoftext|>."""
+    """A tokenizer that reads the text "number length" as tokens number * 1000 + 1 to + length; 0 is <|endoftext|>."""
 
     eot_id = 0
 
@@ -30,12 +30,12 @@ class SpanTokenizer:
 
 
 def document_tokens(number: int, length: int) -> list[int]:
-    """Returns the tokens of a whole document."""
+    """Return the tokens of a whole document, with <|endoftext|> at the end."""
     return [*SpanTokenizer()._encode(f"{number} {length}"), SpanTokenizer.eot_id]
 
 
 def write_corpus(folder: Path, lengths_by_domain: dict[str, list[int]], documents_per_shard: int = 7) -> Path:
-    """Writes documents with these numbers of tokens, numbered across all domains in sorted order."""
+    """Write documents with these numbers of tokens, numbered across all domains in sorted order."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[ShardInfo] = []
     number = 0
@@ -63,7 +63,7 @@ def write_shard(folder: Path, domain: str, number: int, texts: list[str]) -> Sha
 
 
 def small_corpus(folder: Path) -> Path:
-    """Three domains of uneven size, some documents empty, one domain smaller than most numbers of lanes."""
+    """Write three domains of different sizes; some documents are empty, and `books` has fewer documents than lanes."""
     draw = random.Random(5)
     sizes = {"books": 5, "code": 40, "web": 90}
     return write_corpus(folder, {name: [draw.randrange(0, 30) for _ in range(n)] for name, n in sizes.items()})
@@ -78,7 +78,7 @@ def open_stream(
     temperature: float = 1.0,
     **spec: object,
 ) -> PackedStream:
-    """A stream of one stage, unless `stages` are given."""
+    """Open a stream with one stage, unless `stages` are given."""
     values: dict[str, object] = {
         "corpus_dir": corpus_dir,
         "stages": (StageSpec(sequence_length, weights, temperature),),

@@ -1,4 +1,4 @@
-"""Run as two gloo ranks: each reads with two worker processes; rank 0 saves the samples that all of them consumed."""
+"""A program run by two gloo ranks: each reads with two worker processes, and rank 0 saves the samples of both."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def main(corpus: Path, out: Path) -> None:
             ids = next(loader)["input_ids"]
             gathered = [torch.empty_like(ids) for _ in range(world_size)]
             dist.all_gather(gathered, ids)
-            # [micro-batch, ranks, tokens]: the ranks' samples in turn
+            # [micro-batch, ranks, tokens], so that the ranks' samples alternate
             sequence += torch.stack(gathered, dim=1).reshape(-1, ids.shape[1]).tolist()
         states: list[Any] = [None] * world_size
         dist.all_gather_object(states, loader.state_dict())

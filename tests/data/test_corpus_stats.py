@@ -23,7 +23,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", TEXTS, documents_per_shard=30)
 
 
-def test_exact_figures(corpus: Path) -> None:
+def test_figures_match_the_texts(corpus: Path) -> None:
     stats = corpus_stats(corpus)
     manifest = load_manifest(corpus)
     for domain, texts in TEXTS.items():
@@ -48,7 +48,7 @@ def test_worker_processes_give_the_same_result(corpus: Path) -> None:
     assert corpus_stats(corpus, workers=2) == corpus_stats(corpus)
 
 
-def test_tokens(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_token_counts_match_the_tokenizer(small_corpus: Path, small_tokenizer: Path) -> None:
     from z2all_ds.corpus.schema import parse_record
     from z2all_ds.tokenizer import load_tokenizer
 
@@ -63,7 +63,9 @@ def test_tokens(small_corpus: Path, small_tokenizer: Path) -> None:
         assert stats.total.tokens == sum(expected.values())
 
 
-def test_a_share_reads_less_and_estimates_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_corpus_is_read_and_scaled_to_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stats_module, "BLOCK_BYTES", 1000)
     write_corpus(tmp_path, {"a": [f"text {n} " * (n * 7919 % 13) for n in range(3000)]}, documents_per_shard=700)
     whole, part = corpus_stats(tmp_path).domains["a"], corpus_stats(tmp_path, sample_share=0.2).domains["a"]
@@ -76,7 +78,7 @@ def test_a_share_reads_less_and_estimates_well(tmp_path: Path, monkeypatch: pyte
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 4000))
-def test_blocks_cover_the_shard(lengths: list[int], block_bytes: int) -> None:
+def test_blocks_cover_the_whole_shard(lengths: list[int], block_bytes: int) -> None:
     """Every document begins in exactly one block, whatever the block size."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         corpus = write_corpus(Path(name), {"a": ["x" * length for length in lengths]}, documents_per_shard=50)
@@ -90,11 +92,11 @@ def test_blocks_cover_the_shard(lengths: list[int], block_bytes: int) -> None:
         assert all(data[start : start + len(line)] == line for start, line in lines)
 
 
-def test_a_share_takes_a_block_of_every_shard(corpus: Path) -> None:
+def test_the_smallest_share_still_reads_documents_of_every_domain(corpus: Path) -> None:
     assert all(one.documents_read > 0 for one in corpus_stats(corpus, sample_share=1e-9).domains.values())
 
 
-def test_table(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown(share: float) -> str:
         print_lines(describe(corpus_stats(corpus, sample_share=share)))
         return capsys.readouterr().out
@@ -116,15 +118,15 @@ def test_human_count(count: float, text: str) -> None:
     assert human_count(count) == text
 
 
-def test_json(corpus: Path) -> None:
+def test_stats_as_json(corpus: Path) -> None:
     values = json.loads(to_json(corpus_stats(corpus)))
     assert values["domains"]["中文"]["documents"] == 40
     assert len(values["bin_edges"]) == len(values["total"]["histogram"])
     assert values["sample_share"] == 1.0
 
 
-@pytest.mark.filterwarnings("error")  # matplotlib warns of characters it cannot draw
-def test_plot(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error")  # matplotlib warns about characters it cannot draw
+def test_plots_are_written_as_png_or_svg(tmp_path: Path) -> None:
     odd = {"中文": ["字" * 9], "_$x$": ["", "a" * 10**6], "en": ["word"]}
     stats = corpus_stats(write_corpus(tmp_path / "c", odd))
     for name in ("a.png", "new/b.svg"):
@@ -134,7 +136,7 @@ def test_plot(tmp_path: Path) -> None:
         draw_lengths(stats, tmp_path / "a.jpg")
 
 
-def test_an_empty_corpus(tmp_path: Path) -> None:
+def test_an_empty_corpus_has_zero_figures(tmp_path: Path) -> None:
     write_manifest(tmp_path, Manifest(FORMAT_VERSION, ()))
     stats = corpus_stats(tmp_path)
     assert (stats.domains, stats.total.documents, stats.total.max_length) == ({}, 0, 0)
@@ -142,7 +144,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
     draw_lengths(stats, tmp_path / "empty.png")
 
 
-def test_errors(corpus: Path, tmp_path: Path) -> None:
+def test_invalid_shares_and_missing_files_are_refused(corpus: Path, tmp_path: Path) -> None:
     for share in (0.0, 1.5, -1.0):
         with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
             corpus_stats(corpus, sample_share=share)

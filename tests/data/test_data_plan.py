@@ -1,4 +1,4 @@
-"""Lanes give every token of every document once per epoch, with both packers, and resume from any cursor."""
+"""Tests for lanes: every token appears once per epoch with both packers, and a lane resumes from any cursor."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -26,7 +26,7 @@ def lane_of(plan: DataPlan, number: int) -> Lane:
 
 
 def samples_of(plan: DataPlan, count: int) -> list[tuple[Sample, list[DocumentSpan]]]:
-    """The first `count` global samples, with their document spans."""
+    """Return the first `count` global samples with their document spans."""
     lanes = [lane_of(plan, number) for number in range(plan.spec.num_lanes)]
     return [with_pieces(lanes[k % len(lanes)], k, plan) for k in range(count)]
 
@@ -46,13 +46,13 @@ lengths = st.lists(st.integers(0, 30), min_size=1, max_size=120)
     sequence_length=st.integers(1, 24),
     packing=st.sampled_from(["cut", "best_fit"]),
 )
-def test_every_token_once_per_epoch(
+def test_every_token_is_used_once_per_epoch(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], num_lanes: int, sequence_length: int, packing: str
 ) -> None:
     """The pieces of a document in an epoch cover it exactly, without overlap, and contain its tokens."""
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 11)
     plan = plan_of(corpus, num_lanes=num_lanes, sequence_length=sequence_length, packing=packing)
-    # enough for two epochs of the slowest lane
+    # Enough samples for two epochs of the slowest lane.
     tokens_of_an_epoch = sum(lengths) + len(lengths)
     most = (2 * tokens_of_an_epoch + 66 * sequence_length * num_lanes) // sequence_length + 2
     covered: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -79,7 +79,7 @@ def test_every_token_once_per_epoch(
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=lengths, sequence_length=st.integers(4, 24))
-def test_best_fit_cuts_no_short_document(
+def test_best_fit_cuts_only_documents_longer_than_a_sample(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], sequence_length: int
 ) -> None:
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 50)
@@ -93,9 +93,9 @@ def test_best_fit_cuts_no_short_document(
                 assert piece.start % sequence_length == 0
 
 
-def test_cut_pads_nothing_and_best_fit_little(tmp_path: Path) -> None:
+def test_cut_adds_no_padding_and_best_fit_adds_little(tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
-    lengths = np.minimum(draw.lognormal(4.5, 1.2, 2000), 999).astype(int).tolist()  # most short, some much too long
+    lengths = np.minimum(draw.lognormal(4.5, 1.2, 2000), 999).astype(int).tolist()  # mostly short, some very long
     corpus = write_corpus(tmp_path, {"web": lengths}, 500)
     padding = {}
     for packing in ("cut", "best_fit"):
@@ -112,14 +112,14 @@ def test_cut_pads_nothing_and_best_fit_little(tmp_path: Path) -> None:
     borders=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), max_size=3),
     stops=st.lists(st.integers(1, 25), min_size=1, max_size=6),
 )
-def test_resume_from_any_cursor_across_a_change_of_length(
+def test_a_lane_resumes_from_any_cursor_across_a_change_of_sequence_length(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     packing: str,
     borders: list[tuple[int, int]],
     stops: list[int],
 ) -> None:
-    """A lane created again from its cursors gives the same samples, also within a group."""
+    """A lane recreated from its cursors returns the same samples, even in the middle of a group."""
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"code": lengths, "web": lengths[::-1]}, 13)
     stages = [*(StageSpec(length, samples=samples) for samples, length in borders), StageSpec(10)]
     plan = plan_of(corpus, num_lanes=1, stages=stages, packing=packing)
@@ -146,8 +146,8 @@ def test_invalid_cursors_are_reported(tmp_path: Path) -> None:
         Lane(plan, 0, [[0, 0, 10_000]]).next_sample(0, stage)
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resume reads the document in which a lane stopped and those after it, nothing before."""
+def test_a_resume_tokenizes_only_the_documents_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume reads the document in which the lane stopped and the following ones, but no earlier document."""
     monkeypatch.setattr(documents, "CHARACTERS_PER_TOKEN", 0)  # one document at a time
     corpus = write_corpus(tmp_path, {"web": [20] * 300}, 50)
     stream = open_stream(corpus, num_lanes=1)
@@ -174,7 +174,7 @@ def test_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=lengths, sequence_length=st.integers(1, 40), run=st.integers(0, 20))
-def test_documents_read_at_once_do_not_change_samples(
+def test_the_number_of_documents_tokenized_together_does_not_change_samples(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], sequence_length: int, run: int
 ) -> None:
     corpus = write_corpus(tmp_path_factory.mktemp("c"), {"web": lengths}, 9)

@@ -1,4 +1,4 @@
-"""The shape of batches, the prefetching thread, and a state that describes consumed batches only."""
+"""Tests for the batch loader: shapes, the prefetching thread, worker processes, and the state."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def children() -> list[int]:
-    """Returns our worker processes; a resource tracker and a warm process stay until the end."""
+    """Return the PIDs of the worker processes, without the resource tracker and the warm process."""
     found = psutil.Process().children(recursive=True)
     lasting = ("resource_tracker", "tests.helpers.warm_process")
     return [
@@ -45,8 +45,8 @@ def test_batches_are_the_samples_in_order(corpus: Path) -> None:
                 assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
 
 
-def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
-    """While batches are prepared ahead, the state equals that of a stream without prefetching."""
+def test_the_state_is_that_of_the_last_consumed_batch(corpus: Path) -> None:
+    """The state equals that of a stream without prefetching, although batches are prepared ahead."""
     plain = open_stream(corpus)
     samples = iter(plain)
     with BatchLoader(open_stream(corpus), micro_batch_size=5, prefetch_batches=3) as loader:
@@ -60,7 +60,7 @@ def test_state_is_of_the_last_batch_consumed(corpus: Path) -> None:
             assert loader.state_dict()["position"] == plain.state_dict()["position"] > 0
 
 
-def test_returned_state_does_not_change(corpus: Path) -> None:
+def test_a_returned_state_does_not_change_later(corpus: Path) -> None:
     with BatchLoader(open_stream(corpus), micro_batch_size=12) as loader:
         next(loader)
         state = loader.state_dict()
@@ -83,7 +83,7 @@ def test_closing_leaves_no_thread_and_loses_no_batch(corpus: Path) -> None:
         assert not prefetch_threads()
 
 
-def test_broken_shard_is_raised_in_the_consumer(corpus: Path) -> None:
+def test_a_missing_shard_raises_an_error_in_the_consumer(corpus: Path) -> None:
     (corpus / "web-00010.jsonl").unlink()
     with BatchLoader(open_stream(corpus), micro_batch_size=4) as loader:
         with pytest.raises(DataError, match=r"web-00010\.jsonl, record"):
@@ -103,7 +103,7 @@ def test_pinning_without_a_gpu_prints_a_message(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a CUDA device")
-def test_pinned_batches(corpus: Path) -> None:
+def test_batches_are_pinned(corpus: Path) -> None:
     with BatchLoader(open_stream(corpus), micro_batch_size=2, pin_memory=True) as loader:
         assert all(column.is_pinned() for column in next(loader).values())
 
@@ -116,15 +116,12 @@ def test_pinned_batches(corpus: Path) -> None:
         {"micro_batch_size": 1, "num_workers": -1},
     ],
 )
-def test_sizes_refused(corpus: Path, settings: dict) -> None:
+def test_invalid_sizes_are_refused(corpus: Path, settings: dict) -> None:
     with pytest.raises(ConfigError, match="at least"):
         BatchLoader(open_stream(corpus), **settings)
 
 
-# Worker processes
-
-
-def test_micro_batch_changes_with_the_stage(corpus: Path) -> None:
+def test_the_micro_batch_size_changes_with_the_stage(corpus: Path) -> None:
     stages = (StageSpec(8, samples=12), StageSpec(24, samples=4), StageSpec(8))
     samples = iter(open_stream(corpus, stages=stages))
     with BatchLoader(open_stream(corpus, stages=stages), [6, 2, 3]) as loader:
@@ -135,15 +132,18 @@ def test_micro_batch_changes_with_the_stage(corpus: Path) -> None:
                 assert_same({name: column[row] for name, column in batch.items()}, as_arrays(next(samples)))
 
 
-def test_a_stage_within_a_micro_batch_is_refused(corpus: Path) -> None:
+def test_a_stage_that_begins_within_a_micro_batch_is_refused(corpus: Path) -> None:
     stream = open_stream(corpus, stages=(StageSpec(8, samples=12), StageSpec(24)))
     with BatchLoader(stream, 5) as loader, pytest.raises(ConfigError, match="stage 1 begins after 2 samples of it"):
         list(itertools.islice(loader, 5))
 
 
-def test_workers_give_the_same_batches_and_end(corpus: Path) -> None:
-    """Three processes for twelve lanes; stopped, resumed with five, which do not divide the lanes."""
-    samples = iter(open_stream(corpus, sequence_length=5000))  # longer than a message: one sample each
+# Worker processes
+
+
+def test_workers_produce_the_same_batches_and_exit_on_close(corpus: Path) -> None:
+    """Twelve lanes are read by three workers, then resumed by five, a number that does not divide the lanes."""
+    samples = iter(open_stream(corpus, sequence_length=5000))  # one sample per message (TOKENS_PER_MESSAGE)
     state = None
     for num_workers in (3, 5):
         stream = open_stream(corpus, sequence_length=5000)
@@ -160,7 +160,7 @@ def test_workers_give_the_same_batches_and_end(corpus: Path) -> None:
 
 
 @pytest.mark.extended
-def test_error_of_a_worker_is_one_line(corpus: Path) -> None:
+def test_an_error_in_a_worker_is_reported_in_one_line(corpus: Path) -> None:
     (corpus / "web-00010.jsonl").unlink()
     with BatchLoader(open_stream(corpus), micro_batch_size=4, num_workers=2) as loader:
         with pytest.raises(DataError, match=r"web-00010\.jsonl, record") as caught:
@@ -180,8 +180,8 @@ def test_a_killed_worker_is_reported(corpus: Path) -> None:
 
 
 @pytest.mark.extended
-def test_two_ranks_with_two_workers_each(corpus: Path, tmp_path: Path) -> None:
-    """Real gloo ranks, real DataLoader workers, a stop, and a resume as one rank without workers give one sequence."""
+def test_two_ranks_with_two_workers_each_produce_one_sequence(corpus: Path, tmp_path: Path) -> None:
+    """Two gloo ranks with DataLoader workers, resumed by one rank without workers, produce the sequence of one rank."""
     script = Path(loader_ranks.__file__)
     port = str(free_port())
     ranks = [

@@ -1,4 +1,4 @@
-"""The thread works ahead within its limit, passes errors on, and ends."""
+"""Tests for the prefetching thread: it works ahead up to its limit, passes errors on, and ends."""
 
 import gc
 import itertools
@@ -24,14 +24,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_gives_all_items_in_order_and_ends() -> None:
+def test_all_items_are_returned_in_order_and_the_thread_ends() -> None:
     prefetcher = Prefetcher(iter(range(100)), depth=3)
     assert list(prefetcher) == list(range(100))
     assert list(prefetcher) == []
     assert not prefetch_threads()
 
 
-def test_works_ahead_no_further_than_its_depth() -> None:
+def test_at_most_depth_items_are_prepared_ahead() -> None:
     made: list[int] = []
 
     def items() -> Iterator[int]:
@@ -49,7 +49,7 @@ def test_works_ahead_no_further_than_its_depth() -> None:
     assert not prefetch_threads()
 
 
-def test_error_comes_after_the_items_before_it_and_stays() -> None:
+def test_an_error_is_raised_after_earlier_items_and_on_every_later_call() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("disk on fire")
@@ -63,7 +63,7 @@ def test_error_comes_after_the_items_before_it_and_stays() -> None:
     assert not prefetch_threads()
 
 
-def test_close_twice_and_next_after_close() -> None:
+def test_close_may_be_called_twice_and_ends_the_iteration() -> None:
     prefetcher = Prefetcher(itertools.count(), depth=1)
     prefetcher.close()
     prefetcher.close()
@@ -72,7 +72,7 @@ def test_close_twice_and_next_after_close() -> None:
 
 
 def test_exit_without_close_is_quiet() -> None:
-    """And modules that need no torch do not load it."""
+    """The interpreter exits without an error, and modules that do not need torch do not import it."""
     code = """
 import itertools, sys
 import z2all_ds.data, z2all_ds.data.data_plan
@@ -85,7 +85,7 @@ assert "torch" not in sys.modules
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_forgotten_prefetcher_ends_its_thread() -> None:
+def test_a_garbage_collected_prefetcher_ends_its_thread() -> None:
     prefetcher = Prefetcher(itertools.count(), depth=1)
     assert next(prefetcher) == 0
     del prefetcher

@@ -1,4 +1,4 @@
-"""The stage of each sample, skipped samples, and invalid settings."""
+"""Tests for the schedule: the stage of each sample, skipped samples, and invalid settings."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +21,7 @@ ranges = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(skip=ranges)
-def test_numbers_of_used_samples(skip: list[tuple[int, int]]) -> None:
-    """Compared with a list of all numbers."""
+def test_used_and_skipped_samples_match_a_full_enumeration(skip: list[tuple[int, int]]) -> None:
     made = schedule(skip=skip)
     given_out = [k for k in range(200) if not any(first <= k < end for first, end in skip)]
     assert [k for k in range(200) if not made.is_skipped(k)] == given_out
@@ -33,7 +32,7 @@ def test_numbers_of_used_samples(skip: list[tuple[int, int]]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(skip=ranges, lengths=st.lists(st.integers(1, 30), max_size=3))
-def test_length_of_stages(skip: list[tuple[int, int]], lengths: list[int]) -> None:
+def test_a_stage_lasts_for_its_number_of_used_samples(skip: list[tuple[int, int]], lengths: list[int]) -> None:
     specs = [StageSpec(8 + n, samples=samples, name=f"s{n}") for n, samples in enumerate(lengths)]
     made = schedule(*specs, StageSpec(99, name="last"), skip=skip)
     names = [made.stage_of(k).name for k in range(300) if not made.is_skipped(k)]
@@ -50,7 +49,7 @@ def test_domains_are_those_of_all_stages() -> None:
     assert schedule(StageSpec(8, {"web": 1})).domain_names == ["web"]
 
 
-def test_ranges_are_merged() -> None:
+def test_adjacent_and_overlapping_ranges_are_merged() -> None:
     assert merged_ranges([(30, 40), (0, 5), (5, 7), (35, 50)]) == [(0, 7), (30, 50)]
 
 
@@ -66,13 +65,15 @@ def test_ranges_are_merged() -> None:
         ([StageSpec(8)], [(-1, 4)], ["skip=[-1, 4)"]),
     ],
 )
-def test_refused(stages: list[StageSpec], skip: list[tuple[int, int]], words: list[str]) -> None:
+def test_invalid_stages_and_skips_are_refused(
+    stages: list[StageSpec], skip: list[tuple[int, int]], words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Schedule(stages, skip, SIZES, 4, 1)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_borders_must_be_multiples_of_the_world_size() -> None:
+def test_stage_and_skip_borders_must_be_multiples_of_the_world_size() -> None:
     schedule(skip=[(8, 16)]).check_world_size(4)
     with pytest.raises(ConfigError, match=r"skip=\[6, 16\): .* the 4 ranks\. Skip \[4, 16\)"):
         schedule(skip=[(6, 16)]).check_world_size(4)

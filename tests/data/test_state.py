@@ -1,4 +1,4 @@
-"""The state is small JSON that fits any world size, and stops a run whose data has changed."""
+"""Tests for the data state: small JSON that works at any world size and stops a run whose data has changed."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ def rank_states(corpus: Path, world_size: int, samples_per_rank: int) -> list[An
     return [stream.state_dict() for stream in streams]
 
 
-def test_fields(corpus: Path) -> None:
+def test_the_fields_of_an_initial_state(corpus: Path) -> None:
     state: Any = open_stream(corpus, rank=1, world_size=4, skip=[(8, 12)]).state_dict()
     assert state.pop("lanes") == {lane: [[0, 0, 0]] * 3 for lane in ("1", "5", "9")}
     assert {name: documents for name, (documents, _) in state.pop("domains").items()} == {
@@ -42,15 +42,15 @@ def test_fields(corpus: Path) -> None:
     }  # fmt: skip
 
 
-def test_merged_is_the_state_of_one_rank(corpus: Path) -> None:
+def test_merged_states_equal_the_state_of_one_rank(corpus: Path) -> None:
     """After 14 samples, two lanes are one sample ahead of the others."""
     (alone,) = rank_states(corpus, 1, 14)
     assert merge_states(rank_states(corpus, 2, 7)) == alone
 
 
 @pytest.mark.parametrize("packing", ["cut", "best_fit"])
-def test_small_for_256_lanes_late_in_a_run(tmp_path: Path, packing: str) -> None:
-    """Eight domains, with cursors as after many epochs of a large corpus with long documents."""
+def test_the_state_is_small_with_256_lanes_late_in_a_run(tmp_path: Path, packing: str) -> None:
+    """The state is below 64 KiB with eight domains and the large cursors of a long run over long documents."""
     corpus = write_corpus(tmp_path, {f"domain_{n}": [5, 9] for n in range(8)})
     state = open_stream(corpus, num_lanes=256, packing=packing).state_dict()
     assert json.loads(json.dumps(state)) == state
@@ -74,7 +74,7 @@ def test_small_for_256_lanes_late_in_a_run(tmp_path: Path, packing: str) -> None
         ({"seed": 4, "temperature": 2.0}, ["seed was 3 and is 4", "shares was", "start a new run"]),
     ],
 )
-def test_changes_are_reported(corpus: Path, change: dict, words: list[str]) -> None:
+def test_changed_settings_are_reported(corpus: Path, change: dict, words: list[str]) -> None:
     (state,) = rank_states(corpus, 1, 5)
     stream = open_stream(corpus, **change)
     before = stream.state_dict()
@@ -84,7 +84,7 @@ def test_changes_are_reported(corpus: Path, change: dict, words: list[str]) -> N
     assert stream.state_dict() == before
 
 
-def test_changed_tokenizer_is_never_allowed(corpus: Path) -> None:
+def test_a_changed_tokenizer_is_never_allowed(corpus: Path) -> None:
     (state,) = rank_states(corpus, 1, 5)
     stream = PackedStream(open_stream(corpus).plan.spec, SpanTokenizer("other"))
     for allow in (False, True):
@@ -93,7 +93,7 @@ def test_changed_tokenizer_is_never_allowed(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 4}, {"num_lanes": 24}, {"packing": "best_fit"}])
-def test_only_data_may_change(corpus: Path, change: dict) -> None:
+def test_allow_data_change_does_not_allow_other_changes(corpus: Path, change: dict) -> None:
     (state,) = rank_states(corpus, 1, 5)
     with pytest.raises(DataError, match="Restore it to continue"):
         open_stream(corpus, **change).load_state_dict(state, allow_data_change=True)
@@ -105,7 +105,7 @@ def test_states_of_other_versions_are_refused(corpus: Path) -> None:
         open_stream(corpus).load_state_dict(state | {"version": 1})
 
 
-def test_changed_corpus_stops_and_can_be_allowed(tmp_path: Path) -> None:
+def test_a_changed_corpus_is_refused_unless_allowed(tmp_path: Path) -> None:
     old = write_corpus(tmp_path / "old", {"a": [9] * 30, "b": [8] * 30, "c": [7] * 30})
     new = write_corpus(tmp_path / "new", {"a": [9] * 30, "b": [8] * 31, "d": [7] * 30})
     (state,) = rank_states(old, 1, 60)
@@ -124,13 +124,13 @@ def test_changed_corpus_stops_and_can_be_allowed(tmp_path: Path) -> None:
     consume(stream, 24)
 
 
-def test_same_documents_other_text_is_a_change(tmp_path: Path) -> None:
+def test_changed_text_with_the_same_number_of_documents_is_refused(tmp_path: Path) -> None:
     (state,) = rank_states(write_corpus(tmp_path / "old", {"a": [9] * 30}), 1, 12)
     with pytest.raises(DataError, match=r"domain 'a' has changed \(30 documents, other text\)"):
         open_stream(write_corpus(tmp_path / "new", {"a": [8] * 30})).load_state_dict(state)
 
 
-def test_a_moved_corpus_is_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_a_moved_corpus_continues_with_the_same_samples(corpus: Path, tmp_path: Path) -> None:
     (state,) = rank_states(corpus, 1, 12)
     expected = consume(open_stream(corpus), 36)[12:]
     moved = open_stream(corpus.rename(tmp_path / "elsewhere"))
@@ -138,7 +138,7 @@ def test_a_moved_corpus_is_the_same(corpus: Path, tmp_path: Path) -> None:
     assert consume(moved, 24) == expected
 
 
-def test_changed_weights_continue_in_every_domain(corpus: Path) -> None:
+def test_changed_weights_continue_each_domain_where_it_stopped(corpus: Path) -> None:
     """No document of `web` is repeated or lost, and the new domain gets only its share."""
     stream = open_stream(corpus, num_lanes=1, weights={"web": 1.0})
     before = consume(stream, 40)
@@ -151,8 +151,7 @@ def test_changed_weights_continue_in_every_domain(corpus: Path) -> None:
     assert sum(row[0] // 1000 < 45 for row in after if row[0]) in range(26, 33)
 
 
-def test_later_stages_may_be_changed(corpus: Path) -> None:
-    """Later stages may be changed without a flag; the current one may not."""
+def test_later_stages_may_be_changed_but_not_the_current_one(corpus: Path) -> None:
     first = StageSpec(16, {"web": 1.0}, samples=48)
     stream = open_stream(corpus, stages=(first, StageSpec(16, {"web": 1.0})))
     consume(stream, 24)
@@ -178,14 +177,14 @@ def test_merge_refuses_incomplete_or_different_states(corpus: Path) -> None:
         merge_states([states[0], states[1], rank_states(corpus, 3, 5)[2]])
 
 
-def test_own_state_is_enough_at_the_same_world_size_only(corpus: Path) -> None:
+def test_a_rank_may_load_its_own_unmerged_state_but_not_that_of_another_rank(corpus: Path) -> None:
     state = rank_states(corpus, 3, 4)[1]
     open_stream(corpus, 1, 3).load_state_dict(state)
     with pytest.raises(DataError, match="merge_states"):
         open_stream(corpus, 0, 3).load_state_dict(state)
 
 
-def test_world_size_must_fit_the_samples(corpus: Path) -> None:
+def test_the_world_size_must_divide_the_consumed_samples(corpus: Path) -> None:
     (state,) = rank_states(corpus, 1, 14)
     with pytest.raises(DataError, match=r"world_size=4: it must divide the 14 samples .* world sizes: 1, 2\."):
         open_stream(corpus, 0, 4).load_state_dict(state)

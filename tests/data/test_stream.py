@@ -1,4 +1,4 @@
-"""The order of samples: every world size, every number of workers, and stops at any sample."""
+"""Tests for the order of samples: the same for every world size and number of workers, and after any stop."""
 
 import hashlib
 import json
@@ -32,15 +32,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(corpus: Path) -> list[dict[str, np.ndarray]]:
-    """The global sequence of one rank that never stops."""
+    """Return the global sequence of one rank that never stops."""
     samples = iter(open_stream(corpus))
     return [as_arrays(next(samples)) for _ in range(UNBROKEN_SAMPLES)]
 
 
-def test_batch_rules_hold_in_the_stream(unbroken: list[dict[str, np.ndarray]]) -> None:
-    """Labels cross the end of a sample, never the end of a document; domain ids match the tokens."""
+def test_labels_and_domain_ids_match_the_documents(unbroken: list[dict[str, np.ndarray]]) -> None:
+    """Labels cross the end of a sample, but never the end of a document; domain ids match the tokens."""
     for lane in range(NUM_LANES):
-        for domain in range(3):  # the samples of one lane and domain are one sequence of documents
+        for domain in range(3):  # the samples of one lane and domain form one sequence of documents
             samples = [one for one in unbroken[lane::NUM_LANES] if one["domain_ids"][0] == domain]
             row = np.concatenate([sample["input_ids"] for sample in samples] or [np.zeros(1)])
             labels = np.concatenate([sample["labels"] for sample in samples] or [np.zeros(1)])
@@ -55,7 +55,7 @@ def test_batch_rules_hold_in_the_stream(unbroken: list[dict[str, np.ndarray]]) -
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
-def test_world_sizes_give_the_same_sequence(
+def test_every_world_size_produces_the_same_sequence(
     corpus: Path, unbroken: list[dict[str, np.ndarray]], world_size: int
 ) -> None:
     ranks = [iter(open_stream(corpus, rank, world_size)) for rank in range(world_size)]
@@ -64,7 +64,7 @@ def test_world_sizes_give_the_same_sequence(
 
 
 def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]:
-    """Interleaves the samples of the rank's workers as the loader does."""
+    """Interleave the samples of the rank's workers as the loader does."""
     parts = [stream.produce(worker, num_workers) for worker in range(num_workers)]
     while True:
         for part in parts:
@@ -72,7 +72,7 @@ def in_turn(stream: PackedStream, num_workers: int) -> Iterator[Produced | None]
 
 
 def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """The samples of `count` micro-batches of one rank."""
+    """Return the samples of `count` micro-batches of one rank."""
     batches = make_batches(in_turn(stream, max(num_workers, 1)), [micro_batch_size] * 2)
     samples = []
     for _ in range(count):
@@ -85,10 +85,12 @@ def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_stop_anywhere_and_resume_at_any_shape(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Random corpora, stages, skips and packing; several resumes, each with its own world size, workers, micro-batch.
+def test_a_resume_with_any_world_size_workers_and_micro_batch_continues_exactly(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """The concatenated samples equal those of one rank without workers that never stopped, token for token.
 
-    The concatenated global sequence equals that of one rank without workers that never stopped, token for token.
+    Corpora, stages, skips and packing are random, and each resume has its own world size, workers and micro-batch.
     """
     lengths = st.lists(st.integers(0, 40), min_size=1, max_size=60)
     by_domain = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), lengths, min_size=1), label="corpus")
@@ -141,8 +143,10 @@ def test_skipped_samples_are_the_only_ones_missing(corpus: Path, unbroken: list[
         assert_same(as_arrays(next(samples)), unbroken[k])
 
 
-def test_a_skip_set_on_resume_applies_from_there(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
-    """Consumed samples stay consumed; ranges in the state stay skipped without being set again."""
+def test_a_skip_added_on_resume_applies_to_later_samples_only(
+    corpus: Path, unbroken: list[dict[str, np.ndarray]]
+) -> None:
+    """Consumed samples stay consumed; ranges stored in the state stay skipped without being configured again."""
     stream = open_stream(corpus)
     samples = iter(stream)
     for _ in range(24):
@@ -159,7 +163,9 @@ def test_a_skip_set_on_resume_applies_from_there(corpus: Path, unbroken: list[di
         assert_same(as_arrays(next(samples)), unbroken[k])
 
 
-def test_a_new_iteration_continues(corpus: Path, unbroken: list[dict[str, np.ndarray]]) -> None:
+def test_a_new_iterator_continues_where_the_last_one_stopped(
+    corpus: Path, unbroken: list[dict[str, np.ndarray]]
+) -> None:
     stream = open_stream(corpus)
     for k in range(30):
         assert_same(as_arrays(next(iter(stream))), unbroken[k])
@@ -184,25 +190,25 @@ def test_seed_and_weights_change_the_order(corpus: Path, unbroken: list[dict[str
         ({"world_size": 2, "skip": [(3, 8)]}, ["skip=[3, 8)", "2 ranks"]),
     ],
 )
-def test_shapes_refused(corpus: Path, shape: dict, words: list[str]) -> None:
+def test_invalid_settings_are_refused(corpus: Path, shape: dict, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         open_stream(corpus, **shape)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_torch_workers_refused(corpus: Path) -> None:
-    """Each of them would give the whole stream."""
+def test_workers_of_a_plain_torch_dataloader_are_refused(corpus: Path) -> None:
+    """Each worker would return the whole stream."""
     loader = torch.utils.data.DataLoader(open_stream(corpus), num_workers=1, batch_size=None)
-    with pytest.raises(RuntimeError, match=r"(?s)ConfigError.*BatchLoader"):  # torch rewraps what a worker raises
+    with pytest.raises(RuntimeError, match=r"(?s)ConfigError.*BatchLoader"):  # torch wraps exceptions of a worker
         next(iter(loader))
 
 
-def test_domain_names(corpus: Path) -> None:
+def test_domain_names_are_sorted_and_only_those_with_weights(corpus: Path) -> None:
     assert open_stream(corpus, weights={"web": 3, "books": 1}).domain_names == ["books", "web"]
 
 
-def test_golden_sequence(unbroken: list[dict[str, np.ndarray]]) -> None:
-    """Order, mixture and packing in one number: if it changes, existing runs can no longer be continued exactly."""
+def test_the_sequence_is_that_of_earlier_versions(unbroken: list[dict[str, np.ndarray]]) -> None:
+    """The hash covers order, mixture and packing: if it changes, existing runs can no longer be continued exactly."""
     digest = hashlib.sha256()
     for sample in unbroken:
         for name in COLUMNS:

@@ -1,4 +1,4 @@
-"""The documents of a sample are found from the start and from any state before it."""
+"""Tests for tracing: the documents of a sample are found from the start or from any earlier state."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ STAGES = (StageSpec(16, samples=96), StageSpec(24, {"books": 1.0, "web": 1.0}))
 
 
 @pytest.mark.parametrize("packing", ["cut", "best_fit"])
-def test_traced_tokens_are_those_of_the_sample(tmp_path: Path, packing: str) -> None:
+def test_traced_tokens_are_the_tokens_of_the_sample(tmp_path: Path, packing: str) -> None:
     stream = open_stream(small_corpus(tmp_path), stages=STAGES, packing=packing, skip=[(24, 36)])
     samples, states, by_number = iter(stream), [], {}
     for k in [*range(24), *range(36, 200)]:
@@ -35,8 +35,8 @@ def test_traced_tokens_are_those_of_the_sample(tmp_path: Path, packing: str) -> 
     assert trace_sample(plan, 110).stage == "1"
 
 
-def test_locations_of_documents(tmp_path: Path) -> None:
-    """Tokens identify their document, and shards have seven each."""
+def test_each_piece_has_the_shard_and_record_of_its_document(tmp_path: Path) -> None:
+    """The tokens identify their document, and each shard has up to seven documents."""
     plan = open_stream(small_corpus(tmp_path)).plan
     first_of_domain = {"books": 0, "code": 5, "web": 45}
     for k in range(60):
@@ -51,13 +51,13 @@ def test_locations_of_documents(tmp_path: Path) -> None:
             assert piece.shard.startswith(f"{trace.domain}-")
 
 
-def test_progress_of_a_trace(tmp_path: Path) -> None:
+def test_the_reported_progress_adds_up_to_the_sample_number(tmp_path: Path) -> None:
     plan = open_stream(small_corpus(tmp_path)).plan
     passed: list[int] = []
     trace_sample(plan, 120, (), passed.append)
     assert sum(passed) == 120
 
 
-def test_negative_numbers_are_refused(tmp_path: Path) -> None:
+def test_a_negative_sample_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sample -1: samples are numbered from 0"):
         trace_sample(open_stream(small_corpus(tmp_path)).plan, -1)

@@ -1,4 +1,4 @@
-"""Tiny random models with the small tokenizer: a Llama folder written by plain transformers, a run, and its export."""
+"""Fixtures with tiny random models: a Llama folder written by plain transformers, a run, and its export."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ MODEL = ModelSection(vocab_size=1280, **SHAPE)
 
 @pytest.fixture(scope="session")
 def model_folder(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tests only read it; copy before changing anything."""
+    """Write a Llama folder with the small tokenizer. Tests must copy it before they change anything."""
     folder = tmp_path_factory.mktemp("evaluate") / "model"
     tokenizer = AutoTokenizer.from_pretrained(small_tokenizer)
     torch.manual_seed(0)
@@ -52,11 +52,11 @@ def loaded(model_folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def run(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Checkpoints of steps 7 and 9."""
+    """Write a run with checkpoints of steps 7 and 9."""
     return write_run(tmp_path_factory.mktemp("evaluate") / "run", MODEL, small_corpus, small_tokenizer, 7, 9)
 
 
 @pytest.fixture(scope="session")
 def exported(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The export of step 9."""
+    """Export the checkpoint of step 9."""
     return export_checkpoint(run.root, tmp_path_factory.mktemp("evaluate") / "export", dtype="fp32").folder

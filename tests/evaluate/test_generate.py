@@ -1,4 +1,4 @@
-"""Compares generation with transformers' own generate: single prompts, batches, streams, stop strings and chats."""
+"""Tests for generation, compared with `generate` of transformers: prompts, batches, streams, stop strings and chats."""
 
 import json
 import re
@@ -36,11 +36,11 @@ def texts(loaded: LoadedModel, prompts: list[str], sampling: Sampling, batch: in
     return [answer.text for answer in Generator(loaded, sampling).answer_all(prompts, batch, num)]
 
 
-def test_greedy_is_transformers_greedy(model_folder: Path, loaded: LoadedModel) -> None:
+def test_greedy_answers_equal_those_of_transformers(model_folder: Path, loaded: LoadedModel) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     wanted = []
-    for prompt in PROMPTS:  # one at a time, so that padding is tested too
+    for prompt in PROMPTS:  # one at a time, so that the reference has no padding
         encoded = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
         made = model.generate(
             encoded["input_ids"], attention_mask=encoded["attention_mask"], max_new_tokens=12, do_sample=False
@@ -59,7 +59,7 @@ def test_greedy_is_transformers_greedy(model_folder: Path, loaded: LoadedModel) 
         assert "".join(pieces) == answer.text and len(pieces) > 1
 
 
-def test_sampling_follows_the_seed(loaded: LoadedModel) -> None:
+def test_the_seed_determines_sampled_answers(loaded: LoadedModel) -> None:
     how = Sampling(max_new_tokens=12, temperature=1.5, top_p=0.95, top_k=500, min_p=0.001, seed=1)
     first, again, other = (texts(loaded, PROMPTS, replace(how, seed=seed), num=2) for seed in (1, 1, 2))
     assert first == again != other
@@ -70,15 +70,15 @@ def test_sampling_follows_the_seed(loaded: LoadedModel) -> None:
     assert [(answer.prompt, answer.sample) for answer in answers] == [(p, n) for p in PROMPTS for n in range(2)]
 
 
-def test_repetition_penalty(loaded: LoadedModel) -> None:
-    """With a penalty larger than any logit, no token repeats."""
+def test_a_large_repetition_penalty_prevents_repetition(loaded: LoadedModel) -> None:
+    """No token repeats if the penalty is larger than any logit."""
     (answer,) = Generator(loaded, replace(GREEDY, repetition_penalty=1e6)).answer_all(["今天"])
     ids = loaded.tokenizer(answer.text, add_special_tokens=False)["input_ids"]
     assert answer.new_tokens > 3 and "今天" not in answer.text
     assert len(set(ids)) >= answer.new_tokens - 1
 
 
-def test_stop_strings(loaded: LoadedModel) -> None:
+def test_answers_end_before_a_stop_string(loaded: LoadedModel) -> None:
     whole = texts(loaded, PROMPTS, GREEDY)
     stop = whole[1][3:5]
     answers = list(Generator(loaded, replace(GREEDY, stop=("never there", stop))).answer_all(PROMPTS))
@@ -98,7 +98,7 @@ def without_padding_token(loaded: LoadedModel) -> LoadedModel:
 
 
 def saying(loaded: LoadedModel, prompt: str, token: int) -> LoadedModel:
-    """Returns the same model, changed to generate this token after the prompt."""
+    """Return the same model, changed to generate this token after the prompt."""
     model = deepcopy(loaded.model)
     ids = loaded.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"].to(loaded.device)
     with torch.no_grad():
@@ -108,8 +108,8 @@ def saying(loaded: LoadedModel, prompt: str, token: int) -> LoadedModel:
     return replace(loaded, model=model)
 
 
-def test_a_control_token_as_stop_string(loaded: LoadedModel) -> None:
-    """It has no text to search for."""
+def test_a_control_token_works_as_a_stop_string(loaded: LoadedModel) -> None:
+    """The decoded text does not contain control tokens, so a text search would not find it."""
     stop = "<|im_end|>"
     ends_so = saying(loaded, "今天", loaded.tokenizer.convert_tokens_to_ids(stop))
     (plain,) = Generator(ends_so, GREEDY).answer_all(["今天"])
@@ -118,7 +118,7 @@ def test_a_control_token_as_stop_string(loaded: LoadedModel) -> None:
     assert (answer.text, answer.finish, answer.new_tokens) == ("", STOPPED, 1)
 
 
-def test_batches_without_a_padding_token(loaded: LoadedModel) -> None:
+def test_batches_work_without_a_padding_token(loaded: LoadedModel) -> None:
     """If end-of-text were used for padding, it would be penalised as a repetition and end answers early."""
     ends_soon = saying(without_padding_token(loaded), "今天", loaded.tokenizer.eos_token_id)
     stop = texts(loaded, ["import os"], GREEDY)[0][2:5]
@@ -131,13 +131,13 @@ def test_batches_without_a_padding_token(loaded: LoadedModel) -> None:
     assert list(Generator(ends_soon, replace(GREEDY, stop=(stop,))).answer_all(PROMPTS))[2] == stopped[2]
 
 
-def test_token_beyond_the_vocabulary_of_the_model(loaded: LoadedModel) -> None:
+def test_only_prompts_with_tokens_beyond_the_vocabulary_are_refused(loaded: LoadedModel) -> None:
     tokenizer = deepcopy(loaded.tokenizer)
     tokenizer.add_tokens([f"<new {number}>" for number in range(30)])
     tokenizer.add_special_tokens({"pad_token": "<new 29>"})
     assert tokenizer.pad_token_id > loaded.model.config.vocab_size
     extended = replace(loaded, tokenizer=tokenizer)
-    # The first of the new tokens may fill ids that the model has and the tokenizer did not use.
+    # The first new tokens may get ids that the model has but the tokenizer did not use.
     without_new = [re.sub(r"<new \d+>", "", text) for text in texts(extended, PROMPTS, GREEDY)]
     assert without_new == texts(loaded, PROMPTS, GREEDY)
     with pytest.raises(DataError, match=r"^token 10\d\d: .* has only 1024\. Use the tokenizer of this model\.$"):
@@ -152,13 +152,13 @@ def test_end_of_text_ends_an_answer(loaded: LoadedModel) -> None:
     made = loaded.model.generate(torch.tensor([ids], device=loaded.device), max_new_tokens=12, do_sample=False)
     fifth = made[0, len(ids) + 4].item()
     first = made[0, len(ids) :].tolist().index(fifth)
-    generator._ends = [fifth]  # as if it were the end-of-text token
+    generator._ends = [fifth]  # treat it as the end-of-text token
     (ended, _) = generator.answer_all(["今天", "import os"])
     assert (ended.finish, ended.new_tokens) == (ENDED, first + 1)
     assert usual.text.startswith(ended.text)
 
 
-def test_run_and_export_give_equal_answers(run: RunFolder, exported: Path) -> None:
+def test_a_run_and_its_export_give_equal_answers(run: RunFolder, exported: Path) -> None:
     assert texts(load_model(run.root), PROMPTS, GREEDY) == texts(load_model(exported), PROMPTS, GREEDY)
 
 
@@ -179,10 +179,10 @@ def test_ctrl_c_keeps_the_text_so_far(loaded: LoadedModel, monkeypatch: pytest.M
     assert whole.text.startswith(answer["content"])
 
 
-# Room
+# Maximum length
 
 
-def test_prompt_too_long_for_the_model(loaded: LoadedModel) -> None:
+def test_a_prompt_too_long_for_the_model_is_refused(loaded: LoadedModel) -> None:
     long = "今天" * 60
     with pytest.raises(
         ConfigError, match=r"^a prompt of \d+ tokens: .* supports at most 48 including the answer\. Shorten"
@@ -191,7 +191,7 @@ def test_prompt_too_long_for_the_model(loaded: LoadedModel) -> None:
 
 
 def test_answers_end_at_the_maximum_length_of_the_model(loaded: LoadedModel, capfd: pytest.CaptureFixture[str]) -> None:
-    """A prompt with little room does not limit the others of its batch."""
+    """A long prompt shortens only its own answer, not the other answers of its batch."""
     tight = loaded.tokenizer.decode(loaded.tokenizer("def add(a, b):\n    return a + b\n" * 9)["input_ids"][:43])
     answers = list(Generator(loaded, GREEDY).answer_all(["今天", tight, "import os"]))
     assert [answer.new_tokens for answer in answers] == [12, 5, 12]
@@ -208,14 +208,14 @@ def test_answers_end_at_the_maximum_length_of_the_model(loaded: LoadedModel, cap
 
 @pytest.fixture
 def chatting(model_folder: Path, tmp_path: Path) -> LoadedModel:
-    """A model with its own chat template."""
+    """Load a model with its own chat template."""
     folder = tmp_path / "chatting"
     shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return load_model(folder)
 
 
-def test_chat_template_of_a_model_is_used_by_default(chatting: LoadedModel, loaded: LoadedModel) -> None:
+def test_the_chat_template_of_a_model_is_used_by_default(chatting: LoadedModel, loaded: LoadedModel) -> None:
     assert [is_chat(one.tokenizer, None) for one in (chatting, loaded)] == [True, False]
     assert [is_chat(loaded.tokenizer, asked) for asked in (True, False)] == [True, False]
     generator = Generator(chatting, GREEDY, system="简短")
@@ -238,7 +238,7 @@ def test_invalid_chats_are_refused(loaded: LoadedModel) -> None:
         Generator(loaded, GREEDY, chat=True).ids_of("<|im_end|>")
 
 
-# Numbers and files
+# Settings and prompt files
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_invalid_prompts_are_refused(loaded: LoadedModel) -> None:
         texts(loaded, PROMPTS, GREEDY, batch=0)
 
 
-def test_files_of_prompts(tmp_path: Path) -> None:
+def test_prompt_files_are_read_and_answers_are_written(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("今天\r\n\n two words \n", encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.txt")) == [{"prompt": "今天"}, {"prompt": " two words "}]
     records: list[dict[str, Any]] = [{"id": 5, "prompt": "x\ny"}, {"prompt": "z"}]
@@ -292,7 +292,7 @@ def test_files_of_prompts(tmp_path: Path) -> None:
         (None, r"not readable \(No such file"),
     ],
 )
-def test_broken_files_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_invalid_prompt_files_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=words):

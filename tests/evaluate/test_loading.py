@@ -1,4 +1,4 @@
-"""Loads models from folders, runs and checkpoints; broken ones raise one-line errors."""
+"""Tests for loading models from folders, runs and checkpoints; broken ones raise one-line errors."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
     return found[mask.bool()]
 
 
-def test_a_folder(loaded: LoadedModel, model_folder: Path) -> None:
+def test_a_hugging_face_folder_is_loaded_for_evaluation(loaded: LoadedModel, model_folder: Path) -> None:
     assert not loaded.model.training
     assert {parameter.device.type for parameter in loaded.model.parameters()} == {loaded.device.type}
     assert loaded.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,7 +53,9 @@ def test_a_folder(loaded: LoadedModel, model_folder: Path) -> None:
 
 
 @ON_A_CPU
-def test_bf16_folder_computes_in_fp32_on_a_cpu(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+def test_a_bf16_folder_is_loaded_in_fp32_on_a_cpu_by_default(
+    loaded: LoadedModel, model_folder: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "bf16"
     load_model(model_folder).model.to(torch.bfloat16).save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
@@ -62,7 +64,7 @@ def test_bf16_folder_computes_in_fp32_on_a_cpu(loaded: LoadedModel, model_folder
 
 
 @ON_A_CPU
-def test_run_and_export_have_equal_logits(run: RunFolder, exported: Path, small_tokenizer: Path) -> None:
+def test_a_run_and_its_export_have_equal_logits(run: RunFolder, exported: Path, small_tokenizer: Path) -> None:
     from_run, from_export = load_model(run.root), load_model(exported)
     assert torch.equal(logits(from_run), logits(from_export))
     assert (from_run.label, from_run.step) == (f"{run.root} step 9", 9)
@@ -76,7 +78,7 @@ def test_run_and_export_have_equal_logits(run: RunFolder, exported: Path, small_
 
 
 @ON_A_CPU
-def test_one_checkpoint_of_several(run: RunFolder) -> None:
+def test_one_checkpoint_of_a_run_can_be_loaded(run: RunFolder) -> None:
     earlier, latest = load_model(checkpoint_of(run, 7)), load_model(checkpoint_of(run, 9))
     assert (earlier.step, earlier.label) == (7, f"{run.root} step 7")
     assert torch.equal(logits(latest), logits(load_model(run.root)))
@@ -84,7 +86,7 @@ def test_one_checkpoint_of_several(run: RunFolder) -> None:
     rounded = load_model(checkpoint_of(run, 9), "bf16")
     assert {parameter.dtype for parameter in rounded.model.parameters()} == {torch.bfloat16}
     assert rounded.model.model.rotary_emb.inv_freq.dtype == torch.float32
-    # bf16 keeps 8 bits: logits of some tenths differ by some thousandths.
+    # bf16 has 8 significant bits: logits of a few tenths differ by a few thousandths.
     torch.testing.assert_close(logits(rounded).float(), logits(latest), rtol=0.05, atol=0.01)
 
 
@@ -111,7 +113,7 @@ def test_a_damaged_checkpoint_is_skipped_or_refused(run: RunFolder, tmp_path: Pa
         ("tokenizer.json", "{"),
     ],
 )
-def test_broken_folder_is_refused(model_folder: Path, tmp_path: Path, name: str, content: str | None) -> None:
+def test_a_broken_folder_is_refused(model_folder: Path, tmp_path: Path, name: str, content: str | None) -> None:
     folder = tmp_path / "broken"
     shutil.copytree(model_folder, folder)
     if content is None:
@@ -148,7 +150,7 @@ def test_tied_weights_are_not_missing(loaded: LoadedModel, tmp_path: Path) -> No
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_generation_config_of_the_folder_is_ignored(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
+def test_generation_settings_of_the_folder_are_ignored(loaded: LoadedModel, model_folder: Path, tmp_path: Path) -> None:
     """Only the token ids of generation_config.json are used."""
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     end = loaded.tokenizer.eos_token_id
@@ -179,7 +181,7 @@ def test_generation_config_of_the_folder_is_ignored(loaded: LoadedModel, model_f
     assert answers[0] == answers[1]
 
 
-def test_names_of_the_maximum_length(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_the_maximum_length_is_found_under_all_its_config_names(loaded: LoadedModel, tmp_path: Path) -> None:
     sizes = {"vocab_size": 1024, "hidden_size": 32, "n_layer": 1, "n_head": 2}
     for config, longest in (
         (GPT2Config(n_positions=40), 40),

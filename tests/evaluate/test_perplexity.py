@@ -1,4 +1,4 @@
-"""Compares perplexity with plain loops over transformers models."""
+"""Tests for perplexity, compared with plain loops over transformers models."""
 
 import json
 import math
@@ -30,7 +30,7 @@ from z2all_ds.evaluate.perplexity_rank import PerplexitySettings, Sums, measure_
 from z2all_ds.evaluate.texts import open_texts
 
 TEXTS = {
-    # Longer than a window, one character, empty, and control tokens spelled out.
+    # Texts longer than a window, a single character, an empty text, and the name of a control token.
     "code": ["def add(a, b):\n    return a + b\n" * 9, "x", "import os\n\nprint(os.getcwd())\n"],
     "zh": ["今天天气很好，我们去公园散步。" * 6, "", "<|endoftext|> 是一个记号。"],
 }
@@ -49,7 +49,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> PerplexitySettings:
 
 
 def ignore(amount: float, note: str = "") -> None:
-    """Ignores progress."""
+    """Ignore progress."""
 
 
 def opened(folder: Path) -> tuple[AutoModelForCausalLM, AutoTokenizer]:
@@ -58,7 +58,7 @@ def opened(folder: Path) -> tuple[AutoModelForCausalLM, AutoTokenizer]:
 
 
 def sliding_loop(folder: Path, texts: list[str], window: int, stride: int, bos: bool = False) -> tuple[float, int]:
-    """Returns nats and predicted tokens, one window at a time, from the loss that transformers computes."""
+    """Return nats and predicted tokens, one window at a time, from the loss that transformers computes."""
     model, tokenizer = opened(folder)
     nats, tokens = 0.0, 0
     for text in texts:
@@ -96,7 +96,7 @@ def packed_loop(folder: Path, texts: list[str], window: int) -> tuple[float, int
 
 
 def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
-    """Compares every domain and the total."""
+    """Compare every domain and the total with the loop."""
     total_nats, total_tokens = 0.0, 0
     for row, (domain, texts) in zip(measured.domains, TEXTS.items(), strict=True):
         nats, tokens = loop(folder, texts)
@@ -109,7 +109,7 @@ def check(measured: ModelPerplexity, loop: Loop, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("window", "stride"), [(None, None), (16, None), (24, 5), (WINDOW_TOKENS, 40)])
-def test_documents_in_windows(
+def test_documents_in_windows_equal_a_plain_loop(
     model_folder: Path, settings: PerplexitySettings, window: int | None, stride: int | None
 ) -> None:
     (measured,) = measure_perplexity([model_folder], replace(settings, window=window, stride=stride, batch=3))
@@ -118,7 +118,7 @@ def test_documents_in_windows(
     assert measured.domains[0].tokens > 2 * length  # a document was cut
 
 
-def test_packed(model_folder: Path, settings: PerplexitySettings) -> None:
+def test_packed_documents_equal_a_plain_loop(model_folder: Path, settings: PerplexitySettings) -> None:
     """Documents are packed in the order in which they are read."""
     (measured,) = measure_perplexity([model_folder], replace(settings, packed=True, window=20))
     taken = {domain.name: list(domain.read(0, 1)) for domain in open_texts(settings.data, None)}
@@ -127,8 +127,8 @@ def test_packed(model_folder: Path, settings: PerplexitySettings) -> None:
     check(measured, lambda folder, texts: packed_loop(folder, loop[tuple(texts)], 20), model_folder)
 
 
-def test_by_byte_and_character(model_folder: Path, settings: PerplexitySettings) -> None:
-    """With a begin-of-text token the whole text is predicted, so all its bytes count."""
+def test_figures_per_byte_and_per_character(model_folder: Path, settings: PerplexitySettings) -> None:
+    """The whole text is predicted after a begin-of-text token, so all its bytes count."""
     (measured,) = measure_perplexity([model_folder], replace(settings, bos="yes"))
     window = WINDOW_TOKENS
     check(measured, lambda folder, texts: sliding_loop(folder, texts, window, window - 1, bos=True), model_folder)
@@ -146,7 +146,7 @@ def test_by_byte_and_character(model_folder: Path, settings: PerplexitySettings)
     for row in without.domains:
         texts = [text for text in TEXTS[row.domain] if text]
         firsts = [tokenizer(text[:9], split_special_tokens=True).input_ids[0] for text in texts]
-        # In this tokenizer each character of a token stands for a byte; 今 is split after its second byte.
+        # In this tokenizer each character of a token represents one byte; 今 is split after its second byte.
         first_bytes = sum(map(len, tokenizer.convert_ids_to_tokens(firsts)))
         first_characters = sum(len(tokenizer.decode([first])) for first in firsts)
         assert row.bytes == sum(len(text.encode()) for text in texts) - first_bytes
@@ -154,7 +154,7 @@ def test_by_byte_and_character(model_folder: Path, settings: PerplexitySettings)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batches_change_rounding_only(model_folder: Path, settings: PerplexitySettings, packed: bool) -> None:
+def test_the_batch_size_changes_only_rounding(model_folder: Path, settings: PerplexitySettings, packed: bool) -> None:
     one, seven = (
         measure_perplexity([model_folder], replace(settings, batch=batch, packed=packed, window=16))[0]
         for batch in (1, 7)
@@ -165,7 +165,9 @@ def test_batches_change_rounding_only(model_folder: Path, settings: PerplexitySe
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_shares_add_up_to_the_same(loaded: LoadedModel, settings: PerplexitySettings, packed: bool) -> None:
+def test_the_sums_of_three_ranks_add_up_to_those_of_one(
+    loaded: LoadedModel, settings: PerplexitySettings, packed: bool
+) -> None:
     asked, domains = replace(settings, packed=packed, window=16), open_texts(settings.data, None)
     whole = measure_share(loaded, domains, asked, 0, 1, ignore).sums
     shares = [measure_share(loaded, domains, asked, rank, 3, ignore).sums for rank in range(3)]
@@ -187,7 +189,7 @@ def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("no_process_is_left")
-def test_two_processes_give_the_same(model_folder: Path, settings: PerplexitySettings) -> None:
+def test_two_processes_give_the_same_figures_as_one(model_folder: Path, settings: PerplexitySettings) -> None:
     one, two = (measure_perplexity([model_folder], settings, ranks)[0] for ranks in (1, 2))
     for alone, together in zip([*one.domains, one.all], [*two.domains, two.all], strict=True):
         assert (together.documents, together.tokens, together.bytes) == (alone.documents, alone.tokens, alone.bytes)
@@ -196,19 +198,19 @@ def test_two_processes_give_the_same(model_folder: Path, settings: PerplexitySet
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("no_process_is_left")
-def test_error_in_a_rank_is_raised_by_the_command(model_folder: Path, settings: PerplexitySettings) -> None:
+def test_an_error_in_a_rank_is_raised_in_the_parent(model_folder: Path, settings: PerplexitySettings) -> None:
     with pytest.raises(ConfigError, match="window=99: must be from 2 to"):
         measure_in_ranks(str(model_folder), replace(settings, window=99), 1, ignore)
 
 
-def test_run_and_export_give_equal_figures(run: RunFolder, exported: Path, settings: PerplexitySettings) -> None:
+def test_a_run_and_its_export_give_equal_figures(run: RunFolder, exported: Path, settings: PerplexitySettings) -> None:
     of_run, of_export = measure_perplexity([run.root, exported], settings)
     assert (of_run.model, of_run.step) == (f"{run.root} step 9", 9)
     assert of_run.domains == of_export.domains
     check(of_run, lambda folder, texts: sliding_loop(folder, texts, WINDOW_TOKENS, WINDOW_TOKENS - 1), exported)
 
 
-def test_fewer_documents_are_the_same_ones_every_time(model_folder: Path, settings: PerplexitySettings) -> None:
+def test_a_limited_number_of_documents_is_the_same_every_time(model_folder: Path, settings: PerplexitySettings) -> None:
     asked = replace(settings, documents=1)
     first, again = (measure_perplexity([model_folder], asked)[0] for _ in range(2))
     assert first == again
@@ -223,7 +225,9 @@ def test_invalid_numbers_are_refused(model_folder: Path, settings: PerplexitySet
         measure_perplexity([model_folder], asked, ranks=-1 if setting == "ranks" else 1)
 
 
-def test_a_tokenizer_of_another_model(small_tokenizer: Path, settings: PerplexitySettings, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(
+    small_tokenizer: Path, settings: PerplexitySettings, tmp_path: Path
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -233,7 +237,7 @@ def test_a_tokenizer_of_another_model(small_tokenizer: Path, settings: Perplexit
         measure_perplexity([tmp_path], settings)
 
 
-def test_printed(settings: PerplexitySettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table_and_the_json(settings: PerplexitySettings, capsys: pytest.CaptureFixture[str]) -> None:
     row = PerplexityRow.of("[b]zh", Sums(3, 12345, 2 * 12345, 30000, 10000))
     models = [
         ModelPerplexity(name, None, 48, 47, False, [row, PerplexityRow.of("空", Sums(1))], row) for name in ("a", "b")

@@ -1,4 +1,4 @@
-"""Encodes probes with transparent tokenizers and computes their values from given log-probabilities."""
+"""Tests for encoding probes with simple tokenizers, and for values computed from given log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ BEGIN = 1
 
 
 class PairTokenizer:
-    """One token per byte, except that `{"` and `is` are one token each."""
+    """A tokenizer with one token per byte, except that `{"` and `is` are one token each."""
 
     PAIRS = (('{"', 1000), ("is", 1001))
 
@@ -57,7 +57,7 @@ def test_prompt_and_text_are_tokenized_separately_if_the_boundary_is_inside_a_to
 
 @pytest.mark.parametrize(("prompt", "text"), [("France is", "Paris"), ("France ret", "urns"), ("中国的首都", "是北京")])
 def test_separate_tokenization_adds_no_space(prompt: str, text: str) -> None:
-    """SentencePiece-like tokenizers put a space before the beginning of a text."""
+    """SentencePiece-like tokenizers add a space before the start of a text; the completion must not get one."""
     backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
@@ -82,11 +82,11 @@ def test_a_text_that_extends_another_is_not_counted_twice() -> None:
     assert reading.details["log_probability_per_token"] == pytest.approx(math.log(0.5))
 
 
-def test_first_token_and_its_bytes_do_not_count() -> None:
+def test_the_first_token_is_scored_only_after_a_begin_of_text_token() -> None:
     (row,) = asked(SentenceProbe(name="a", text="is it")).rows
     assert (row.first_scored, row.num_bytes) == (1, 3)
     (row,) = asked(SentenceProbe(name="a", text="中a")).rows
-    assert (row.first_scored, row.num_bytes) == (1, 3)  # two bytes of 中 are left
+    assert (row.first_scored, row.num_bytes) == (1, 3)  # two bytes of 中 remain
     (row,) = asked(SentenceProbe(name="a", text="is it"), before=(BEGIN,)).rows
     assert (row.ids, row.first_scored, row.num_bytes) == ((BEGIN, *ids("is it")), 1, 5)
 
@@ -96,11 +96,11 @@ def test_perplexity_and_bits_per_byte() -> None:
     reading = read_value(one, [[math.log(0.5), math.log(0.125)]])
     assert reading.value == pytest.approx(4.0)
     assert reading.details == pytest.approx({"tokens": 2, "bits_per_byte": 2.0})
-    assert read_value(one, [[-1e6, -1e6]]).value == pytest.approx(math.exp(700))  # and no overflow
+    assert read_value(one, [[-1e6, -1e6]]).value == pytest.approx(math.exp(700))  # no overflow
 
 
 @pytest.mark.parametrize(("per", "margin"), [("sum", -2 + 3), ("token", -2 / 1 + 3 / 3), ("byte", -2 / 2 + 3 / 3)])
-def test_a_comparison_is_a_margin_in_the_unit_asked_for(per: str, margin: float) -> None:
+def test_a_comparison_returns_the_margin_in_the_requested_unit(per: str, margin: float) -> None:
     one = asked(CompareProbe.model_validate({"name": "a", "prompt": "x", "better": "is", "worse": "abc", "per": per}))
     assert read_value(one, [[-2.0], [-1.0, -1.0, -1.0]]).value == pytest.approx(margin)
 
@@ -114,7 +114,7 @@ def test_too_long_and_too_short_texts_are_refused() -> None:
         asked(SentenceProbe(name="short", text="is"))
 
 
-def test_a_missing_value_misses_its_expectation() -> None:
+def test_a_missing_value_fails_its_expectation() -> None:
     probes = [CompletionProbe(name=name, prompt="x", completion="y", at_least=0.5) for name in "abc"]
     passed = expectations_met({"a": 0.6, "b": 0.4}, probes, step=3)
     assert passed == {"a": True, "b": False, "c": False}

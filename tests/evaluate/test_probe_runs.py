@@ -1,4 +1,4 @@
-"""`z2all evaluate probes` on checkpoints: order, stored results, exit codes."""
+"""Tests for `z2all evaluate probes` on checkpoints: order, stored results, exit codes."""
 
 import json
 import shutil
@@ -23,14 +23,14 @@ MODEL = TINY_MODEL.model_copy(update={"max_position_embeddings": 64})
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> RunFolder:
-    """A run with three checkpoints, the second one damaged."""
+    """Write a run with three checkpoints, the second one damaged."""
     folder = write_run(tmp_path_factory.mktemp("probes") / "run", MODEL, small_corpus, small_tokenizer, 2, 5, 9)
     (checkpoint_of(folder, 5) / "trainer.json").write_text("{", encoding="utf-8")
     write_probes(folder.root.parent)
     return folder
 
 
-def test_command_asks_every_checkpoint_and_fails_with_strict(run: RunFolder) -> None:
+def test_the_command_evaluates_every_checkpoint_and_fails_with_strict(run: RunFolder) -> None:
     arguments = ("evaluate", "probes", "run", "--file", "small.yaml", "--json", "--strict")
     answer = z2all(*arguments, cwd=run.root.parent)
     assert answer.returncode == TrainingError.exit_code
@@ -41,7 +41,7 @@ def test_command_asks_every_checkpoint_and_fails_with_strict(run: RunFolder) -> 
     assert (first["step"], last["step"]) == (2, 9)
     assert first["values"].keys() == {probe["name"] for probe in content["probes"]}
     assert first["values"]["首都"] != last["values"]["首都"]
-    assert "plain" not in first["passed"] and last["passed"]["plain"]  # judged from step 8 on
+    assert "plain" not in first["passed"] and last["passed"]["plain"]  # its expectation applies from step 8 on
     assert last["details"]["json"]["form_kept"] is True
     kept = json.loads((run.evaluations / "probes_small.json").read_text(encoding="utf-8"))
     for row in content["rows"]:
@@ -49,7 +49,9 @@ def test_command_asks_every_checkpoint_and_fails_with_strict(run: RunFolder) -> 
     assert kept == content
 
 
-def test_table(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_every_checkpoint_and_marks_failures(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = str(run.root.parent / "small.yaml")
     asked = run_probes([run.root, checkpoint_of(run, 2)], file, True, "fp32", 8)
     assert [[one.step for one in series] for series in asked.series] == [[2, 9], [2]]
@@ -64,7 +66,7 @@ def test_table(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert "首都" in failed_probes(asked)
 
 
-def test_newest_checkpoint_only_stores_nothing(run: RunFolder, tmp_path: Path) -> None:
+def test_evaluating_only_the_newest_checkpoint_stores_nothing(run: RunFolder, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.root, copy, ignore=shutil.ignore_patterns("evaluations"))
     asked = run_probes([copy], str(run.root.parent / "small.yaml"), False, "fp32", 8)
@@ -72,7 +74,7 @@ def test_newest_checkpoint_only_stores_nothing(run: RunFolder, tmp_path: Path) -
     assert not (copy / "evaluations").exists()
 
 
-def test_stored_results_outlive_their_checkpoint(
+def test_stored_results_outlive_their_checkpoint_but_not_a_change_of_the_probes(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     copy, file = RunFolder(tmp_path / "copy"), tmp_path / "few.yaml"
@@ -91,7 +93,7 @@ def test_stored_results_outlive_their_checkpoint(
     other = tmp_path / "other" / "few.yaml"
     other.parent.mkdir()
     shutil.copy2(file, other)
-    assert kept(other) == both  # the same questions
+    assert kept(other) == both  # the same probes in another file
     file.write_text("- {name: a, prompt: 中国的首都是, completion: 上海}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"probes_few\.json: holds the results of .*/other/few\.yaml\. Rename one"):
         kept(file)
@@ -123,13 +125,13 @@ def test_missing_or_broken_models_are_refused(run: RunFolder, tmp_path: Path) ->
         ("", False, False),
     ],
 )
-def test_forms_of_answers(answer: str, is_json: bool, matches: bool) -> None:
+def test_answers_are_checked_for_json_or_a_pattern(answer: str, is_json: bool, matches: bool) -> None:
     common = {"name": "a", "prompt": "x", "starts_with": "{"}
     assert has_form(FormatProbe.model_validate({**common, "json": True}), answer) == is_json
     assert has_form(FormatProbe.model_validate({**common, "matches": r"\s*\{"}), answer) == matches
 
 
-def test_table_of_many_checkpoints_shows_some(
+def test_the_table_of_many_checkpoints_shows_only_some(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     probe = CompletionProbe(name="a", prompt="x", completion="y", at_least=0.5)

@@ -1,4 +1,4 @@
-"""Probe files: parsing, and a one-line error for every mistake."""
+"""Tests for probe files: parsing, and a one-line error for every mistake."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_the_shipped_file_has_all_kinds_in_both_languages() -> None:
     assert all(probe.is_judged(step=10**6) for probe in probes)
 
 
-def test_every_kind_is_known_by_its_keys(tmp_path: Path) -> None:
+def test_every_kind_of_probe_is_recognized_by_its_keys(tmp_path: Path) -> None:
     probes = load_probes(str(write_probes(tmp_path)))
     assert [probe.kind for probe in probes] == [
         *("completion", "completion", "sentence", "compare", "compare"),
@@ -28,7 +28,7 @@ def test_every_kind_is_known_by_its_keys(tmp_path: Path) -> None:
     assert isinstance(probes[6], FormatProbe) and not probes[6].asks_for_text
 
 
-def test_expectations_hold_from_their_step_on(tmp_path: Path) -> None:
+def test_expectations_are_judged_from_their_step_on(tmp_path: Path) -> None:
     capital, _, plain, order, _, _, silent = load_probes(str(write_probes(tmp_path)))
     assert capital.is_judged(0) and capital.is_met(0.5) and not capital.is_met(0.49)
     assert not capital.is_met(float("nan"))
@@ -66,19 +66,19 @@ def test_expectations_hold_from_their_step_on(tmp_path: Path) -> None:
         ("- {name: a", "not valid YAML"),
     ],
 )
-def test_mistakes_are_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_invalid_probes_are_refused(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_probes(str(write_probes(tmp_path, content)))
     assert said in str(caught.value)
     assert "small.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_lists_the_shipped_ones() -> None:
+def test_the_error_for_a_missing_file_lists_the_shipped_ones() -> None:
     with pytest.raises(ConfigError, match=r"neither a file nor one of the shipped ones \(zh_en\).*Did you mean zh_en"):
         load_probes("zh_an")
 
 
-def test_a_run_keeps_the_path_of_its_file_or_the_name_of_a_shipped_one(
+def test_a_run_config_stores_the_path_of_a_file_or_the_name_of_a_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_probes(tmp_path)

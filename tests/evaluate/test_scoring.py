@@ -1,4 +1,4 @@
-"""Compares scores with plain transformers: one text at a time, explicit softmax."""
+"""Tests for scores, compared with plain transformers: one text at a time, explicit softmax."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def loaded(model_folder: Path) -> LoadedModel:
 
 
 class Golden:
-    """Reference values from transformers only."""
+    """Reference values computed with transformers only."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -53,7 +53,7 @@ def test_every_kind_of_probe_equals_plain_transformers(loaded: LoadedModel, mode
         sum(golden.log_probabilities("She ", text)) / len(text.encode()) for text in ("goes home", "home goes so")
     ]
     brace, both = golden.ids("以json输出{"), golden.ids("以json输出{}")
-    contained = both[: len(brace)] == brace  # otherwise one token covers both: a different answer
+    contained = both[: len(brace)] == brace  # otherwise one token covers `{}`, which is then a separate answer
     expected = {
         "首都": golden.probability("中国的首都是", "北京", "上海"),
         "sum/of$odd": golden.probability("1 + 1 =", " 2"),

@@ -1,4 +1,4 @@
-"""Streamed text equals the whole text, and never contains part of a character or of a stop string."""
+"""Tests for streamed text: it equals the whole text and never contains part of a character or of a stop string."""
 
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ opened = cache(load_tokenizer)
         ("今天。明天", ("。",), ("今天", True)),
     ],
 )
-def test_cut(text: str, stops: tuple[str, ...], wanted: tuple[str, bool]) -> None:
+def test_text_is_cut_at_the_first_stop_string(text: str, stops: tuple[str, ...], wanted: tuple[str, bool]) -> None:
     assert cut_at_stop(text, stops) == wanted
 
 
@@ -31,13 +31,15 @@ def test_cut(text: str, stops: tuple[str, ...], wanted: tuple[str, bool]) -> Non
     ("text", "stops", "wanted"),
     [("今\ufffd", (), "今"), ("a\ufffdb", (), "a\ufffdb"), ("one\n", ("\n\n",), "one"), ("xEN", ("END", "N!"), "x")],
 )
-def test_the_stable_part(text: str, stops: tuple[str, ...], wanted: str) -> None:
+def test_the_stable_part_excludes_partial_characters_and_partial_stop_strings(
+    text: str, stops: tuple[str, ...], wanted: str
+) -> None:
     assert stable_part(text, stops) == wanted
 
 
 @settings(max_examples=30)
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from([(), ("。",), ("ab", "\n")]))
-def test_pieces_are_the_whole(small_tokenizer: Path, text: str, stops: tuple[str, ...]) -> None:
+def test_streamed_pieces_add_up_to_the_whole_text(small_tokenizer: Path, text: str, stops: tuple[str, ...]) -> None:
     tokenizer = opened(small_tokenizer)
     ids = tokenizer.encode("今天" + text)
     pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""Texts from plain files and corpora, by domain and by rank."""
+"""Tests for texts from plain files and corpora, by domain and by rank."""
 
 import json
 from pathlib import Path
@@ -23,19 +23,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_of_files(folder: Path) -> None:
+def test_each_file_or_subfolder_of_a_folder_is_a_domain(folder: Path) -> None:
     found = {domain.name: list(domain.read(0, 1)) for domain in open_texts(folder, None)}
     assert found == {"书": TEXTS, "p": ["x", "y"], "notes": ["a\n\n天", "b\n\n天"]}
 
 
-def test_ranks_share_the_first_documents(folder: Path) -> None:
+def test_the_first_documents_are_distributed_over_the_ranks(folder: Path) -> None:
     (domain,) = open_texts(folder / "书.jsonl", 4)
     assert [list(domain.read(rank, 2)) for rank in range(2)] == [["今天", "two\nlines"], ["", "four"]]
     (whole,) = open_texts(folder / "书.jsonl", 0)
     assert list(whole.read(0, 1)) == TEXTS
 
 
-def test_a_corpus_is_shared_without_overlap(small_corpus: Path) -> None:
+def test_documents_of_a_corpus_are_distributed_over_the_ranks(small_corpus: Path) -> None:
     for domain, default in zip(open_texts(small_corpus, 7), open_texts(small_corpus, None), strict=True):
         assert domain.num_documents == 7
         alone = list(domain.read(0, 1))
@@ -53,21 +53,21 @@ def test_a_corpus_is_shared_without_overlap(small_corpus: Path) -> None:
         ("x.parquet", b"junk", "not a valid Parquet file"),
     ],
 )
-def test_broken_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_invalid_text_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
         list(open_texts(tmp_path / name, None)[0].read(0, 1))
     assert "\n" not in str(caught.value)
 
 
-def test_a_parquet_file_without_texts(tmp_path: Path) -> None:
+def test_a_parquet_file_without_texts_is_refused(tmp_path: Path) -> None:
     for column, words in (({"a": ["x"]}, "no column text or content"), ({"text": [None, "x"]}, "holds NoneType")):
         pq.write_table(pa.table(column), tmp_path / "x.parquet")
         with pytest.raises(DataError, match=words):
             list(open_texts(tmp_path / "x.parquet", None)[0].read(0, 1))
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_and_a_negative_limit_are_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="no such file"):
             open_texts(place, None)

@@ -1,4 +1,4 @@
-"""Windows: every token counts once, with enough context."""
+"""Tests for windows: every token counts once, with enough context."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ BOS, EOS = 1001, 1002
 
 
 @given(st.integers(0, 60), st.integers(2, 20), st.data())
-def test_each_token_of_a_document_counts_once_with_enough_before_it(length: int, window: int, data: Any) -> None:
+def test_each_token_of_a_document_counts_once_with_enough_context(length: int, window: int, data: Any) -> None:
     stride, with_bos = data.draw(st.integers(1, window - 1)), data.draw(st.booleans())
     cut = WindowSettings(window, stride, False, BOS if with_bos else None, None)
     counted = []
@@ -28,7 +28,7 @@ def test_each_token_of_a_document_counts_once_with_enough_before_it(length: int,
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(2, 12), st.booleans())
-def test_packed_is_one_row_cut_like_training(lengths: list[int], window: int, with_bos: bool) -> None:
+def test_packed_windows_cut_one_sequence_as_in_training(lengths: list[int], window: int, with_bos: bool) -> None:
     cut = WindowSettings(window, window - 1, True, BOS if with_bos else None, EOS)
     documents = [[10 * number + token for token in range(length)] for number, length in enumerate(lengths)]
     head = [BOS] if with_bos else []
@@ -39,7 +39,7 @@ def test_packed_is_one_row_cut_like_training(lengths: list[int], window: int, wi
     assert counted == [token for token in row[1:] if token != BOS]
 
 
-def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
+def test_bytes_and_characters_cover_only_the_predicted_text(loaded: LoadedModel) -> None:
     text = "def 今天天气"
     whole = read_document(loaded.tokenizer, text, first_counts=True)
     assert (whole.bytes, whole.characters) == (16, 8)
@@ -54,15 +54,15 @@ def test_bytes_and_characters_of_what_is_predicted(loaded: LoadedModel) -> None:
 
 @pytest.mark.parametrize("text", ["中国", "魑魅 abc", "𝄞 music", "\ufffd中", " hello", "a"])
 def test_a_first_token_may_end_inside_a_character(loaded: LoadedModel, text: str) -> None:
-    """Only its own bytes do not count. In this tokenizer each character of a token stands for a byte."""
+    """Only the bytes of the first token are left out; in this tokenizer, a character of a token is one byte."""
     found = read_document(loaded.tokenizer, text, first_counts=False)
     (first,) = loaded.tokenizer.convert_ids_to_tokens(found.ids[:1])
     assert found.bytes == len(text.encode()) - len(first)
 
 
-def test_begin_of_text_follows_the_tokenizer(loaded: LoadedModel) -> None:
+def test_the_begin_of_text_token_follows_the_tokenizer_by_default(loaded: LoadedModel) -> None:
     class Adding:
-        """The same tokenizer, set to put a begin-of-text token before every text."""
+        """The same tokenizer, configured to add a begin-of-text token before every text."""
 
         bos_token_id, eos_token_id = loaded.tokenizer.bos_token_id, None
 
@@ -95,7 +95,7 @@ def test_invalid_settings_are_refused(
         window_settings(loaded.tokenizer, 48, window, stride, packed, bos)
 
 
-def test_a_model_without_a_maximum_length(loaded: LoadedModel) -> None:
+def test_a_model_without_a_maximum_length_needs_a_window(loaded: LoadedModel) -> None:
     assert window_settings(loaded.tokenizer, None, 16, None, False, "auto").window == 16
     with pytest.raises(ConfigError, match=r"^window: the model's config\.json does not state .*\. Set --window\.$"):
         window_settings(loaded.tokenizer, None, None, None, False, "auto")

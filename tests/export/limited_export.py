@@ -1,10 +1,10 @@
-"""Script that exports a checkpoint under a memory limit, or reads all its weights at once under the same limit.
+"""A script that exports a checkpoint under a memory limit, or reads all its weights at once under the same limit.
 
     limited_export.py stream|all_at_once RUN BYTES    BYTES: allowed in addition to Python and its libraries
 
-The limit is RLIMIT_DATA: it counts all private memory that can be written, which is every allocation, whoever makes
-it, and the kernel refuses further ones. RLIMIT_AS would count code and every reserved address, RLIMIT_RSS does
-nothing on Linux, and a control group needs rights that a test does not have. Child processes inherit it.
+The limit is RLIMIT_DATA. It counts all private writable memory, which includes the allocations of every library, and
+the kernel refuses allocations beyond it. RLIMIT_AS would also count code and reserved addresses, RLIMIT_RSS has no
+effect on Linux, and a control group needs privileges that a test does not have. Child processes inherit the limit.
 """
 
 import json
@@ -23,7 +23,7 @@ from z2all_ds.model import Z2allConfig  # noqa: F401
 
 
 def now(name: str) -> int:
-    """Returns a figure of /proc/self/status in bytes."""
+    """Return a figure of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -31,9 +31,9 @@ def now(name: str) -> int:
 
 
 def read_all(checkpoint: Checkpoint) -> None:
-    """Reads all weights into memory; prints the number of bytes after each.
+    """Read all weights into memory; print the number of bytes read so far after each weight.
 
-    By the same plain reads as an export: mapped files would count in full.
+    Uses the same plain reads as an export; memory-mapped files would count in full.
     """
     reader, kept = WeightReader(checkpoint.path), []
     for name in reader.shapes:

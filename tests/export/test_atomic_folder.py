@@ -1,4 +1,4 @@
-"""A folder appears complete or not at all."""
+"""Tests for atomic folders: a folder appears complete or not at all."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_folder_appears_at_the_end_and_is_readable(tmp_path: Path) -> None:
+def test_the_folder_appears_at_the_end_and_is_readable(tmp_path: Path) -> None:
     out = tmp_path / "new" / "model"
     with atomic_folder(out) as folder:
         (folder / "file").write_text("new")
@@ -42,7 +42,7 @@ def test_folder_appears_at_the_end_and_is_readable(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o755
 
 
-def test_folder_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_the_folder_replaces_an_earlier_one(tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
@@ -60,7 +60,7 @@ def fill_and_fail(out: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_failure_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+def test_a_failure_deletes_the_new_folder_and_keeps_the_earlier_one(error: type[BaseException], tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
@@ -72,7 +72,7 @@ def test_a_failure_leaves_nothing(error: type[BaseException], tmp_path: Path) ->
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
-    """The temporary folder of a killed process."""
+    """Yield the temporary folder of a killed process."""
     command = [sys.executable, "-c", SLEEPER, str(tmp_path / "model")]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())) as process:
         assert process.stdout
@@ -101,7 +101,7 @@ def test_no_lock_is_left(tmp_path: Path) -> None:
         os.close(handle)
 
 
-def test_a_path_where_no_folder_can_be_created(tmp_path: Path) -> None:
+def test_a_path_where_no_folder_can_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be created"), atomic_folder(tmp_path / "file" / "model"):
         pass

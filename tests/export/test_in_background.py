@@ -1,4 +1,4 @@
-"""Background exports: real processes, one at a time, the newest request wins, and none outlives its owner."""
+"""Tests for background exports: they run one at a time, the newest request wins, and none outlives its owner."""
 
 import os
 import signal
@@ -49,8 +49,8 @@ def half_written(run: RunFolder) -> list[Path]:
     return list(run.exports.glob(f".*{UNFINISHED}/tokenizer.json"))
 
 
-def test_one_at_a_time_and_the_newest_wins(exports: BackgroundExport, run: RunFolder) -> None:
-    (checkpoint_of(run, 5) / "trainer.json").write_text("{}")  # damaged: its export fails
+def test_exports_run_one_at_a_time_and_the_newest_request_wins(exports: BackgroundExport, run: RunFolder) -> None:
+    (checkpoint_of(run, 5) / "trainer.json").write_text("{}")  # damaged, so its export fails
     assert exports.poll() == []
     assert exports.start(checkpoint_of(run, 5)) == "export of step_00000005 started in the background"
     assert exports.start(checkpoint_of(run, 6)) == "export of step_00000006 waits for that of step_00000005"
@@ -71,7 +71,7 @@ def test_one_at_a_time_and_the_newest_wins(exports: BackgroundExport, run: RunFo
     assert exports.finish() == exports.poll() == []
 
 
-def test_low_priority_and_close_leaves_nothing(exports: BackgroundExport, run: RunFolder) -> None:
+def test_an_export_has_low_priority_and_close_leaves_no_files(exports: BackgroundExport, run: RunFolder) -> None:
     exports.start(checkpoint_of(run, 6))
     exports.start(checkpoint_of(run, 7))
     assert exports._running
@@ -84,25 +84,25 @@ def test_low_priority_and_close_leaves_nothing(exports: BackgroundExport, run: R
     assert f"{OWNER_VARIABLE}={owner_mark()}" in surroundings
     assert not [variable for variable in surroundings if variable.startswith("RANK=")]
     exports.close()
-    assert process.returncode == 128 + signal.SIGTERM  # it deleted its files and was not killed
+    assert process.returncode == 128 + signal.SIGTERM  # it ended on SIGTERM and deleted its files
     assert list(run.exports.iterdir()) == []
     assert exports.poll() == exports.finish() == []
 
 
-def test_export_ends_with_its_owner(run: RunFolder) -> None:
+def test_an_export_ends_when_its_owner_is_killed(run: RunFolder) -> None:
     mark = new_mark()
     command = [sys.executable, "-c", OWNER, str(run.root), str(checkpoint_of(run, 7))]
     with ended(subprocess.Popen(command, env=environment(**mark), stdout=subprocess.PIPE, text=True)) as owner:
         assert owner.stdout
         assert owner.stdout.readline() == "export of step_00000007 started in the background\n"
-        # The grandchild process, which loads the folder, is running.
+        # Wait for the grandchild process, which loads the folder.
         wait_until(lambda: any(b"standalone_check" in words for words in marked(mark).values()), "the check")
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         wait_until(lambda: not marked(mark), "the end of all that it had started", 20)
 
 
-def test_a_log_that_cannot_be_written(exports: BackgroundExport, run: RunFolder) -> None:
+def test_an_export_fails_with_one_line_if_its_log_cannot_be_written(exports: BackgroundExport, run: RunFolder) -> None:
     (run.root / "logs").touch()
     line = exports.start(checkpoint_of(run, 7))
     assert line.startswith("export of step_00000007 failed (") and "logs" in line

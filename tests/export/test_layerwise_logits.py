@@ -1,4 +1,4 @@
-"""Logits computed block by block equal those of the whole model, and no weights stay in memory."""
+"""Tests for logits computed block by block: they equal those of the whole model, and no weights stay in memory."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TEXTS = [[5, 6, 7, 8, 9, 10, 11], [900, 2], [3], list(range(64))]
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["z2all", "llama"])
-def test_logits_are_those_of_the_whole_model(kind: str, tied: bool) -> None:
+def test_logits_equal_those_of_the_whole_model(kind: str, tied: bool) -> None:
     torch.manual_seed(0)
     config = Z2allConfig.from_section(TINY.model_copy(update={"tie_word_embeddings": tied, "attention_bias": True}))
     stock = config.to_llama()
@@ -39,5 +39,5 @@ def test_logits_are_those_of_the_whole_model(kind: str, tied: bool) -> None:
             expected = whole(torch.tensor([ids])).logits[0]
             assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
     assert sorted(set(asked)) == sorted(name for name, _ in whole.named_parameters())
-    assert len(asked) == len(set(asked)) + tied  # a tied embedding is read as the head once more
+    assert len(asked) == len(set(asked)) + tied  # a tied embedding is read a second time as the head
     assert all(parameter.is_meta for parameter in empty.parameters())

@@ -1,4 +1,4 @@
-"""An export under a memory limit of a third of its weights; reading all weights at once fails under the same limit."""
+"""Tests of an export under a memory limit of a third of its weights, too little to read all weights at once."""
 
 import json
 import subprocess
@@ -35,8 +35,11 @@ def weight_bytes(run: RunFolder) -> int:
 
 
 def under_limit(way: str, run: RunFolder, allowed: int) -> "subprocess.CompletedProcess[str]":
-    """Two allocators reserve more than they use, and a limit would count it: torch's own (on ARM) takes a gigabyte at
-    once, glibc's keeps what it was given back. Both are configured not to. Thread stacks count too."""
+    """Run the script under the limit.
+
+    Two allocators reserve more memory than they use, which the limit would count: that of torch (on ARM) reserves a
+    gigabyte at once, and that of glibc keeps freed memory. Both are configured not to. Thread stacks count too.
+    """
     frugal = {"MIMALLOC_ARENA_EAGER_COMMIT": "0", "MALLOC_MMAP_THRESHOLD_": str(1 << 20), "OMP_NUM_THREADS": "2"}
     script = Path(__file__).with_name("limited_export.py")
     command = [sys.executable, str(script), way, str(run.root), str(allowed)]
@@ -51,7 +54,7 @@ def test_reading_all_weights_fails_under_the_limit(run: RunFolder) -> None:
     assert allowed // 4 < reached <= allowed  # some weights were read before the limit was reached
 
 
-def test_an_export_needs_a_third_of_its_weights_at_most(run: RunFolder) -> None:
+def test_an_export_needs_at_most_a_third_of_the_size_of_its_weights(run: RunFolder) -> None:
     allowed = weight_bytes(run) // TIMES_LARGER
     result = under_limit("stream", run, allowed)
     assert result.returncode == 0, result.stderr[-2000:]

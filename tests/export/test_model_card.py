@@ -1,4 +1,4 @@
-"""The model card contains the figures that the run folder has, and leaves out the others."""
+"""Tests for the model card: it contains the figures that the run folder has, and leaves out the others."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def card(run: RunFolder, how: str = WHOLE, model_format: str = "llama", **genera
     return model_card(config, run, checkpoint, "bf16", model_format, 88_736, Verdict(2e-7, 192, generated, how))
 
 
-def test_a_bare_run_has_a_card(run: RunFolder) -> None:
+def test_a_run_without_metrics_has_a_card(run: RunFolder) -> None:
     text = card(run)
     assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n")
     assert "AutoModelForCausalLM.from_pretrained" in text and "z2all_ds.model" not in text
@@ -53,9 +53,9 @@ def test_a_bare_run_has_a_card(run: RunFolder) -> None:
         assert missing not in text, missing
 
 
-def test_figures_are_those_of_the_checkpoints_step(run: RunFolder) -> None:
+def test_figures_are_taken_at_the_step_of_the_checkpoint(run: RunFolder) -> None:
     writer = RunWriter(run)
-    for step in range(1, STEP + 3):  # training has continued since
+    for step in range(1, STEP + 3):  # training continued after the checkpoint
         held_out = {"validation_loss": 6.25, "validation_loss_of_en": 6.125, "validation_perplexity_of_en": 457.1}
         writer.metric(record(step, loss_of_en=6.5 - step / 10, loss_of_zh=8.0, **(held_out if step == 4 else {})))
     writer.close()

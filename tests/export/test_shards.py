@@ -1,4 +1,4 @@
-"""Shards have the layout of Hugging Face and exactly the weights of the checkpoint."""
+"""Tests for shards: the layout of Hugging Face and exactly the weights of the checkpoint."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ CONFIG = Z2allConfig.from_section(TINY)
 
 
 def ignore(_amount: float, _note: str = "") -> None:
-    """Ignores progress."""
+    """Ignore progress."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("max_bytes", [10**9, 60_000, 1])
-def test_files_equal_those_of_huggingface(dtype: torch.dtype, max_bytes: int, checkpoint: Path, tmp_path: Path) -> None:
+def test_files_equal_those_of_hugging_face(
+    dtype: torch.dtype, max_bytes: int, checkpoint: Path, tmp_path: Path
+) -> None:
     ours = read_weights(checkpoint)
     expected = {name: t.to(dtype, copy=True) for name, t in to_stock(ours, CONFIG).items()}
     parts = exported_parts(WeightReader(checkpoint).shapes, CONFIG)
@@ -71,7 +73,7 @@ def test_a_tied_head_is_not_written() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30), most=st.integers(1, 100))
-def test_every_tensor_is_in_one_file_and_files_are_small(sizes: list[int], most: int) -> None:
+def test_every_tensor_is_in_one_file_and_files_keep_the_size_limit(sizes: list[int], most: int) -> None:
     parts = [Part(f"p{number}", "p", 0, (size,)) for number, size in enumerate(sizes)]
     plan = plan_shards(parts, torch.bfloat16, most)
     placed = [part for of_file in plan.values() for part in of_file]

@@ -1,4 +1,4 @@
-"""An exported folder loads with the weights of its checkpoint; mistakes raise one-line errors."""
+"""Tests for exported folders: they load with the weights of the checkpoint; mistakes raise one-line errors."""
 
 import json
 import signal
@@ -61,7 +61,7 @@ def test_the_command_writes_shards_in_llama_format(run: RunFolder, weights: dict
     assert "| step | 7 of 10 |" in card and "in a fresh process without z2all_ds" in card
 
 
-def test_our_own_format_has_our_names_and_class(
+def test_the_z2all_format_has_its_own_parameter_names_and_class(
     run: RunFolder, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     report = export_checkpoint(checkpoint_of(run), tmp_path / "own", "fp32", model_format="z2all")
@@ -89,7 +89,7 @@ def test_large_models_are_verified_layer_by_layer(
 
 
 def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification reads the checkpoint again; here it reads other values than were written."""
+    """Verification reads the checkpoint again; here it reads values that differ from those written."""
     honest = WeightReader.read_rounded
 
     def damaged(reader: WeightReader, parameter: str, dtype: torch.dtype) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypat
     assert names(tmp_path / "parent") == set()
 
 
-def test_ctrl_c_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_files(run: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "parent" / "model"
     command = [*COMMAND, "export", str(run.root), "--out", str(out)]
     pipe = subprocess.PIPE
@@ -124,7 +124,7 @@ def test_invalid_options_are_refused(options: tuple[str, ...], words: str, run: 
     assert one_line(z2all("export", run.root, *options, cwd=run.root), 2).startswith(words)
 
 
-def test_only_an_export_is_replaced(run: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_export_is_not_replaced(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("ten years of work")
     with pytest.raises(ConfigError, match="exists and is not an export"):
         export_checkpoint(run.root, tmp_path)

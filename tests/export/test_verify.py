@@ -1,4 +1,4 @@
-"""Verification accepts equal weights and refuses others, with both methods of loading a folder."""
+"""Tests for verification: equal weights pass and others are refused, with both methods of loading a folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def model(tokenizer: Z2allTokenizer) -> Z2allForCausalLM:
 
 
 def logits_of(model: Z2allForCausalLM) -> Logits:
-    """Returns the logits function of a model in memory."""
+    """Return the logits function of a model in memory."""
 
     def logits(texts: list[list[int]]) -> Iterator[Tensor]:
         with torch.no_grad():
@@ -41,7 +41,7 @@ def logits_of(model: Z2allForCausalLM) -> Logits:
 
 
 def write_folder(model: Z2allForCausalLM, small_tokenizer: Path, folder: Path, max_shard_size: str = "1GB") -> Path:
-    """Writes the files of an export with transformers itself."""
+    """Write the files of an export with transformers itself."""
     from transformers import LlamaForCausalLM
 
     llama = LlamaForCausalLM(model.config.to_llama())
@@ -59,7 +59,7 @@ def compare(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_equal_weights_pass(
+def test_equal_weights_pass_verification(
     whole: bool,
     model: Z2allForCausalLM,
     tokenizer: Z2allTokenizer,
@@ -78,7 +78,7 @@ def test_equal_weights_pass(
 
 
 @pytest.mark.parametrize(("damage", "whole"), [(1e-2, True), (1e-2, False), (float("nan"), False)])
-def test_one_changed_weight_is_found(
+def test_one_changed_weight_is_detected(
     damage: float,
     whole: bool,
     model: Z2allForCausalLM,
@@ -103,7 +103,7 @@ def test_a_folder_that_needs_this_package_is_refused_as_llama(
         compare(model, tokenizer, folder, {"en": "Hello"})
 
 
-def test_another_tokenizer_is_found(
+def test_another_tokenizer_is_detected(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     from tokenizers import Tokenizer
@@ -116,6 +116,6 @@ def test_another_tokenizer_is_found(
         compare(model, tokenizer, folder, {"en": "def main(): return 42"}, whole=False)
 
 
-def test_only_what_fits_is_loaded_whole() -> None:
+def test_only_models_that_fit_into_memory_are_loaded_whole() -> None:
     assert fits_whole(1_000_000)
     assert not fits_whole(10**13)

@@ -1,4 +1,4 @@
-"""Plain reads return exactly the values of the memory-mapped reader, whole or in parts."""
+"""Tests for plain reads of weights: exactly the values of the memory-mapped reader, whole or in parts."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return checkpoint_of(write_run(tmp_path / "run", TINY, tmp_path, tmp_path))
 
 
-def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
+def test_all_weights_equal_those_of_the_state_reader(checkpoint: Path) -> None:
     mapped, found = StateReader(checkpoint), read_weights(checkpoint)
     assert list(found) == list(mapped.shapes)
     for name, tensor in found.items():
@@ -31,10 +31,10 @@ def test_all_weights_are_those_of_the_state_reader(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [7, 1000, 1 << 22])
 @pytest.mark.parametrize(("start", "length"), [(0, 2048), (1, 5), (1020, 9), (2047, 1)])
-def test_chunks_are_one_after_the_other(
+def test_chunks_add_up_to_the_requested_range(
     chunk: int, start: int, length: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Includes ranges across the boundary between two ranks' pieces, at 1024."""
+    """Some ranges cross the boundary between the pieces of two ranks, at value 1024."""
     monkeypatch.setattr(weights, "CHUNK_VALUES", chunk)
     pieces = list(WeightReader(checkpoint).chunks(QKV, start, length))
     assert max(map(len, pieces)) <= chunk
@@ -43,15 +43,17 @@ def test_chunks_are_one_after_the_other(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounded_values_are_fp32(dtype: torch.dtype, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounded_values_are_returned_as_fp32(
+    dtype: torch.dtype, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weights, "CHUNK_VALUES", 300)
     found = WeightReader(checkpoint).read_rounded(QKV, dtype)
     assert found.dtype == torch.float32
     assert torch.equal(found, read_whole(StateReader(checkpoint), QKV).to(dtype).float())
 
 
-def test_no_file_is_mapped(checkpoint: Path) -> None:
-    """Only the memory-mapped reader appears in /proc/self/maps."""
+def test_the_plain_reader_maps_no_file(checkpoint: Path) -> None:
+    """The file appears in /proc/self/maps only after a read by the memory-mapped reader."""
     mapped, plain = StateReader(checkpoint), WeightReader(checkpoint)
     read_whole(plain, QKV)
     assert str(checkpoint) not in Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""TOKENS.json: round trips and invalid content."""
+"""Tests for TOKENS.json: round trips and invalid content."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return write_token_corpus(tmp_path / "t", [[[1, 2, 9], [9], [3, 4, 5, 9], [6, 9]], [[7, 9]]], 9, 10)
 
 
-def test_round_trip(folder: Path) -> None:
+def test_a_manifest_is_unchanged_by_a_round_trip(folder: Path) -> None:
     before = (folder / "TOKENS.json").read_bytes()
     manifest = load_token_manifest(folder)
     assert [shard.tokens for shard in manifest.shards] == [10, 2]
@@ -27,7 +27,7 @@ def test_round_trip(folder: Path) -> None:
     assert (folder / "TOKENS.json").read_bytes() == before
 
 
-def test_the_narrowest_dtype() -> None:
+def test_the_narrowest_dtype_is_chosen() -> None:
     assert [dtype_for(size) for size in (1, 65_536, 65_537)] == ["uint16", "uint16", "uint32"]
 
 
@@ -66,7 +66,7 @@ def test_file_names_are_unique() -> None:
         ),
     ],
 )
-def test_invalid_manifests(folder: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_invalid_manifests_are_refused(folder: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
     path = folder / "TOKENS.json"
     values = json.loads(path.read_bytes())
     change(values)
@@ -77,7 +77,7 @@ def test_invalid_manifests(folder: Path, change: Callable[[dict[str, Any]], Any]
     assert message in str(caught.value)
 
 
-def test_invalid_json(folder: Path) -> None:
+def test_invalid_json_is_refused(folder: Path) -> None:
     (folder / "TOKENS.json").write_bytes(b'{"format_version": 1, "sha')
     with pytest.raises(DataError, match=r"TOKENS\.json: not a valid token manifest \(Invalid JSON"):
         load_token_manifest(folder)

@@ -1,4 +1,4 @@
-"""Token shards give the same documents as the raw text; damage is reported with its record."""
+"""Tests for reading token shards: the same documents as from raw text; damage is reported with its record."""
 
 import hashlib
 import os
@@ -34,13 +34,13 @@ def tokens(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="module")
 def pair(small_corpus: Path, small_tokenizer: Path, tokens: Path) -> Pair:
-    """The same domains from text and from tokens."""
+    """Return the same domains read from text and from tokens."""
     tokenizer, manifest = load_tokenizer(small_tokenizer), load_manifest(small_corpus)
     raw = {name: RawDomain(reader, tokenizer) for name, reader in open_domains(small_corpus, manifest).items()}
     return raw, dict(open_token_corpus(tokens).domains)
 
 
-def test_the_same_documents_as_from_text(pair: Pair, tokens: Path, small_tokenizer: Path) -> None:
+def test_documents_are_the_same_as_from_text(pair: Pair, tokens: Path, small_tokenizer: Path) -> None:
     raw, tokenized = pair
     assert list(raw) == list(tokenized) == ["code", "en", "zh"]
     assert open_token_corpus(tokens).tokenizer_fingerprint == load_tokenizer(small_tokenizer).fingerprint
@@ -57,7 +57,7 @@ def test_the_same_documents_as_from_text(pair: Pair, tokens: Path, small_tokeniz
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_block_is_the_same(pair: Pair, data: st.DataObject) -> None:
+def test_any_block_is_the_same_as_from_text(pair: Pair, data: st.DataObject) -> None:
     raw, tokenized = pair
     name = data.draw(st.sampled_from(sorted(raw)))
     first = data.draw(st.integers(0, raw[name].num_documents - 1))
@@ -73,7 +73,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=6).map(lambda ids: [*
 @settings(deadline=None, max_examples=40)
 @given(shards=st.lists(DOCUMENTS, min_size=1, max_size=4), data=st.data())
 @pytest.mark.parametrize("shift", [0, 65_436, 100_000], ids=["uint16", "uint16, full", "uint32"])
-def test_blocks_straddle_shards(
+def test_blocks_may_span_several_shards(
     tmp_path_factory: pytest.TempPathFactory, shift: int, shards: list[list[list[int]]], data: st.DataObject
 ) -> None:
     shards = [[[token + shift - (shift == 65_436) for token in document] for document in shard] for shard in shards]
@@ -91,7 +91,7 @@ def test_blocks_straddle_shards(
     assert [len(block.tokens(number)) for number in range(end - first)] == [len(one) for one in flat[first:end]]
 
 
-def test_the_files_are_what_the_format_says(pair: Pair, tokens: Path) -> None:
+def test_the_files_match_the_format_and_the_manifest(pair: Pair, tokens: Path) -> None:
     manifest = load_token_manifest(tokens)
     done = dict.fromkeys(manifest.domain_fingerprints, 0)
     for shard in manifest.shards:
@@ -107,7 +107,7 @@ def test_the_files_are_what_the_format_says(pair: Pair, tokens: Path) -> None:
             assert hashlib.sha256((tokens / name).read_bytes()).hexdigest() == digest
 
 
-def test_tokens_cannot_be_written_to(pair: Pair) -> None:
+def test_tokens_are_read_only(pair: Pair) -> None:
     document = pair[1]["zh"].open_block(0, 1).tokens(0)
     with pytest.raises(ValueError, match="read-only"):
         document[0] = 1
@@ -119,7 +119,7 @@ def test_a_domain_can_be_pickled(pair: Pair) -> None:
     np.testing.assert_array_equal(copy.open_block(9, 10).tokens(0), domain.open_block(9, 10).tokens(0))
 
 
-def test_which_folders_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
+def test_only_folders_with_a_token_manifest_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
     found = [is_token_corpus(folder) for folder in (tokens, str(tokens), small_corpus, tmp_path, tmp_path / "none")]
     assert found == [True, True, False, False, False]
     with pytest.raises(DataError, match=r"TOKENS\.json: no such file; it is written after all tokens\."):
@@ -131,7 +131,7 @@ def test_which_folders_are_token_corpora(tokens: Path, small_corpus: Path, tmp_p
 
 @pytest.fixture
 def in_memory(tokens: Path, tmp_path: Path) -> str:
-    """The token folder in fsspec's store in memory."""
+    """Copy the token folder to fsspec's in-memory store and return its URL."""
     import fsspec
 
     system, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/t"

@@ -1,4 +1,4 @@
-"""A corpus becomes token shards: exactly the tokens of the tokenizer, also after interruptions."""
+"""Tests for tokenizing a corpus: exactly the tokens of the tokenizer, even after interruptions."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
 
 
 def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> None:
-    """Compares each document with its text, tokenized separately."""
+    """Compare each document with its text, tokenized separately."""
     tokenizer, domains = load_tokenizer(tokenizer_dir), open_token_corpus(tokens).domains
     readers = open_domains(corpus, load_manifest(corpus))
     assert list(domains) == list(readers)
@@ -45,7 +45,7 @@ def assert_equals_the_text(corpus: Path, tokenizer_dir: Path, tokens: Path) -> N
 
 @pytest.fixture(scope="module")
 def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty documents and odd ones, a shard of only empty ones, one of several batches, and one without documents."""
+    """Write a corpus of unusual texts, with a shard of only empty texts, a long shard, and shards without documents."""
     words = random.Random(3).choices(["alpha", "beta", "гамма", "分词", "= {}\n", "  "], k=300_000)
     long = [" ".join(words[at : at + 700]) for at in range(0, len(words), 700)]
     assert sum(len(text.encode()) for text in long) > 1_500_000
@@ -55,7 +55,7 @@ def odd_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide_tokenizer(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small tokenizer with half of its text tokens at ids that need more than 16 bits."""
+    """Copy the small tokenizer and give half of its text tokens ids that need more than 16 bits."""
     folder = tmp_path_factory.mktemp("wide") / "tokenizer"
     shutil.copytree(small_tokenizer, folder)
     values = json.loads((folder / "tokenizer.json").read_bytes())
@@ -77,7 +77,7 @@ def other_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_document_is_what_the_tokenizer_gives(
+def test_every_document_has_the_tokens_of_the_tokenizer(
     odd_corpus: Path, small_tokenizer: Path, tmp_path: Path, workers: int
 ) -> None:
     manifest = tokenize_corpus(odd_corpus, small_tokenizer, tmp_path / "t", workers)
@@ -109,14 +109,14 @@ def test_the_number_of_workers_changes_nothing(small_corpus: Path, small_tokeniz
     assert multiprocessing.active_children() == []
 
 
-def test_ids_above_16_bits(small_corpus: Path, wide_tokenizer: Path, tmp_path: Path) -> None:
+def test_ids_above_16_bits_are_stored_as_uint32(small_corpus: Path, wide_tokenizer: Path, tmp_path: Path) -> None:
     manifest = tokenize_corpus(small_corpus, wide_tokenizer, tmp_path / "t", 1)
     assert (manifest.dtype, manifest.tokenizer_size) == ("uint32", load_tokenizer(wide_tokenizer).size)
     assert np.fromfile(tmp_path / "t" / manifest.shards[0].tokens_file, "<u4").max() > 70_000
     assert_equals_the_text(small_corpus, wide_tokenizer, tmp_path / "t")
 
 
-def test_shards_in_folders_and_of_another_text_field(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_shards_in_subfolders_and_with_another_text_field_are_tokenized(small_tokenizer: Path, tmp_path: Path) -> None:
     raw = load_manifest(write_text_corpus(tmp_path / "c", {"a": [["one", "two"]]}))
     (tmp_path / "c" / "deep" / "er").mkdir(parents=True)
     moved = tmp_path / "c" / "deep" / "er" / "x.jsonl"
@@ -128,7 +128,7 @@ def test_shards_in_folders_and_of_another_text_field(small_tokenizer: Path, tmp_
     assert_equals_the_text(tmp_path / "c", small_tokenizer, tmp_path / "t")
 
 
-def test_figures_and_summary(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_figures_and_summary_match_the_texts(small_tokenizer: Path, tmp_path: Path) -> None:
     texts = ["ab", "汉", ""]
     write_text_corpus(tmp_path / "c", {"x": [texts, ["ab"]], "all": [["ab"]]})
     tokens = [len(ids) for ids in load_tokenizer(small_tokenizer).encode_batch(texts)]
@@ -151,7 +151,7 @@ def test_figures_and_summary(small_tokenizer: Path, tmp_path: Path) -> None:
 # Interrupted and repeated runs
 
 
-def test_a_second_run_finds_everything(
+def test_a_second_run_writes_nothing(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "t"
@@ -165,7 +165,7 @@ def test_a_second_run_finds_everything(
 
 @pytest.mark.parametrize("suffix", [".tokens", ".ends"])
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 8)])
-def test_missing_files_are_written_again(
+def test_missing_and_truncated_files_are_written_again(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, suffix: str, damage: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "t"
@@ -180,7 +180,7 @@ def test_missing_files_are_written_again(
 
 @pytest.fixture(scope="module")
 def slow_corpus(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten shards, enough time to stop in between."""
+    """Write ten shards that take long enough to interrupt the run between two of them."""
     readers = open_domains(small_corpus, load_manifest(small_corpus))
     texts = [reader.read(number) for reader in readers.values() for number in range(reader.num_documents)]
     draw = random.Random(1)
@@ -199,7 +199,7 @@ def unbroken(slow_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.
     "number",
     [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.extended) for number in (signal.SIGINT, signal.SIGTERM))],
 )
-def test_killed_and_run_again(
+def test_an_interrupted_run_continues_when_started_again(
     slow_corpus: Path, small_tokenizer: Path, unbroken: dict[str, bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "t"
@@ -216,7 +216,7 @@ def test_killed_and_run_again(
             time.sleep(0.002)
         if number == signal.SIGTERM:
             process.terminate()
-        else:  # the whole group, as a terminal does with Ctrl-C
+        else:  # signal the whole group, as a terminal does on Ctrl-C
             os.killpg(process.pid, number)
         process.wait(30)
         while group_is_alive(process.pid):
@@ -240,7 +240,7 @@ def test_killed_and_run_again(
     assert len(kept) >= len(finished)
 
 
-def test_a_broken_record_stops_and_finished_shards_are_kept(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_an_invalid_record_stops_the_run_and_finished_shards_are_kept(small_tokenizer: Path, tmp_path: Path) -> None:
     corpus = write_text_corpus(tmp_path / "c", {"a": [["one", "two"], ["three", "four", "five"]]})
     shard = corpus / "a-00001.jsonl"
     good = shard.read_bytes()
@@ -259,7 +259,7 @@ def test_a_broken_record_stops_and_finished_shards_are_kept(small_tokenizer: Pat
 # Errors
 
 
-def test_another_tokenizer_is_refused(
+def test_tokens_of_another_tokenizer_are_overwritten_only_with_replace(
     small_corpus: Path, small_tokenizer: Path, other_tokenizer: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "t"
@@ -274,7 +274,7 @@ def test_another_tokenizer_is_refused(
     assert files_in(out) == files_in(tmp_path / "fresh")
 
 
-def test_another_corpus_is_refused_even_if_unfinished(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_tokens_of_another_corpus_are_refused_even_if_unfinished(small_tokenizer: Path, tmp_path: Path) -> None:
     one = write_text_corpus(tmp_path / "one", {"a": [["one"], ["two"]], "b": [["three"]]})
     two = write_text_corpus(tmp_path / "two", {"a": [["four"]]})
     broken, out = one / "b-00000.jsonl", tmp_path / "t"
@@ -292,7 +292,9 @@ def test_another_corpus_is_refused_even_if_unfinished(small_tokenizer: Path, tmp
     assert_equals_the_text(two, small_tokenizer, out)
 
 
-def test_a_manifest_that_cannot_be_read_is_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_an_invalid_token_manifest_is_overwritten_only_with_replace(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
     whole = files_in(tmp_path / "t")
     (tmp_path / "t" / "TOKENS.json").write_text("{")
@@ -310,7 +312,9 @@ def test_a_second_tokenization_at_the_same_time_is_refused(
     tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "t", 1)
 
 
-def test_the_folder_of_a_corpus_is_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_text_corpus_is_refused_as_output(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     shutil.copytree(small_corpus, tmp_path / "c")
     before = files_in(tmp_path / "c")
     with pytest.raises(ConfigError, match="is a corpus of text"):
@@ -318,7 +322,7 @@ def test_the_folder_of_a_corpus_is_refused(small_corpus: Path, small_tokenizer: 
     assert files_in(tmp_path / "c") == before
 
 
-def test_errors_leave_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_leave_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     empty = write_text_corpus(tmp_path / "empty", {"a": [[]]})
     for corpus, tokenizer, message in (
         (empty, small_tokenizer, "it has no documents"),
@@ -332,7 +336,9 @@ def test_errors_leave_no_folder(small_corpus: Path, small_tokenizer: Path, tmp_p
     assert not (tmp_path / "t").exists()
 
 
-def test_a_full_disk_is_reported_first(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_writing(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     raw = load_manifest(small_corpus)
     shutil.copytree(small_corpus, tmp_path / "c")
     write_manifest(tmp_path / "c", replace(raw, shards=(replace(raw.shards[0], bytes=10**18), *raw.shards[1:])))

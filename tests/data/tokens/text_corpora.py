@@ -1,4 +1,4 @@
-"""Corpora of given texts, and token folders of given documents."""
+"""Writers of corpora of given texts, and of token folders with given documents."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ ODD_TEXTS = (
 
 
 def write_text_corpus(folder: Path, shards_by_domain: Mapping[str, Sequence[Sequence[str]]]) -> Path:
-    """Writes a corpus; `shards_by_domain` has the texts of each shard."""
+    """Write a corpus; `shards_by_domain` has the texts of each shard."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     for domain, texts_by_shard in shards_by_domain.items():
@@ -46,7 +46,7 @@ def write_text_corpus(folder: Path, shards_by_domain: Mapping[str, Sequence[Sequ
 def write_token_corpus(
     folder: Path, shards: Sequence[Sequence[Sequence[int]]], eot_id: int, tokenizer_size: int
 ) -> Path:
-    """Writes a domain `d`; the documents of each shard include their <|endoftext|>."""
+    """Write a domain `d`; the documents of each shard include their <|endoftext|>."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype, entries = dtype_for(tokenizer_size), []
     for number, documents in enumerate(shards):

@@ -1,4 +1,4 @@
-"""Layouts of documents: questions are read, changed and written back in the original format."""
+"""Tests for layouts of documents: questions are read, changed and written back in the original format."""
 
 from typing import Any
 
@@ -53,16 +53,16 @@ def test_the_answer_keeps_its_format(answer: Any, moved: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [0, 3, "C", "z", None, True, [1, 2], "7"])
-def test_an_answer_that_denotes_no_option_does_not_fit(answer: Any) -> None:
+def test_an_answer_that_does_not_denote_the_gold_option_does_not_fit(answer: Any) -> None:
     assert not Layout("q", ("o",), "a").fits({"q": "?", "o": ["x", "y", "z"], "a": answer}, 1)
 
 
 @pytest.mark.parametrize("options", ["xyz", {"label": ["A"]}, 3, {"text": ["x", "y"], "label": ["A"]}])
-def test_options_that_are_no_list_or_lack_labels(options: Any) -> None:
+def test_options_that_are_not_a_list_or_lack_labels_do_not_fit(options: Any) -> None:
     assert not Layout("q", ("o",), "a").fits({"q": "?", "o": options, "a": 1}, 1)
 
 
-def test_fields_set_by_the_user() -> None:
+def test_fields_can_be_set_by_the_user() -> None:
     document = {"frage": "?", "o1": "x", "o2": "y", "loesung": "B"}
     assert list(possible_layouts([document], [1], {})) == []
     fields = HarnessSettings((), fields="question=frage, options=o1|o2,answer=loesung").field_names

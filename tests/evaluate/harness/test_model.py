@@ -1,4 +1,4 @@
-"""Compares the harness adapter with a plain loop and with the harness's own model."""
+"""Tests for the harness adapter, compared with a plain loop and with the harness's own model."""
 
 import logging
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def requests_of(name: str) -> list[Instance]:
 
 
 def plain_likelihood(model: Any, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """One sequence at a time, token by token."""
+    """Return the log-likelihood of the continuation, token by token, and whether it is the greedy one."""
     ids = torch.tensor([context + continuation])
     with torch.no_grad():
         logits = model(ids).logits[0].log_softmax(-1)
@@ -51,7 +51,7 @@ def plain_likelihood(model: Any, context: list[int], continuation: list[int]) ->
 
 @contextmanager
 def memory_for(rows: int, model: Any) -> Iterator[None]:
-    """Simulates a GPU that runs out of memory with more rows than this."""
+    """Simulate a GPU that runs out of memory with more than `rows` rows."""
 
     def limit(_module: Any, _arguments: Any, named: dict[str, Any]) -> None:
         if len(named["input_ids"]) > rows:
@@ -66,7 +66,7 @@ def memory_for(rows: int, model: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def harness_own(small_tokenizer: Path) -> Any:
-    """The harness's own wrapper around a model with a short window, and ours around the same one."""
+    """Return the harness's own wrapper of a model with a short window, and our wrapper of the same model."""
     pytest.importorskip("accelerate", reason="the harness's own model needs accelerate")
     from lm_eval.models.huggingface import HFLM
 
@@ -78,7 +78,7 @@ def harness_own(small_tokenizer: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["zh_school", "science"])
-def test_likelihoods_are_those_of_a_plain_loop(small_tokenizer: Path, name: str) -> None:
+def test_likelihoods_equal_those_of_a_plain_loop(small_tokenizer: Path, name: str) -> None:
     loaded = untrained(small_tokenizer)
     ours = HarnessModel(loaded, batch_size=5)
     requests = requests_of(name)
@@ -90,7 +90,7 @@ def test_likelihoods_are_those_of_a_plain_loop(small_tokenizer: Path, name: str)
         assert greedy == expected_greedy
 
 
-def test_long_prompts_are_cut_as_the_harness_cuts_them(harness_own: Any) -> None:
+def test_long_prompts_are_truncated_as_in_the_harness(harness_own: Any) -> None:
     theirs, ours = harness_own
     requests = requests_of("zh_school") + requests_of("science")
     expected = theirs.loglikelihood(requests, disable_tqdm=True)
@@ -100,7 +100,7 @@ def test_long_prompts_are_cut_as_the_harness_cuts_them(harness_own: Any) -> None
     assert ours.prompts_cut > 0
 
 
-def test_empty_context_and_whole_texts(harness_own: Any) -> None:
+def test_empty_contexts_and_whole_texts_score_as_in_the_harness(harness_own: Any) -> None:
     theirs, ours = harness_own
     alone = instances("loglikelihood", ("", "Monday"), ("", "一年有几个季节"))
     assert [nats for nats, _ in ours.loglikelihood(alone)] == pytest.approx(
@@ -112,7 +112,7 @@ def test_empty_context_and_whole_texts(harness_own: Any) -> None:
     )
 
 
-def test_generated_texts_and_stop_strings(harness_own: Any) -> None:
+def test_generated_texts_equal_those_of_the_harness_and_end_at_stop_strings(harness_own: Any) -> None:
     theirs, ours = harness_own
     free = {"until": ["不会出现的"], "max_gen_toks": 12, "do_sample": False}
     prompts = ["1 + 2 =", "水的沸点", TEXTS[0]]
@@ -125,7 +125,7 @@ def test_generated_texts_and_stop_strings(harness_own: Any) -> None:
     assert ours.generate_until(stopped) == [text.split(stop)[0] for text in texts]
 
 
-def test_requests_with_other_settings_are_not_mixed(small_tokenizer: Path) -> None:
+def test_requests_with_different_settings_are_not_mixed(small_tokenizer: Path) -> None:
     loaded = untrained(small_tokenizer)
     ours = HarnessModel(loaded, batch_size=8)
     short: dict[str, Any] = {"until": [], "max_gen_toks": 1, "do_sample": False}
@@ -172,7 +172,7 @@ def test_beams_and_penalties_of_a_task_are_used(harness_own: Any) -> None:
         ours.generate_until(instances("generate_until", ("a", {**free, "num_beems": 2})))
 
 
-def test_a_row_continues_after_another_beam_replaced_it(small_tokenizer: Path) -> None:
+def test_stop_strings_are_checked_again_after_beams_swap_rows(small_tokenizer: Path) -> None:
     tokenizer = untrained(small_tokenizer).tokenizer
     check = StopCheck(tokenizer, ["7"], prompt_tokens=0)
     ended, open_ended = (tokenizer.encode(text, add_special_tokens=False) for text in ("7", "8"))
@@ -180,7 +180,7 @@ def test_a_row_continues_after_another_beam_replaced_it(small_tokenizer: Path) -
     assert check(torch.tensor([open_ended, ended]), None).tolist() == [False, True]
 
 
-def test_a_config_without_a_maximum_length(small_tokenizer: Path) -> None:
+def test_a_config_without_a_maximum_length_is_accepted(small_tokenizer: Path) -> None:
     tokenizer = untrained(small_tokenizer).tokenizer
     bloom = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2)).eval()
     ours = HarnessModel(LoadedModel(bloom, tokenizer, CPU, "bloom", None), batch_size=2)

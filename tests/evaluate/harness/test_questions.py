@@ -1,4 +1,4 @@
-"""Reshaped questions: the right option stays known, and nothing else changes."""
+"""Tests for reshaped questions: the right option stays known, and nothing else changes."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ questions = st.lists(st.text(min_size=1), min_size=1, max_size=20, unique=True).
 )
 
 
-def test_letters_become_numerals() -> None:
+def test_letters_become_chinese_numerals() -> None:
     renamed = with_chinese_labels(CAPITAL)
     assert renamed.labels == ("一", "二", "三", "四")
     assert (renamed.options, renamed.gold) == (CAPITAL.options, CAPITAL.gold)
@@ -44,7 +44,7 @@ def test_letters_become_numerals() -> None:
         ("Which city is the capital?", "None of these", "None of these"),
     ],
 )
-def test_the_right_option_says_the_others_are_wrong(text: str, wording: str | None, expected: str) -> None:
+def test_the_right_option_is_replaced_by_others_are_wrong(text: str, wording: str | None, expected: str) -> None:
     question = Question(text, ("a", "b", "c"), 2, ("A", "B", "C"))
     assert with_others_wrong(question, wording) == Question(text, ("a", "b", expected), 2, ("A", "B", "C"))
 
@@ -59,7 +59,7 @@ def test_shuffled_options_are_the_same_in_another_order(question: Question, seed
     assert moved == shuffled(question, seed)
 
 
-def test_shuffles_differ_by_seed_and_reach_every_place() -> None:
+def test_shuffles_differ_by_seed_and_reach_every_position() -> None:
     places = {shuffled(CAPITAL, seed).gold for seed in range(40)}
     assert places == {0, 1, 2, 3}
 
@@ -74,12 +74,12 @@ def test_only_labels_before_their_options_are_renamed() -> None:
     )
 
 
-def test_options_that_also_occur_in_the_question() -> None:
+def test_options_that_also_occur_in_the_question_are_not_renamed_there() -> None:
     question = Question("A: 3 or B: 4?", ("3", "4"), 0, ("A", "B"))
     assert relabel_prompt("A: 3 or B: 4?\nA: 3\nB: 4\n", question, "一二") == "A: 3 or B: 4?\n一: 3\n二: 4\n"
 
 
-def test_a_question_without_text() -> None:
+def test_labels_of_a_question_without_text_are_renamed() -> None:
     question = Question(" ", ("3", "4"), 0, ("A", "B"))
     assert relabel_prompt(" \nA: 3\nB: 4\nA or B:", question, "一二") == " \n一: 3\n二: 4\n一 or 二:"
 
@@ -102,6 +102,6 @@ def test_lists_of_all_labels_are_renamed(text: str, expected: str) -> None:
     assert relabel_lists(text, "ABCD", "一二三四") == expected
 
 
-def test_whether_a_prompt_shows_the_options() -> None:
+def test_a_prompt_that_shows_the_options_is_recognized() -> None:
     assert shows_options(CAPITAL_PROMPT, CAPITAL)
     assert not shows_options("中国的首都是哪座城市？答案：", CAPITAL)

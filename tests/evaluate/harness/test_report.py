@@ -1,4 +1,4 @@
-"""Drops and their standard errors, and how they are reported."""
+"""Tests for score drops, their standard errors, and how they are reported."""
 
 import math
 
@@ -8,11 +8,11 @@ from z2all_ds.base.reports import plain as plain_types
 from z2all_ds.evaluate.harness.report import ScoreRow, compare, score_table, verdicts
 
 
-def test_each_question_is_compared_with_itself() -> None:
+def test_each_question_is_compared_with_its_reshaped_form() -> None:
     drop = compare([1, 1, 1, 0], [[1, 0, 0, 1]])
     assert drop.score == 0.5
     assert drop.drop == 0.25
-    # differences 0, 1, 1, -1: mean 1/4, squares around it 11/4, over 3 and over 4
+    # The differences are 0, 1, 1, -1: mean 1/4, sum of squared deviations 11/4, divided by 3 and then by 4.
     assert drop.drop_standard_error == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
     assert drop.right_then_wrong_questions == (1, 2)
     assert not drop.beyond_two_standard_errors
@@ -35,7 +35,9 @@ def test_several_shuffles_are_averaged() -> None:
         ([1.0], [0.0], False),
     ],
 )
-def test_significant_drops(plain: list[float], reshaped: list[float], significant: bool) -> None:
+def test_only_drops_beyond_two_standard_errors_are_reported(
+    plain: list[float], reshaped: list[float], significant: bool
+) -> None:
     drop = compare(plain, [reshaped])
     assert drop.beyond_two_standard_errors == significant
     found = verdicts([ScoreRow("school", "acc", len(plain), 1.0, None, 0.25, {"letters": drop})])
@@ -43,7 +45,7 @@ def test_significant_drops(plain: list[float], reshaped: list[float], significan
     assert not found or ("school" in found[0] and "letters" in found[0] and "memorised" in found[0])
 
 
-def test_table_and_json() -> None:
+def test_scores_as_a_table_and_as_json() -> None:
     rows = [
         ScoreRow("school", "acc", 4, 0.75, 0.25, 0.25, {"letters": compare([1, 1, 1, 0], [[1, 0, 0, 1]])}),
         ScoreRow("text", "word_perplexity", 4, 123.4, None, None, {}),

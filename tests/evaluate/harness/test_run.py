@@ -1,4 +1,4 @@
-"""Benchmarks end to end: a model that memorized the answers is detected, an untrained one is not."""
+"""End-to-end tests for benchmarks: a model that memorized the answers is detected, an untrained one is not."""
 
 import copy
 import json
@@ -59,7 +59,7 @@ def test_memorised_answers_are_detected(small_tokenizer: Path) -> None:
     assert report.notes == ["sums: no letters, others_wrong, shuffled (not multiple choice with one right option)"]
 
 
-def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None:
+def test_an_untrained_model_has_no_significant_drop(small_tokenizer: Path) -> None:
     report = report_of(untrained(small_tokenizer), *SCHOOL)
     for name, chance in zip(SCHOOL, (0.25, 1 / 3), strict=True):
         found = row(report, name)
@@ -69,7 +69,7 @@ def test_a_model_that_knows_nothing_loses_nothing(small_tokenizer: Path) -> None
     assert verdicts(report.rows) == []
 
 
-def test_scores_are_those_of_the_harness_itself(small_tokenizer: Path) -> None:
+def test_scores_equal_those_of_the_harness_itself(small_tokenizer: Path) -> None:
     pytest.importorskip("accelerate", reason="the harness's own model needs accelerate")
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -123,8 +123,8 @@ def test_questions_that_cannot_be_reshaped_are_counted(small_tokenizer: Path) ->
 
 @pytest.fixture(scope="module")
 def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a generative task that has its own metric `acc` and a date as version."""
-    load("sums")  # sets the process offline, with a cache for tests
+    """Write a folder with a generative task that has its own metric `acc` and a date as version."""
+    load("sums")  # enables offline mode and a data cache for tests
     folder = tmp_path_factory.mktemp("tasks")
     shutil.copytree(TASKS / "data", folder / "data")
     (folder / "own.py").write_text("def score(document, results):\n    return {'acc': 1.0}\n", encoding="utf-8")
@@ -140,7 +140,7 @@ def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_generated_answers_have_no_score_of_guessing(small_tokenizer: Path, scored_by_a_function: Path) -> None:
+def test_generated_answers_have_no_chance_score(small_tokenizer: Path, scored_by_a_function: Path) -> None:
     with quiet():
         loaded = load_tasks(["sums"], scored_by_a_function)
     report = evaluate_tasks(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
@@ -175,7 +175,7 @@ def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
         HarnessSettings(tasks=("a",), **changes)  # type: ignore[arg-type]
 
 
-def test_reshapings_by_name() -> None:
+def test_reshapings_are_selected_by_name() -> None:
     assert parse_reshapings("all") == RESHAPINGS
     assert parse_reshapings("none") == ()
     assert parse_reshapings("shuffled, letters") == ("shuffled", "letters")
@@ -183,7 +183,7 @@ def test_reshapings_by_name() -> None:
         parse_reshapings("mirrored")
 
 
-def test_prompts_by_the_chat_template(small_tokenizer: Path) -> None:
+def test_prompts_use_the_chat_template(small_tokenizer: Path) -> None:
     model = untrained(small_tokenizer)
     loaded = load("zh_school")
     evaluate_tasks(model, loaded, HarnessSettings(tasks=("zh_school",), chat=True, shots=1, limit=2))
@@ -200,7 +200,7 @@ def test_chat_needs_a_template(small_tokenizer: Path) -> None:
 
 
 @pytest.mark.extended
-def test_the_command(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_command_reports_memorised_answers_and_writes_scores(small_tokenizer: Path, tmp_path: Path) -> None:
     known = memorised(small_tokenizer)
     known.model.save_pretrained(tmp_path / "model")
     known.tokenizer.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Tasks are found and loaded with local data; missing data raise one-line errors."""
+"""Tests for finding and loading tasks with local data; missing data raises one-line errors."""
 
 import logging
 import shutil
@@ -22,7 +22,7 @@ from z2all_ds.evaluate.harness.tasks import (
 
 
 def test_data_paths_are_relative_to_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load("sums")  # sets the process offline, with a cache for tests
+    load("sums")  # enables offline mode and a data cache for tests
     folder = tmp_path / "任务 one"
     shutil.copytree(TASKS, folder)
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def test_data_paths_are_relative_to_the_yaml(tmp_path: Path, monkeypatch: pytest
     assert task.eval_docs[0]["question"].startswith("水在标准大气压下")
 
 
-def test_other_data_paths_are_unchanged(tmp_path: Path) -> None:
+def test_only_data_paths_that_exist_next_to_the_yaml_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "a.jsonl").touch()
     files = {"test": ["a.jsonl", "b.jsonl"], "dev": "*.jsonl", "far": "/x/a.jsonl"}
@@ -63,14 +63,14 @@ def test_tasks_of_a_folder_are_listed() -> None:
     assert Path(listed["sums"].file) == TASKS / "sums.yaml"
 
 
-def test_groups_and_patterns() -> None:
+def test_tasks_are_selected_by_group_and_pattern() -> None:
     loaded = load("school", "s?ms")
     assert set(loaded["tasks"]) == {"zh_school", "en_school", "sums"}
     assert set(loaded["groups"]) == {"school"}
     assert set(load("*_school")["tasks"]) == {"zh_school", "en_school"}
 
 
-def test_data_missing_from_the_cache() -> None:
+def test_data_missing_from_the_cache_is_reported() -> None:
     with pytest.raises(DataError) as caught:
         load("hub_only")
     message = str(caught.value)
@@ -87,7 +87,9 @@ def test_data_missing_from_the_cache() -> None:
         (("output_type: multiple_choice", "output_type: guess"), "guess"),
     ],
 )
-def test_a_task_that_does_not_load(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
+def test_a_task_that_does_not_load_is_reported_with_its_file(
+    tmp_path: Path, change: tuple[str, str], reason: str
+) -> None:
     load("sums")
     yaml = (TASKS / "zh_school.yaml").read_text(encoding="utf-8")
     assert change[0] in yaml
@@ -100,7 +102,7 @@ def test_a_task_that_does_not_load(tmp_path: Path, change: tuple[str, str], reas
     assert str(tmp_path / "broken.yaml") in message
 
 
-def test_unknown_names() -> None:
+def test_unknown_tasks_and_folders_are_refused() -> None:
     with pytest.raises(ConfigError, match="similar: zh_school"):
         matching(["zh_scool"], task_manager(TASKS, with_defaults=False))
     with pytest.raises(ConfigError, match="names no task"):
@@ -109,13 +111,13 @@ def test_unknown_names() -> None:
         list_tasks(TASKS / "nowhere")
 
 
-def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(MachineError, match=r"pip install 'z2all_ds\[eval\]'"):
         require_harness()
 
 
-def test_logging_is_restored() -> None:
+def test_quiet_restores_logging_and_progress_bars() -> None:
     bars, level = lm_eval.api.task.tqdm, logging.getLogger("lm_eval").level
     with quiet():
         assert list(lm_eval.api.task.tqdm([1, 2])) == [1, 2]

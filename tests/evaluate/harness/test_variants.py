@@ -1,4 +1,4 @@
-"""Reshaped copies of tasks: exact prompts, answers and few-shot examples, and reasons for missing copies."""
+"""Tests for reshaped copies of tasks: exact prompts, answers and few-shot examples, and reasons for missing copies."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def variants_of(task: Any, fields: str | None = None, shuffles: int = 2, limit: 
 
 
 def built(task: Any, shots: int) -> list[tuple[str, list[str]]]:
-    """Returns (prompt, scored answers) of every question, as the harness builds them."""
+    """Return (prompt, scored answers) of every question, as the harness builds them."""
     task.set_config(key="num_fewshot", value=shots)
     task.set_fewshot_seed(seed=1)
     task.build_all_requests()
@@ -42,7 +42,7 @@ def test_letters_are_renamed_in_prompt_examples_and_answers() -> None:
     assert "\nB. 太阳" in plain_prompt and plain_answers == [" A", " B", " C", " D"], "the task itself is left alone"
 
 
-def test_a_description_that_lists_the_letters() -> None:
+def test_letters_listed_in_a_description_are_renamed() -> None:
     (renamed,) = variants_of(load("en_school")["tasks"]["en_school"]).tasks["letters"]
     assert built(renamed, shots=0)[0][0] == (
         "Answer with 一, 二 or 三.\n\nWhich animal barks?\n一) dog\n二) cow\n三) hen\nAnswer:"
@@ -62,7 +62,7 @@ def test_a_question_whose_letters_cannot_be_renamed_is_asked_unchanged() -> None
     assert questions == [line for line in plain.splitlines() if line.endswith("?")], "the examples that it has plainly"
 
 
-def test_the_right_option_says_the_others_are_wrong_and_examples_stay() -> None:
+def test_others_wrong_replaces_the_right_option_but_leaves_examples_unchanged() -> None:
     (reshaped,) = variants_of(load("zh_school")["tasks"]["zh_school"]).tasks["others_wrong"]
     prompt, answers = built(reshaped, shots=1)[0]
     assert prompt == (
@@ -82,7 +82,7 @@ def test_a_question_is_never_its_own_example() -> None:
 
 
 @pytest.mark.parametrize(("name", "fields"), [("zh_school", None), ("en_school", None), ("odd_fields", FIELDS)])
-def test_shuffled_options_take_the_answer_with_them(name: str, fields: str | None) -> None:
+def test_the_right_answer_follows_its_shuffled_option(name: str, fields: str | None) -> None:
     task = load(name)["tasks"][name]
     first, second = variants_of(task, fields).tasks["shuffled"]
     letters = "ABCD"[: len(task.doc_to_choice(task.eval_docs[0]))]
@@ -107,27 +107,27 @@ def test_shuffled_options_take_the_answer_with_them(name: str, fields: str | Non
         ("sums", "not multiple choice"),
     ],
 )
-def test_tasks_that_cannot_be_reshaped_say_why(name: str, reason: str) -> None:
+def test_tasks_that_cannot_be_reshaped_give_a_reason(name: str, reason: str) -> None:
     variants = variants_of(load(name)["tasks"][name])
     assert variants.tasks == {}
     assert set(variants.reasons) == set(RESHAPINGS)
     assert all(reason in found for found in variants.reasons.values())
 
 
-def test_texts_that_are_scored_are_only_shuffled() -> None:
+def test_tasks_that_score_option_texts_are_only_shuffled() -> None:
     variants = variants_of(load("science_shown")["tasks"]["science_shown"])
     assert set(variants.tasks) == {"shuffled"}
     assert set(variants.reasons) == {"letters", "others_wrong"}
     assert "texts are scored" in variants.reasons["letters"]
 
 
-def test_answers_kept_in_another_field_than_the_harness_reads() -> None:
+def test_a_task_whose_target_is_not_the_answer_field_is_not_shuffled() -> None:
     task = load("en_school")["tasks"]["en_school"]
     task._config.doc_to_target = "{{answer if id is not defined else id}}"
     task.dataset = {"test": [{**one, "id": one["answer"]} for one in task.eval_docs]}
     assert "do not follow the fields choices, answer" in variants_of(task).reasons["shuffled"]
 
 
-def test_only_as_many_documents_as_asked() -> None:
+def test_the_limit_applies_to_reshaped_tasks() -> None:
     variants = variants_of(load("en_school")["tasks"]["en_school"], shuffles=1, limit=5)
     assert len(variants.tasks["shuffled"][0].eval_docs) == 5
