@@ -85,7 +85,7 @@ def test_every_build_argument_is_used_and_defined_before_its_use() -> None:
     assert {name for name in assigned(DOCKERFILE, "ARG") if f"${{{name}}}" not in everything} == set()
 
 
-def test_copied_files_exist_and_are_not_in_the_dockerignore() -> None:
+def test_copied_files_exist_and_are_allowed_by_the_dockerignore() -> None:
     lines = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"

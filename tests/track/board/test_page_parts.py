@@ -77,7 +77,7 @@ def test_new_data_does_not_keep_the_last_charts_waiting(page: "Page") -> None:
     assert figures == [12] * 8
 
 
-def test_a_zoomed_view_reaches_records_written_since(page: "Page", metrics: Path) -> None:
+def test_panning_a_zoomed_view_reaches_records_written_later(page: "Page", metrics: Path) -> None:
     def written(step: int) -> None:
         until(page, f"() => document.querySelector('.steps').textContent.startsWith('{step} /')")
 
