@@ -1,6 +1,6 @@
-"""Fixtures that several subpackages share, and the marks of tests.
+"""Fixtures shared by several test folders, and the marks of tests.
 
-Folders of session-scoped fixtures are only read by tests; copy before changing anything.
+Tests must not change the folders of session-scoped fixtures; copy a folder before changing it.
 """
 
 import os
@@ -19,15 +19,15 @@ from z2all_ds.base.machine import gpu_count
 from z2all_ds.checkpoint import memory
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background deaf to Ctrl-C, and the processes under test would inherit that.
+    # A shell starts its background jobs with SIGINT ignored, and the processes under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# On a loaded machine any example may take long.
+# On a loaded machine any example may be slow.
 hypothesis.settings.register_profile("z2all", deadline=None)
 hypothesis.settings.load_profile("z2all")
 
-# Several tests run at once, and threads of tiny products that wait for a core cost more than they calculate.
+# Several tests run at once: for tiny matrix products, threads that wait for a core cost more than they save.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if not gpu_count():
@@ -40,7 +40,7 @@ IMPORTS_BY_MARK = {
     "ranks": ("training", "killed_runs", "traffic_ranks", "fed_runs", "marked"),
     "processes": ("command", "processes", "subprocess", "multiprocessing", "engines"),
 }
-"""A test file has a mark if it imports one of these modules, or something from it."""
+"""A test file gets a mark if it imports one of these modules or something from it."""
 SLOW_FIXTURES = {"small_corpus", "small_tokenizer"}
 
 
@@ -53,7 +53,7 @@ def marks_of(module: ModuleType) -> frozenset[str]:
 
 @pytest.hookimpl(wrapper=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Add the marks that follow from imports. Files that take longest go first, so that all workers end together."""
+    """Add the marks that follow from imports, and run the slowest files first so that all workers end together."""
     order = ("nodes", "extended", "ranks", "browser", "processes")
     places: dict[Path, int] = {}
     for item in items:
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _sweep_shared_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs that are killed leave their snapshots, and nobody will go on from those of tests."""
+    """Remove the in-memory snapshots that killed test runs leave behind."""
     yield
     for line, run_dir in memory.all_snapshot_folders().items():
         if run_dir.is_relative_to(tmp_path_factory.getbasetemp()):

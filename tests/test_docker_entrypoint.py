@@ -1,4 +1,4 @@
-"""entrypoint.sh run for real: its one-line errors, the sshd it starts, and a doctor and a launch over two of them."""
+"""Real runs of entrypoint.sh: its one-line errors, the sshd it starts, and `doctor` and `launch` on two such nodes."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def node(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker
 
 
 def entrypoint(folder: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Without namespaces: for what ends before anything is made."""
+    """Run entrypoint.sh without namespaces; only for cases that end before it creates any file."""
     own = {**settings(folder, 2222, folder / "authorized_keys"), "Z2ALL_SSHD_FOLDER": str(folder / "run"), **variables}
     command = ["bash", str(DOCKER / "entrypoint.sh"), *words]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
@@ -60,16 +60,16 @@ def one_line(answer: "subprocess.CompletedProcess[str]") -> str:
     return line.removeprefix("MachineError: ")
 
 
-# Before an sshd
+# Before sshd starts
 
 
-def test_a_given_command_runs_instead(tmp_path: Path) -> None:
+def test_a_given_command_runs_instead_of_sshd(tmp_path: Path) -> None:
     answer = entrypoint(tmp_path, "bash", "-c", 'echo "$# $1"; exit 7', "name", "two words")
     assert (answer.returncode, answer.stdout, answer.stderr) == (7, "1 two words\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_authorized_keys_it_says_how_to_mount_them(tmp_path: Path) -> None:
+def test_missing_authorized_keys_are_reported_with_the_mount_option(tmp_path: Path) -> None:
     file = tmp_path / "authorized_keys"
     assert one_line(entrypoint(tmp_path)) == (
         f"{file}: is missing, so nobody could log in. Mount your public key: -v ~/.ssh/z2all_docker.pub:{file}:ro"
@@ -77,13 +77,13 @@ def test_without_authorized_keys_it_says_how_to_mount_them(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_docker_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_created_by_docker_instead_of_the_key_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").mkdir()
     assert "is a folder, which docker creates if the file to mount is missing" in one_line(entrypoint(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "# only words\n", "not a key\n"])
-def test_a_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_authorized_keys_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").write_text(text)
     assert "contains no public key. Create one with ssh-keygen" in one_line(entrypoint(tmp_path))
 
@@ -106,25 +106,25 @@ def test_a_private_key_is_refused_and_not_shown(key: Path, tmp_path: Path) -> No
         ({"Z2ALL_OVERLAY": "yes"}, "Z2ALL_OVERLAY=yes: must be 0 or 1."),
     ],
 )
-def test_settings_that_cannot_be(variables: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(variables: dict[str, str], told: str, tmp_path: Path) -> None:
     answer = entrypoint(tmp_path, **variables)
     assert answer.returncode == MachineError.exit_code
     assert told in answer.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_variable_that_would_break_the_config_is_refused(key: Path, tmp_path: Path) -> None:
+def test_a_variable_that_would_break_the_sshd_config_is_refused(key: Path, tmp_path: Path) -> None:
     (tmp_path / "authorized_keys").write_text(key.with_name("key.pub").read_text())
     assert one_line(entrypoint(tmp_path, MAX_JOBS='1" "PATH=/evil')) == (
         "MAX_JOBS: contains a quote, a backslash or a line break. Remove it."
     )
 
 
-# The sshd
+# The running sshd
 
 
 @needs_nodes
-def test_the_key_opens_and_the_session_has_the_images_environment(node: DockerNode) -> None:
+def test_the_key_logs_in_and_the_session_has_the_environment_of_the_image(node: DockerNode) -> None:
     answer = node.ssh('echo "$TORCH_EXTENSIONS_DIR|$DS_ACCELERATOR|${WANDB_API_KEY-none}"; echo "$PATH"')
     assert answer.returncode == 0, answer.stderr
     variables, path = answer.stdout.splitlines()
@@ -134,14 +134,14 @@ def test_the_key_opens_and_the_session_has_the_images_environment(node: DockerNo
 
 @needs_nodes
 def test_process_1_is_tini_and_leaves_no_zombies(node: DockerNode) -> None:
-    """A session's orphans come to process 1."""
+    """Process 1 adopts the orphaned processes of a session and reaps them."""
     assert node.ssh("cat /proc/1/comm").stdout.strip() == "tini"
     assert node.ssh("(setsid sleep 0.2 &) ; exit 0").returncode == 0
     assert node.ssh("sleep 0.5; cat /proc/[0-9]*/stat | grep -c ') Z '").stdout.strip() == "0"
 
 
 @needs_nodes
-def test_another_key_and_passwords_do_not_open(node: DockerNode, tmp_path: Path) -> None:
+def test_another_key_and_passwords_are_rejected(node: DockerNode, tmp_path: Path) -> None:
     other = node.ssh("true", key=make_key(tmp_path / "other"))
     assert other.returncode == 255
     assert "Permission denied (publickey)." in other.stderr
@@ -150,7 +150,7 @@ def test_another_key_and_passwords_do_not_open(node: DockerNode, tmp_path: Path)
 
 
 @needs_nodes
-def test_files_are_roots_alone_and_hold_no_secret(node: DockerNode) -> None:
+def test_files_are_private_to_root_and_contain_no_secret(node: DockerNode) -> None:
     assert "PermitTunnel no" in node.config
     made = node.ssh("cd /run/z2all && stat -c '%U %a %n' . *").stdout.splitlines()
     assert made == ["root 700 .", "root 600 authorized_keys", "root 600 sshd_config"]
@@ -162,7 +162,7 @@ def test_files_are_roots_alone_and_hold_no_secret(node: DockerNode) -> None:
 
 
 @needs_nodes
-def test_a_restarted_node_keeps_its_host_key_and_tunnels_are_by_choice(key: Path, tmp_path: Path) -> None:
+def test_a_restarted_node_keeps_its_host_key_and_tunnels_are_opt_in(key: Path, tmp_path: Path) -> None:
     port = free_port()
     with docker_node(tmp_path / "node", port, key) as first:
         assert first.ssh("true").returncode == 0
@@ -175,7 +175,7 @@ def test_a_restarted_node_keeps_its_host_key_and_tunnels_are_by_choice(key: Path
 
 
 @needs_nodes
-def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
+def test_a_damaged_host_key_is_reported(key: Path, tmp_path: Path) -> None:
     (tmp_path / "host_keys").mkdir()
     (tmp_path / "host_keys" / "ssh_host_ed25519_key").write_text("damaged")
     own = settings(tmp_path, 2222, key.with_name("key.pub"))
@@ -185,11 +185,11 @@ def test_a_damaged_host_key_is_told(key: Path, tmp_path: Path) -> None:
     assert answer.stderr.splitlines()[-1].startswith("MachineError: sshd: rejects its settings")
 
 
-# All together
+# Two nodes together
 
 
 @needs_nodes
-def test_the_doctor_finds_both_nodes_and_every_way_between_them(key: Path, tmp_path: Path) -> None:
+def test_the_doctor_finds_both_nodes_and_all_connections_between_them(key: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with both_nodes(tmp_path, key) as hostfile:
         answer = z2all("doctor", str(tmp_path / "runs"), "--hostfile", str(hostfile), "--json")
@@ -203,7 +203,7 @@ def test_the_doctor_finds_both_nodes_and_every_way_between_them(key: Path, tmp_p
 
 @pytest.mark.extended
 @needs_nodes
-def test_a_launch_trains_on_both(key: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_launch_trains_on_both_nodes(key: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, "train.steps=4")
     with both_nodes(tmp_path, key) as hostfile:
         answer = z2all("launch", "--hostfile", str(hostfile), "--", *arguments)

@@ -1,4 +1,4 @@
-"""launch/docker without a docker engine: its files agree with each other, with the package and with the checkout."""
+"""Checks of launch/docker without a Docker engine: its files match each other, the package and the checkout."""
 
 import ast
 import ipaddress
@@ -54,7 +54,7 @@ def pins() -> dict[str, str]:
 # The Dockerfile
 
 
-def test_the_parser_joins_lines_and_skips_comments(tmp_path: Path) -> None:
+def test_the_dockerfile_parser_joins_lines_and_skips_comments(tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile"
     file.write_text("# head\nARG A=1\nRUN one \\\n    # between\n    && two\nCOPY a b ./\n")
     found = read_dockerfile(file)
@@ -63,19 +63,19 @@ def test_the_parser_joins_lines_and_skips_comments(tmp_path: Path) -> None:
     assert copied(found) == ["a", "b"]
 
 
-def test_only_known_instructions() -> None:
+def test_the_dockerfile_has_only_known_instructions() -> None:
     known = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "EXPOSE", "ENTRYPOINT"}
     assert {instruction.name for instruction in DOCKERFILE} == known
 
 
-def test_the_base_image_is_pinned_and_has_torchs_cuda_and_nvcc() -> None:
+def test_the_base_image_is_pinned_to_a_cuda_13_devel_image() -> None:
     (base,) = [one.rest for one in DOCKERFILE if one.name == "FROM"]
     assert base == "${BASE_IMAGE}"
     assert re.fullmatch(r"nvidia/cuda:13\.0\.\d+-devel-ubuntu24\.04", assigned(DOCKERFILE, "ARG")["BASE_IMAGE"])
 
 
-def test_every_argument_that_is_used_is_defined_before() -> None:
-    defined = {"PATH"}  # of the base image
+def test_every_build_argument_is_used_and_defined_before_its_use() -> None:
+    defined = {"PATH"}  # set by the base image
     for instruction in DOCKERFILE:
         used = set(re.findall(r"\$\{?(\w+)", instruction.rest))
         assert used <= defined, instruction
@@ -85,7 +85,7 @@ def test_every_argument_that_is_used_is_defined_before() -> None:
     assert {name for name in assigned(DOCKERFILE, "ARG") if f"${{{name}}}" not in everything} == set()
 
 
-def test_what_is_copied_is_in_the_checkout_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_allowed_by_the_dockerignore() -> None:
     lines = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
@@ -94,26 +94,26 @@ def test_what_is_copied_is_in_the_checkout_and_not_ignored() -> None:
     assert [source for source in let_in if not (ROOT / source).exists()] == []
 
 
-def test_what_setup_py_reads_is_copied_before_it_runs() -> None:
+def test_the_files_that_setup_py_reads_are_copied() -> None:
     sources = set(copied(DOCKERFILE))
     assert {"setup.py", "README.md", "z2all_ds", "ds_configs", "constraints.txt"} <= sources
 
 
-def test_no_secret_is_baked_in() -> None:
+def test_the_image_contains_no_secret() -> None:
     names = {**assigned(DOCKERFILE, "ARG"), **assigned(DOCKERFILE, "ENV")}
     assert [name for name in names if SECRET.search(name)] == []
     (install,) = [one.rest for one in DOCKERFILE if "openssh-server" in one.rest]
     assert re.search(r"&& rm -rf .*/etc/ssh/ssh_host_\*", install), "its own host keys would be everybody's"
 
 
-def test_every_pip_install_is_held_to_the_tested_versions() -> None:
+def test_every_pip_install_uses_the_tested_versions() -> None:
     installs = [one.rest for one in DOCKERFILE if "pip install" in one.rest]
     assert len(installs) == 3
     assert all("-c constraints.txt" in install for install in installs)
     assert installs[0].endswith("torch setuptools wheel")
 
 
-def test_extras_and_packages_are_those_of_setup_py() -> None:
+def test_extras_and_gpu_packages_match_setup_py() -> None:
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (extras,) = [
         ast.literal_eval(node.value)
@@ -126,12 +126,12 @@ def test_extras_and_packages_are_those_of_setup_py() -> None:
     assert set(values["GPU_PACKAGES"].split()) == gpu - {"flash-attn", "xformers"}
 
 
-def test_ops_of_other_versions_are_not_met_on_the_volume() -> None:
+def test_the_folder_of_compiled_ops_names_the_versions_of_torch_and_deepspeed() -> None:
     folder = Path(assigned(DOCKERFILE, "ENV")["TORCH_EXTENSIONS_DIR"])
     assert folder.name == f"torch-{pins()['torch']}_deepspeed-{pins()['deepspeed']}"
 
 
-def test_debian_packages_exist() -> None:
+def test_the_debian_packages_exist() -> None:
     packages = debian_packages(DOCKERFILE)
     assert {"g++", "python3-dev", "python3-venv", "libaio-dev", "openssh-server", "pdsh", "tini"} <= set(packages)
     if not shutil.which("apt-cache"):
@@ -147,7 +147,7 @@ def test_debian_packages_exist() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_builds_name_files_that_exist(shape: str) -> None:
+def test_compose_builds_use_the_checkout_and_the_dockerfile(shape: str) -> None:
     services = services_of(shape)
     assert set(services) == {*NODES, "launch"}
     for service in services.values():
@@ -157,7 +157,7 @@ def test_builds_name_files_that_exist(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_mounted_is_what_the_image_looks_for(shape: str) -> None:
+def test_mounts_match_the_paths_in_the_image_and_in_the_hostfile(shape: str) -> None:
     compose, interpreter = compose_of(shape), "/opt/z2all/venv/bin/python"
     assert interpreter in " ".join(one.rest for one in DOCKERFILE)
     ops = assigned(DOCKERFILE, "ENV")["TORCH_EXTENSIONS_DIR"]
@@ -181,7 +181,7 @@ def test_what_is_mounted_is_what_the_image_looks_for(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nodes_share_nothing_that_two_machines_would_not(shape: str) -> None:
+def test_nodes_share_only_the_work_volume_and_the_public_key(shape: str) -> None:
     first, second = (services_of(shape)[name] for name in NODES)
     shared = {source for source, _ in mounts(first).values()} & {source for source, _ in mounts(second).values()}
     assert shared == {"work", "/home/someone/.ssh/z2all_docker.pub"}
@@ -197,7 +197,7 @@ def _gpus_of(service: dict[str, Any]) -> list[str]:
     return device["device_ids"]
 
 
-def test_host_network_ports_are_the_hostfiles() -> None:
+def test_host_network_ports_match_the_hostfile() -> None:
     services, nodes = services_of("host_network"), read_nodes(DOCKER / "host_network.yaml")
     assert [node.name for node in nodes] == list(NODES)
     assert len({node.ssh.port for node in nodes}) == len(nodes)
@@ -209,7 +209,7 @@ def test_host_network_ports_are_the_hostfiles() -> None:
         assert node.interface == "lo"
 
 
-def test_mapped_ports_are_the_hostfiles() -> None:
+def test_mapped_ports_match_the_hostfile() -> None:
     compose, nodes = compose_of("mapped_ports"), read_nodes(DOCKER / "mapped_ports.yaml")
     (network,) = compose["networks"]["nodes"]["ipam"]["config"]
     assert [node.name for node in nodes] == list(NODES)
@@ -219,7 +219,7 @@ def test_mapped_ports_are_the_hostfiles() -> None:
         sshd = service["environment"]["Z2ALL_SSH_PORT"]
         expected = {node.ssh.port: sshd}
         assert node.inside
-        if number == 0:  # the master's, where ranks meet
+        if number == 0:  # the master node, where the ranks rendezvous
             assert node.outside
             assert node.outside.address == network["gateway"]
             expected[node.outside.port] = node.inside.port
@@ -231,7 +231,7 @@ def test_mapped_ports_are_the_hostfiles() -> None:
     assert compose["services"]["launch"]["network_mode"] == "host"
 
 
-def test_only_nodes_behind_mapped_ports_may_make_tunnels() -> None:
+def test_only_nodes_behind_mapped_ports_may_create_tunnels() -> None:
     for name in NODES:
         mapped, plain = services_of("mapped_ports")[name], services_of("host_network")[name]
         assert mapped["cap_add"] == ["NET_ADMIN"]
@@ -241,7 +241,7 @@ def test_only_nodes_behind_mapped_ports_may_make_tunnels() -> None:
         assert "Z2ALL_OVERLAY" not in plain["environment"]
 
 
-def test_the_cpu_file_fits_over_both() -> None:
+def test_the_cpu_compose_file_overrides_the_services_of_both_others() -> None:
     services = read_compose("compose.cpu.yaml")["services"]
     for shape in SHAPES:
         assert set(services) == set(services_of(shape))
@@ -253,17 +253,17 @@ def test_the_cpu_file_fits_over_both() -> None:
 
 
 @pytest.mark.parametrize("file", ["compose.host_network.yaml", "compose.mapped_ports.yaml", "compose.cpu.yaml"])
-def test_variables_of_nodes_are_known_and_hold_no_secret(file: str) -> None:
+def test_compose_variables_are_known_to_the_entrypoint_and_not_secret(file: str) -> None:
     for service in read_compose(file, HOME="/home/someone")["services"].values():
         for name in service.get("environment", {}):
             assert not SECRET.search(name)
             assert name in ENTRYPOINT
 
 
-# Words and commands
+# Documentation and commands
 
 
-def test_the_entrypoint_explains_all_its_variables() -> None:
+def test_the_entrypoint_documents_all_its_variables() -> None:
     explained = set(re.findall(r"^#   (Z2ALL_\w+)", ENTRYPOINT, re.MULTILINE))
     assert explained == set(re.findall(r"\$\{?(Z2ALL_\w+)", ENTRYPOINT))
     assert f"exit {MachineError.exit_code}; }}" in ENTRYPOINT
@@ -271,14 +271,14 @@ def test_the_entrypoint_explains_all_its_variables() -> None:
     assert "Z2ALL_SSH_PORT:-2222}" in ENTRYPOINT
 
 
-def test_commands_are_found_in_the_files() -> None:
+def test_z2all_commands_are_found_in_the_docker_files() -> None:
     assert {("README.md", "launch"), ("README.md", "doctor"), ("compose.host_network.yaml", "doctor")} <= {
         (name, words[0]) for name, words in COMMANDS
     }
 
 
 @pytest.mark.parametrize(("file", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_commands_are_real(file: str, words: list[str]) -> None:
+def test_documented_commands_use_existing_subcommands_and_options(file: str, words: list[str]) -> None:
     verbs: Any = typer.main.get_command(app)
     if words[0] == "cluster" and "cluster" not in verbs.commands:
         pytest.skip("this version has no verb `cluster`")

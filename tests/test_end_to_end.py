@@ -1,6 +1,6 @@
-"""One training from raw text to a proven export, by the commands that a user types.
+"""One training from raw text to a verified export, with the commands that a user types.
 
-It trains on two ranks, is killed, goes on under another ZeRO JSON, and gives the losses of a run that was not killed.
+The run trains on two ranks, is killed, resumes with another ZeRO JSON, and has the losses of an uninterrupted run.
 """
 
 import json
@@ -20,7 +20,7 @@ STEPS, KILLED_AFTER = 24, 9
 SETTINGS = (f"train.steps={STEPS}", "checkpoint.every_steps=4", "optimizer.lr=0.01")
 
 
-def test_from_raw_text_to_a_proven_export(tmp_path: Path) -> None:
+def test_training_from_raw_text_to_a_verified_export_survives_a_kill(tmp_path: Path) -> None:
     corpus, tokenizer, run = tmp_path / "corpus", tmp_path / "tokenizer", tmp_path / "run"
     rows = [{"text": f"第{number}篇。 A document of some words, number {number}. " * 9} for number in range(400)]
     (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -55,7 +55,7 @@ def test_from_raw_text_to_a_proven_export(tmp_path: Path) -> None:
 
 
 def kill_after_some_steps(run: Path, arguments: list[str]) -> None:
-    """SIGKILL to the command and to all that it has started, as when a machine goes down."""
+    """Start the training, wait for some steps, then SIGKILL the command and all processes it has started."""
     mark = new_mark()
     process = subprocess.Popen(
         [*COMMAND, "train", "--ranks", "2", *arguments], env={**os.environ, **mark}, stderr=subprocess.DEVNULL

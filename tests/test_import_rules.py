@@ -1,4 +1,4 @@
-"""Which subpackage may import which, read from the sources, and checked once more in real processes."""
+"""Rules for imports between subpackages, checked in the sources and in real processes."""
 
 import ast
 import subprocess
@@ -27,17 +27,17 @@ LAYERS = (
     ("corpus",),
     ("base",),
 )
-"""Subpackages from the top down. Each imports only from those in lower lines, inside functions too."""
+"""Subpackages from the highest layer to the lowest. Each imports only from lower layers, also inside functions."""
 MAY_KNOW_DEEPSPEED = ("zero/", "bench/peers/")
 MAY_KNOW_KERNELS = (f"{PACKAGE}.ops.", f"{PACKAGE}.zero.optimizers.", f"{PACKAGE}.bench.peers.")
 TORCH_ON_NODES = f"{PACKAGE}.cluster.preflight.health_worker"
-"""The only module of `cluster` that loads torch: it runs on nodes that have it."""
+"""The only module of `cluster` that imports torch: it runs on nodes where torch is installed."""
 MAX_FILES_IN_TRAIN = 15
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module. `at_start`: it is loaded with the file, not later inside a function."""
+    """One imported module. `at_start`: imported when the file is loaded, not inside a function."""
 
     module: str
     at_start: bool
@@ -74,7 +74,7 @@ class _Collector(ast.NodeVisitor):
         above = self.package.split(".")[: len(self.package.split(".")) - node.level + 1] if node.level else []
         module = ".".join([*above, *([node.module] if node.module else [])])
         self._add(module)
-        for alias in node.names:  # perhaps a module of that package; those that are none are dropped later
+        for alias in node.names:  # may be a module of that package; other names are dropped later
             self._add(f"{module}.{alias.name}")
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -95,7 +95,7 @@ def imports_of_source(source: str, package: str = PACKAGE) -> set[Import]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of the whole package."""
+    """Return the dotted name and the file of every module in the package."""
     found = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -115,7 +115,7 @@ def tops(module: str) -> set[str]:
 
 
 def own_modules(module: str, at_start_only: bool) -> set[str]:
-    """Modules of this package that `module` imports, and the packages around them, which are loaded too."""
+    """Return the modules of this package that `module` imports, and their parent packages, which are loaded too."""
     found = set()
     for one in imports_of(module):
         if one.module in modules() and (one.at_start or not at_start_only):
@@ -125,13 +125,13 @@ def own_modules(module: str, at_start_only: bool) -> set[str]:
 
 
 def named_modules(module: str) -> set[str]:
-    """Modules of this package that an import of `module` names, as the most specific one."""
+    """Return the modules of this package that the imports in `module` name, without their parent packages."""
     named = {found.module for found in imports_of(module) if found.module in modules()}
     return {name for name in named if not any(other.startswith(f"{name}.") for other in named)}
 
 
 def loaded_with(module: str) -> set[str]:
-    """Everything of this package that importing `module` loads."""
+    """Return all modules of this package that importing `module` loads."""
     parts = module.split(".")
     todo = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
     seen: set[str] = set()
@@ -143,7 +143,7 @@ def loaded_with(module: str) -> set[str]:
 
 
 def subpackage(module: str) -> str:
-    """The folder below the package's root that a module is in; '' for the root itself."""
+    """Return the subpackage that contains a module; '' for modules directly in the package."""
     parts = modules()[module].relative_to(ROOT / PACKAGE).parts
     return parts[0] if len(parts) > 1 else ""
 
@@ -159,7 +159,7 @@ WITHOUT_TORCH = [module for module in modules_in("corpus", "cluster", "plan", "b
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of nodes that reach each other, by Tarjan's algorithm."""
+    """Return the groups of nodes that reach each other, by Tarjan's algorithm."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -185,7 +185,7 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-# The reader of imports itself
+# The import collector itself
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
         ("if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy", {Import("numpy", True)}),
     ],
 )
-def test_imports_are_seen(source: str, expected: set[Import]) -> None:
+def test_imports_of_a_source_are_collected(source: str, expected: set[Import]) -> None:
     assert imports_of_source(source, "z2all_ds.data") == expected
 
 
-def test_what_is_loaded_is_followed_through_packages() -> None:
+def test_loaded_modules_are_followed_through_packages() -> None:
     assert {"z2all_ds", "z2all_ds.model", "z2all_ds.model.modeling_z2all"} <= loaded_with("z2all_ds.model.stock_keys")
     assert "torch" in tops("z2all_ds.model.modeling_z2all")
     assert {f"{PACKAGE}.base.config.sections", f"{PACKAGE}.base.errors"} <= set(BASE)
@@ -217,14 +217,14 @@ def test_what_is_loaded_is_followed_through_packages() -> None:
 # The rules
 
 
-def test_every_subpackage_has_its_layer() -> None:
+def test_every_subpackage_is_in_one_layer() -> None:
     folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     assert {name for layer in LAYERS for name in layer} == folders
     assert {path.name for path in (ROOT / PACKAGE).glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 @pytest.mark.parametrize("module", [module for module in modules() if subpackage(module)])
-def test_imports_go_down(module: str) -> None:
+def test_imports_go_from_higher_layers_to_lower_ones(module: str) -> None:
     level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
     here = subpackage(module)
     for target in own_modules(module, at_start_only=False):
@@ -232,7 +232,7 @@ def test_imports_go_down(module: str) -> None:
         assert there in ("", here) or level[there] > level[here], f"{module} imports {target}"
 
 
-def test_the_guide_lists_the_layers() -> None:
+def test_the_architecture_guide_lists_the_layers() -> None:
     guide = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     block = guide.partition("## Layers")[2].split("```")[1]
     assert tuple(tuple(line.split()) for line in block.split("\n") if line) == LAYERS
@@ -243,18 +243,18 @@ def test_cycles_are_found() -> None:
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_files_do_not_import_each_other_in_circles() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = {module: named_modules(module) - {module} for module in modules()}
     assert cycles(graph) == []
 
 
-def test_folders_of_train_are_small() -> None:
+def test_folders_of_train_have_few_files() -> None:
     for folder in (ROOT / PACKAGE / "train").rglob("*"):
         assert not folder.is_dir() or len(list(folder.glob("*.py"))) <= MAX_FILES_IN_TRAIN, folder
 
 
 @pytest.mark.parametrize("module", BASE)
-def test_base_needs_few_libraries(module: str) -> None:
+def test_base_imports_few_libraries(module: str) -> None:
     for found in imports_of(module):
         if found.top in {"rich", "fsspec"}:
             assert not found.at_start, f"{module} imports {found.top} before it is needed"
@@ -263,7 +263,7 @@ def test_base_needs_few_libraries(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_subpackages_for_login_nodes_never_need_torch(module: str) -> None:
+def test_subpackages_for_login_nodes_never_import_torch(module: str) -> None:
     assert not tops(module) & HEAVY
     for imported in own_modules(module, at_start_only=False):
         for loaded in loaded_with(imported):
@@ -271,7 +271,7 @@ def test_subpackages_for_login_nodes_never_need_torch(module: str) -> None:
             assert not at_start & HEAVY, f"{module} -> {imported} -> {loaded}"
 
 
-def test_data_and_model_never_meet() -> None:
+def test_data_and_model_do_not_import_each_other() -> None:
     for here, there in (("data", "model"), ("model", "data")):
         for module in modules_in(here):
             reached = own_modules(module, at_start_only=False)
@@ -280,13 +280,13 @@ def test_data_and_model_never_meet() -> None:
             assert not [target for target in reached if subpackage(target) == there], module
 
 
-def test_deepspeed_is_known_to_zero_alone() -> None:
+def test_only_zero_and_the_bench_peers_import_deepspeed() -> None:
     knowing = {str(path.relative_to(ROOT / PACKAGE)) for name, path in modules().items() if "deepspeed" in tops(name)}
     assert "zero/engine.py" in knowing
     assert [file for file in sorted(knowing) if not file.startswith(MAY_KNOW_DEEPSPEED)] == []
 
 
-def test_kernel_libraries_are_imported_late_and_in_their_ops_alone() -> None:
+def test_kernel_libraries_are_imported_inside_functions_and_only_where_allowed() -> None:
     seen = set()
     for module in modules():
         for found in imports_of(module):
@@ -297,7 +297,7 @@ def test_kernel_libraries_are_imported_late_and_in_their_ops_alone() -> None:
     assert "liger_kernel" in seen
 
 
-def test_triton_is_known_to_our_kernels_alone_and_they_are_loaded_late() -> None:
+def test_only_our_kernels_import_triton_and_they_are_imported_inside_functions() -> None:
     kernels = f"{PACKAGE}.ops.kernels"
     knowing = {module for module in modules() for found in imports_of(module) if found.top == "triton"}
     assert {module for module in knowing if module.startswith(f"{kernels}.")} == knowing
@@ -307,7 +307,7 @@ def test_triton_is_known_to_our_kernels_alone_and_they_are_loaded_late() -> None
         assert module.startswith(kernels) or not any(name.startswith(f"{kernels}.") for name in loaded), module
 
 
-def test_the_command_imports_late() -> None:
+def test_the_command_line_imports_other_subpackages_inside_functions() -> None:
     command = {module for module in modules() if subpackage(module) == "cli"}
     assert len(command) > 3
     allowed = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("base", "base.errors", "base.reports"))}
@@ -317,11 +317,11 @@ def test_the_command_imports_late() -> None:
         assert outside - set(sys.stdlib_module_names) == {"typer"}
 
 
-# The same in real processes: what is loaded in the end, other people's packages included
+# The same rules in real processes: all modules that are loaded, including third-party packages
 
 
 def loaded_by(code: str) -> set[str]:
-    """Names of the top-level modules in a fresh interpreter after `code`."""
+    """Return the names of the top-level modules that a new interpreter has loaded after running `code`."""
     report = "import atexit, sys; atexit.register(lambda: print('LOADED', *{m.partition('.')[0] for m in sys.modules}))"
     answer = subprocess.run([sys.executable, "-c", f"{report}\n{code}"], capture_output=True, text=True, cwd=ROOT)
     assert answer.returncode == 0, answer.stderr
@@ -330,13 +330,13 @@ def loaded_by(code: str) -> set[str]:
     return set(last[1:])
 
 
-def test_the_bare_package_is_light() -> None:
+def test_importing_the_package_loads_no_large_library() -> None:
     loaded = loaded_by("import z2all_ds")
     assert PACKAGE in loaded
     assert not loaded & {*HEAVY, "numpy", "pydantic", "yaml", "rich", "typer"}
 
 
-def test_help_is_light() -> None:
+def test_help_loads_no_large_library() -> None:
     loaded = loaded_by(
         "import runpy, sys; sys.argv = ['z2all', '--help']; runpy.run_module('z2all_ds', run_name='__main__')"
     )
@@ -344,7 +344,7 @@ def test_help_is_light() -> None:
     assert not loaded & {*HEAVY, "numpy", "pydantic", "tokenizers", "matplotlib", "wandb"}
 
 
-def test_subpackages_for_login_nodes_are_light() -> None:
+def test_importing_subpackages_for_login_nodes_loads_no_large_library() -> None:
     names = [f"{PACKAGE}.{name}" for name in ("base.config", "corpus", "plan", "cluster", "train.command")]
     names += [f"{PACKAGE}.{name}" for name in ("track.writer", "track.plots", "checkpoint.layout")]
     names += [f"{PACKAGE}.track.sinks.{name}" for name in ("feed", "session", "sync")]
@@ -353,5 +353,5 @@ def test_subpackages_for_login_nodes_are_light() -> None:
     assert not loaded & {*HEAVY, "wandb", "matplotlib", "tensorboard"}
 
 
-def test_what_train_checks_before_the_launch_is_light() -> None:
+def test_checks_of_train_before_the_launch_load_no_large_library() -> None:
     assert not loaded_by("import z2all_ds.train.command") & HEAVY

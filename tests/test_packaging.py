@@ -1,4 +1,4 @@
-"""What is installed: a real wheel, built from a copy of the tree, looked into and run from somewhere else."""
+"""Packaging: a real wheel is built from a copy of the tree, inspected, and run from another folder."""
 
 import ast
 import os
@@ -33,7 +33,7 @@ print(home)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as pip builds it, without the network and without touching the checkout."""
+    """Return a wheel that pip builds from a copy of the checkout, without network access."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"the files of the tree are not known here: {listing.stderr.strip()}")
     copy, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
     for name in filter(None, listing.stdout.split("\0")):
-        if (ROOT / name).is_file():  # not deleted since
+        if (ROOT / name).is_file():  # listed by git, but may be deleted in the working tree
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     assert (copy / "tests" / Path(__file__).name).is_file()
@@ -66,7 +66,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_all_that_is_needed_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_all_needed_files_and_no_others(wheel: Path) -> None:
     assert wheel.name == f"z2all_ds-{__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {"z2all_ds/py.typed", "z2all_ds/corpus/converters/chinese_texts.txt"}
@@ -79,7 +79,7 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(wheel: Path) -> Non
     assert [name for name in names if "test" in name.lower() or name.endswith(".pyc")] == []
 
 
-def test_the_wheels_files_are_those_of_the_tree(wheel: Path) -> None:
+def test_files_in_the_wheel_match_the_source_tree(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     assert archive.read("z2all_ds/ds_configs/zero2.json") == (ROOT / "ds_configs/zero2.json").read_bytes()
     assert archive.read("z2all_ds/presets/z2all_1b.yaml") == (ROOT / "z2all_ds/presets/z2all_1b.yaml").read_bytes()
@@ -105,7 +105,7 @@ def test_shipped_files_are_found_in_an_unpacked_wheel(wheel: Path, tmp_path: Pat
 
 
 def requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """CORE and EXTRAS of setup.py, read without running it."""
+    """Return CORE and EXTRAS of setup.py without running it."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     found = {
         node.targets[0].id: ast.literal_eval(node.value)
@@ -123,7 +123,7 @@ def package(requirement: str) -> str:
     return match[0].lower()
 
 
-def test_requirements_are_all_named() -> None:
+def test_setup_py_lists_all_requirements() -> None:
     core, extras = requirements()
     needed = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors", "pyarrow", "wandb", "pydantic"}
     needed |= {"pyyaml", "numpy", "orjson", "rich", "typer", "matplotlib", "ninja", "setuptools"}
@@ -139,21 +139,21 @@ def test_requirements_are_all_named() -> None:
     assert {"tensorboard"} <= by_extra["tensorboard"]
     assert {"mplfonts"} <= by_extra["fonts"]
     assert {"pytest", "hypothesis", "ruff", "mypy"} <= by_extra["dev"]
-    # The package of that name on PyPI is not NVIDIA's.
+    # The package named apex on PyPI is not NVIDIA's.
     assert "apex" not in set.union(set(map(package, core)), *by_extra.values())
 
 
-def test_what_the_package_imports_is_required() -> None:
-    """Third-party packages that any file imports, by the name under which they are installed.
+def test_every_imported_third_party_package_is_required() -> None:
+    """Every imported third-party package is in CORE or EXTRAS, or comes with another package.
 
-    Not those of bench/peers: they run in environments of their own, with what environments.py installs there.
+    bench/peers is excluded: its files run in separate environments, with the packages that environments.py installs.
     """
     core, extras = requirements()
     required = {package(one).replace("-", "_") for listed in (core, *extras.values()) for one in listed}
     installed_as = {"yaml": "pyyaml", "pynvml": "nvidia_ml_py"}
-    brought_along = {"huggingface_hub"}  # by transformers
-    brought_along |= {"triton"}  # by torch for GPUs
-    brought_along |= {"apex", "fused_layer_norm_cuda"}  # NVIDIA's, which no registry has
+    brought_along = {"huggingface_hub"}  # installed with transformers
+    brought_along |= {"triton"}  # installed with the GPU builds of torch
+    brought_along |= {"apex", "fused_layer_norm_cuda"}  # NVIDIA's Apex, which is in no package index
     imported = set()
     for path in (ROOT / "z2all_ds").rglob("*.py"):
         if path.parent.name == "peers":

@@ -1,4 +1,4 @@
-"""The examples of docs/python_api.md run, one after the other."""
+"""The examples of docs/python_api.md, run one after the other."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,9 @@ pytestmark = [pytest.mark.ranks, pytest.mark.processes]
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
 
 
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_guide_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 7

@@ -1,4 +1,4 @@
-"""The quickstart as a user runs it, and as bad luck treats it: the same final loss, to the bit, whatever happens."""
+"""The quickstart as a user runs it, also interrupted and killed: the losses stay bit-identical."""
 
 import json
 import os
@@ -26,13 +26,13 @@ def command(out: Path) -> list[str]:
 
 
 def processes_of(out: Path) -> list[str]:
-    """Command lines of all living processes that name the folder."""
+    """Return the command lines of all live processes that mention the folder."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
             dead = "Z" in (entry / "stat").read_text().rpartition(")")[2].split()[:1] if line else True
-        except OSError:  # ended while we looked
+        except OSError:  # ended in the meantime
             continue
         if str(out) in line and not dead:
             found.append(line)
@@ -61,7 +61,7 @@ def start_and_wait_for_step(
 
 
 def resumed_from(output: str) -> int:
-    """The step of the first resume that the output tells of."""
+    """Return the step of the first resume that the output reports."""
     found = re.search(r"resumed from step_(\d+)", output)
     assert found, output
     return int(found.group(1))
@@ -69,8 +69,10 @@ def resumed_from(output: str) -> int:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Output folder and stdout of a whole run, in a folder with blanks and Chinese characters, on a machine without a
-    home folder and without an address (`hostname -I` prints nothing)."""
+    """Return the output folder and stdout of an uninterrupted run.
+
+    The path contains spaces and Chinese characters, there is no home folder, and `hostname -I` prints no address.
+    """
     root = tmp_path_factory.mktemp("路径 with blanks")
     (root / "bin").mkdir()
     (root / "bin" / "hostname").write_text("#!/bin/sh\n")
@@ -79,7 +81,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         **os.environ,
         "HOME": "/dev/null/nonexistent",
         "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "TORCH_EXTENSIONS_DIR": str(extensions_dir()),  # with the ops the test script has built
+        "TORCH_EXTENSIONS_DIR": str(extensions_dir()),  # contains the ops that the test script has built
     }
     out = root / "输出 out"
     result = subprocess.run(command(out), capture_output=True, text=True, env=environment, cwd=root)
@@ -90,7 +92,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def prepared(unbroken: tuple[Path, str], tmp_path: Path) -> Path:
-    """A quickstart folder that has its corpus and tokenizer already."""
+    """Return a quickstart folder that already has its corpus and tokenizer."""
     out = tmp_path / "out"
     out.mkdir()
     (out / MARK).touch()
@@ -100,7 +102,7 @@ def prepared(unbroken: tuple[Path, str], tmp_path: Path) -> Path:
 
 
 @pytest.mark.extended
-def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
+def test_the_quickstart_reports_its_results(unbroken: tuple[Path, str]) -> None:
     out, table = unbroken
     for word in ("loss of chinese", "loss of code", "loss of english", "tokens/s", "loss.png", "hf_model"):
         assert word in table
@@ -110,7 +112,7 @@ def test_it_says_what_it_did(unbroken: tuple[Path, str]) -> None:
     events = [json.loads(line) for line in (out / "run" / "events.jsonl").read_text().splitlines()]
     ends = [e["event"] for e in events if e["event"] not in ("checkpoint", "saved", "first_step")]
     assert ends == ["started", "stopped", "started", "done"]
-    assert [e["step"] for e in events if e["event"] == "started"] == [0, 12]  # stopped half-way, and resumed from there
+    assert [e["step"] for e in events if e["event"] == "started"] == [0, 12]  # stopped halfway and resumed from there
     assert losses(out / "run")[-1] < losses(out / "run")[0]
 
 
@@ -124,7 +126,9 @@ def test_a_second_call_has_nothing_to_train(unbroken: tuple[Path, str]) -> None:
 
 
 @pytest.mark.extended
-def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], prepared: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_the_resumed_losses_are_identical(
+    unbroken: tuple[Path, str], prepared: Path, tmp_path: Path
+) -> None:
     process = start_and_wait_for_step(prepared, 6, tmp_path / "log")
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_SECONDS) == 130
@@ -132,15 +136,15 @@ def test_ctrl_c_leaves_no_process_and_loses_no_bit(unbroken: tuple[Path, str], p
     assert "Traceback" not in (tmp_path / "log").read_text()
     again = subprocess.run(command(prepared), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert resumed_from(again.stderr) >= 6  # it has saved on its way out
+    assert resumed_from(again.stderr) >= 6  # saved after Ctrl-C
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 
 @pytest.mark.extended
-def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
+def test_a_kill_also_ends_the_ranks_and_the_resumed_losses_are_identical(
     unbroken: tuple[Path, str], prepared: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL in the second half; before the second call, a lock as a killed op build leaves it."""
+    """The run is killed in its second half. Before the second call, a killed op build has left its lock."""
     extensions = tmp_path / "extensions"
     shutil.copytree(extensions_dir() / "deepspeed_shm_comm", extensions / "deepspeed_shm_comm")
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions)}
@@ -159,7 +163,7 @@ def test_a_kill_takes_the_ranks_along_and_loses_no_bit(
     assert losses(prepared / "run") == losses(unbroken[0] / "run")
 
 
-def test_only_its_own_folder_is_taken(tmp_path: Path) -> None:
+def test_a_folder_that_the_quickstart_did_not_create_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("ten years of work")
     for fresh in (False, True):
         with pytest.raises(ConfigError, match="was not created by the quickstart"):
@@ -167,7 +171,7 @@ def test_only_its_own_folder_is_taken(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "ten years of work"
 
 
-def test_fresh_starts_over(tmp_path: Path) -> None:
+def test_fresh_deletes_the_previous_results(tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare_folder(out, fresh=False)
     (out / "corpus").mkdir()

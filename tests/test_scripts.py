@@ -1,4 +1,4 @@
-"""The shell scripts, as far as they go before an install: real shells with little on their PATH."""
+"""The shell scripts up to the install, in real shells with few tools on their PATH."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ TOOLS = ("bash", "dirname", "df", "awk", "cat", "cksum", "mktemp", "rm", "sleep"
 
 
 def folder_of_tools(folder: Path, *further: str) -> Path:
-    """A folder for PATH with the usual tools and nothing else."""
+    """Create a folder for PATH that contains only the usual tools."""
     folder.mkdir()
     for name in (*TOOLS, *further):
         found = shutil.which(name)
@@ -26,7 +26,7 @@ def folder_of_tools(folder: Path, *further: str) -> Path:
 
 
 def copy_of_the_tree(folder: Path) -> Path:
-    """What the scripts need of a checkout, so that a mistake here could not touch the real .venv."""
+    """Copy the files that the scripts need, so that a mistake cannot damage the .venv of the checkout."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(ROOT / "launch", folder / "launch")
     for name in ("setup.py", "constraints.txt"):
@@ -53,7 +53,7 @@ def test_scripts_are_valid_shell(script: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
-def test_all_scripts_were_looked_at() -> None:
+def test_all_scripts_are_found() -> None:
     assert {"environment.sh", "quickstart.sh", "test.sh"} <= {script.name for script in SCRIPTS}
 
 
@@ -64,7 +64,7 @@ def test_without_a_compiler_nothing_is_installed(name: str, variables: dict[str,
     tools = folder_of_tools(tmp_path / "bin")
     (tools / "python3").symlink_to(sys.executable)
     if name == "test.sh" and os.geteuid() == 0:
-        (tools / "id").unlink()  # otherwise it would go and install a compiler; this one says: not root
+        (tools / "id").unlink()  # root would install a compiler; this one reports a normal user
         (tools / "id").write_text("#!/bin/sh\necho 1000\n")
         (tools / "id").chmod(0o755)
     line = one_line(run_script(tree, name, tools, **variables))
@@ -87,10 +87,10 @@ def test_without_a_usable_python_nothing_is_installed(python: str, tmp_path: Pat
     assert not (tree / ".venv").exists()
 
 
-def test_an_old_python_is_not_taken(tmp_path: Path) -> None:
+def test_an_old_python_is_not_used(tmp_path: Path) -> None:
     tree = copy_of_the_tree(tmp_path / "tree")
     tools = folder_of_tools(tmp_path / "bin", "g++")
-    for name in ("python3", "python3.12"):  # they fail the question for the version, as an old one does
+    for name in ("python3", "python3.12"):  # the version check fails, as with an old Python
         (tools / name).write_text("#!/bin/sh\nexit 1\n")
         (tools / name).chmod(0o755)
     assert "is version 3.10 or newer" in one_line(run_script(tree, "quickstart.sh", tools))
@@ -98,7 +98,7 @@ def test_an_old_python_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 20 MB."""
+    """Yield a mounted file system of 20 MB."""
     place = tmp_path / "small disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)]
@@ -114,7 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_too_small_a_disk_is_told_before_any_install(small_disk: Path, tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_the_install(small_disk: Path, tmp_path: Path) -> None:
     tree = copy_of_the_tree(small_disk / "tree")
     tools = folder_of_tools(tmp_path / "bin", "g++")
     line = one_line(run_script(tree, "quickstart.sh", tools, PYTHON=sys.executable))
@@ -126,7 +126,7 @@ def test_too_small_a_disk_is_told_before_any_install(small_disk: Path, tmp_path:
     assert not (tree / ".venv").exists()
 
 
-def test_the_disk_that_counts_is_that_of_the_environment(small_disk: Path, tmp_path: Path) -> None:
+def test_the_disk_of_the_virtual_environment_is_checked(small_disk: Path, tmp_path: Path) -> None:
     tree = copy_of_the_tree(tmp_path / "tree")
     tools = folder_of_tools(tmp_path / "bin", "g++")
     environment = small_disk / "some" / "where" / "venv"

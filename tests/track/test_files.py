@@ -1,4 +1,4 @@
-"""Files of runs, and the requests that another machine answers."""
+"""Access to the files of runs, and requests to another machine."""
 
 import ast
 import io
@@ -17,7 +17,9 @@ from z2all_ds.track.files import MARK, Files, serve
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 9000), min_size=1, max_size=12), st.lists(st.integers(0, 30000), max_size=12))
-def test_the_line_at_a_place(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], places: list[int]) -> None:
+def test_lines_at_returns_the_first_whole_line_at_or_after_each_offset(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], places: list[int]
+) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes(b"".join(b"x" * length + b"\n" for length in lengths) + b"torn")
     begins = [sum(lengths[:number]) + number for number in range(len(lengths))]
@@ -32,7 +34,7 @@ def test_the_line_at_a_place(tmp_path_factory: pytest.TempPathFactory, lengths: 
     assert [len(line) for _, line in found] == [lengths[begins.index(begin)] for begin in expected]
 
 
-def test_lines_with_a_word(tmp_path: Path) -> None:
+def test_lines_with_returns_the_whole_lines_that_contain_a_word(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [b'{"a": 1}', b'{"b": 1, "probe_x": 2}', b'{"a": 2}', b'{"probe_y": 1, "b": 1}', b'{"probe_torn']
     path.write_bytes(b"\n".join(lines))
@@ -41,7 +43,7 @@ def test_lines_with_a_word(tmp_path: Path) -> None:
     assert Files().lines_with(str(tmp_path / "missing"), ["x"], 0, 1000) == []
 
 
-def test_folders_of_runs(tmp_path: Path) -> None:
+def test_run_folders_finds_a_run_or_the_runs_inside_a_folder(tmp_path: Path) -> None:
     assert Files().run_folders(str(tmp_path / "later")) == [str(tmp_path / "later")]
     for name, file in (("b", "metrics.jsonl"), ("a", "run.yaml"), ("no_run", "notes.txt")):
         (tmp_path / name).mkdir()
@@ -50,7 +52,7 @@ def test_folders_of_runs(tmp_path: Path) -> None:
     assert Files().run_folders(str(tmp_path / "a")) == [str(tmp_path / "a")]
 
 
-def test_requests_and_answers(tmp_path: Path) -> None:
+def test_serve_answers_requests_with_results_and_errors(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\n\xff\xe4\xb8\xad\n")
     calls = [("read", str(path), 4, 2), ("read", str(tmp_path), 0, 3), ("lines_at", str(path), [0, 2])]
@@ -64,7 +66,7 @@ def test_requests_and_answers(tmp_path: Path) -> None:
     assert found[2]["result"] == [[0, "one"], [4, "\udcff中"]]
 
 
-def test_another_machine_needs_only_a_bare_python() -> None:
+def test_files_py_needs_only_python_3_7_and_the_standard_library() -> None:
     tree = ast.parse(Path(files.__file__).read_text(encoding="utf-8"), feature_version=(3, 7))
     nodes = list(ast.walk(tree))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

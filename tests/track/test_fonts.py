@@ -1,4 +1,4 @@
-"""Letters that are drawn, and not boxes in their place."""
+"""Fonts of plots: characters are drawn, not replaced by boxes."""
 
 import importlib.util
 import io
@@ -38,7 +38,7 @@ def pixels(text: str, families: tuple[str, ...]) -> np.ndarray:
     return np.frombuffer(drawn.getvalue(), dtype=np.uint8)
 
 
-def test_our_own_font_is_enough_for_most() -> None:
+def test_the_default_font_covers_latin_and_cyrillic_text() -> None:
     assert fonts_for(["loss", "Größe", "потеря", "a_b$<&>"]) == PlotFonts((OWN_FAMILY,), frozenset())
     assert fonts_for(["tab\tand\x00"]).families == (OWN_FAMILY,)
 
@@ -57,7 +57,7 @@ def test_chinese_characters_are_drawn() -> None:
     assert (words[0] != boxes).any()
 
 
-def test_what_no_font_has_is_written_as_its_number() -> None:
+def test_characters_without_a_font_are_written_as_code_points() -> None:
     fonts = PlotFonts((OWN_FAMILY,), frozenset("中文"))
     assert fonts.drawable("a中文b") == "a U+4E2D U+6587 b"
     assert fonts.drawable("two\nlines\udc80") == "two lines U+DC80"
@@ -74,7 +74,7 @@ def plot_without_fonts(tmp_path: Path, python_path: str = "") -> subprocess.Comp
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
 
 
-def test_a_machine_without_fonts(tmp_path: Path) -> None:
+def test_a_plot_on_a_machine_without_fonts_uses_code_points(tmp_path: Path) -> None:
     if importlib.util.find_spec("mplfonts"):
         pytest.skip("mplfonts is installed: there is a font")
     result = plot_without_fonts(tmp_path)
@@ -87,8 +87,8 @@ def test_a_machine_without_fonts(tmp_path: Path) -> None:
 
 
 @needs_chinese
-def test_fonts_of_the_package_mplfonts(tmp_path: Path) -> None:
-    """Laid out as the package is; only its files are used, so there is nothing to import."""
+def test_fonts_of_the_package_mplfonts_are_used_without_importing_it(tmp_path: Path) -> None:
+    """The test imitates the layout of the package; its `__init__.py` raises an error if it is imported."""
     package = tmp_path / "packages" / "mplfonts"
     (package / "fonts").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")

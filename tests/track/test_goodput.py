@@ -1,4 +1,4 @@
-"""Goodput, worked out by hand on a run that was stopped, lost a step and went on."""
+"""Goodput, calculated by hand for a run that was killed, lost a step and resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ def step(time_unix: float, number: int, seconds: float, waited: float = 0.0, che
     return {"step": number, **parts, "time_unix": time_unix}
 
 
-# The process begins at 100 and needs 10 s up to its first step. Steps 1 and 2 end at 112 and 114, of which 0.5 s were
-# spent waiting for data; a checkpoint ends at 117; step 3 ends at 119 and the process dies. The next begins at 130,
-# needs 9 s, takes step 3 again (to 141), then step 4 (to 143), and ends with a checkpoint of 3 s at 146.
+# The process starts at 100 s and needs 10 s until its first step begins. Steps 1 and 2 end at 112 and 114; 0.5 s of
+# step 2 are spent waiting for data. A checkpoint ends at 117, step 3 ends at 119, then the process dies. The next
+# process starts at 130, needs 9 s, repeats step 3 (until 141), runs step 4 (until 143), and ends with a checkpoint of
+# 3 s at 146.
 EVENTS = [
     event(109.9, "started", step=0),
     event(112.0, "first_step", step=1, seconds=12.0, first_step_seconds=2.0),
@@ -36,7 +37,7 @@ EVENTS = [
 METRICS = [step(112.0, 1, 2.0), step(114.0, 2, 2.0, waited=0.5), step(141.0, 3, 2.0), step(143.0, 4, 2.0)]
 
 
-def test_only_steps_that_counted_count() -> None:
+def test_goodput_counts_a_repeated_step_once() -> None:
     used = goodput(EVENTS, METRICS)
     assert used == Goodput(
         wall_seconds=46.0,
@@ -47,26 +48,26 @@ def test_only_steps_that_counted_count() -> None:
         validation_seconds=0.0,
     )
     assert used.share == 7.5 / 46
-    assert used.lost_seconds == 13.0  # step 3 for the first time, and 119 to 130
+    assert used.lost_seconds == 13.0  # the first attempt at step 3 (2 s), and 119 to 130 (11 s)
     assert used.line() == "goodput 16.3% of 46s (start-up 19s, checkpoints 6s, waiting for data 0s, lost 13s)"
 
 
-def test_a_checkpoint_before_a_step_is_no_part_of_it() -> None:
-    """Step 3 goes on in the same process: its 5 s begin where step 2 ended."""
+def test_a_checkpoint_before_a_step_is_not_counted_as_part_of_it() -> None:
+    """Step 3 follows in the same process: its 5 s begin when step 2 ends and include the checkpoint."""
     used = goodput(EVENTS[:3], [*METRICS[:2], step(119.0, 3, 5.0, checkpoint=3.0)])
     assert (used.wall_seconds, used.counted_seconds, used.checkpoint_seconds) == (19.0, 5.5, 3.0)
     assert used.lost_seconds == 0
 
 
-def test_steps_that_were_left_out_and_validation_do_not_count() -> None:
+def test_skipped_steps_and_validation_do_not_count() -> None:
     left_out = {**METRICS[1], "step_taken": False, "validation_seconds": 0.25}
     validated = {**METRICS[3], "step_taken": True, "validation_seconds": 1.0}
     used = goodput(EVENTS, [METRICS[0], left_out, METRICS[2], validated])
     assert (used.counted_seconds, used.data_wait_seconds, used.validation_seconds) == (5.0, 0.5, 1.25)
-    assert used.lost_seconds == 13.0 + 1.25  # and step 2
+    assert used.lost_seconds == 13.0 + 1.25  # the computing time of the skipped step 2
 
 
-def test_while_it_runs_the_wall_time_goes_on() -> None:
+def test_the_wall_time_of_an_active_run_lasts_until_now() -> None:
     assert goodput(EVENTS, METRICS, now_unix=150.0).wall_seconds == 50.0
 
 
@@ -75,7 +76,7 @@ def test_a_run_without_records_has_no_goodput() -> None:
     assert goodput([], []).share == 0.0
 
 
-def test_records_of_before_have_no_parts() -> None:
+def test_older_records_without_details_are_accepted() -> None:
     old = [{"step": 1, "step_seconds": 2.0, "time_unix": 112.0}]
     used = goodput([event(110.0, "started", step=0)], old)
     assert (used.wall_seconds, used.counted_seconds) == (2.0, 2.0)
@@ -87,8 +88,10 @@ def test_records_of_before_have_no_parts() -> None:
     st.floats(0, 100),
     st.floats(0, 100),
 )
-def test_parts_never_exceed_the_whole(steps: list[tuple[float, float, float]], startup: float, down: float) -> None:
-    """Any sequence of steps in one process, each (computing, waiting, checkpoint before it)."""
+def test_computing_time_counts_and_only_downtime_is_lost(
+    steps: list[tuple[float, float, float]], startup: float, down: float
+) -> None:
+    """All steps are in one process; each is (computing, waiting, checkpoint before it), in seconds."""
     first = sum(steps[0])
     now = 1000.0 + startup + first
     events = [event(now, "first_step", step=1, seconds=startup + first, first_step_seconds=first)]
@@ -103,7 +106,7 @@ def test_parts_never_exceed_the_whole(steps: list[tuple[float, float, float]], s
     assert used.lost_seconds == pytest.approx(down, abs=1e-6)
 
 
-def test_it_is_read_from_the_runs_own_files(tmp_path: Path) -> None:
+def test_goodput_is_read_from_the_files_of_a_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     writer = RunWriter(folder)
     writer.event("first_step", step=1, seconds=20.0, first_step_seconds=5.0)

@@ -1,4 +1,4 @@
-"""The panel on a real pseudo-terminal."""
+"""The live panel on a real pseudo-terminal."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def panel_on(terminal: Terminal, others: list[str] | None = None) -> LivePanel:
     return LivePanel(descriptor, PanelState("a run", 100), lambda: len(others or []))
 
 
-def test_lines_pass_above_one_panel(terminal: Terminal) -> None:
+def test_lines_scroll_above_a_single_panel(terminal: Terminal) -> None:
     panel = panel_on(terminal)
     for step in range(1, 6):
         panel.metric(record(step))
@@ -42,11 +42,11 @@ def test_lines_pass_above_one_panel(terminal: Terminal) -> None:
     assert lines[5].startswith("╭─ a run ")
     assert "step 5/100" in lines[6]
     assert lines[-2].startswith("╰─")
-    assert lines[-1] == ""  # the cursor is here, and a shell's prompt will be
+    assert lines[-1] == ""  # the cursor is here, where a shell prints its prompt
     assert "?25" not in terminal.seen, "the cursor was hidden"
 
 
-def test_words_of_other_processes_stay(terminal: Terminal) -> None:
+def test_output_of_other_processes_is_not_overwritten(terminal: Terminal) -> None:
     others: list[str] = []
     panel = panel_on(terminal, others)
     panel.metric(record(1))
@@ -64,21 +64,23 @@ def test_words_of_other_processes_stay(terminal: Terminal) -> None:
     assert not [line for line in after if "step 2/100" in line]
 
 
-def test_words_of_others_are_noticed_between_two_panels(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_other_processes_between_two_drawings_is_noticed(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "LEAST_SECONDS_BETWEEN", 3600.0)
     others = ["spoke"]
     panel = panel_on(terminal, others)
     panel.metric(record(1))
     os.write(terminal.theirs, b"SIGINT: stopping\n")
     others.append("spoke again")
-    panel.metric(record(2))  # too early to draw, and what was seen by now is gone when the next panel is due
+    panel.metric(record(2))  # too early to draw; `others` has its old length again at the next drawing
     others.pop()
     panel.close()
     terminal.read(1)
     assert lines_on_screen(terminal.seen).count("SIGINT: stopping") == 1
 
 
-def test_a_narrower_window_is_filled_and_the_folded_rows_are_wiped(terminal: Terminal) -> None:
+def test_a_narrower_window_is_filled_and_the_wrapped_rows_are_erased(terminal: Terminal) -> None:
     panel = panel_on(terminal)
     panel.metric(record(1))
     rows = terminal.read(1).count("\r\n")
@@ -86,11 +88,12 @@ def test_a_narrower_window_is_filled_and_the_folded_rows_are_wiped(terminal: Ter
     panel.metric(record(2))
     drawn = terminal.read(1)
     assert drawn.startswith(f"\r\x1b[{2 * rows}A\x1b[J")
-    assert {len(line) for line in lines_on_screen(drawn) if line} == {39 - 4, 39}  # the row of the Chinese name is wide
+    # A Chinese name has 4 double-width characters.
+    assert {len(line) for line in lines_on_screen(drawn) if line} == {39 - 4, 39}
     panel.close()
 
 
-def test_a_window_too_small_for_a_panel_has_the_lines(terminal: Terminal) -> None:
+def test_a_window_too_small_for_the_panel_still_shows_lines(terminal: Terminal) -> None:
     terminal.resize(10, 3)
     panel = panel_on(terminal)
     panel.metric(record(1))
@@ -104,9 +107,9 @@ def test_a_window_too_small_for_a_panel_has_the_lines(terminal: Terminal) -> Non
     assert lines_on_screen(terminal.seen)[:2] == ["words", "more"]
 
 
-def test_a_terminal_that_is_stopped_is_not_waited_for(terminal: Terminal) -> None:
+def test_a_stopped_terminal_does_not_block_the_run(terminal: Terminal) -> None:
     panel = panel_on(terminal)
-    for step in range(1, 300):  # nobody reads: the kernel holds a few of them
+    for step in range(1, 300):  # nothing reads the terminal: the kernel buffers only a few panels
         panel.metric(record(step))
     panel.say("said while it was stopped")
     while terminal.read(0.1):
@@ -118,7 +121,7 @@ def test_a_terminal_that_is_stopped_is_not_waited_for(terminal: Terminal) -> Non
     assert "step 300/100" in terminal.seen
 
 
-def test_a_terminal_that_is_gone_costs_nothing(terminal: Terminal) -> None:
+def test_a_closed_terminal_causes_no_error(terminal: Terminal) -> None:
     gone = Terminal(80, 24)
     panel = panel_on(gone)
     panel.metric(record(1))
@@ -130,7 +133,7 @@ def test_a_terminal_that_is_gone_costs_nothing(terminal: Terminal) -> None:
     assert "step 2/100" not in gone.seen
 
 
-def test_it_draws_as_often_as_its_cost_allows(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_is_drawn_once_per_interval_and_on_close(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LEAST_SECONDS_BETWEEN", 3600.0)
     panel = panel_on(terminal)
     for step in range(1, 50):
@@ -141,20 +144,22 @@ def test_it_draws_as_often_as_its_cost_allows(terminal: Terminal, monkeypatch: p
 
 
 @pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}, {"TERM": ""}])
-def test_where_no_person_is(terminal: Terminal, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_panel_in_ci_or_on_a_dumb_terminal(
+    terminal: Terminal, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert open_terminal(terminal.theirs) is None
 
 
-def test_a_pipe_is_no_terminal(terminal: Terminal) -> None:
+def test_a_pipe_is_not_a_terminal(terminal: Terminal) -> None:
     ours, theirs = os.pipe()
     assert open_terminal(theirs) is None
     os.close(ours)
     os.close(theirs)
 
 
-def test_a_record_that_it_cannot_show_ends_the_panel_and_not_the_run(terminal: Terminal) -> None:
+def test_a_record_that_cannot_be_shown_ends_the_panel_but_not_the_run(terminal: Terminal) -> None:
     panel = panel_on(terminal)
     panel.metric(record(1))
     panel.metric({"step": 2})

@@ -1,4 +1,4 @@
-"""The panel's rows at several widths, from records as runs write them."""
+"""Rows of the panel at several sizes, from records like those of a run."""
 
 import io
 import re
@@ -44,14 +44,14 @@ def rows(state: PanelState, width: int = 100, height: int = 30) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_what_it_says() -> None:
+def test_the_panel_shows_progress_losses_speed_and_events() -> None:
     state = state_after(20, validation_loss=1.25)
     state.event({"event": "checkpoint", "time_unix": BEGAN, "step": 20, "path": "step_00000020", "write_seconds": 3.21})
     state.event({"event": "spike", "time_unix": BEGAN, "step": 20, "policy": "skip"})
     text = "\n".join(rows(state))
     assert "a run" in text
     assert "step 20/100 20%" in text
-    assert "ETA 2m40s · elapsed 50s" in text  # 80 steps of two seconds; start-up took twelve
+    assert "ETA 2m40s · elapsed 50s" in text  # 80 steps of 2 s remain; 10 s of start-up
     assert "loss       0.4000 █" in text
     assert "中文网页   0.4500 █" in text
     for part in ("75,441 tok/s", "MFU 56.9%", "mem 38.0 GiB (peak 40.0 GiB)", "lr 3.00e-04", "grad 0.500"):
@@ -61,14 +61,14 @@ def test_what_it_says() -> None:
     assert "spike: skip at step 20" in text
 
 
-def test_before_the_first_step() -> None:
+def test_the_panel_before_the_first_step() -> None:
     text = "\n".join(rows(PanelState("a run", 100)))
     assert "step 0/100 0%" in text
     assert "ETA -" in text
     assert "waiting for the first step" in text
 
 
-def test_values_that_are_missing() -> None:
+def test_missing_values_are_shown_as_dashes_or_left_out() -> None:
     state = state_after(3)
     state.metric(record(4, loss=float("nan"), grad_norm=None, mfu=None))
     assert len(state.curves["loss"].means) == 3 and rows(state)
@@ -81,7 +81,7 @@ def test_values_that_are_missing() -> None:
 
 @pytest.mark.parametrize("domains", [0, 3, 60])
 @pytest.mark.parametrize(("width", "height"), [(200, 50), (100, 30), (80, 24), (60, 12), (40, 24), (24, 8), (20, 5)])
-def test_it_is_never_larger_than_the_terminal(width: int, height: int, domains: int) -> None:
+def test_the_panel_is_never_larger_than_the_terminal(width: int, height: int, domains: int) -> None:
     more = {f"loss_of_{'中文' * (number % 12)}{number}": 1.0 for number in range(domains)}
     state = state_after(30, validation_loss=1.0, **more)
     for step in range(5):
@@ -93,19 +93,19 @@ def test_it_is_never_larger_than_the_terminal(width: int, height: int, domains: 
     assert "loss" in found[2]
 
 
-def test_domains_that_find_no_room_are_counted() -> None:
+def test_domains_that_do_not_fit_are_counted() -> None:
     state = state_after(30, **{f"loss_of_{number:02d}": 1.0 for number in range(60)})
     found = rows(state, 80, 24)
     shown = [row for row in found if row[2:4].isdigit() and "1.0000" in row]
-    assert f"{61 - len(shown)} more domains" in "\n".join(found)  # with the one that all records here have
+    assert f"{61 - len(shown)} more domains" in "\n".join(found)  # 61: all records here have one more domain
 
 
 @pytest.mark.parametrize(("width", "height"), [(19, 24), (80, 4), (0, 0)])
-def test_too_small_for_anything(width: int, height: int) -> None:
+def test_a_terminal_that_is_too_small_gets_no_panel(width: int, height: int) -> None:
     assert render(state_after(3), width, height) is None
 
 
-def test_a_run_that_goes_back_begins_its_curves_anew() -> None:
+def test_a_run_that_goes_back_starts_new_curves() -> None:
     state = state_after(30)
     state.metric(record(31, validation_loss=9.0, of_later_steps=1.0))
     state.metric(record(11))
@@ -115,7 +115,7 @@ def test_a_run_that_goes_back_begins_its_curves_anew() -> None:
     assert state.remaining_seconds is None
 
 
-def test_names_cannot_command_the_terminal() -> None:
+def test_escape_codes_and_markup_in_names_are_shown_as_text() -> None:
     text = "\n".join(rows(state_after(2, **{"loss_of_a\x1b[2Jb\n": 1.0, "loss_of_[red]c": 1.0})))
     assert "a?[2Jb?" in text
     assert "[red]c" in text

@@ -1,4 +1,4 @@
-"""Curves for pictures, read from files as runs write them."""
+"""Curves for plots, read from files like those of a run."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def read(folder: Path, kind: str = "loss", x: str = "step", smooth: float = 0.0)
     return read_run(folder, "run", [kind], x, smooth)
 
 
-def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
+def test_only_the_requested_curves_are_kept(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0 * i, "loss_of_a": 2.0, "lr": 0.1, "mfu": None} for i in range(1, 4)]
     run = read(written(tmp_path / "run", records))
     assert run.keys_of("loss") == ["loss", "loss_of_a"]
@@ -31,7 +31,7 @@ def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
     assert "lr" not in run.curves
 
 
-def test_a_long_run_in_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_a_long_run_is_reduced_to_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(plot_data, "PROGRESS_FROM_BYTES", 1)
     records = [{"step": i, "loss": 99.0 if i == 7000 else 1.0} for i in range(1, 20_001)]
     run = read(written(tmp_path / "run", records), smooth=0.5)
@@ -45,11 +45,11 @@ def test_a_long_run_in_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_smoothing_begins_at_the_first_value(tmp_path: Path) -> None:
     run = read(written(tmp_path / "run", [{"step": i, "loss": v} for i, v in enumerate((8.0, 4.0, 4.0))]), smooth=0.5)
-    # weights 1; 1/3, 2/3; 1/7, 2/7, 4/7
+    # Weights: 1; 1/3, 2/3; 1/7, 2/7, 4/7.
     assert run.smoothed["loss"].y == pytest.approx([8.0, 16 / 3, 32 / 7])
 
 
-def test_events_stand_where_they_happened(tmp_path: Path) -> None:
+def test_events_are_marked_where_they_happened(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0, "tokens_seen": 10 * i, "time_unix": 100.0 + i} for i in range(1, 101)]
     events = [
         {"event": "started", "step": 0, "time_unix": 90.0},
@@ -67,27 +67,28 @@ def test_events_stand_where_they_happened(tmp_path: Path) -> None:
     assert read(folder, x="time").marks["checkpoint"] == pytest.approx([49.5])
 
 
-def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_not_events_are_skipped(tmp_path: Path) -> None:
     records = [{"step": i, "loss": 1.0, "time_unix": 100.0 + i} for i in range(1, 11)]
     folder = written(tmp_path / "run", records)
     facts = {"mixture": [{"first_step": 0, "shares": {"a": 1.0}}], "probes": [{"name": "p", "kind": "completion"}]}
     start = {"event": "started", "step": 0, **facts}
     odd = ['{"event": "checkp', "[1]", "{}", '{"event": "spike"}']
     checkpoints = [f'{{"event": "checkpoint", "step": {step}}}' for step in (5, 7)]
-    (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))  # the last one has no end
+    # The last line is incomplete: it has no line end.
+    (folder / "events.jsonl").write_text("\n".join([json.dumps(start), *odd, *checkpoints]))
     run = read(folder)
     assert run.marks == {"checkpoint": [5]}
     assert [stage.shares for stage in run.requested] == [{"a": 1.0}] and list(run.probe_labels) == ["probe_p"]
     assert read(folder, x="time").marks == {}
 
 
-def test_many_events_are_few_marks(tmp_path: Path) -> None:
+def test_many_events_are_reduced_to_few_marks(tmp_path: Path) -> None:
     events = [{"event": "checkpoint", "step": i, "time_unix": float(i)} for i in range(1, 5001)]
     run = read(written(tmp_path / "run", [{"step": i, "loss": 1.0} for i in range(1, 5001)], events))
     assert 200 <= len(run.marks["checkpoint"]) <= 302
 
 
-def test_the_mixture_is_the_share_since_the_stage_began(tmp_path: Path) -> None:
+def test_the_mixture_is_the_share_of_tokens_since_the_stage_began(tmp_path: Path) -> None:
     tokens = [(10, 30), (10, None), (None, 40), (5, 5)]
     records = [
         {"step": i, **{f"tokens_of_{name}": n for name, n in zip("ab", pair, strict=True) if n is not None}}
@@ -101,7 +102,7 @@ def test_the_mixture_is_the_share_since_the_stage_began(tmp_path: Path) -> None:
     assert [stage.first_step for stage in run.requested] == [0, 3]
 
 
-def test_a_line_that_is_no_record(tmp_path: Path) -> None:
+def test_a_line_that_is_not_json_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", [{"step": 1, "loss": 1.0}])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("nonsense\n")

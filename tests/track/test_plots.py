@@ -1,4 +1,4 @@
-"""Curves as real pictures, opened again."""
+"""Plots written as real image files and read back."""
 
 import html
 import json
@@ -16,8 +16,8 @@ from z2all_ds.track.fonts import fonts_for
 from z2all_ds.track.plot_kinds import PlotOptions
 from z2all_ds.track.plots import plot, plot_loss
 
-SIZE = (960, 540)  # 8 by 4.5 inches of 120 dots
-BLUE = (31, 119, 180)  # matplotlib's first colour: the total
+SIZE = (960, 540)  # 8 by 4.5 inches at 120 dots per inch
+BLUE = (31, 119, 180)  # matplotlib's first colour, used for the total loss
 
 
 def make_run(folder: Path, domains: tuple[str, ...] = ("code", "english"), steps: int = 20) -> Path:
@@ -25,7 +25,7 @@ def make_run(folder: Path, domains: tuple[str, ...] = ("code", "english"), steps
     lines = []
     for step in range(1, steps + 1):
         record: dict[str, Any] = {"step": step, "loss": 8.0 / step}
-        # not every domain occurs in every step
+        # Not every domain occurs in every step.
         record |= {f"loss_of_{name}": 7.0 / step for i, name in enumerate(domains) if (step + i) % 3}
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -43,13 +43,13 @@ def colours(path: Path) -> set[tuple[int, ...]]:
 
 
 def texts(path: Path) -> list[str]:
-    """The texts in an SVG, which matplotlib writes as comments next to their outlines."""
+    """Return the texts in an SVG, which matplotlib writes as comments next to their outlines."""
     comments = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     tree = ElementTree.parse(path, comments)
     return [html.unescape(str(node.text)).strip() for node in tree.iter() if node.tag is ElementTree.Comment]
 
 
-def test_one_run(tmp_path: Path) -> None:
+def test_the_loss_of_one_run_is_plotted_per_domain(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     out = run / "plots" / "loss.png"
     assert plot_loss([run], out) == out
@@ -60,7 +60,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert {"step", "loss (nats per token)"} <= set(found)
 
 
-def test_two_runs_side_by_side_are_told_apart(tmp_path: Path) -> None:
+def test_two_runs_in_one_plot_are_labelled_by_run_and_domain(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", domains=("english",))]
     plot_loss(runs, tmp_path / "both.png")
     assert BLUE in colours(tmp_path / "both.png")
@@ -75,7 +75,7 @@ def test_any_name_of_a_domain_or_a_run_is_drawn(name: str, tmp_path: Path) -> No
     if fonts_for([name]).unknown:
         pytest.skip("no font with Chinese characters on this machine")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "Glyph missing", for one
+        warnings.simplefilter("error")  # for example "Glyph missing"
         plot_loss(runs, tmp_path / "loss.svg")
     found = {word.replace("\\$", "$") for word in texts(tmp_path / "loss.svg")}
     assert {"other: all", f"{name}: all", f"{name}: {name}"} <= found
@@ -86,13 +86,13 @@ def test_a_name_that_begins_with_an_underscore_is_in_the_legend(tmp_path: Path) 
     assert "_own" in texts(tmp_path / "loss.svg")
 
 
-def test_a_run_of_a_single_step(tmp_path: Path) -> None:
+def test_a_run_with_a_single_step_is_plotted(tmp_path: Path) -> None:
     plot_loss([make_run(tmp_path / "run", steps=1)], tmp_path / "loss.png")
     assert len(colours(tmp_path / "loss.png")) > 10
 
 
 @pytest.mark.parametrize("content", [None, "", '{"step": 1, "lo'])
-def test_a_folder_without_a_step_is_named(content: str | None, tmp_path: Path) -> None:
+def test_a_folder_without_a_complete_record_is_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(DataError, match=r"no metrics\.jsonl with a step in it") as caught:
@@ -102,7 +102,7 @@ def test_a_folder_without_a_step_is_named(content: str | None, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["loss", "loss.xyz", "png"])
-def test_only_pictures_that_are_promised(name: str, tmp_path: Path) -> None:
+def test_an_unknown_file_ending_is_refused(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"must end in \.png or \.svg"):
         plot_loss([run], tmp_path / name)
@@ -121,7 +121,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a GPU that was stopped and resumed, with the additional fields of newer runs."""
+    """Return a real GPU run that was stopped and resumed, with the additional fields of newer runs."""
     folder = tmp_path_factory.mktemp("runs") / "real"
     folder.mkdir()
     records = (RESULTS / "2026-11-16_h200_stopped_training_metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -139,7 +139,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_there_is_in_one_picture(real_run: Path, tmp_path: Path) -> None:
+def test_all_kinds_of_curves_are_plotted_in_one_file(real_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "all.svg"
     assert plot([real_run], out, PlotOptions("all", smooth=0.9, title="a title")) == [out]
     found = set(texts(out))
@@ -148,7 +148,7 @@ def test_all_there_is_in_one_picture(real_run: Path, tmp_path: Path) -> None:
     assert {"memory (GiB)", "share of tokens (%)", "probe", "requested", "restart", "checkpoint"} <= found
 
 
-def test_probes_have_a_panel_for_each_kind_of_value_and_legends_leave_room(tmp_path: Path) -> None:
+def test_probes_have_a_panel_per_kind_and_long_legends_are_shortened(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     kinds = {"completion": "probability", "sentence": "perplexity per token", "compare": "margin (nats)"}
@@ -164,21 +164,21 @@ def test_probes_have_a_panel_for_each_kind_of_value_and_legends_leave_room(tmp_p
     assert {"completion_0", "sentence_9"} & set(found) == {"completion_0"}
 
 
-def test_a_folder_gets_a_file_of_each_kind(real_run: Path, tmp_path: Path) -> None:
+def test_a_folder_gets_one_file_per_kind(real_run: Path, tmp_path: Path) -> None:
     files = plot([real_run], tmp_path / "new", PlotOptions("loss, lr,probes", file_format="svg"), is_folder=True)
     assert files == [tmp_path / "new" / f"{kind}.svg" for kind in ("loss", "lr", "probes")]
     assert all("step" in texts(file) for file in files)
 
 
 @pytest.mark.parametrize(("x", "label"), [("step", "step"), ("tokens", "millions of tokens"), ("time", "minutes")])
-def test_what_is_along_the_picture(real_run: Path, tmp_path: Path, x: str, label: str) -> None:
+def test_the_x_axis_can_be_steps_tokens_or_time(real_run: Path, tmp_path: Path, x: str, label: str) -> None:
     plot([real_run], tmp_path / "loss.svg", PlotOptions(x=x, log=True))
     found = texts(tmp_path / "loss.svg")
     assert label in found
-    assert {"2", "3", "5", "10"} <= set(found)  # of the logarithmic axis
+    assert {"2", "3", "5", "10"} <= set(found)  # labels of the logarithmic axis
 
 
-def test_runs_that_are_compared(real_run: Path, tmp_path: Path) -> None:
+def test_several_runs_are_compared_without_event_marks(real_run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other")
     plot([real_run, other], tmp_path / "both.svg", PlotOptions("grad_norm,time,loss", events=False))
     found = texts(tmp_path / "both.svg")
@@ -186,27 +186,27 @@ def test_runs_that_are_compared(real_run: Path, tmp_path: Path) -> None:
     assert "restart" not in found
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_labelled_by_their_paths(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")]
     plot_loss(runs, tmp_path / "loss.svg")
     assert {f"{run}: all" for run in runs} <= set(texts(tmp_path / "loss.svg"))
 
 
-def test_the_size_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_image_has_the_requested_size(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     plot([run], tmp_path / "loss.png", PlotOptions(width=3, height=2, dpi=100))
     with Image.open(tmp_path / "loss.png") as picture:
         assert picture.size == (300, 200)
 
 
-def test_a_grid_of_panels_has_a_size_too(real_run: Path, tmp_path: Path) -> None:
-    """One panel could be drawn with 2,000 dots per inch, two next to each other have too many pixels."""
+def test_a_grid_of_panels_with_too_many_pixels_is_refused(real_run: Path, tmp_path: Path) -> None:
+    """One panel fits at 2,000 dots per inch; two panels next to each other have too many pixels."""
     with pytest.raises(ConfigError, match=r"--dpi 2000: must be 10 to 1785 for a plot of 11 x 3 inches"):
         plot([real_run], tmp_path / "both.svg", PlotOptions(what="loss,lr", dpi=2000))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
+def test_missing_and_non_finite_values_do_not_prevent_a_plot(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     values = ["null", "NaN", "2.0", "Infinity", "1.0"]
@@ -216,7 +216,9 @@ def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
     assert BLUE in colours(tmp_path / "loss.png")
 
 
-def test_curves_that_a_run_does_not_have(tmp_path: Path, capfd: pytest.CaptureFixture[str], real_run: Path) -> None:
+def test_curves_missing_in_all_runs_are_refused_and_in_some_runs_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], real_run: Path
+) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(DataError, match=r"run: no validation in the records. Available: loss\.$"):
         plot([run], tmp_path / "x.png", PlotOptions("loss,validation"))
@@ -241,7 +243,7 @@ def test_curves_that_a_run_does_not_have(tmp_path: Path, capfd: pytest.CaptureFi
         (PlotOptions(file_format="pdf"), r"--format pdf: unknown format"),
     ],
 )
-def test_mistakes_are_named(options: PlotOptions, words: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(options: PlotOptions, words: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=words):
         plot([run], tmp_path / "x.png", options)

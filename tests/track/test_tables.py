@@ -1,4 +1,4 @@
-"""Buckets hold what plain records hold, whatever the records."""
+"""Buckets of metrics, compared with the plain records."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ from z2all_ds.track.tables import (
 )
 from z2all_ds.track.writer import parse_line
 
-# Whole numbers: their sums are the same in any order.
+# Integers, so that sums are the same in any order.
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1000, 1000), st.just(float("nan")), st.just(float("inf")))
 RECORDS = st.lists(st.dictionaries(st.sampled_from(["loss", "损失", "lr"]), VALUES), max_size=60)
 
@@ -32,7 +32,9 @@ def plain(records: list[dict[str, Any]], name: str) -> list[float]:
 
 @settings(max_examples=200, deadline=None)
 @given(RECORDS, st.lists(st.integers(1, 20), min_size=1), st.sampled_from([2, 4, 8]))
-def test_buckets_hold_what_the_records_hold(records: list[dict[str, Any]], pieces: list[int], most: int) -> None:
+def test_buckets_have_the_counts_sums_and_extremes_of_their_records(
+    records: list[dict[str, Any]], pieces: list[int], most: int
+) -> None:
     buckets, begin = Buckets(most), 0
     while begin < len(records):
         piece = records[begin : begin + pieces[begin % len(pieces)]]
@@ -52,7 +54,7 @@ def test_buckets_hold_what_the_records_hold(records: list[dict[str, Any]], piece
             assert table[MAX, number] == max(own, default=-math.inf)
 
 
-def test_a_name_that_appears_late() -> None:
+def test_a_field_that_appears_late_is_nan_before() -> None:
     buckets = Buckets(4)
     buckets.add(columns_of([{"loss": 1.0}] * 5), 5)
     buckets.add(columns_of([{"loss": 1.0, "late": 7.0}]), 1)
@@ -61,14 +63,14 @@ def test_a_name_that_appears_late() -> None:
     assert np.isnan(mean_of(buckets.table("late"))[:-1]).all()
 
 
-def test_records_that_stand_for_many() -> None:
+def test_weights_of_merged_records_are_added() -> None:
     buckets = Buckets(4)
     for number in range(5):
         buckets.add(columns_of([{"loss": 1.0}]), 1, np.array([10.0 + number]))
     assert buckets.weights().tolist() == [10 + 11, 12 + 13, 14]
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_values_that_are_not_numbers_are_left_out() -> None:
     records = [{"a": 1, "text": "x", "list": [1, 2]}, {"a": 2, "text": "y", "list": [1, 2], "huge": 10**400}]
     columns = columns_of(records)
     assert list(columns) == ["a"]
@@ -76,7 +78,7 @@ def test_what_is_no_number_is_left_out() -> None:
     assert columns_of([{"only": [1, 2]}, {"only": [3, 4]}, {}]) == {}
 
 
-def test_merging_columns_of_a_table() -> None:
+def test_neighbouring_buckets_of_a_table_are_merged() -> None:
     buckets = Buckets(8)
     buckets.add(columns_of([{"a": value} for value in (1, 5, None, 2, 9)]), 5)
     table = merge_buckets(buckets.table("a"), np.array([0, 2, 4]))
@@ -95,5 +97,5 @@ def test_merging_columns_of_a_table() -> None:
         (b"", None),
     ],
 )
-def test_lines(line: bytes, record: dict[str, Any] | None) -> None:
+def test_a_line_is_parsed_as_a_record_or_none(line: bytes, record: dict[str, Any] | None) -> None:
     assert parse_line(line) == record

@@ -1,4 +1,4 @@
-"""Following a file that grows, is cut back, and grows past where it was."""
+"""Incremental reading of a file that grows, is truncated, and grows beyond its previous size."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def steps(lines: list[bytes]) -> list[int]:
     return [json.loads(one)["step"] for one in lines]
 
 
-def test_only_whole_lines_and_each_once(tmp_path: Path) -> None:
+def test_only_whole_lines_are_returned_each_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = LineTail(path)
     assert tail.read().lines == []
@@ -32,7 +32,7 @@ def test_only_whole_lines_and_each_once(tmp_path: Path) -> None:
     assert found.is_all and not found.is_restarted
 
 
-def test_a_file_that_was_cut_back_and_is_longer_again(tmp_path: Path) -> None:
+def test_a_file_that_was_truncated_and_grew_longer_is_read_from_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step, float(step)) for step in range(1, 6)))
     tail = LineTail(path)
@@ -56,7 +56,7 @@ def test_a_long_line_is_read_whole(tmp_path: Path) -> None:
     assert steps(rest) == [2]
 
 
-def test_from_the_middle(tmp_path: Path) -> None:
+def test_reading_can_start_in_the_middle_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1, 1.0) + line(2, 2.0))
     tail = LineTail(path)
@@ -70,11 +70,10 @@ def test_from_the_middle(tmp_path: Path) -> None:
     acts=st.lists(st.tuples(st.sampled_from(["add", "cut", "look"]), st.integers(0, 12)), max_size=30),
     most_bytes=st.integers(1, 400),
 )
-def test_what_was_read_is_what_is_there(
+def test_the_lines_read_are_the_lines_of_the_file(
     acts: list[tuple[str, int]], most_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Any history of growing and cutting back, looked at at any moments: the lines since the last beginning are those
-    of the file."""
+    """For any sequence of growing, truncating and reading, the lines since the last restart are those of the file."""
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
     tail, moment = LineTail(path), 0.0
     history: list[Any] = []

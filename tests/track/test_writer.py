@@ -1,4 +1,4 @@
-"""metrics.jsonl and events.jsonl: written records are read back, also after a crash has cut off a line."""
+"""metrics.jsonl and events.jsonl: records are written and read back, also after a crash has cut off a line."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_events_carry_their_time_and_details(tmp_path: Path) -> None:
     assert event == {"event": "checkpoint", "step": 50, "path": "step_00000050"}
 
 
-def test_a_run_killed_outright_loses_no_record(tmp_path: Path) -> None:
+def test_a_killed_run_loses_no_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     command = [sys.executable, "-c", WRITE_AND_HANG, str(tmp_path)]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
@@ -95,7 +95,7 @@ print(json.dumps(warnings))
 """
 
 
-def test_a_full_disk_costs_one_warning_and_no_record(tmp_path: Path) -> None:
+def test_a_full_disk_causes_one_warning_and_loses_no_record(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_WITH_A_LIMIT, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     (warning,) = json.loads(result.stdout)
@@ -104,13 +104,13 @@ def test_a_full_disk_costs_one_warning_and_no_record(tmp_path: Path) -> None:
     assert found == [{"step": step, "loss": 1 / step} for step in range(1, 22)]
 
 
-def test_no_file_has_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "metrics.jsonl")) == []
     assert drop_metrics_after(tmp_path / "metrics.jsonl", 5) == 0
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_last_line_cut_anywhere_is_passed_over(tmp_path: Path) -> None:
+def test_a_last_line_cut_at_any_byte_is_skipped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     kept = write(folder, 1, 2, 3)[:2]
     whole = folder.metrics.read_bytes()
@@ -122,7 +122,7 @@ def test_a_last_line_cut_anywhere_is_passed_over(tmp_path: Path) -> None:
         assert folder.metrics.read_bytes() == whole[:start]
 
 
-def test_a_cut_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
+def test_a_cut_line_does_not_corrupt_the_next_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics.write_text(json.dumps({"step": 1}) + '\n{"step": 2, "lo', encoding="utf-8")
     folder.events.write_text('{"event": "sta', encoding="utf-8")
@@ -151,7 +151,7 @@ def test_exactly_the_later_steps_are_dropped(
 
 
 @pytest.mark.parametrize("width", [1, 100, 70_000, 200_000])
-def test_lines_of_any_length_are_cut_back_from_the_end(width: int, tmp_path: Path) -> None:
+def test_records_of_any_length_are_dropped_from_the_end(width: int, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     wide = [{"step": step, "note": "中" * width} for step in range(1, 8)]
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in wide), encoding="utf-8")
@@ -162,7 +162,7 @@ def test_lines_of_any_length_are_cut_back_from_the_end(width: int, tmp_path: Pat
     assert (path.read_bytes(), last_record(path)) == (b"", None)
 
 
-def test_what_is_not_json_but_python_wrote_it_is_read(tmp_path: Path) -> None:
+def test_infinity_as_written_by_python_is_read(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"event": "spike", "limit": Infinity}\n')
     assert last_record(tmp_path / "events.jsonl") == {"event": "spike", "limit": float("inf")}
 
@@ -178,7 +178,7 @@ def test_what_is_not_json_but_python_wrote_it_is_read(tmp_path: Path) -> None:
         (["started", "stopped", "started", "done", "metrics_dropped"], "done"),
     ],
 )
-def test_the_last_word_of_a_run(events: list[str], word: str | None, tmp_path: Path) -> None:
+def test_the_last_outcome_of_a_run(events: list[str], word: str | None, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert last_outcome(folder) is None
     writer = RunWriter(folder)

@@ -1,4 +1,4 @@
-"""A metrics file seen at once, read whole, followed, cut back and zoomed into; and a soak of 10^6 records."""
+"""Curves of a metrics file that is sampled, read, followed, truncated and zoomed into; a soak test of 10^6 records."""
 
 import json
 import time
@@ -32,7 +32,7 @@ def write(path: Path, steps: int, **more: Any) -> None:
 
 
 class FarFiles(Files):
-    """Counts what goes over the network."""
+    """Files on another machine; counts the bytes that would cross the network."""
 
     is_remote = True
     bytes_read = 0
@@ -60,7 +60,7 @@ def read_all(curves: Curves, path: Path) -> Curves:
     return curves
 
 
-def test_points_of_a_short_run(tmp_path: Path) -> None:
+def test_records_of_a_short_run_are_merged_into_points(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 10)
     curves = read_all(curves_of(path), path)
@@ -76,7 +76,7 @@ def test_points_of_a_short_run(tmp_path: Path) -> None:
     assert curves.values_at([0, 3, 11], "tokens_seen") == [0, 3072, None]
 
 
-def test_followed_while_it_grows(tmp_path: Path) -> None:
+def test_a_growing_file_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     curves = curves_of(path)
     assert not look(curves, path)
@@ -91,21 +91,22 @@ def test_followed_while_it_grows(tmp_path: Path) -> None:
     assert [record["step"] for record in curves.recent] == [1, 2, 3]
 
 
-def test_cut_back_and_grown_again(tmp_path: Path) -> None:
+def test_a_file_that_was_truncated_and_grew_again_is_read_from_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 50)
     curves = read_all(curves_of(path), path)
     path.write_bytes(b"".join(line(step) for step in range(1, 31)) + line(31, again=1) + line(32, again=1))
     assert look(curves, path)
     assert curves.history == 1
-    assert curves.points(["loss"], "step", None, None, 100)["x"][-1] == 50  # the old one until the new one is read
+    # The old curve is shown until the new one is read.
+    assert curves.points(["loss"], "step", None, None, 100)["x"][-1] == 50
     read_all(curves, path)
     assert curves.points(["loss"], "step", None, None, 100)["x"].tolist() == list(range(1, 33))
     assert [record["step"] for record in curves.recent][-2:] == [31, 32]
 
 
 class BreakingFiles(Files):
-    """A connection that breaks at the n-th call."""
+    """Files behind a connection that breaks at the n-th call."""
 
     calls_left = 1000
 
@@ -117,7 +118,7 @@ class BreakingFiles(Files):
 
 
 @pytest.mark.parametrize("calls", range(1, 6))
-def test_a_connection_that_breaks_while_reading(tmp_path: Path, calls: int) -> None:
+def test_no_record_is_lost_or_repeated_when_the_connection_breaks(tmp_path: Path, calls: int) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 5)
     files = BreakingFiles()
@@ -133,7 +134,7 @@ def test_a_connection_that_breaks_while_reading(tmp_path: Path, calls: int) -> N
     assert [record["step"] for record in curves.recent] == list(range(1, 9))
 
 
-def test_deleted_and_written_anew(tmp_path: Path) -> None:
+def test_a_deleted_file_keeps_its_curves_until_it_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 5)
     curves = read_all(curves_of(path), path)
@@ -146,8 +147,8 @@ def test_deleted_and_written_anew(tmp_path: Path) -> None:
     assert curves.points(["loss"], "step", None, None, 100)["x"].tolist() == [1, 2, 3]
 
 
-def test_cut_back_to_nothing(tmp_path: Path) -> None:
-    """A run that begins again in its folder has no curves until its first step is done."""
+def test_a_file_truncated_to_zero_bytes_has_no_curves(tmp_path: Path) -> None:
+    """A run that starts over in its folder has no curves until its first step is done."""
     path = tmp_path / "metrics.jsonl"
     write(path, 5)
     curves = read_all(curves_of(path), path)
@@ -162,7 +163,7 @@ def test_cut_back_to_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30,000 records, some of them with a validation."""
+    """Return a file with 30,000 records, some of them with a validation loss."""
     path = tmp_path_factory.mktemp("long") / "metrics.jsonl"
     path.write_bytes(
         b"".join(
@@ -174,7 +175,7 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_long_file_is_seen_before_it_is_read(long_file: Path) -> None:
+def test_a_long_file_is_shown_as_a_sample_until_it_is_read(long_file: Path) -> None:
     curves = curves_of(long_file)
     assert look(curves, long_file)
     assert curves.is_sample and curves.read_share < 0.5
@@ -182,16 +183,17 @@ def test_a_long_file_is_seen_before_it_is_read(long_file: Path) -> None:
     sample = curves.points(["loss"], "step", None, None, 800)
     assert sample["x"][0] < 60 and sample["x"][-1] > 29_940
     assert len(sample["x"]) > 500
-    assert sample["weight"].sum() == 30_000  # each of the sample weighs as many as it stands for
+    assert sample["weight"].sum() == 30_000  # a sampled record has the weight of all records it represents
     assert curves.values_at([30_000, 30_001], "tokens_seen") == [1024 * 30_000, None]
     assert curves.counted_seconds() is None
     assert curves.recent[-1]["step"] == 30_000
     read_all(curves, long_file)
     assert (curves.is_sample, curves.read_share, curves.records) == (False, 1.0, 30_000)
+    # Exact, although a bucket contains several records.
     assert curves.values_at([30_000, 30_001], "tokens_seen") == [
         1024 * 30_000,
         None,
-    ]  # though buckets hold several records
+    ]
     assert curves.values_at([29_999], "time_unix", START) == [START + 29_999]
     whole = curves.points(["loss"], "step", None, None, 800)
     assert whole["weight"].sum() == 30_000
@@ -210,13 +212,13 @@ def test_a_zoom_reads_the_records_again(long_file: Path) -> None:
     assert len(coarse["x"]) <= 100
 
 
-def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_remote_file_is_only_sampled(long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(long_file.read_bytes())
     files = FarFiles()
     curves = read_all(curves_of(path, files), path)
-    assert curves.is_sample and curves.read_share == 1.0  # no more of it will be read
+    assert curves.is_sample and curves.read_share == 1.0  # the rest is never read
     assert files.bytes_read < path.stat().st_size / 10
     seen = curves.points(["loss", "validation_loss"], "step", None, None, 20_000)
     known = ~np.isnan(seen["series"]["validation_loss"]["mean"])
@@ -231,7 +233,7 @@ def test_a_long_file_elsewhere_is_sampled(long_file: Path, tmp_path: Path, monke
     assert curves.points(["loss"], "step", None, None, 20_000)["x"][-1] == 30_002
 
 
-def test_a_long_file_elsewhere_is_followed_sparsely(
+def test_a_long_remote_file_is_followed_sparsely(
     long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(curves_module, "REMOTE_WHOLE_BYTES", 1 << 20)
@@ -250,12 +252,12 @@ def test_a_long_file_elsewhere_is_followed_sparsely(
     whole = curves.points(names, "step", None, None, 20_000)
     found = {name: whole["x"][np.isfinite(series["mean"])].tolist()[-1:] for name, series in whole["series"].items()}
     assert found == {next(iter(fields)): [step] for step, fields in rare.items()}
-    assert len(whole["x"]) < kept + 1000  # the rest goes on as sparse as the sample is
+    assert len(whole["x"]) < kept + 1000  # new records are kept as sparsely as the sample
     assert whole["weight"].sum() == 32_000
     assert curves.values_at([32_000, 32_001], "tokens_seen") == [1024 * 32_000, None]
 
 
-def test_steps_left_out_do_not_count(tmp_path: Path) -> None:
+def test_skipped_steps_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
         line(1, step_taken=True, step_seconds=2.0, data_wait_seconds=0.5)
@@ -265,9 +267,9 @@ def test_steps_left_out_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million records by the run's own writer, followed by the real board as they come; then the run goes back."""
-    monkeypatch.setenv(FRESH, "1")  # its memory is looked at
+def test_soak_with_a_million_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real board follows a million records as the run's own writer writes them; then the run goes back."""
+    monkeypatch.setenv(FRESH, "1")  # a new process, because its memory is measured
     records, folder = 1_000_000, RunFolder(tmp_path)
     with started_board(tmp_path) as board:
 
@@ -289,7 +291,7 @@ def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writer = RunWriter(folder)
         writer.metric(soak_record(records // 2, 1_791_000_000.25))
         writer.close()
-        assert peak_of_process() < before + 20e6  # nothing of the file was read but its end
+        assert peak_of_process() < before + 20e6  # only the end of the file was read
         wait_for(records // 2 + 1, history=1)
         assert peak_of_process(board.process.pid) < 200e6
     loss = answer["series"]["loss"]

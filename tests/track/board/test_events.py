@@ -1,4 +1,4 @@
-"""Events as marks, and the run's own last word."""
+"""Events of a run: marks for the page, and the outcome of the run."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def look(log: EventLog, path: Path) -> None:
         pass
 
 
-def test_marks_starts_and_the_last_word(tmp_path: Path) -> None:
+def test_marks_restarts_and_the_outcome_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(Files(), str(path))
     look(log, path)
@@ -46,7 +46,7 @@ def test_marks_starts_and_the_last_word(tmp_path: Path) -> None:
     assert shown[2]["details"] == again
 
 
-def test_odd_lines_and_another_file(tmp_path: Path) -> None:
+def test_invalid_lines_are_counted_and_a_replaced_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(Files(), str(path))
     path.write_text('no record\n{"event": 7}\n{"event": "done"}\n{"event": "half')
@@ -80,5 +80,5 @@ def test_odd_lines_and_another_file(tmp_path: Path) -> None:
         ("done", {}, "done"),
     ],
 )
-def test_titles(kind: str, record: dict[str, Any], title: str) -> None:
+def test_titles_of_events(kind: str, record: dict[str, Any], title: str) -> None:
     assert event_title({"event": kind, **record}) == title

@@ -1,4 +1,4 @@
-"""Slow ranks and nodes are named."""
+"""Detection of slow ranks and nodes."""
 
 import json
 from pathlib import Path
@@ -31,9 +31,9 @@ def log_of(path: Path, records: list[dict[str, Any]]) -> HealthLog:
     return log
 
 
-def test_verdicts(tmp_path: Path) -> None:
+def test_ranks_and_nodes_that_are_slow_or_wait_for_data_are_found(tmp_path: Path) -> None:
     usual = record(1, [1.0, 1.0, 1.3, 1.0], [0.0, 0.5, 0.0, 0.0])
-    once = record(5, [9.0, 1.0, 1.3, 1.0], [0.0, 0.5, 0.0, 0.0])  # one slow step is no slow rank
+    once = record(5, [9.0, 1.0, 1.3, 1.0], [0.0, 0.5, 0.0, 0.0])  # a single slow step does not make a rank slow
     log = log_of(tmp_path / "health.jsonl", [record(0, [5.0, 5.0])] + [usual] * 4 + [once])
     shown = log.shown(["a", "a", "b", "b"], 60.0)
     assert [rank["verdict"] for rank in shown["ranks"]] == ["ok", "waits for data", "slow", "ok"]
@@ -46,12 +46,12 @@ def test_verdicts(tmp_path: Path) -> None:
     assert shown["nodes"][1]["work_seconds"] == pytest.approx(1.15)
 
 
-def test_nothing_known(tmp_path: Path) -> None:
+def test_without_a_health_file_no_ranks_are_shown(tmp_path: Path) -> None:
     shown = HealthLog(Files(), str(tmp_path / "health.jsonl")).shown([], 0.0)
     assert (shown["step"], shown["age_seconds"], shown["ranks"], shown["nodes"]) == (None, None, [], [])
 
 
-def test_only_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "FILE_TAIL_BYTES", 1000)
     path = tmp_path / "health.jsonl"
     log = log_of(path, [record(step, [1.0, None]) for step in range(500)])  # type: ignore[list-item]

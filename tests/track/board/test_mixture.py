@@ -1,4 +1,4 @@
-"""Shares asked for and counted."""
+"""Requested and actual shares of domains."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ STAGES = [
 ]
 
 
-def test_the_stage_at() -> None:
+def test_the_stage_at_a_step() -> None:
     assert [stage_at(STAGES, step).get("name") for step in (0, 1, 10, 11, 99)] == [
         "first",
         "first",
@@ -21,7 +21,7 @@ def test_the_stage_at() -> None:
     assert stage_at([], 3) == {}
 
 
-def test_shares() -> None:
+def test_requested_actual_and_recent_shares_of_domains() -> None:
     totals = {"tokens_of_zh": 300.0, "tokens_of_en": 100.0, "tokens_of_code": 0.0}
     recent: list[dict[str, Any]] = [
         {"step": 10, "tokens_of_zh": 10},
@@ -36,7 +36,7 @@ def test_shares() -> None:
     ]
 
 
-def test_a_sample_tells_shares_alone() -> None:
+def test_a_sample_gives_shares_but_no_token_counts() -> None:
     shown = mixture_of([], ["en", "zh"], [], lambda name: {"tokens_of_zh": 30.0, "tokens_of_en": 10.0}[name], True)
     assert [(one["name"], one["realised"], one["tokens"]) for one in shown["domains"]] == [
         ("en", 0.25, None),
@@ -44,12 +44,12 @@ def test_a_sample_tells_shares_alone() -> None:
     ]
 
 
-def test_an_older_run_has_no_counts() -> None:
+def test_an_older_run_without_token_counts_has_no_shares() -> None:
     shown = mixture_of([], ["zh"], [], lambda name: 0.0)
     assert shown["domains"] == [{"name": "zh", "asked": None, "realised": None, "recent": None, "tokens": None}]
 
 
-def test_names_of_domains() -> None:
+def test_domain_names_are_found_in_field_names() -> None:
     assert domains_in(["loss", "loss_of_百科", "tokens_of_百科", "tokens_of_a,b", "validation_loss_of_x"]) == [
         "a,b",
         "百科",

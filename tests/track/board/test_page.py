@@ -1,4 +1,4 @@
-"""The board's page in a real browser, on a real board process that reads real files."""
+"""The board's page in a real browser, served by a real board process that reads real files."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """Of a board that reads the four runs."""
+    """Yield the address of a board that shows the four runs."""
     words = folder / "words"
     with words.open("w") as out:
         command = [*COMMAND, "board", *(str(folder / name) for name in HIDE.values()), "--port", "0"]
@@ -83,7 +83,7 @@ def opened(address: str) -> "Iterator[tuple[Page, Watch]]":
 
 @pytest.fixture
 def page(opened: "tuple[Page, Watch]") -> "Iterator[Page]":
-    """With the view of a page just opened; after each test nothing may have gone wrong in it."""
+    """Yield the page in its default size; after each test, check that it has no errors and no injected elements."""
     page, watch = opened
     page.set_viewport_size({"width": 1400, "height": 1000})
     page.keyboard.press("Escape")
@@ -93,7 +93,7 @@ def page(opened: "tuple[Page, Watch]") -> "Iterator[Page]":
 
 
 def show(page: "Page", *runs: str, **words: str) -> None:
-    """Shows only these runs, by the URL's hash; waits until their curves are drawn."""
+    """Show only these runs, through the hash of the URL, and wait until their curves are drawn."""
     hidden = [name for run, name in HIDE.items() if run not in runs]
     words_of_hash = """([hidden, words]) => {
       const hash = new URLSearchParams(words);
@@ -152,7 +152,7 @@ def test_runs_are_switched_on_and_off(page: "Page") -> None:
     assert len(set(colours)) == 2
 
 
-def test_zoom_by_mouse_narrows_all_charts_and_brings_detail(page: "Page") -> None:
+def test_zooming_by_mouse_zooms_all_charts_and_shows_more_detail(page: "Page") -> None:
     show(page, FIRST)
     until(page, f"() => {GRAPHS}.every(graph => graph.data?.length)")
     everything = page.evaluate(RANGES)
@@ -161,7 +161,7 @@ def test_zoom_by_mouse_narrows_all_charts_and_brings_detail(page: "Page") -> Non
     until(page, f"() => new Set(({RANGES})().map(String)).size === 1 && ({RANGES})()[0][1] < 1300")
     low, high = page.evaluate(RANGES)[0]
     assert (low, high) == pytest.approx((1000, 1200), abs=30)
-    until(page, f"() => ({NUM_POINTS_IN_RANGE})() > 190")  # every step of 200, where there was one point for three
+    until(page, f"() => ({NUM_POINTS_IN_RANGE})() > 190")  # all 200 steps; before the zoom, one point merged three
     assert "&zoom=" in page.evaluate("location.hash")
     box = page.locator(".card[data-key=loss] .nsewdrag").bounding_box()
     assert box is not None
@@ -200,7 +200,7 @@ def test_keys_zoom_pan_and_choose_axes(page: "Page") -> None:
     until(page, "() => !document.getElementById('help').open")
 
 
-def test_new_records_appear_and_a_cut_back_run_is_followed(page: "Page", folder: Path) -> None:
+def test_new_records_appear_and_a_truncated_run_is_followed(page: "Page", folder: Path) -> None:
     show(page, LIVE, smooth="1")
     metrics = folder / "live" / "metrics.jsonl"
     assert loss_of(page, LIVE, "raw")["x"][-1] == 150
@@ -229,14 +229,14 @@ def test_new_records_appear_and_a_cut_back_run_is_followed(page: "Page", folder:
 
 
 @pytest.mark.extended
-def test_holding_still_and_following_again(page: "Page", folder: Path) -> None:
+def test_a_paused_page_sends_no_requests_until_it_is_live_again(page: "Page", folder: Path) -> None:
     show(page, LIVE)
     page.keyboard.press("p")
     until(page, "() => document.getElementById('live').textContent === 'Paused'")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(600)
-    assert [address for address in asked if address.endswith("/api/runs")][1:] == []  # one may have been on its way
+    assert [address for address in asked if address.endswith("/api/runs")][1:] == []  # one may have been in flight
     page.click("#live")
     until(page, "() => document.getElementById('live').textContent === 'Live'")
     before, end = len(asked), time.monotonic() + 20
@@ -276,7 +276,7 @@ def test_an_event_shows_its_details(page: "Page") -> None:
     page.click("#kinds button:has-text('spike')")
 
 
-def test_health_data_and_configuration(page: "Page") -> None:
+def test_health_data_and_configuration_are_shown(page: "Page") -> None:
     show(page, SECOND, FIRST)
     until(page, "() => document.querySelectorAll('#health .block').length === 2")
     health = page.inner_text("#health .block:nth-child(2)")
@@ -301,7 +301,7 @@ def test_health_data_and_configuration(page: "Page") -> None:
     assert "model.preset" in page.inner_text("#config")
     page.fill("#config-filter", "LR")
     assert page.locator("#config tbody tr").count() == 1
-    page.keyboard.press("l")  # a letter in the filter, not the key of the log axis
+    page.keyboard.press("l")  # typed into the filter, not the shortcut for the log axis
     assert page.input_value("#config-filter") == "LRl"
     page.fill("#config-filter", "")
     page.uncheck("#config-all")
@@ -309,7 +309,7 @@ def test_health_data_and_configuration(page: "Page") -> None:
 
 
 @pytest.mark.extended
-def test_probes_by_kind(page: "Page", folder: Path) -> None:
+def test_probes_are_shown_by_kind(page: "Page", folder: Path) -> None:
     show(page, SECOND)
     names = {"probes_probability": "首都", "probes_perplexity": "news", "probes_margin": "语序", "probes": "old"}
     for chart, name in names.items():
@@ -333,8 +333,8 @@ def test_probes_by_kind(page: "Page", folder: Path) -> None:
 
 
 @pytest.mark.extended
-def test_an_evaluation_that_comes_later(page: "Page", folder: Path) -> None:
-    """Of checkpoints, asked after the run: its probes get curves too, and each can be switched off by its name."""
+def test_an_evaluation_that_is_added_later_gets_curves(page: "Page", folder: Path) -> None:
+    """Probes of checkpoints that are evaluated after the run get curves; each can be switched off by its name."""
     show(page, FIRST)
     names = ["later", "zero"]
     definitions = [{"name": name, "kind": "completion", "at_least": 0.5} for name in names]
@@ -365,7 +365,7 @@ def test_an_evaluation_that_comes_later(page: "Page", folder: Path) -> None:
     page.mouse.move(0, 0)
 
 
-def test_names_from_files_are_words_and_nothing_else(page: "Page") -> None:
+def test_names_from_files_are_shown_as_text_only(page: "Page") -> None:
     show(page, ODD)
     for name in HOSTILE_DOMAINS:
         trace = until(page, TRACE, ["domain_loss", ODD, f"loss_of_{name}", "smooth"])
@@ -401,7 +401,7 @@ def test_narrow_screens_have_one_column_and_no_sideways_scrolling(page: "Page") 
 
 
 @pytest.mark.extended
-def test_everything_is_reached_by_the_tab_key(page: "Page") -> None:
+def test_all_controls_are_reachable_with_the_tab_key(page: "Page") -> None:
     show(page, SECOND)
     until(page, "() => document.querySelector('#config tbody tr')")
     page.focus(".skip")
@@ -432,7 +432,7 @@ def test_a_link_shows_the_same_view(page: "Page", address: str) -> None:
     assert page.evaluate(f"() => {GRAPHS}[0].layout.yaxis.type") == "log"
 
 
-def test_a_board_that_does_not_answer_is_told(opened: "tuple[Page, Watch]", page: "Page") -> None:
+def test_a_board_that_does_not_answer_is_reported(opened: "tuple[Page, Watch]", page: "Page") -> None:
     page.context.set_offline(True)
     until(page, "() => !document.getElementById('banner').hidden")
     assert page.inner_text("#banner").startswith("The board does not answer, retrying.")
@@ -441,7 +441,7 @@ def test_a_board_that_does_not_answer_is_told(opened: "tuple[Page, Watch]", page
     opened[1].errors[:] = [words for words in opened[1].errors if "ERR_INTERNET_DISCONNECTED" not in words]
 
 
-def test_the_policy_lets_no_foreign_script_run(opened: "tuple[Page, Watch]", page: "Page") -> None:
+def test_the_content_security_policy_blocks_injected_scripts(opened: "tuple[Page, Watch]", page: "Page") -> None:
     inject = """() => { const script = document.createElement('script');
       script.textContent = 'window.hurt = 1'; document.body.append(script); script.remove(); return window.hurt }"""
     assert page.evaluate(inject) is None

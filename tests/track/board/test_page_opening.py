@@ -1,4 +1,4 @@
-"""Opening the board's page: with a token and without, and while a long file is still being read."""
+"""Opening the board's page: with and without a token, without the chart library, and while a long file is read."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from z2all_ds.track.board import run as board_run
 from z2all_ds.track.board.curves import SAMPLE_FROM_BYTES, one_at_a_time
 
 
-def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
+def test_a_token_opens_the_board_and_the_progress_of_reading_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "long", 5500)
     assert (tmp_path / "long" / "metrics.jsonl").stat().st_size > SAMPLE_FROM_BYTES
     with ExitStack() as stack:
@@ -31,7 +31,7 @@ def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
         assert page.evaluate("async () => (await fetch('/api/runs')).status") == 403
         page.goto(f"{address}/?every=0.1&token=geheim")
         assert page.url == f"{address}/?every=0.1"
-        assert page.evaluate("() => document.cookie") == ""  # scripts cannot read it
+        assert page.evaluate("() => document.cookie") == ""  # scripts cannot read the cookie
         until(page, "() => !(document.querySelector('.reading')?.hidden ?? true)")
         assert page.inner_text(".reading") == "reading 0 %, curves are a sample until then"
         sample = until(page, TRACE, ["loss", "0", "loss", "raw"])
@@ -41,8 +41,8 @@ def test_a_token_opens_the_board_and_reading_is_told(tmp_path: Path) -> None:
         until(page, f"() => ({TRACE})(['loss', '0', 'loss', 'raw']).x.at(-1) > 5490")
 
 
-def test_curves_are_seen_before_the_library_is_there(tmp_path: Path) -> None:
-    """And while it cannot be had; every chart is Plotly's as soon as it can. One record is seen as a dot."""
+def test_curves_are_sketched_until_the_chart_library_is_loaded(tmp_path: Path) -> None:
+    """The sketches stay while the library cannot be loaded; then Plotly draws every chart. A single record is a dot."""
     write_run(tmp_path / "run", 300)
     write_run(tmp_path / "short", 1)
     sketched = "[...document.querySelectorAll('.plot .sketch')]"
@@ -72,7 +72,7 @@ def test_curves_are_seen_before_the_library_is_there(tmp_path: Path) -> None:
         assert page.locator(".card[data-key='time_split 1'] .scatterlayer .point").count() == 8
 
 
-def test_a_page_that_opens_holds_up_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_page_delays_the_reading_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_run, "YIELD_SECONDS", 3600.0)
     write_run(tmp_path / "long", 5500)
 
@@ -86,7 +86,7 @@ def test_a_page_that_opens_holds_up_reading(tmp_path: Path, monkeypatch: pytest.
         with served(tmp_path / "long") as address:
             with urlopen(address) as page:
                 assert b"z2all board" in page.read()
-            held_up.close()  # the first step was about to begin; the others wait
+            held_up.close()  # the first step of reading was about to begin; the others wait
             end = time.monotonic() + 20
             while not read_share(address) and time.monotonic() < end:
                 time.sleep(0.05)

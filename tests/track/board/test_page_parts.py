@@ -1,4 +1,4 @@
-"""Single parts of the board's page, in a real browser: order of drawing, smoothing, zoom while a run grows, words."""
+"""Parts of the board's page in a real browser: order of drawing, smoothing, zoom while a run grows, texts."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ RANGE = f"{GRAPHS}[0].layout.xaxis.range"
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records of the only run on the page."""
+    """Return the metrics file of the only run on the page."""
     return write_run(tmp_path_factory.mktemp("board") / "grows", 100) / "metrics.jsonl"
 
 
@@ -35,7 +35,7 @@ def page(metrics: Path) -> "Iterator[Page]":
 
 
 def test_smoothing_hardly_depends_on_the_number_of_points(page: "Page") -> None:
-    """A mean over 30 records, of 1,200 points and of the same merged by four; and the first is not pulled anywhere."""
+    """1,200 points, and the same points merged by four, give similar curves; the first value is unchanged."""
     values = [3 + math.sin(number / 90) for number in range(1200)]
     merged = [sum(values[start : start + 4]) / 4 for start in range(0, 1200, 4)]
     smooth = """async ([values, weight]) =>
@@ -47,8 +47,8 @@ def test_smoothing_hardly_depends_on_the_number_of_points(page: "Page") -> None:
     assert page.evaluate(smooth, [[1.0, None, 1.0], 1]) == pytest.approx([1.0, None, 1.0])
 
 
-def test_newer_figures_do_not_keep_the_last_charts_waiting(page: "Page") -> None:
-    """Each of the first 12 drawings has newer data; only the last is a user action, which starts at the top."""
+def test_new_data_does_not_keep_the_last_charts_waiting(page: "Page") -> None:
+    """New data arrives after each of the first 12 drawings; the last time is a user action, which starts at the top."""
     drawings = """async () => {
       const { Charts } = await import('/page/charts.js');
       const holder = document.body.appendChild(document.createElement('div'));
@@ -77,7 +77,7 @@ def test_newer_figures_do_not_keep_the_last_charts_waiting(page: "Page") -> None
     assert figures == [12] * 8
 
 
-def test_a_zoom_reaches_what_was_written_since(page: "Page", metrics: Path) -> None:
+def test_panning_a_zoomed_view_reaches_records_written_later(page: "Page", metrics: Path) -> None:
     def written(step: int) -> None:
         until(page, f"() => document.querySelector('.steps').textContent.startsWith('{step} /')")
 
@@ -95,7 +95,7 @@ def test_a_zoom_reaches_what_was_written_since(page: "Page", metrics: Path) -> N
     page.keyboard.press("+")
     until(page, f"() => {RANGE}[1] < 200")
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    metrics.write_text("".join(lines[:150]), encoding="utf-8")  # as a rollback leaves it
+    metrics.write_text("".join(lines[:150]), encoding="utf-8")  # as after a rollback
     written(150)
     page.keyboard.press("ArrowLeft")
     low, high = until(page, f"() => {RANGE}[0] < 105 && {RANGE}")
@@ -103,7 +103,7 @@ def test_a_zoom_reaches_what_was_written_since(page: "Page", metrics: Path) -> N
     page.keyboard.press("0")
 
 
-def test_words_on_reading_and_samples(page: "Page") -> None:
+def test_texts_about_reading_and_samples(page: "Page") -> None:
     shown = """async changes => {
       const { showRuns } = await import('/page/runs.js');
       const { runs: [run] } = await (await fetch('/api/runs')).json();
@@ -121,7 +121,7 @@ def test_words_on_reading_and_samples(page: "Page") -> None:
     assert page.evaluate(shown, {"read_share": 1.0, "is_sample": True}) == words
 
 
-def test_a_domain_whose_tokens_are_not_known(page: "Page") -> None:
+def test_unknown_values_of_a_domain_are_shown_as_dashes(page: "Page") -> None:
     shown = """async domain => {
       const { mixtureOf } = await import('/page/mixture.js');
       const block = mixtureOf({ name: 'run' }, { position: null, stages: [], domains: [domain] }, false);

@@ -1,4 +1,4 @@
-"""Probes of a run: what they expect, what was found last, and evaluations that appear later."""
+"""Probes of a run: definitions, last values and verdicts, and evaluations that appear later."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def write(path: Path, *records: dict[str, Any]) -> None:
 
 
 def metrics(*probes: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record every ten steps, with the probes of that place."""
+    """Return one record per ten steps, each with the given probe values."""
     return [
         {"step": 10 * n, "tokens_seen": 100 * n, "loss": 1.0, **found, "time_unix": START + 5 * n}
         for n, found in enumerate(probes, start=1)
@@ -52,7 +52,7 @@ def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: (probe["kind"], probe["step"], probe["value"], probe["passed"]) for name, probe in found.items()}
 
 
-def test_probes_that_the_run_asks_itself(tmp_path: Path) -> None:
+def test_probes_of_the_run_have_values_and_verdicts(tmp_path: Path) -> None:
     first = {"probe_首都": 0.5, "probe_news": 99.0, "probe_order": -1.0, "probe_old": 7.0}
     second = {"probe_首都": 0.05, "probe_news": 90.0, "probe_order": 0.25}
     write(tmp_path / "metrics.jsonl", *metrics(first, second, {}))
@@ -62,7 +62,7 @@ def test_probes_that_the_run_asks_itself(tmp_path: Path) -> None:
     assert verdicts(found) == {
         "首都": ("completion", 20, 0.05, False),
         "news": ("sentence", 20, 90.0, None),  # not judged before step 30
-        "order": ("compare", 20, 0.25, None),  # nothing is expected
+        "order": ("compare", 20, 0.25, None),  # no expectation is defined
         "old": (None, 10, 7.0, None),
     }
     assert found["首都"]["at_least"] == 0.1 and found["news"]["from_step"] == 30
@@ -74,8 +74,8 @@ def test_probes_that_the_run_asks_itself(tmp_path: Path) -> None:
     assert verdicts(look(run))["首都"] == ("completion", 10, 0.5, True)
 
 
-def test_evaluations_that_appear_later(tmp_path: Path) -> None:
-    """The file is one that `z2all evaluate probes` would write, of the shipped probes."""
+def test_evaluations_that_appear_later_are_read(tmp_path: Path) -> None:
+    """The file has the content that `z2all evaluate probes` writes for the shipped probes."""
     probes = load_probes("zh_en")
     write(tmp_path / "metrics.jsonl", *metrics({}, {}, {}, {}))
     write(tmp_path / "events.jsonl", started(0, 0))
@@ -119,7 +119,8 @@ def nothing_at(steps: Any) -> list[float | None]:
 
 
 def test_the_newest_answer_counts() -> None:
-    rows = [{"step": 20, "values": {"首都": 0.9}, "passed": {"首都": False}}]  # the answer had not the form
+    # The value is high enough, but the answer did not have the required form.
+    rows = [{"step": 20, "values": {"首都": 0.9}, "passed": {"首都": False}}]
     evaluation = {"probes": DEFINED, "rows": rows}
 
     def shown(trained: dict[str, tuple[float, float]]) -> tuple[Any, ...]:
@@ -132,7 +133,7 @@ def test_the_newest_answer_counts() -> None:
     assert shown({"首都": (30, 0.8)}) == (30, 0.8, True, 0)
 
 
-def test_a_folder_that_has_settled_is_not_listed_again(tmp_path: Path) -> None:
+def test_an_unchanged_folder_is_not_listed_again(tmp_path: Path) -> None:
     class CountingFiles(Files):
         lists = 0
 

@@ -1,4 +1,4 @@
-"""Runs on another machine, over a real sshd: read, followed, lost and found again, and each way of not getting in."""
+"""Runs on another machine, over a real sshd: reading, following, reconnecting, and each kind of failed login."""
 
 import getpass
 import json
@@ -60,24 +60,24 @@ def until(what: Callable[[], bool]) -> None:
         ("/data/odd:name", None),
     ],
 )
-def test_places(given: str, place: RemoteFolder | None) -> None:
+def test_locations_are_parsed(given: str, place: RemoteFolder | None) -> None:
     assert parse_remote(given) == place
 
 
 @pytest.mark.parametrize("given", ["ssh://", "ssh://box", "ssh://box:x/run", "-oProxyCommand=x:run", "ssh://-x/run"])
-def test_places_that_cannot_be_meant(given: str) -> None:
+def test_invalid_locations_are_refused(given: str) -> None:
     with pytest.raises(ConfigError):
         parse_remote(given)
 
 
-def test_a_folder_here_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_folder_with_a_colon_is_not_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("odd:name").mkdir()
     assert parse_remote("odd:name") is None
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_files_there(tmp_path: Path) -> None:
+def test_files_of_another_machine_are_read(tmp_path: Path) -> None:
     run = tmp_path / "它的 'run'"
     run.mkdir()
     metrics = run / "metrics.jsonl"
@@ -96,13 +96,13 @@ def test_files_there(tmp_path: Path) -> None:
         assert files.file_names(str(run / "missing")) == []
         with pytest.raises(OSError, match="directory"):
             files.read(str(run), 0, 4)
-        assert files.read(str(metrics), 2, 4) == b"step"  # an error there costs no connection
+        assert files.read(str(metrics), 2, 4) == b"step"  # an error there does not close the connection
     finally:
         files.close()
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
+def test_a_remote_run_is_followed_through_a_lost_connection_and_a_restart(
     far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "LONGEST_PAUSE_SECONDS", 1.0)
@@ -126,9 +126,10 @@ def test_a_run_there_is_followed_through_a_lost_connection_and_a_restart(
         far.stop()
         until(lambda: run.summary("x")["status"] == "unreachable")
         assert run.summary("x")["note"] and "\n" not in run.summary("x")["note"]
-        assert run.curves.records == 12  # what was read is still shown
+        assert run.curves.records == 12  # the records read so far are still shown
         until(lambda: "Connection refused" in run.summary("x")["note"])
-        metrics.write_text("".join(line(step) for step in range(1, 6)) + line(6, 99.0))  # it went back and on
+        # The run went back and continued.
+        metrics.write_text("".join(line(step) for step in range(1, 6)) + line(6, 99.0))
         far.start()
         until(lambda: run.curves.records == 6)
         assert run.curves.history == 1
@@ -151,7 +152,7 @@ def trouble(place: RemoteFolder) -> str:
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_not_in(far: OwnSshd) -> None:
+def test_failed_connections_and_logins_are_explained(far: OwnSshd) -> None:
     assert "Could not resolve hostname" in trouble(RemoteFolder("nowhere.invalid", None, "run"))
     assert "Connection refused" in trouble(RemoteFolder("127.0.0.1", 1, "run"))
     denied = trouble(RemoteFolder("nobody-here@far", None, "run"))
@@ -167,7 +168,7 @@ def test_not_in(far: OwnSshd) -> None:
 
 @contextmanager
 def instead(far: OwnSshd, command: str) -> Iterator[None]:
-    """Every login runs this, whatever it asks for."""
+    """Make every login run this command instead of the requested one."""
     config = far.folder / "sshd_config"
     right = config.read_text()
     config.write_text(f"{right}ForceCommand {command}\n")
@@ -182,20 +183,22 @@ def instead(far: OwnSshd, command: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_no_python_there(far: OwnSshd, tmp_path: Path) -> None:
+def test_a_missing_python_is_reported(far: OwnSshd, tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     with instead(far, f'exec /usr/bin/env -i PATH={tmp_path} sh -c "$SSH_ORIGINAL_COMMAND"'):
         assert "no python3" in trouble(RemoteFolder("far", None, "run"))
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_a_login_that_never_gets_to_python(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_that_never_starts_python_is_reported(
+    far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "LOGIN_SECONDS", 1.0)
     with instead(far, "echo Welcome; sleep 600"):
         watch = Watch([f"far:{tmp_path}"])
         watch.start()
         try:
-            (run,) = watch.shown_runs()  # before there is any answer
+            (run,) = watch.shown_runs()  # before the first answer
             assert run.summary("x")["note"] == "no answer yet"
             until(lambda: run.summary("x")["status"] == "unreachable")
             note = run.summary("x")["note"]
@@ -205,8 +208,8 @@ def test_a_login_that_never_gets_to_python(far: OwnSshd, tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("_with_its_ssh")
-def test_the_board_ends_its_ssh(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FRESH, "1")  # its children are counted
+def test_the_board_ends_its_ssh_process(far: OwnSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FRESH, "1")  # a new process, because its children are counted
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "metrics.jsonl").write_text(line(1))
     place = f"ssh://{getpass.getuser()}@127.0.0.1:{far.port}{tmp_path}"

@@ -1,4 +1,4 @@
-"""How a run stands: running, silent, ended; its ETA and goodput; folders that appear later."""
+"""State of a run: running, silent or ended, its ETA and goodput; folders that appear later."""
 
 import json
 import time
@@ -56,13 +56,13 @@ def age(folder: Path, seconds: float) -> None:
         os.utime(file, (time.time() - seconds,) * 2)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_empty_run(tmp_path: Path) -> None:
     summary = run_in(tmp_path / "later").summary("later")
     assert (summary["status"], summary["step"], summary["records"], summary["read_share"]) == ("empty", None, 0, 1.0)
 
 
 class WatchedFiles(Files):
-    """Looks at the run whenever a file of that name is read."""
+    """Files that call `look` whenever a file with that name is read."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
         self._name, self._look = name, look
@@ -73,7 +73,7 @@ class WatchedFiles(Files):
         return super().read(path, offset, length)
 
 
-def test_settings_are_known_before_the_first_event(tmp_path: Path) -> None:
+def test_settings_are_read_before_the_events(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", {"time_unix": 1.0, "event": "started", "step": 0})
     (tmp_path / "run.yaml").write_text("train: {steps: 77}\n")
     found: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def test_settings_are_known_before_the_first_event(tmp_path: Path) -> None:
     assert found[0] == {"train.steps": 77}
 
 
-def test_a_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("z2all_ds.track.board.curves.SAMPLE_FROM_BYTES", 1)
     write(tmp_path / "metrics.jsonl", *({**record, "tokens_of_a": 8} for record in steps(10, 1000.0)))
     seen: list[tuple[Any, ...]] = []
@@ -101,7 +101,7 @@ def test_a_sample_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run.mixture()["domains"][0]["tokens"] == 80
 
 
-def test_running_with_eta_then_silent(tmp_path: Path) -> None:
+def test_a_running_run_has_an_eta_and_becomes_silent(tmp_path: Path) -> None:
     now = time.time()
     write(tmp_path / "metrics.jsonl", *steps(10, now))
     write(tmp_path / "events.jsonl", {"time_unix": now - 30, "event": "started", "step": 0, "steps": 110})
@@ -116,7 +116,8 @@ def test_running_with_eta_then_silent(tmp_path: Path) -> None:
     silent = run_in(tmp_path).summary("x")
     assert (silent["status"], silent["eta_seconds"]) == ("silent", None)
     assert "nothing written for 50m" in silent["note"]
-    write(tmp_path / "metrics.jsonl", *steps(10, now - 3000, seconds=400.0))  # steps that take that long
+    # With such long steps, this silence is normal.
+    write(tmp_path / "metrics.jsonl", *steps(10, now - 3000, seconds=400.0))
     age(tmp_path, 3000)
     assert run_in(tmp_path).summary("x")["status"] == "running"
 
@@ -133,8 +134,8 @@ def test_eta_counts_from_the_last_start(tmp_path: Path) -> None:
     assert run_in(tmp_path).summary("x")["eta_seconds"] == pytest.approx(20.0, rel=1e-2)
 
 
-def test_points_do_not_stand_where_the_run_stood_still(tmp_path: Path) -> None:
-    """Of steps 4 to 6, merged into a point, one came before a pause and two after it."""
+def test_no_point_is_placed_in_a_pause_of_the_run(tmp_path: Path) -> None:
+    """Steps 4 to 6 are merged into one point; step 4 is before the pause, steps 5 and 6 are after it."""
     records = steps(4, 1000.0) + [{**record, "step": record["step"] + 4} for record in steps(4, 9000.0)]
     write(tmp_path / "metrics.jsonl", *records)
     starts = [{"time_unix": moment, "event": "started", "step": 0} for moment in (990.0, 8990.0)]
@@ -144,13 +145,13 @@ def test_points_do_not_stand_where_the_run_stood_still(tmp_path: Path) -> None:
     assert run.points(["loss"], "step", None, None, 3)["x"].tolist() == [2, 5, 7.5]
 
 
-def test_total_steps_of_an_older_run(tmp_path: Path) -> None:
+def test_the_total_steps_of_an_older_run_come_from_its_settings(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("train:\n  steps: 77\n")
     assert run_in(tmp_path).summary("x")["steps"] == 77
 
 
 @pytest.mark.parametrize("name", ["training", "stopped_training"])
-def test_a_real_run(name: str, tmp_path: Path) -> None:
+def test_the_summary_of_a_real_run(name: str, tmp_path: Path) -> None:
     for kind in ("metrics", "events"):
         (tmp_path / f"{kind}.jsonl").write_bytes((RESULTS / f"2026-11-16_h200_{name}_{kind}.jsonl").read_bytes())
     run = run_in(tmp_path)
@@ -173,13 +174,13 @@ def test_a_real_run(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_odd_lines_are_told(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", {"time_unix": 1.0, "event": "done", "step": 1})
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_unix": 1.0}\nodd\n\n')
     assert run_in(tmp_path).summary("x")["note"] == "2 unreadable lines skipped"
 
 
-def test_runs_that_appear_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_appear_later_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("z2all_ds.track.board.watch.SEARCH_EVERY_SECONDS", 0.05)
     monkeypatch.setattr("z2all_ds.track.board.run.UPDATE_EVERY_SECONDS", 0.05)
     runs = tmp_path / "runs"
@@ -198,7 +199,7 @@ def test_runs_that_appear_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         watch.stop()
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_read_error_is_reported(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     watch = Watch([str(tmp_path)])
     watch.start()

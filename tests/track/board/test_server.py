@@ -1,4 +1,4 @@
-"""The board's answers, who may ask, and the real command: its start, its port, its end."""
+"""Answers of the board's server, access to it, and the real command: its start, its port and its end."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs: a real one, and a small one with odd names and every kind of record."""
+    """Return a folder with two runs: a real one, and a small one with unusual names and all kinds of records."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "real").mkdir()
     for kind in ("metrics", "events"):
@@ -71,7 +71,7 @@ def client(watch: Watch) -> TestClient:
     return TestClient(make_app(watch), base_url="http://127.0.0.1:8765")
 
 
-def test_runs(client: TestClient) -> None:
+def test_the_list_of_runs(client: TestClient) -> None:
     real, small = client.get("/api/runs").json()["runs"]
     assert (real["name"], real["status"], real["step"]) == ("real", "done", 720)
     assert (small["name"], small["status"], small["loss"]) == ("small", "running", None)
@@ -79,7 +79,7 @@ def test_runs(client: TestClient) -> None:
     assert (small["events"], small["health_records"], small["history"]) == (1, 1, 0)
 
 
-def test_curves(client: TestClient) -> None:
+def test_curves_of_a_run(client: TestClient) -> None:
     answer = client.get("/api/curves", params={"run": "0", "names": "loss,lr", "points": "100", "from": "101"}).json()
     assert set(answer) == {"history", "records", "x", "weight", "series"}
     assert 1 < len(answer["x"]) <= 100
@@ -91,7 +91,7 @@ def test_curves(client: TestClient) -> None:
     assert named["series"]["loss"] == {"mean": [None], "min": [None], "max": [None]}
 
 
-def test_events_health_mixture_and_differences(client: TestClient) -> None:
+def test_events_health_mixture_probes_and_differences(client: TestClient) -> None:
     events = client.get("/api/events?run=0").json()["events"]
     assert [event["event"] for event in events] == ["started", "checkpoint", "done"]
     assert set(events[0]) == {"number", "event", "step", "tokens_seen", "seconds", "title", "details"}
@@ -125,13 +125,13 @@ def test_events_health_mixture_and_differences(client: TestClient) -> None:
         ("/nowhere", 404, "Not Found"),
     ],
 )
-def test_mistakes_are_one_line(client: TestClient, path: str, code: int, word: str) -> None:
+def test_invalid_requests_get_an_error_message(client: TestClient, path: str, code: int, word: str) -> None:
     answer = client.get(path)
     assert answer.status_code == code
     assert list(answer.json()) == ["error"] and word in answer.json()["error"]
 
 
-def test_headers_and_the_library(client: TestClient) -> None:
+def test_security_headers_and_the_chart_library_are_sent(client: TestClient) -> None:
     answer = client.get("/api/runs", headers={"origin": "http://evil.example"})
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -144,16 +144,16 @@ def test_headers_and_the_library(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "192.168.0.7:8765", ""])
-def test_other_hosts_are_refused(client: TestClient, host: str) -> None:
+def test_other_host_names_are_refused(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8765", "127.0.0.2"])
-def test_this_machine_by_any_name(client: TestClient, host: str) -> None:
+def test_loopback_host_names_are_accepted(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 200
 
 
-def test_a_token(watch: Watch) -> None:
+def test_a_token_is_required_once_and_kept_as_a_cookie(watch: Watch) -> None:
     app = make_app(watch, token="geheim", port=8765)
     client = TestClient(app, base_url="http://box.example:8765")
     refused = client.get("/api/runs")
@@ -169,20 +169,20 @@ def test_a_token(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("token", ["a+b", "a&b=c", "a#b", "a%41", '密码 ;"x'])
-def test_the_address_that_is_printed_opens_with_any_token(watch: Watch, token: str) -> None:
+def test_the_printed_address_works_with_any_token(watch: Watch, token: str) -> None:
     client = TestClient(make_app(watch, token, 8765), base_url="http://box.example:8765")
     assert client.get(address("box.example", 8765, token)).status_code == 200
     assert client.get("/api/runs").status_code == 200
 
 
-def test_a_token_that_is_no_text(tmp_path: Path) -> None:
+def test_a_token_that_is_not_text_is_refused(tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         for token in ("a\nb", b"\xff".decode(errors="surrogateescape")):
             with pytest.raises(ConfigError, match="--token: must be text"):
                 serve([str(tmp_path)], "127.0.0.1", taken.getsockname()[1], token)
 
 
-def test_words_about_hosts() -> None:
+def test_host_names_are_parsed_and_addresses_are_formatted() -> None:
     assert [host_of(header) for header in ("LocalHost:1", "[::1]:8765", "a.b")] == ["localhost", "::1", "a.b"]
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "box")] == [True] * 3 + [
         False
@@ -191,7 +191,7 @@ def test_words_about_hosts() -> None:
     assert address("::", 80, "t") == "http://[::]:80/?token=t"
 
 
-def test_ports() -> None:
+def test_a_used_port_is_refused_and_the_default_is_the_next_free_one() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=f"--port {port} on 127.0.0.1: Address already in use"):
@@ -200,7 +200,7 @@ def test_ports() -> None:
         assert second.getsockname()[1] > first.getsockname()[1] >= 8765
 
 
-def test_the_command(runs: Path, tmp_path: Path) -> None:
+def test_the_board_command_refuses_a_used_port_and_ends_on_ctrl_c(runs: Path, tmp_path: Path) -> None:
     command = [*COMMAND, "board", str(runs), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path)
     assert process.stderr
@@ -212,7 +212,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/api/runs", timeout=30)
         line = one_line(z2all("board", str(runs), "--port", port, cwd=tmp_path), MachineError.exit_code)
         assert line.startswith(f"MachineError: --port {port} on 127.0.0.1: ")
-        with socket.create_connection(("127.0.0.1", int(port)), 30) as idle:  # a page that is open does not keep it
+        with socket.create_connection(("127.0.0.1", int(port)), 30) as idle:  # an open page does not delay the end
             idle.sendall(b"GET /api/runs HTTP/1.1\r\n")
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130

@@ -1,4 +1,4 @@
-"""Flat settings and where runs differ."""
+"""Settings of runs as flat keys, and their differences."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from z2all_ds.track.board.settings import Settings, differences, flattened, pars
 from z2all_ds.track.files import Files
 
 
-def test_flat_keys() -> None:
+def test_nested_settings_become_flat_keys() -> None:
     value = {
         "train": {"steps": 5, "betas": [0.9, 0.95], "empty": {}},
         "stages": [{"name": "a"}, {"name": "b"}],
@@ -23,7 +23,7 @@ def test_flat_keys() -> None:
     assert flattened({}) == flattened([]) == flattened(None, "ds_config.") == {}
 
 
-def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
+def test_missing_and_incomplete_files_are_ignored(tmp_path: Path) -> None:
     config, ds_config = tmp_path / "run.yaml", tmp_path / "ds_config.json"
     settings = Settings(Files(), str(config), str(ds_config))
 

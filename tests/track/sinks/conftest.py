@@ -1,4 +1,4 @@
-"""W&B without anybody's login, and with nowhere to send to unless a test names a server."""
+"""Environment of the sink tests: W&B has no login, and no server unless a test names one."""
 
 import os
 import signal
@@ -22,6 +22,6 @@ def _nobodys_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     yield
-    for pid, _ in sink_processes(os.getpid()).values():  # of a test that failed
+    for pid, _ in sink_processes(os.getpid()).values():  # left by a failed test
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from z2all_ds.track.sinks.feed import SinkFeed
 from z2all_ds.track.writer import read_records
 
 MOST_POLL_SECONDS = 0.05
-"""What a step may be delayed by; measured 0.0001 s."""
+"""Longest allowed delay of a step; measured: 0.0001 s."""
 OWNER = """
 import sys, time
 from pathlib import Path
@@ -41,12 +41,12 @@ def warnings(run: FedRun) -> list[str]:
 
 
 def is_sending(run: FedRun) -> bool:
-    """Both sinks have begun: they have said where to look."""
+    """Return whether both sinks have printed where their curves can be seen."""
     return sum(line.startswith(("W&B: ", "TensorBoard: ")) for line in run.said) == 2
 
 
 def sessions_opened(run: FedRun) -> int:
-    """Number of W&B sessions so far."""
+    """Return the number of W&B sessions opened so far."""
     log = (run.folder.root / "logs" / "sinks.log").read_text(encoding="utf-8")
     return sum(line.startswith("W&B: ") and line.endswith("(offline)") for line in log.splitlines())
 
@@ -72,12 +72,12 @@ def test_a_wandb_service_that_is_killed_and_then_hangs_loses_no_record(tmp_path:
     assert warning.startswith("W&B failed (") and warning.endswith("training continues")
     rows = offline_rows(run.folder.root)
     written = {record["step"]: record["time_unix"] for record in read_records(run.folder.metrics)}
-    assert {row["step"]: row["time_unix"] for row in rows} == written  # of steps taken again the last
+    assert {row["step"]: row["time_unix"] for row in rows} == written  # the last record of each repeated step
     assert list(written) == list(range(1, 36))
     assert rows[-1]["loss_of_中文"] == 2.0
     assert any("events/spike" in row for row in rows)
     assert [step for step, _ in points(run.folder.sinks / "tensorboard", "loss")] == list(range(1, 36))
-    assert sorted(run.poll_seconds)[-2] < MOST_POLL_SECONDS  # a busy machine may hold up any one
+    assert sorted(run.poll_seconds)[-2] < MOST_POLL_SECONDS  # a busy machine may delay a single poll
     assert not any(process_is_alive(*process) for process in services)
     assert not sink_processes(os.getpid())
 
@@ -96,7 +96,7 @@ def test_a_session_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert not process_is_alive(*first)
 
 
-def test_everything_ends_after_its_run_was_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_sinks_of_a_killed_run_end_and_lose_no_record(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as owner:
         assert owner.stdout and owner.stdout.readline() == "written\n"
@@ -104,7 +104,7 @@ def test_everything_ends_after_its_run_was_killed_and_nothing_is_lost(tmp_path: 
         while "wandb-core" not in (found := sink_processes(owner.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(os.getpgid(found["wandb"][0]), signal.SIGINT)  # which is for the run to decide about
+        os.killpg(os.getpgid(found["wandb"][0]), signal.SIGINT)  # sinks ignore Ctrl-C; only the run reacts to it
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         while any(process_is_alive(*process) for process in found.values()):
@@ -114,7 +114,7 @@ def test_everything_ends_after_its_run_was_killed_and_nothing_is_lost(tmp_path: 
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 21))
 
 
-def test_without_sinks_there_is_no_process(tmp_path: Path) -> None:
+def test_without_sinks_no_process_is_started(tmp_path: Path) -> None:
     run = FedRun(tmp_path)
     run.steps(1, 3)
     assert not sink_processes(os.getpid())
@@ -123,7 +123,7 @@ def test_without_sinks_there_is_no_process(tmp_path: Path) -> None:
     assert not run.folder.sinks.exists()
 
 
-def test_what_rank_0_loads_knows_neither_wandb_nor_torch() -> None:
+def test_the_sink_feed_of_rank_0_imports_neither_wandb_nor_torch() -> None:
     code = "import sys, z2all_ds.track.sinks.feed; print({'wandb', 'torch', 'tensorboard'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
@@ -146,7 +146,7 @@ def hanging_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hanging_wandb")
-def test_waiting_for_a_sink_is_told_and_is_no_hang(tmp_path: Path) -> None:
+def test_waiting_for_a_sink_is_reported_and_does_not_look_like_a_hang(tmp_path: Path) -> None:
     run, beats = FedRun(tmp_path / "run 1", wandb="offline", finish_seconds=3.0), []
     run.steps(1, 3)
     run.feed.close(beat=lambda: beats.append(time.monotonic()))
@@ -159,14 +159,14 @@ def test_waiting_for_a_sink_is_told_and_is_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hanging_wandb")
-def test_nobody_waits_after_an_error_and_sinks_end_by_themselves(tmp_path: Path) -> None:
+def test_after_an_error_the_run_does_not_wait_and_sinks_end_by_themselves(tmp_path: Path) -> None:
     run = FedRun(tmp_path / "run", wandb="offline", tensorboard=True, finish_seconds=60.0)
     run.steps(1, 3)
     run.wait_for(lambda: any(line.startswith("TensorBoard: ") for line in run.said))
     found = sink_processes(os.getpid())
     began = time.monotonic()
     run.close(waits=False)
-    assert time.monotonic() - began < 20  # of sixty
+    assert time.monotonic() - began < 20  # finish_seconds is 60
     deadline = time.monotonic() + 40
     while process_is_alive(*found["tensorboard"]):
         assert time.monotonic() < deadline
@@ -174,8 +174,8 @@ def test_nobody_waits_after_an_error_and_sinks_end_by_themselves(tmp_path: Path)
     assert [step for step, _ in points(run.folder.sinks / "tensorboard", "loss")] == [1, 2, 3]
 
 
-def test_a_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
-    """As after a kill and a new start at once; it is no failure."""
+def test_a_session_waits_for_the_previous_session_to_end(tmp_path: Path) -> None:
+    """This happens when a killed run is restarted immediately. It is not reported as a failure."""
     (tmp_path / "sinks").mkdir()
     with (tmp_path / "sinks" / ".tensorboard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -190,7 +190,7 @@ def test_a_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == [1, 2, 3]
 
 
-def test_why_it_is_offline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_offline_mode_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(SinkFeed, "poll", lambda feed: None)  # no process is needed
     for key in ("", "k"):
@@ -204,7 +204,7 @@ def test_why_it_is_offline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> None:
+def test_a_missing_login_causes_one_warning_that_names_the_fix(tmp_path: Path) -> None:
     run = FedRun(tmp_path, wandb="online", finish_seconds=1.0)
     run.steps(1, 3)
     run.wait_for(lambda: warnings(run))
@@ -214,7 +214,7 @@ def test_no_login_costs_one_warning_that_names_the_way_out(tmp_path: Path) -> No
     assert last == f"W&B has not confirmed 3 records: `z2all track sync {tmp_path}` sends the missing ones"
 
 
-def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_and_missing_packages_cause_one_warning_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "wandb.py").write_text("raise OSError('half of it is missing')\n")
@@ -229,7 +229,7 @@ def test_broken_and_missing_packages_cost_one_warning(tmp_path: Path, monkeypatc
     assert "pip install 'z2all_ds[tensorboard]'" in of_tensorboard and "switched off" in of_tensorboard
 
 
-def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
+def test_sinks_continue_when_a_full_disk_has_space_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "run" / "sinks", 256 << 10) as disk:
         filling = disk / "filling"
         with suppress(OSError), filling.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""A real run of two ranks whose W&B is killed in its middle: it ends well, with the losses of a run without sinks."""
+"""Real runs of two ranks with sinks: one is asked to stop, and one has its W&B process killed."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from z2all_ds.base.run_folder import RunFolder
 COMPARED_STEPS = 12
 PATIENCE_SECONDS = 120.0
 STEPS = "train.steps=1000000"
-"""Far more than it takes: the run is asked to stop when the test has seen enough."""
+"""More than any test needs: the run is asked to stop when the test has seen enough."""
 
 
 def wait_for_service(other_than: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def wait_for_service(other_than: tuple[int, int] | None = None) -> tuple[int, in
     return found
 
 
-def test_a_run_asked_to_stop_sends_all_before_any_rank_ends(
+def test_a_run_asked_to_stop_sends_all_records_before_any_rank_ends(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     folder = RunFolder(tmp_path / "run")
@@ -54,7 +54,9 @@ def test_a_run_asked_to_stop_sends_all_before_any_rank_ends(
 
 
 @pytest.mark.extended
-def test_a_run_does_not_notice_that_wandb_is_killed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_killing_wandb_does_not_change_the_losses_of_a_run(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     watched, alone = tmp_path / "watched", tmp_path / "alone"
     folder = RunFolder(watched)
     sinks = ("track.wandb=auto", "track.tensorboard=true", "track.finish_seconds=60")

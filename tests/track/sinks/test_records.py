@@ -1,4 +1,4 @@
-"""What a sink has not had yet: each record once, whatever happens to the file and to the one who reads it."""
+"""Records that a sink does not have yet: each is returned once, even after a truncation or a restart of the reader."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def line(step: int, moment: float) -> bytes:
 
 @settings(max_examples=80, deadline=None)
 @given(acts=st.lists(st.tuples(st.sampled_from(["add", "cut", "look", "restart"]), st.integers(0, 9)), max_size=30))
-def test_each_record_is_handed_out_once(acts: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_each_record_is_returned_once(acts: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
     follower, moment = RecordFollower(path, Mark()), 0.0
     history: list[Any] = []
@@ -41,7 +41,7 @@ def test_each_record_is_handed_out_once(acts: list[tuple[str, int]], tmp_path_fa
     assert set(history) <= set(seen)
 
 
-def test_a_clock_that_was_set_back_loses_no_record(tmp_path: Path) -> None:
+def test_no_record_is_lost_when_the_clock_is_set_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1, 100.0) + line(2, 101.0))
     follower = RecordFollower(path, Mark())
@@ -57,7 +57,7 @@ def test_unconfirmed_records_are_counted(tmp_path: Path) -> None:
     folder, settings = RunFolder(tmp_path), SinkSettings(tensorboard=True)
     size = len(line(1, 1.0))
     marks = {Mark(): 7, Mark(size, 1, 1.0): 6, Mark(size, 1, 0.5): 7, Mark(9 * size, 5, 5.5): 2}
-    for mark, left in marks.items():  # the last two are not in the file: records with a later time count
+    for mark, left in marks.items():  # the last two match no record: all records with a later time are counted
         Progress(folder.sinks / "tensorboard.json", {}, {}).save_marks("files", metrics=mark)
         folder.metrics.unlink(missing_ok=True)
         assert unconfirmed(folder, "tensorboard", settings) == 0
@@ -65,7 +65,7 @@ def test_unconfirmed_records_are_counted(tmp_path: Path) -> None:
         assert unconfirmed(folder, "tensorboard", settings) == left
 
 
-def test_events_stand_before_the_record_that_came_after_them() -> None:
+def test_events_come_before_the_record_that_follows_them() -> None:
     records = [{"step": step, "time_unix": float(step)} for step in (1, 2, 3)]
     events = [{"event": kind, "time_unix": moment} for kind, moment in (("a", 0.5), ("b", 2.0), ("c", 2.5), ("d", 9.0))]
     a, b, c, d = events
@@ -76,7 +76,7 @@ def test_events_stand_before_the_record_that_came_after_them() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"facts": {}, "marks": 3}', b'{"facts": {}}', b"\xff"])
-def test_progress_that_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
+def test_unreadable_progress_counts_as_empty(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "sinks" / "wandb.json"
     if content is not None:
         path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""W&B's mode and destination, by the login that is there."""
+"""Mode and destination of W&B, which depend on the available login."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sinks_that_are_wanted() -> None:
+def test_the_list_of_enabled_sinks() -> None:
     assert SinkSettings("offline", True).sinks == ["wandb", "tensorboard"]
     assert SinkSettings().sinks == []
 
 
-def test_each_destination_has_its_own_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_online_project_is_a_separate_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     online, other = SinkSettings("online", project="a"), SinkSettings("online", project="b")
     assert online.destination("wandb") != other.destination("wandb")
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")

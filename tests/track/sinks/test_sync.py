@@ -1,4 +1,4 @@
-"""`z2all track sync` and online runs, by the real W&B against a stand-in for its server."""
+"""`z2all track sync` and online runs, with the real W&B client and a fake server."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.sinks.sync import sync_runs
 
 RECORDS = 8000
-"""More than W&B sends at once."""
+"""More than W&B sends in one request."""
 
 
 def sync(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def log_in(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_record_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a killed service, a server that refuses everything, and a sync after it has come round."""
+    """The W&B service is killed, then the server refuses all rows, then it accepts them again and a sync runs."""
     with wandb_server() as server:
         log_in(server, monkeypatch)
 
@@ -89,10 +89,10 @@ def test_a_sync_that_is_killed_sends_nothing_twice(tmp_path: Path, monkeypatch: 
         assert [row["step"] for row in server.rows[run_id]] == list(range(1, RECORDS + 1))
 
 
-def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> None:
+def test_sync_writes_a_finished_run_for_wandb_and_tensorboard(tmp_path: Path) -> None:
     run = FedRun(tmp_path)
     run.event("started", 0)
-    time.sleep(0.002)  # times of events have three digits
+    time.sleep(0.002)  # times of events are rounded to milliseconds
     run.steps(1, 4)
     time.sleep(0.002)
     run.event("spike", 4)
@@ -112,7 +112,7 @@ def test_a_finished_run_is_written_for_wandb_and_tensorboard(tmp_path: Path) -> 
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 8))
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_invalid_arguments_and_a_missing_login_are_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(DataError, match=r"has no metrics\.jsonl"):
         sync_runs([tmp_path / "x"], "wandb", None, offline=False)

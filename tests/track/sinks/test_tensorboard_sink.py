@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard's own loader."""
+"""TensorBoard event files, read back with TensorBoard's own loader."""
 
 import math
 from pathlib import Path
@@ -26,14 +26,14 @@ def send(sink: TensorBoardSink, step: int, loss: float | None, moment: float) ->
     sink.send([{"step": step, "loss": loss, "loss_of_中文/a b": 2.0, "step_taken": True, "time_unix": moment}])
 
 
-def test_steps_that_are_taken_again_are_shown_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_shown_once(tmp_path: Path) -> None:
     sink = TensorBoardSink(RunFolder(tmp_path))
     sink.open()
     sink.send([{"event": "started", "step": 0, "time_unix": 0.5, "hosts": ["甲"]}])
     for step in (1, 2, 3, 4):
         send(sink, step, 1 / step, float(step))
     sink.send([{"event": "spike", "step": 4, "time_unix": 4.5}])
-    for step in (3, 4, 5):  # back behind step 3
+    for step in (3, 4, 5):  # the run went back to step 2
         send(sink, step, 10.0 + step, 10.0 + step)
     assert sink.settle()
     sink.close()
@@ -49,8 +49,8 @@ def test_steps_that_are_taken_again_are_shown_once(tmp_path: Path) -> None:
     assert "甲" in started.tensor_proto.string_val[0].decode()
 
 
-def test_what_a_killed_session_wrote_is_not_shown_twice(tmp_path: Path) -> None:
-    for first, last in ((1, 4), (3, 6)):  # what came after step 2 was never confirmed
+def test_records_of_a_killed_session_are_not_shown_twice(tmp_path: Path) -> None:
+    for first, last in ((1, 4), (3, 6)):  # records after step 2 were not confirmed and are sent again
         sink = TensorBoardSink(RunFolder(tmp_path))
         sink.open()
         for step in range(first, last + 1):
@@ -60,7 +60,7 @@ def test_what_a_killed_session_wrote_is_not_shown_twice(tmp_path: Path) -> None:
     assert found == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 3.0)]
 
 
-def test_figures_that_are_not_there_or_not_finite(tmp_path: Path) -> None:
+def test_missing_values_are_left_out_and_nan_is_kept(tmp_path: Path) -> None:
     sink = TensorBoardSink(RunFolder(tmp_path))
     sink.open()
     send(sink, 1, None, 1.0)
