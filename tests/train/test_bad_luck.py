@@ -23,7 +23,7 @@ from tests.helpers.training import losses, metrics, run_arguments, train, train_
         ("run_dir=/dev/null/run", 2, ["/dev/null/run", "part of it is a file"]),
     ],
 )
-def test_a_configuration_error_is_one_line_before_any_rank_starts(
+def test_an_input_error_is_one_line_before_any_rank_starts(
     override: str, code: int, words: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     result = train(tmp_path / "run", small_corpus, small_tokenizer, override)
@@ -105,7 +105,7 @@ def test_a_forced_backend_that_cannot_run_is_refused_with_the_reason(after_bad_l
     assert not (after_bad_luck / "forced" / "checkpoints").exists()
 
 
-def test_a_missing_checkpoint_is_an_error_and_no_start_from_step_0(after_bad_luck: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_instead_of_a_start_from_step_0(after_bad_luck: Path) -> None:
     line = next(line for line in log_of(after_bad_luck / "asked").splitlines() if line.startswith("CheckpointError"))
     assert "step_00000099" in line and "no such folder" in line
     assert not (after_bad_luck / "asked" / "metrics.jsonl").exists()

@@ -1,4 +1,4 @@
-"""Shards deleted, damaged or truncated during a run: one line names the shard, all ranks end, and nothing is lost."""
+"""Shards deleted, damaged or cut before or during a run: one line names them, all ranks end, nothing is lost."""
 
 import json
 import os

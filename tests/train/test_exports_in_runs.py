@@ -14,7 +14,7 @@ EXPORTING = ("deepspeed=zero2", "checkpoint.every_steps=4", "export.every_steps=
 
 
 @pytest.mark.extended
-def test_checkpoints_are_exported_every_few_steps_as_by_hand(
+def test_exports_during_training_equal_an_export_by_hand(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Configuration errors that the ranks find themselves, as under `deepspeed --hostfile`, where no parent process checks.
+"""Input errors that the ranks find themselves, as under `deepspeed --hostfile`, where no parent process checks.
 
 The ranks print one line, and all of them end.
 """

@@ -197,7 +197,7 @@ def test_the_error_names_the_first_json_beyond_the_tolerance_and_the_others() ->
     assert str(told.value).startswith(expected)
 
 
-def test_the_comparison_as_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_comparison_is_shown_as_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     dtypes = {"compute": "fp32", "master": "fp32"}
     without_norms = tuple(StepValues(one.step, one.loss, None) for one in REFERENCE)
     shown = Comparison(

@@ -97,7 +97,7 @@ def curves(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, annealed: Flag = NEV
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_rates_stay_below_the_peak_and_after_the_warm_up_above_the_minimum(curve: Curve) -> None:
+def test_rates_never_exceed_the_peak_and_respect_the_minimum_after_the_warm_up(curve: Curve) -> None:
     rates = curve.rates
     assert max(rates) <= curve.peak
     assert min(rates) > 0 or curve.lowest == 0
@@ -116,7 +116,7 @@ def test_the_warm_up_ends_exactly_at_the_peak(curve: Curve) -> None:
 @given(curve=curves(annealed=AT_TIMES))
 def test_the_rate_never_rises_after_the_warm_up(curve: Curve) -> None:
     for earlier, later in itertools.pairwise(curve.rates[max(0, curve.warm_steps - 1) :]):
-        assert later <= earlier * (1 + 1e-15)  # a rounding step up where it is nearly flat is allowed
+        assert later <= earlier * (1 + 1e-15)  # allows for rounding where the curve is nearly flat
 
 
 @given(curve=curves(TO_THE_LOWEST))
@@ -180,7 +180,7 @@ def test_a_min_ratio_of_one_is_a_constant_rate(peak: float, total: int, kind: st
     assert set(curve_of(stages_of((1, 1, None), (total - 1, 1, anneal)), peak, schedule)) == {peak}
 
 
-def test_rates_computed_by_hand() -> None:
+def test_rates_match_values_computed_by_hand() -> None:
     linear = ScheduleSection(kind="linear", warmup_steps=2, min_ratio=0.5)
     assert curve_of(one_stage(7), 1.0, linear) == [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5]
     cosine = ScheduleSection(kind="cosine", warmup_steps=0, min_ratio=0.0)
@@ -204,7 +204,7 @@ def test_rates_computed_by_hand() -> None:
     assert [rates[step] for step in (0, 1, 4, 16)] == [2.0, 2.0, 1.0, 0.5]
 
 
-def test_rates_by_tokens_computed_by_hand() -> None:
+def test_rates_by_tokens_match_values_computed_by_hand() -> None:
     """Stages with more tokens per step move along the curve faster."""
     stages = stages_of((2, 10, None), (1, 20, None), (2, 40, None))
     linear = ScheduleSection(kind="linear", by="tokens", warmup_tokens=20, min_ratio=0.0)

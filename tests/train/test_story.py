@@ -48,7 +48,7 @@ def test_two_interruptions_change_no_recorded_value(runs: Path) -> None:
     assert [event["step"] for event in events if event["event"] == "started"] == [0, 14, 19]
 
 
-def test_batch_rate_validation_and_mixture_follow_the_stages(runs: Path) -> None:
+def test_batch_size_rate_validation_and_mixture_are_as_configured(runs: Path) -> None:
     records = metrics(runs / "unbroken")
     tokens = [record["tokens_seen"] for record in records]
     assert [after - before for before, after in zip([0, *tokens], tokens, strict=False)] == (

@@ -77,7 +77,7 @@ def test_a_loss_of_zero_is_accepted_and_not_remembered() -> None:
 
 @given(st.lists(st.floats(4.0, 5.0), min_size=16, max_size=16), st.integers(0, 15))
 def test_an_extreme_value_in_the_window_hardly_moves_the_limit(usual: list[float], place: int) -> None:
-    """It is at most one of the latest four values and affects two of fifteen changes, so the medians stay normal."""
+    """It is at most one of the latest four values and affects two of fifteen changes, so both medians hardly change."""
     values = [*usual[:place], 1e30, *usual[place + 1 :]]
     limit = guard_after(*values).limit("loss")
     widest = TO_STANDARD_DEVIATION * math.log(5.0 / 4.0) / math.sqrt(2)
@@ -105,7 +105,7 @@ def test_bad_steps_stay_counted_after_a_rollback_and_expire_with_the_window() ->
     assert guard.bad_steps == 0
 
 
-def test_outliers_as_text() -> None:
+def test_outliers_are_readable_as_text() -> None:
     assert str(Outlier("loss_of_zh", 12.3456, 7.0)) == "loss_of_zh 12.35 (limit 7)"
     assert str(Outlier("grad_norm", math.nan, None)) == "grad_norm nan"
 

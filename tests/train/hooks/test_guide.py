@@ -1,4 +1,4 @@
-"""The example hook in docs/architecture.md works as described there."""
+"""The example hook in docs/architecture.md, which must work as described there."""
 
 import re
 from pathlib import Path

@@ -172,7 +172,7 @@ def test_a_gpu_has_memory_values_and_an_mfu_if_its_peak_is_known() -> None:
         assert cost.hfu == pytest.approx(per_peak * executed, rel=1e-9)
 
 
-def test_the_line_of_a_step() -> None:
+def test_the_line_of_a_step_shows_all_values() -> None:
     cost = cost_of(123456.7, 0.4321, 3 * 2**30, 3725.0)
     assert step_line(25, 1000, 2.34567, 3e-4, 0.98765, cost) == (
         "step 25/1000 | 2% | loss 2.3457 | lr 3.00e-04 | grad 0.988 | 123,457 tok/s | MFU 43.2% | mem 3.0 GiB"

@@ -1,4 +1,4 @@
-"""Two ranks that share one GPU are asked to stop: they wait for each other through NCCL and end without faults."""
+"""Two ranks that share a GPU and are asked to stop: they wait for each other through NCCL and end without faults."""
 
 import subprocess
 import time

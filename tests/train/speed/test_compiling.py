@@ -27,7 +27,7 @@ FREEING = {
     "full": ("train.activation_checkpointing=full",),
     "selective": ("train.activation_checkpointing=selective", TWO_LENGTHS),
 }
-"""Cases that run under a ZeRO-3 JSON that frees every weight after use; the shipped JSON keeps such small weights."""
+"""Cases under a ZeRO-3 JSON that frees every weight after use; the shipped JSON keeps weights this small gathered."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_layers_share_compiled_regions_which_keep_no_view_of_a_weight(device: st
     memory = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept = kept_by_regions(loss)
     assert len({id(tensor) for tensor in kept} & weights) >= 3 * 4  # the weight matrices of 3 layers
-    # ZeRO-3 frees a weight by setting its data to an empty tensor; a view would keep the memory until the backward.
+    # ZeRO-3 frees a weight by emptying its data; a view would keep the memory until the backward pass.
     assert not [t.shape for t in kept if id(t) not in weights and t.untyped_storage().data_ptr() in memory]
 
     loss.backward()
