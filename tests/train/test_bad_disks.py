@@ -1,4 +1,4 @@
-"""Real runs whose disk fills up, turns read-only or hangs: they go on, say so, and save again when they can."""
+"""Real runs whose disk fills up, turns read-only or hangs: they continue, report it, and save again once possible."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ ENDLESS = (
 
 
 class Run:
-    """`z2all train` on two ranks, whose checkpoints lie on a disk of their own."""
+    """A `z2all train` process in its own session, with its terminal output in a file."""
 
     def __init__(self, place: Path, corpus: Path, tokenizer: Path, ranks: int = 2, *more: str) -> None:
         self.folder, self.mark = RunFolder(place / "run"), new_mark()
@@ -53,7 +53,7 @@ class Run:
         assert self.process.poll() is None, self.said()
 
     def saves_again(self) -> None:
-        """A checkpoint that was begun from now on."""
+        """Wait until a checkpoint is saved that starts after this call."""
         steps = len(metrics(self.folder.root))
         newest = f"saved step_{(steps // EVERY + 2) * EVERY:08d}"
         self.waits_for(newest)
@@ -65,7 +65,9 @@ class Run:
 
 
 @pytest.mark.extended
-def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_run_survives_a_full_and_a_read_only_disk_and_resumes_from_memory(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     with small_disk(checkpoints, DISK_BYTES):
         run = Run(tmp_path, small_corpus, small_tokenizer, 2, "deepspeed=zero1")
@@ -73,7 +75,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
             run.waits_for(FIRST)
             filler = fill(checkpoints)
             run.waits_for("could not be written (rank 0: [Errno 28] No space left on device")
-            assert find_latest(checkpoints)[0]  # the one before is whole
+            assert find_latest(checkpoints)[0]  # the previous checkpoint is intact
             filler.unlink()
             run.saves_again()
             with read_only(checkpoints):
@@ -81,7 +83,8 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
                 assert find_latest(checkpoints)[0]
             run.saves_again()
             run.kill()
-            # Killed: snapshots are newer than what is on the disk, and another JSON and number of ranks goes on.
+            # The snapshots in memory are newer than the disk; a run with another JSON and number of ranks resumes from
+            # them.
             again = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero3")
             try:
                 again.waits_for(
@@ -102,9 +105,7 @@ def test_the_run_outlives_its_disk(tmp_path: Path, small_corpus: Path, small_tok
 
 
 @pytest.mark.extended
-def test_training_does_not_wait_for_a_disk_that_hangs(
-    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
-) -> None:
+def test_training_continues_while_the_disk_hangs(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.parent.mkdir()
     with stalling_disk(checkpoints, 64_000_000):
@@ -126,9 +127,10 @@ def test_training_does_not_wait_for_a_disk_that_hangs(
 
 @pytest.mark.extended
 @pytest.mark.parametrize("background", ["always", "never"])
-def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_from(
+def test_a_disk_that_stays_full_ends_the_run_and_a_later_start_completes_it(
     background: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
+    """If checkpoints are written in the background, the next start resumes from memory."""
     more = ("deepspeed=zero1", "train.steps=60", "checkpoint.every_steps=10", f"checkpoint.background={background}")
     checkpoints = tmp_path / "run" / "checkpoints"
     with small_disk(checkpoints, DISK_BYTES):
@@ -146,8 +148,9 @@ def test_a_disk_that_stays_full_ends_the_run_and_what_is_in_memory_is_gone_on_fr
         assert find_latest(checkpoints)[1] == []
 
 
-def test_two_jobs_on_one_folder(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    """The second one waits a while for the first to end, then leaves it alone."""
+def test_a_second_job_on_the_same_run_folder_is_refused(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     run = Run(tmp_path, small_corpus, small_tokenizer, 1, "deepspeed=zero1")
     try:
         run.waits_for(FIRST)

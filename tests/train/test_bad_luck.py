@@ -1,4 +1,4 @@
-"""What goes wrong before or in the ranks: one clear line, the right exit code, nothing lost."""
+"""Errors before the launch and in the ranks: one clear line, the right exit code, and no lost results."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from tests.helpers.training import losses, metrics, run_arguments, train, train_
         ("run_dir=/dev/null/run", 2, ["/dev/null/run", "part of it is a file"]),
     ],
 )
-def test_a_mistake_is_one_line_before_any_rank_starts(
+def test_an_input_error_is_one_line_before_any_rank_starts(
     override: str, code: int, words: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     result = train(tmp_path / "run", small_corpus, small_tokenizer, override)
@@ -35,7 +35,7 @@ def test_a_mistake_is_one_line_before_any_rank_starts(
 
 @pytest.fixture(scope="module")
 def after_bad_luck(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Two launches: healthy runs; then, with a checkpoint damaged and the corpus changed, the same runs again."""
+    """Launch healthy runs, damage a checkpoint and change the corpus, launch the runs again; return their folder."""
     folder = tmp_path_factory.mktemp("bad_luck")
     changed = folder / "changed_corpus"
     shutil.copytree(small_corpus, changed)
@@ -76,7 +76,7 @@ def log_of(run: Path) -> str:
     return (run / "logs" / "rank_0000.log").read_text()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(after_bad_luck: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(after_bad_luck: Path) -> None:
     run = after_bad_luck / "flipped"
     reason = "state/rank_00001.safetensors does not match its checksum"
     assert f"checkpoint step_00000006 skipped: {reason}" in log_of(run)
@@ -85,14 +85,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(after_bad_luck
     assert losses(run) == before
 
 
-def test_a_new_start_beside_later_checkpoints_is_refused(after_bad_luck: Path) -> None:
-    """It was tried last: the log ends with it, and the metrics of the run are all there."""
+def test_a_start_from_step_0_is_refused_if_checkpoints_exist(after_bad_luck: Path) -> None:
+    """The fixture tries this last: the log ends with the error, and the metrics of the run are complete."""
     *_, last = log_of(after_bad_luck / "flipped").strip().splitlines()
     assert last.startswith("CheckpointError: start from step 0") and "step_00000006" in last
     assert len(metrics(after_bad_luck / "flipped")) == 6
 
 
-def test_a_changed_corpus_stops_the_resume_until_it_is_allowed(after_bad_luck: Path) -> None:
+def test_a_changed_corpus_prevents_the_resume_unless_allowed(after_bad_luck: Path) -> None:
     run = after_bad_luck / "moved"
     line = next(line for line in log_of(run).splitlines() if line.startswith("DataError"))
     assert "domain 'zh' has changed (149 documents, now 105)" in line and "data.allow_change=true" in line
@@ -105,13 +105,13 @@ def test_a_forced_backend_that_cannot_run_is_refused_with_the_reason(after_bad_l
     assert not (after_bad_luck / "forced" / "checkpoints").exists()
 
 
-def test_a_checkpoint_asked_for_and_not_there_is_no_start_at_step_0(after_bad_luck: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_instead_of_a_start_from_step_0(after_bad_luck: Path) -> None:
     line = next(line for line in log_of(after_bad_luck / "asked").splitlines() if line.startswith("CheckpointError"))
     assert "step_00000099" in line and "no such folder" in line
     assert not (after_bad_luck / "asked" / "metrics.jsonl").exists()
 
 
-def test_a_model_that_is_not_the_one_saved_is_refused_until_it_is_allowed(after_bad_luck: Path) -> None:
+def test_a_model_that_differs_from_the_saved_one_is_refused_unless_allowed(after_bad_luck: Path) -> None:
     run = after_bad_luck / "turned"
     line = next(line for line in log_of(run).splitlines() if line.startswith("CheckpointError"))
     assert "on the same tokens when it was saved" in line and "checkpoint.check_continuity=false" in line

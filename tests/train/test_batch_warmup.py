@@ -1,4 +1,4 @@
-"""A batch that grows: the numbers of plain torch at every size, and a stop within it changes no bit."""
+"""Batch size warm-up: it matches plain torch at every size, and an interruption during it changes no bit."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ WARMUP = (
     "train.precision=fp32",
     "model.initializer_range=0.1",
 )
-"""Steps 1 and 2 of 4 samples, one micro-batch a rank; 3 to 5 of 8; then all 16."""
+"""Steps 1 and 2 have 4 samples, one micro-batch per rank; steps 3 to 5 have 8; later steps have 16."""
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +44,20 @@ def reference(small_corpus: Path, small_tokenizer: Path) -> list[StepValues]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_size_gives_the_numbers_of_plain_torch(name: str, runs: Path, reference: list[StepValues]) -> None:
+def test_losses_and_norms_match_plain_torch_at_every_batch_size(
+    name: str, runs: Path, reference: list[StepValues]
+) -> None:
     found = [StepValues(record["step"], record["loss"], record["grad_norm"]) for record in metrics(runs / name)]
     assert [one for one in differences(found, reference, TOLERANCES["fp32"]) if not one.is_within] == []
 
 
-def test_tokens_grow_with_the_batch(runs: Path) -> None:
+def test_tokens_per_step_grow_with_the_batch(runs: Path) -> None:
     tokens = [record["tokens_seen"] for record in metrics(runs / "zero2")]
     steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
     assert [count // 32 for count in steps] == [4, 4, 8, 8, 8, 16, 16, 16]
 
 
-def test_a_stop_within_the_warm_up_changes_no_bit(runs: Path) -> None:
+def test_stop_and_resume_during_the_warm_up_change_no_bit(runs: Path) -> None:
     assert losses(runs / "stopped") == losses(runs / "zero2")
     events = [json.loads(line) for line in (runs / "stopped" / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "started"] == [0, 4]

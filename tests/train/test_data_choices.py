@@ -1,4 +1,4 @@
-"""Choices about the data: token shards and workers must not change what is learnt; skips and packing do, exactly."""
+"""Data settings: token shards and workers change no bit of the training; skips and packing change it as specified."""
 
 import json
 from itertools import islice
@@ -24,7 +24,7 @@ from z2all_ds.tokenizer import load_tokenizer
 pytestmark = pytest.mark.extended
 
 SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
-"""Two whole steps after the third; then half of one."""
+"""The samples of two whole steps after the third, then those of half a step."""
 SAMPLES_PER_STEP, STEPS = 8, 12
 
 
@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
         arguments("skipped_late", "data.skip_samples=[[16, 40]]"),
         arguments("best_fit", "data.packing=best_fit"),
         arguments("best_fit_stopped", "data.packing=best_fit", "train.stop_at_step=7"),
-        arguments("best_fit_stopped"),  # another packing: to be refused
+        arguments("best_fit_stopped"),  # refused: the packing differs
         arguments("best_fit_stopped", "data.packing=best_fit", "data.num_workers=1"),
     ]
     assert train_many(folder, plan) == [0] * 14 + [DataError.exit_code, 0]
@@ -65,7 +65,7 @@ def data_state(run: Path, step: int = STEPS) -> Any:
 
 
 @pytest.mark.parametrize("run", ["tokens", "became_tokens", "workers"])
-def test_what_must_not_matter_changes_no_bit(run: str, runs: Path) -> None:
+def test_token_shards_and_workers_change_no_bit(run: str, runs: Path) -> None:
     assert losses(runs / run) == losses(runs / "plain")
     assert data_state(runs / run) == data_state(runs / "plain")
 
@@ -76,11 +76,11 @@ def test_a_run_on_tokens_can_be_exported(runs: Path) -> None:
     assert len(report.verdict.generated) == 3
 
 
-# Samples left out
+# Skipped samples
 
 
 def numbered_samples(run: Path, count: int) -> list[dict[str, torch.Tensor]]:
-    """The global samples 0, 1, ... of the run's data when nothing is skipped."""
+    """Return the first `count` global samples of the run's data without skips."""
     config = load_run_config(str(RunFolder(run).config), ["data.skip_samples=[]"])
     return list(islice(PackedStream(stream_spec(config), load_tokenizer(config.data.tokenizer)), count))
 
@@ -88,7 +88,7 @@ def numbered_samples(run: Path, count: int) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("step", "numbers"), [(3, range(16, 24)), (4, range(40, 48)), (6, [*range(56, 60), *range(64, 68)])]
 )
-def test_a_step_after_a_gap_is_made_of_the_samples_after_it(step: int, numbers: range, runs: Path) -> None:
+def test_a_step_after_skipped_samples_uses_the_samples_after_them(step: int, numbers: range, runs: Path) -> None:
     run = runs / "skipped"
     samples = numbered_samples(run, 100)
     checkpoint = run / "checkpoints" / f"step_{step - 1:08d}"
@@ -96,12 +96,12 @@ def test_a_step_after_a_gap_is_made_of_the_samples_after_it(step: int, numbers: 
     assert losses(run)[step - 1] == pytest.approx(here, rel=1e-6)
 
 
-def test_steps_before_a_gap_are_as_without_it(runs: Path) -> None:
+def test_steps_before_skipped_samples_are_unchanged(runs: Path) -> None:
     plain, skipped = losses(runs / "plain"), losses(runs / "skipped")
     assert skipped[:3] == plain[:3]
     assert skipped[3] != plain[3]
     assert data_state(runs / "skipped", step=3)["position"] == 24
-    # At the end of a step nothing of the gap after it is consumed yet.
+    # At the end of a step, the skipped range after it is not consumed yet.
     assert data_state(runs / "skipped", step=4)["position"] == 48
     assert data_state(runs / "skipped")["position"] == STEPS * SAMPLES_PER_STEP + 16 + 4
     assert data_state(runs / "plain")["position"] == STEPS * SAMPLES_PER_STEP
@@ -114,7 +114,7 @@ def test_a_skip_is_kept_by_a_resume_without_the_setting(run: str, runs: Path) ->
     assert data_state(runs / run)["skip"] == [[24, 40], [60, 64]]
 
 
-def test_a_skip_given_later_counts_from_there(runs: Path) -> None:
+def test_a_skip_added_at_a_resume_applies_from_there(runs: Path) -> None:
     run = runs / "skipped_late"
     assert losses(run)[:4] == losses(runs / "plain")[:4]
     assert data_state(run)["skip"] == [[32, 40]]
@@ -135,7 +135,7 @@ def test_a_skip_given_later_counts_from_there(runs: Path) -> None:
     [("plain", 7, range(48, 56)), ("skipped", 4, range(40, 48)), ("skipped", 6, [*range(56, 60), *range(64, 68)])],
 )
 def test_a_step_is_traced_to_its_documents(run: str, step: int, numbers: range, runs: Path) -> None:
-    """From the state nearest before it, with what was skipped; the traced tokens are those of the samples."""
+    """The trace starts from the nearest earlier state, includes the skips, and has the tokens of the samples."""
     samples = numbered_samples(runs / run, 100)
     traces = trace_run(runs / run, [3], step)
     assert [trace.sample for trace in traces] == [3, *numbers]
@@ -145,22 +145,22 @@ def test_a_step_is_traced_to_its_documents(run: str, step: int, numbers: range, 
         assert traces[1].from_sample == data_state(runs / run, step - 1)["position"]
 
 
-def test_states_outlive_their_checkpoints(runs: Path) -> None:
-    """Of every checkpoint there was, one small file; those of steps taken again are gone."""
+def test_data_states_outlive_their_checkpoints(runs: Path) -> None:
+    """The state of every checkpoint is kept; `drop_states_after` removes those of later steps."""
     kept = sorted(path.name for path in RunFolder(runs / "skipped").data_states.iterdir())
     assert kept == [f"step_{step:08d}.json" for step in range(1, STEPS + 1)]
     drop_states_after(RunFolder(runs / "skipped"), 5)
     assert len(list(RunFolder(runs / "skipped").data_states.iterdir())) == 5
 
 
-def test_a_state_that_cannot_be_kept_costs_a_warning(tmp_path: Path) -> None:
+def test_a_data_state_that_cannot_be_written_logs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "data_states").write_text("a file where the folder should be")
     said: list[str] = []
     keep_state(RunFolder(tmp_path), 5, {"position": 40}, said.append)
     assert said == ["the data state of step 5 is not kept for traces (File exists)"]
 
 
-def test_the_command_names_shard_record_and_domain(runs: Path, small_corpus: Path) -> None:
+def test_the_trace_command_names_shard_record_and_domain(runs: Path, small_corpus: Path) -> None:
     answer = z2all("corpus", "trace", runs / "plain", "--sample", "5", "--json", cwd=runs)
     assert answer.returncode == 0, answer.stderr
     (trace,) = json.loads(answer.stdout)
@@ -182,14 +182,14 @@ def test_the_command_names_shard_record_and_domain(runs: Path, small_corpus: Pat
         (["nowhere", "--sample", "2"], "it has no run.yaml"),
     ],
 )
-def test_traces_refused(arguments: list[str], words: str, runs: Path) -> None:
+def test_invalid_trace_requests_are_refused(arguments: list[str], words: str, runs: Path) -> None:
     assert words in one_line(z2all("corpus", "trace", *arguments, cwd=runs), 2)
 
 
 # Packing
 
 
-def test_best_fit_trains_and_goes_on_bit_for_bit(runs: Path) -> None:
+def test_best_fit_packing_trains_and_resumes_bit_for_bit(runs: Path) -> None:
     whole = losses(runs / "best_fit")
     assert whole != losses(runs / "plain")
     assert whole[-1] < whole[0] - 0.05
@@ -197,7 +197,7 @@ def test_best_fit_trains_and_goes_on_bit_for_bit(runs: Path) -> None:
     assert data_state(runs / "best_fit_stopped") == data_state(runs / "best_fit")
 
 
-def test_another_packing_is_refused(runs: Path) -> None:
+def test_a_resume_with_another_packing_is_refused(runs: Path) -> None:
     lines = RunFolder(runs / "best_fit_stopped").rank_log(0).read_text().splitlines()
     (refused,) = {line for line in lines if line.startswith("DataError")}
     assert "packing was best_fit and is cut" in refused

@@ -1,4 +1,4 @@
-"""A shard that is deleted, damaged or cut under a run: one line names it, all ranks end, and nothing is lost."""
+"""Shards deleted, damaged or cut before or during a run: one line names them, all ranks end, nothing is lost."""
 
 import json
 import os
@@ -29,34 +29,37 @@ pytestmark = pytest.mark.extended
 STEPS, SAVED_EVERY, SAMPLES_PER_STEP = 120, 20, 8
 STOPPED_AFTER = 20
 SEEN = 22
-"""Steps recorded when a shard is damaged under a run."""
+"""Number of recorded steps after which a shard is damaged during a run."""
 NEEDED_FROM_STEP = 60
-"""The line that is damaged is that of the first document which rank 1 begins from here on."""
+"""The damaged line is that of the first document that rank 1 begins at this step or later."""
 NAMES = ["deleted", "worker", "cut", "spoilt"]
-"""Of the runs: a shard is deleted, or a line of it garbage met by a worker process, while the run is stopped; a shard
-is cut, or a line of it overwritten, while it trains."""
+"""Names of the runs.
+
+`deleted`: the shard is deleted while the run is stopped. `worker`: a line is overwritten while the run is stopped, and
+a worker process reads it. `cut`, `spoilt`: the shard is truncated, or a line overwritten, while the run trains.
+"""
 SETTINGS = ("deepspeed=zero2", "data.num_lanes=8", f"train.steps={STEPS}", f"checkpoint.every_steps={SAVED_EVERY}")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What was seen of a run on a damaged corpus."""
+    """The outcome of a run on a damaged corpus."""
 
     shard: str
     code: int
     terminal: list[str]
-    """Without the lines of steps and checkpoints."""
+    """Lines on the terminal, except the usual ones (startup, steps, checkpoints)."""
     errors_logged: list[list[str]]
-    """By rank."""
+    """Error lines in the log of each rank."""
     left_behind: dict[int, bytes]
     steps_recorded: int
     newest_checkpoint: int
     expected: list[tuple[int, str]]
-    """Of each rank, what a stream meets that reads on from that checkpoint: steps before it, and the line."""
+    """For each rank, from a stream that resumes at that checkpoint: the steps before the error, and the error line."""
 
 
 class Workshop:
-    """Runs on one corpus, which is damaged and mended."""
+    """Runs on one corpus, which is damaged and repaired."""
 
     def __init__(self, folder: Path, corpus: Path, tokenizer: Path) -> None:
         self.folder, self.corpus, self.tokenizer = folder, corpus, tokenizer
@@ -65,7 +68,7 @@ class Workshop:
         return run_arguments(self.folder / run, self.corpus, self.tokenizer, *SETTINGS, *overrides)
 
     def first_document(self, rank: int, step: int) -> tuple[int, TracedPiece]:
-        """The first that a rank of two begins in this step or a later one, and in which."""
+        """Return the first document that this rank (of two) begins at this step or later, preceded by its step."""
         plan = DataPlan.open(stream_spec(load_run_config(None, self.arguments("any"))), load_tokenizer(self.tokenizer))
         for sample in range((step - 1) * SAMPLES_PER_STEP + rank, STEPS * SAMPLES_PER_STEP, 2):
             for piece in trace_sample(plan, sample).pieces:
@@ -76,7 +79,7 @@ class Workshop:
     def fail(
         self, run: str, shard: str, damage: Callable[[Path], None], *overrides: str, at_step: int | None = None
     ) -> Failure:
-        """Goes on with a run on a corpus damaged before it, or when it has recorded `at_step`; then mends it."""
+        """Run on a corpus damaged beforehand, or once `at_step` steps are recorded; repair it, return the failure."""
         run_folder, path, mark = RunFolder(self.folder / run), self.corpus / shard, new_mark()
         arguments, healthy = self.arguments(run, *overrides), path.read_bytes()
         try:
@@ -125,7 +128,7 @@ def recorded(run_folder: RunFolder) -> int:
 
 
 def cut_short(path: Path) -> None:
-    """To so little that a run cannot go on for long with what it has opened before."""
+    """Truncate the file so much that a run cannot continue for long on what it has already read."""
     os.truncate(path, path.stat().st_size // 20)
 
 
@@ -142,7 +145,7 @@ def put_garbage(record: int) -> Callable[[Path], None]:
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Workshop:
-    """With a run that nothing happened to, and two that were stopped."""
+    """Return a workshop with one complete run and two that were stopped."""
     folder = tmp_path_factory.mktemp("faults")
     made = Workshop(folder, write_short_documents(small_corpus, folder / "corpus"), small_tokenizer)
     stop = f"train.stop_at_step={STOPPED_AFTER}"
@@ -153,7 +156,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small
 
 @pytest.fixture(scope="module")
 def failures(workshop: Workshop) -> dict[str, Failure]:
-    """A launch each. The corpus is whole again after each of them."""
+    """Return the failure of each run. Each has its own launch, and the corpus is repaired after each."""
     _, needed = workshop.first_document(rank=1, step=NEEDED_FROM_STEP)
     spoil = put_garbage(needed.record)
     failures = {
@@ -167,13 +170,13 @@ def failures(workshop: Workshop) -> dict[str, Failure]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_shard_and_the_record_are_named_in_one_line(name: str, failures: dict[str, Failure]) -> None:
+def test_one_line_names_the_shard_and_the_record(name: str, failures: dict[str, Failure]) -> None:
     failure = failures[name]
     assert failure.code == DataError.exit_code
     *lines, judged = failure.terminal
     assert judged.startswith("RanksFailed: ")
     assert "ended with code 3" in judged
-    assert 1 <= len(lines) <= 2  # both ranks may meet it in the same step
+    assert 1 <= len(lines) <= 2  # both ranks may find it in the same step
     logged = [line for log in failure.errors_logged for line in log]
     for line in lines:
         assert re.match(rf"DataError: \S+/{failure.shard}, record \d+: the ", line), line
@@ -181,7 +184,7 @@ def test_the_shard_and_the_record_are_named_in_one_line(name: str, failures: dic
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_rank_and_no_worker_is_left(name: str, failures: dict[str, Failure]) -> None:
+def test_no_rank_or_worker_process_is_left(name: str, failures: dict[str, Failure]) -> None:
     assert failures[name].left_behind == {}
 
 
@@ -193,14 +196,14 @@ def test_a_missing_shard_ends_the_first_step_that_needs_it(failures: dict[str, F
     assert said <= {line for _, line in failure.expected}
 
 
-def test_a_shard_cut_under_a_run_ends_it_before_it_reads_too_little(failures: dict[str, Failure]) -> None:
+def test_a_shard_truncated_during_a_run_ends_it_with_an_error(failures: dict[str, Failure]) -> None:
     failure = failures["cut"]
     assert SEEN <= failure.steps_recorded < STEPS
     assert all("bytes" in line for log in failure.errors_logged for line in log)
 
 
 @pytest.mark.parametrize("name", ["worker", "spoilt"])
-def test_a_damaged_line_is_met_by_one_rank_and_the_other_is_silent(
+def test_a_damaged_line_is_reported_by_one_rank_only(
     name: str, workshop: Workshop, failures: dict[str, Failure]
 ) -> None:
     failure = failures[name]
@@ -210,10 +213,12 @@ def test_a_damaged_line_is_met_by_one_rank_and_the_other_is_silent(
     assert f"/{place.shard}, record {place.record}: the line is not JSON" in line
     assert failure.errors_logged == [[], [line]]
     assert failure.terminal[0].startswith(line)
-    assert failure.steps_recorded == steps  # a worker, too, gives out what it made before
+    assert failure.steps_recorded == steps  # a worker also delivers the samples before the error
 
 
-def test_mended_it_goes_on_as_if_nothing_had_been(workshop: Workshop, failures: dict[str, Failure]) -> None:
+def test_after_the_repair_runs_resume_with_the_losses_of_an_undisturbed_run(
+    workshop: Workshop, failures: dict[str, Failure]
+) -> None:
     before = {name: failure.newest_checkpoint for name, failure in failures.items()}
     assert before["deleted"] == STOPPED_AFTER
     for name in ("worker", "spoilt"):

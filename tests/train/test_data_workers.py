@@ -1,4 +1,4 @@
-"""Processes that make data ahead: they are there while a run trains, and gone with it, however it ends."""
+"""Data worker processes: they run while training runs and end with it, however it ends."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def running(launcher: str, place: Path, corpus: Path, tokenizer: Path) -> Iterat
             os.kill(number, signal.SIGKILL)
         process.wait()
     newest, _ = find_latest(folder.checkpoints)
-    assert newest is not None  # what was saved is whole
+    assert newest is not None  # an intact checkpoint
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
@@ -73,7 +73,7 @@ def has_checkpoint(folder: RunFolder) -> bool:
 def test_ctrl_c_ends_ranks_and_workers(
     launcher: str, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """As a terminal does it: the signal goes to the whole group in the foreground."""
+    """The signal goes to the whole process group, as from a terminal."""
     with running(launcher, tmp_path, small_corpus, small_tokenizer) as run:
         os.killpg(run.process.pid, signal.SIGINT)
         code = run.process.wait(timeout=60)
@@ -84,8 +84,10 @@ def test_ctrl_c_ends_ranks_and_workers(
         wait_until(lambda: not marked(run.mark), "all processes to end", seconds=20)
 
 
-def test_a_killed_worker_ends_the_run_in_one_line(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    """As a machine short of memory does it."""
+def test_a_killed_worker_ends_the_run_with_a_one_line_error(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    """SIGKILL is what the kernel sends when the machine is out of memory."""
     with running("z2all", tmp_path, small_corpus, small_tokenizer) as run:
         os.kill(workers(run.mark)[0], signal.SIGKILL)
         assert run.process.wait(timeout=120) == MachineError.exit_code

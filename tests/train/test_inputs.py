@@ -1,4 +1,4 @@
-"""What is wrong with the inputs of a run is found before a rank starts, and is one line."""
+"""Checks of a run's inputs before any rank starts; each error is one line."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.train.inputs import check_data
 
 
-def test_every_stage_reaches_the_data(tmp_path: Path) -> None:
+def test_the_settings_of_every_stage_reach_the_data_stream(tmp_path: Path) -> None:
     stages = "stages=[{name: a, steps: 5, weights: {en: 2}}, {name: b, sequence_length: 64, global_batch: 4}]"
     choices = ("data.packing=best_fit", "data.skip_samples=[[8, 16]]", "data.temperature=2", "train.seed=9")
     run = load_run_config(None, run_arguments(tmp_path, tmp_path / "corpus", tmp_path, stages, *choices))
@@ -24,7 +24,7 @@ def test_every_stage_reaches_the_data(tmp_path: Path) -> None:
     assert second.temperature == 2.0
 
 
-def test_a_corpus_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_the_corpus_may_be_a_remote_url(tmp_path: Path) -> None:
     run = load_run_config(None, run_arguments(tmp_path, tmp_path, tmp_path, "data.corpus=s3://bucket/corpus"))
     assert stream_spec(run).corpus_dir == "s3://bucket/corpus"
 
@@ -39,7 +39,7 @@ def test_a_corpus_may_lie_elsewhere(tmp_path: Path) -> None:
         ("data.skip_samples=[[3, 6]]", ["[3, 6)", "2 ranks", "[2, 6)"]),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(
+def test_invalid_data_settings_are_one_line_errors(
     override: str, words: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     run = load_run_config(None, run_arguments(tmp_path, small_corpus, small_tokenizer, override))

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of saving, in runs that do little else: they always go on, and no figure is another."""
+"""SIGKILL at random moments while runs save almost continuously: every resume works, and losses do not change."""
 
 import json
 import os
@@ -31,8 +31,11 @@ BUSY_SAVING = (
 
 
 def kills(seed: int, number: int, victims: list[int], forget: bool) -> list[dict[str, Any]]:
-    """Every second one aims at a save that is going on: how long one takes is another on every machine and every day,
-    so chance alone may miss it."""
+    """Return a random plan of kills for `killed_runs.py`.
+
+    Every second kill waits for a save in progress. The duration of a save varies between machines and runs, so random
+    delays alone may never hit one.
+    """
     chance = random.Random(seed)
     plan = []
     for number_of_kill in range(number):
@@ -71,7 +74,7 @@ def log_of(place: Path) -> str:
 
 
 def assert_unbroken(place: Path, answer: dict[str, Any], arguments: list[str], ranks: int) -> None:
-    """All steps are there once, with the losses of a run that nobody has touched."""
+    """Assert that each step is recorded once, with the losses of an uninterrupted run."""
     assert answer["codes"] == [0] * ranks, log_of(place)[-3000:]
     alone = [*arguments, "checkpoint.snapshot_every=0", "checkpoint.background=never", "checkpoint.every_steps=100000"]
     result = train_alone(place / "alone", [*alone, f"train.stop_at_step={answer['end_step']}"], ranks)
@@ -80,31 +83,35 @@ def assert_unbroken(place: Path, answer: dict[str, Any], arguments: list[str], r
 
 
 def train_alone(run_dir: Path, arguments: list[str], ranks: int) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in the forks: sums have the same order
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in the forked ranks, so that sums have the same order
     command = [sys.executable, "-m", "z2all_ds", "train", "--ranks", str(ranks), *arguments, f"run_dir={run_dir}"]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.mark.extended
-def test_fifty_kills(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_run_survives_fifty_kills_without_losing_a_step(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *BUSY_SAVING)
     plan = kills(20261116, 50, [0], forget=True)
     answer = killed_again_and_again(tmp_path, arguments, 1, plan)
     found, log = answer["found"], log_of(tmp_path)
     assert len(found) == 50
-    # The moments were moments of saving: many kills left a write half done, many a snapshot.
+    # The kills hit saves: many left an incomplete checkpoint, many only one complete snapshot.
     assert sum(bool(after["partial"]) for after in found) >= 10
     assert sum(len(after["in_memory"]) == 1 for after in found) >= 5
     assert all("never finished" in line for after in found for line in after["damaged"])
-    # What survived was gone on from: memory where it was left, the disk where not.
+    # Runs resumed from memory if snapshots were left, otherwise from the disk.
     assert log.count("in memory") >= 15
     assert log.count("resumed from step_") - log.count(" in memory") >= 5
     assert_unbroken(tmp_path, answer, arguments, 1)
     assert_nothing_is_left(RunFolder(tmp_path / "run"))
 
 
-def test_a_rank_dies_in_the_middle_of_a_save(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
-    """The other one ends by itself, and both go on."""
+def test_a_run_of_two_ranks_resumes_after_one_dies_during_a_save(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    """The other rank ends by itself, and the run resumes on both."""
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *BUSY_SAVING)
     plan = kills(7, 2, [1], forget=False) + kills(8, 1, [0], forget=False)
     answer = killed_again_and_again(tmp_path, arguments, 2, plan)

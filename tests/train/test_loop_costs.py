@@ -1,4 +1,4 @@
-"""What a real run writes down about its time: a short training, stopped after steps no checkpoint has, and resumed."""
+"""Times that a real run records: a short training, stopped two steps after a checkpoint without saving, and resumed."""
 
 import re
 import socket
@@ -21,7 +21,7 @@ ROUNDING_SECONDS = 1e-6
 
 @pytest.fixture(scope="module")
 def run_dir(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps 1 to 8, then 7 to 12: the checkpoint before the stop is that of step 6."""
+    """Train steps 1 to 8, then 7 to 12 from the checkpoint of step 6, and return the run folder."""
     folder = tmp_path_factory.mktemp("costs")
     common = (f"checkpoint.every_steps={EVERY}", "checkpoint.at_end=false")
     plan = [
@@ -36,7 +36,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_records(RunFolder(run_dir).events) if event["event"] == kind]
 
 
-def test_the_parts_of_every_step_add_up(run_dir: Path) -> None:
+def test_the_parts_of_every_step_add_up_to_its_time(run_dir: Path) -> None:
     records = metrics(run_dir)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     for record in records:
@@ -47,33 +47,34 @@ def test_the_parts_of_every_step_add_up(run_dir: Path) -> None:
         assert 0 < record["memory_bytes"] <= record["peak_memory_bytes"]
 
 
-def test_a_checkpoint_is_told_by_the_step_after_it(run_dir: Path) -> None:
+def test_the_time_of_a_save_is_recorded_by_the_step_after_it(run_dir: Path) -> None:
     spent = {record["step"]: record["checkpoint_seconds"] for record in metrics(run_dir)}
-    # Step 7 was taken again in a new process, to which the checkpoint of step 6 is no work.
+    # Step 7 was repeated after the resume; the second training did not save the checkpoint of step 6.
     assert [step for step, seconds in spent.items() if seconds] == [4, 10]
     written = {event["step"]: event["seconds"] for event in events(run_dir, "saved")}
     assert list(written) == [3, 6, 9, 12]
     assert {step - 1: round(seconds, 3) for step, seconds in spent.items() if seconds} == {3: written[3], 9: written[9]}
 
 
-def test_each_start_tells_its_phases(run_dir: Path) -> None:
+def test_each_start_records_its_phases(run_dir: Path) -> None:
     first, second = events(run_dir, "first_step")
     assert (first["step"], second["step"]) == (1, 7)
     for event in (first, second):
         phases = {phase: event[f"{phase}_seconds"] for phase in PHASES}
         assert sum(phases.values()) == pytest.approx(event["seconds"], abs=0.0005 * (len(PHASES) + 1))
         assert min(phases[phase] for phase in ("model", "engine", "data", "restore", "first_step")) > 0
-    # The second training runs in the same process: torch is loaded and the ranks have met, and its time is its own.
+    # The second training runs in the same process, where torch is loaded and the process group exists already. Its time
+    # counts from its own start.
     assert first["imports_seconds"] > second["imports_seconds"]
     between = second["time_unix"] - first["time_unix"]
     assert second["seconds"] < between
     log = (run_dir / "logs" / "rank_0000.log").read_text()
     told = [float(seconds) for seconds in re.findall(r"first loss after ([\d.]+) s: ", log)]
-    for event in (first, second):  # rounded to 0.1, from 0.001
+    for event in (first, second):  # in seconds, rounded to 0.1 in the log and to 0.001 in the event
         assert any(seconds == pytest.approx(event["seconds"], abs=0.06) for seconds in told)
 
 
-def test_whoever_watches_finds_hosts_mixture_and_what_each_rank_spent(run_dir: Path) -> None:
+def test_records_contain_hosts_mixture_and_the_costs_of_each_rank(run_dir: Path) -> None:
     folder, here = RunFolder(run_dir), socket.gethostname()
     for started in events(run_dir, "started"):
         (stage,) = started["mixture"]
@@ -96,14 +97,14 @@ def test_goodput_counts_no_step_twice(run_dir: Path) -> None:
     (stopped,), (done,) = events(run_dir, "stopped"), events(run_dir, "done")
     assert 0 < stopped["goodput"] < 1 and 0 < done["goodput"] < 1
     used = goodput(read_records(folder.events), read_records(folder.metrics))
-    # Told a moment before its event was written, and rounded to four places.
+    # The event's value was computed shortly before the event was written, and is rounded to four places.
     assert used.share == pytest.approx(done["goodput"], rel=0.01, abs=0.0001)
     records = metrics(run_dir)
     computing = sum(r["step_seconds"] - r["data_wait_seconds"] - r["checkpoint_seconds"] for r in records)
     assert used.counted_seconds == pytest.approx(computing)
     first, second = events(run_dir, "first_step")
     assert used.wall_seconds >= first["seconds"] + (second["time_unix"] - first["time_unix"])
-    # Steps 7 and 8 were taken twice, and the first time is lost.
+    # Steps 7 and 8 were taken twice; the time of their first execution is lost.
     assert used.lost_seconds > 0
     assert used.startup_seconds == pytest.approx(
         sum(event["seconds"] - event["first_step_seconds"] for event in (first, second))

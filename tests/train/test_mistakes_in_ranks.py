@@ -1,4 +1,7 @@
-"""Mistakes that the ranks meet: under `deepspeed --hostfile` nobody has looked before. One line, and all are gone."""
+"""Input errors that the ranks find themselves, as under `deepspeed --hostfile`, where no parent process checks.
+
+The ranks print one line, and all of them end.
+"""
 
 import json
 import subprocess
@@ -12,7 +15,7 @@ from z2all_ds.train.processes.local_ranks import local_command
 
 RANKS = 2
 SECONDS = 10
-"""In which every rank must be gone."""
+"""Time within which every rank must end."""
 
 
 def a_json(folder: Path, content: dict[str, object]) -> str:
@@ -32,7 +35,7 @@ def a_json(folder: Path, content: dict[str, object]) -> str:
         ("train.nvme_folder=/proc/none", 2, ["nvme_path /proc/none", "cannot be written"]),
     ],
 )
-def test_rank_0_says_it_and_all_are_gone_before_torch_is_loaded(
+def test_rank_0_prints_the_error_and_all_ranks_end_before_torch_is_loaded(
     override: str, code: int, words: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     jsons: dict[str, dict[str, object]] = {
@@ -43,7 +46,7 @@ def test_rank_0_says_it_and_all_are_gone_before_torch_is_loaded(
     if "nvme" in override:
         overrides.append("deepspeed=zero3_nvme")
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *overrides)
-    # The starter ends with the first rank that fails; the pipe is closed when the last one is gone.
+    # The starter ends with the first rank that fails; the pipe closes when the last rank has ended.
     command = local_command(arguments, RANKS, free_port())
     ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert ended.returncode == code, ended.stderr

@@ -1,4 +1,4 @@
-"""Every ZeRO stage on two real ranks against a plain torch loop: losses and gradient norms, fp32 and bf16."""
+"""Losses and gradient norms of every ZeRO stage on two real ranks, compared with a plain torch loop; fp32 and bf16."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from z2all_ds.train.parity.report import content_of, describe
 
 FP32_JSONS, BF16_JSONS = ("zero0", "zero1", "zero2", "zero3"), ("zero1", "zero2", "zero3")
 STEPS = {"fp32": 8, "bf16": 3}
-"""bf16 products are very slow on a CPU."""
+"""Fewer steps in bf16, whose matrix products are very slow on a CPU."""
 CLIPPED = "train.gradient_clipping=0.4"
-"""Every gradient is: norms are near 0.6."""
+"""Every gradient is clipped: norms are near 0.6."""
 
 
 def overrides_of(precision: str, run_dir: Path, corpus: Path, tokenizer: Path) -> list[str]:
@@ -36,7 +36,7 @@ def values_of(run_dir: Path) -> tuple[StepValues, ...]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Folder of runs, PRECISION_NAME each, all in one launch of two ranks."""
+    """Train every case in one launch of two ranks; return the folder of the runs, named PRECISION_NAME."""
     folder = tmp_path_factory.mktemp("parity")
     plan = []
     for precision, names in (("fp32", FP32_JSONS), ("bf16", BF16_JSONS)):
@@ -62,7 +62,7 @@ def references(
 @pytest.mark.parametrize(
     ("precision", "name"), [*(("fp32", name) for name in FP32_JSONS), *(("bf16", name) for name in BF16_JSONS)]
 )
-def test_stages_give_the_numbers_of_plain_torch(
+def test_every_zero_stage_matches_plain_torch(
     precision: str, name: str, runs: Path, references: dict[str, tuple[StepValues, ...]]
 ) -> None:
     values = values_of(runs / f"{precision}_{name}")
@@ -72,10 +72,10 @@ def test_stages_give_the_numbers_of_plain_torch(
     assert all(one.grad_norm is not None for one in values)
 
 
-def test_other_arithmetic_is_beyond_the_tolerance(
+def test_different_arithmetic_exceeds_the_tolerance(
     runs: Path, references: dict[str, tuple[StepValues, ...]], small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """What a reference must tell apart: each of these is a plausible mistake of a training loop."""
+    """Each change is a plausible bug of a training loop, which the comparison must detect."""
     run = load_run_config(None, overrides_of("fp32", runs / "none", small_corpus, small_tokenizer))
     mistakes = [
         ("optimizer", {"weight_decay": 0.0}),
@@ -90,7 +90,7 @@ def test_other_arithmetic_is_beyond_the_tolerance(
         assert not all(one.is_within for one in found), change
 
 
-def test_the_command_names_the_json_that_is_wrong(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_the_command_names_the_json_that_differs(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     wrong = tmp_path / "rounded.json"
     wrong.write_text(json.dumps({"zero_optimization": {"stage": 1}, "communication_data_type": "bf16"}))
     command = [sys.executable, "-m", "z2all_ds", "train", "parity", "--ranks", "2", "--stages", "2"]
@@ -108,7 +108,7 @@ def test_the_command_names_the_json_that_is_wrong(tmp_path: Path, small_corpus: 
     }
     assert (content["precision"], content["ranks"], len(content["reference"])) == ("fp32", 2, 2)
     line = answer.stderr.splitlines()[-1]
-    # Rounded on the way between the ranks: the first step's norm already tells.
+    # Gradients are rounded when they are sent between the ranks, so the norm of the first step already differs.
     assert line.startswith(
         f"TrainingError: {wrong} at step 1: its grad norm {content['jsons'][1]['steps'][0]['grad_norm']}"
     )
@@ -131,7 +131,9 @@ def test_the_command_names_the_json_that_is_wrong(tmp_path: Path, small_corpus: 
         ({}, ["optimizer.kind=lion"], "optimizer.kind=lion: the reference uses torch's AdamW."),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(options: dict[str, object], overrides: list[str], line: str) -> None:
+def test_what_cannot_be_compared_is_a_one_line_error(
+    options: dict[str, object], overrides: list[str], line: str
+) -> None:
     chosen = {"stages": "", "jsons": "", "ranks": 1, "steps": 2, "precision": "", **options}
     with pytest.raises(ConfigError) as told:
         run_parity(None, overrides, **chosen)  # type: ignore[arg-type]
@@ -139,17 +141,17 @@ def test_what_cannot_be_compared_is_one_line(options: dict[str, object], overrid
     assert len(str(told.value).splitlines()) == 1
 
 
-def test_which_jsons() -> None:
+def test_jsons_are_chosen_by_stage_by_name_or_by_precision() -> None:
     assert chosen_jsons("", "", "fp32") == ["zero0", "zero1", "zero2", "zero3"]
     assert chosen_jsons("", "", "bf16") == ["zero1", "zero2", "zero3"]
     assert chosen_jsons("", "a.json, zero2_offload", "fp32") == ["a.json", "zero2_offload"]
     assert chosen_jsons("2,1,2", "zero1,b", "fp32") == ["zero2", "zero1", "b"]
 
 
-def test_the_run_keeps_its_schedule_and_only_its_first_steps_are_taken() -> None:
+def test_the_schedule_is_that_of_the_whole_run_but_only_first_steps_are_taken() -> None:
     run = load_run_config(None, ["train.steps=500"])
     assert load_run_config(None, ["train.steps=500", *settings(run, 20, "fp32")]).train.steps == 500
-    # The reference draws its weights, and so must the runs beside it.
+    # The reference initializes its weights randomly, so the compared runs must do so too.
     assert load_run_config(None, ["train.init_from=llama", *settings(run, 20, "fp32")]).train.init_from == ""
     longer = load_run_config(None, settings(run, 600, "fp32"))
     assert (longer.train.steps, longer.train.stop_at_step, longer.checkpoint.every_steps) == (600, 600, 601)
@@ -177,13 +179,13 @@ def test_differences_are_relative_and_the_largest_is_found() -> None:
     assert largest(broken, "loss") == broken[0]
 
 
-def test_norms_in_bf16_have_more_room_once_the_weights_have_parted() -> None:
+def test_bf16_norms_have_a_larger_tolerance_after_the_first_step() -> None:
     off = tuple(StepValues(one.step, one.loss, one.grad_norm * 1.01) for one in REFERENCE if one.grad_norm)
     norms = [one for one in differences(off, REFERENCE, TOLERANCES["bf16"]) if one.quantity == "grad_norm"]
     assert [(one.step, one.is_within) for one in norms] == [(1, False), (2, True)]
 
 
-def test_the_error_names_the_first_json_beyond_and_the_others() -> None:
+def test_the_error_names_the_first_json_beyond_the_tolerance_and_the_others() -> None:
     good, late = REFERENCE, (REFERENCE[0], StepValues(2, 2.0, 1.25))
     comparison(("zero1", good)).refuse_differences()
     expected = (
@@ -195,7 +197,7 @@ def test_the_error_names_the_first_json_beyond_and_the_others() -> None:
     assert str(told.value).startswith(expected)
 
 
-def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_comparison_is_shown_as_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     dtypes = {"compute": "fp32", "master": "fp32"}
     without_norms = tuple(StepValues(one.step, one.loss, None) for one in REFERENCE)
     shown = Comparison(

@@ -1,4 +1,4 @@
-"""Learning rates as properties of the whole curve: every kind, by steps and by tokens, over one stage and several."""
+"""Properties of learning rate curves: every kind of schedule, by steps and by tokens, with one or several stages."""
 
 import itertools
 import math
@@ -21,14 +21,14 @@ LARGEST_FALL = {
     "cosine": lambda share: math.sin(math.pi / 2 * share),
     "one_minus_sqrt": math.sqrt,
 }
-"""Of a shape's height, wherever on it a share of the whole is done."""
+"""The largest fall of each shape, as a fraction of its height, over any interval that is this share of its length."""
 peaks = st.floats(1e-7, 10.0)
 Flag = st.SearchStrategy[bool]
 NEVER, AT_TIMES, ALWAYS = st.just(False), st.booleans(), st.just(True)
 
 
 def stages_of(*parts: tuple[Any, ...]) -> list[RunStage]:
-    """Each (steps, tokens a step, anneal)."""
+    """Return consecutive stages; each part is (steps, tokens per step, anneal)."""
     ends = [0, *itertools.accumulate(steps for steps, *_ in parts)]
     borders = itertools.pairwise(ends)
     return [
@@ -64,13 +64,13 @@ class Curve:
 
     @property
     def warm_steps(self) -> int:
-        """Those that begin within the warm-up."""
+        """Number of steps that begin within the warm-up."""
         return sum(self.done(step) < (self.schedule.warmup or 0) for step in range(self.stages[-1].end_step))
 
 
 @st.composite
 def curves(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, annealed: Flag = NEVER) -> Curve:
-    """Up to three stages of different tokens a step; at least two steps come after the warm-up."""
+    """Draw a curve of up to three stages with different tokens per step and at least two steps after the warm-up."""
     parts = draw(st.lists(st.tuples(st.integers(1, 25), st.integers(1, 50)), min_size=1, max_size=3))
     stages = stages_of(*((steps + 2, tokens, None) for steps, tokens in parts))
     by, steps = draw(st.sampled_from(["steps", "tokens"])), stages[-1].end_step
@@ -80,7 +80,8 @@ def curves(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, annealed: Flag = NEV
 
     warmup = draw(st.integers(0, length(steps - 2)))
     kind = draw(st.sampled_from(kinds))
-    # Not the step in which the warm-up ends: it takes the peak, and the step after it then falls for both.
+    # The decay excludes the step in which the warm-up ends: that step has the peak rate, so the next step would fall by
+    # the amount of two steps.
     warm = next(length(border) for border in range(steps) if length(border) >= warmup)
     decay = draw(st.integers(1, length(steps) - warm)) if kind == "wsd" else None
     chosen = {f"warmup_{by}": warmup, f"decay_{by}": decay, "decay_shape": draw(st.sampled_from(list(HEIGHTS)))}
@@ -96,7 +97,7 @@ def curves(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, annealed: Flag = NEV
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_never_above_the_peak_nor_below_the_lowest(curve: Curve) -> None:
+def test_rates_never_exceed_the_peak_and_respect_the_minimum_after_the_warm_up(curve: Curve) -> None:
     rates = curve.rates
     assert max(rates) <= curve.peak
     assert min(rates) > 0 or curve.lowest == 0
@@ -104,7 +105,7 @@ def test_never_above_the_peak_nor_below_the_lowest(curve: Curve) -> None:
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_warm_up_ends_on_the_peak_exactly(curve: Curve) -> None:
+def test_the_warm_up_ends_exactly_at_the_peak(curve: Curve) -> None:
     rates, warm_steps = curve.rates, curve.warm_steps
     if warm_steps:
         assert rates[warm_steps - 1] == curve.peak
@@ -113,28 +114,28 @@ def test_warm_up_ends_on_the_peak_exactly(curve: Curve) -> None:
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_falls_after_the_warm_up(curve: Curve) -> None:
+def test_the_rate_never_rises_after_the_warm_up(curve: Curve) -> None:
     for earlier, later in itertools.pairwise(curve.rates[max(0, curve.warm_steps - 1) :]):
-        assert later <= earlier * (1 + 1e-15)  # a rounding step up where it is nearly flat is allowed
+        assert later <= earlier * (1 + 1e-15)  # allows for rounding where the curve is nearly flat
 
 
 @given(curve=curves(TO_THE_LOWEST))
-def test_last_step_is_the_lowest_exactly(curve: Curve) -> None:
+def test_the_last_step_has_exactly_the_minimum_rate(curve: Curve) -> None:
     steps = len(curve.rates)
     assert curve.rates[-1] == curve.lowest
     assert learning_rate(steps + 500, curve.stages, curve.peak, curve.schedule) == curve.lowest
 
 
 @given(curve=curves(annealed=ALWAYS))
-def test_a_stage_that_anneals_ends_on_the_lowest_and_so_does_what_follows(curve: Curve) -> None:
+def test_an_annealing_stage_ends_at_the_minimum_and_later_stages_stay_there(curve: Curve) -> None:
     for stage in curve.stages:
         if stage.anneal:
             assert set(curve.rates[stage.end_step - 1 :]) == {curve.lowest}
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_no_jump_anywhere(curve: Curve) -> None:
-    """Between neighbours the rate changes by what its shape allows for the progress of one step, and no more."""
+def test_the_rate_never_jumps(curve: Curve) -> None:
+    """Between two steps the rate changes by at most what its shape allows for the progress of one step."""
     schedule, warm, total_steps = curve.schedule, curve.schedule.warmup or 0, curve.stages[-1].end_step
     step_size = max(s.tokens_per_step for s in curve.stages) if schedule.by == "tokens" else 1
     moduli = [0.0]
@@ -154,8 +155,8 @@ def test_no_jump_anywhere(curve: Curve) -> None:
 
 
 @given(curve=curves(annealed=AT_TIMES), tokens=st.integers(1, 10**7))
-def test_by_tokens_is_by_steps_where_all_steps_have_the_same(curve: Curve, tokens: int) -> None:
-    """Bit for bit: the quotient of two whole numbers is rounded once."""
+def test_by_tokens_equals_by_steps_if_all_steps_have_equal_tokens(curve: Curve, tokens: int) -> None:
+    """The rates are equal bit for bit, because the quotient of two integers is rounded only once."""
     stages = stages_of(*((stage.end_step - stage.first_step, tokens, stage.anneal) for stage in curve.stages))
     shape = curve.schedule.model_dump(include={"kind", "decay_shape", "min_ratio"})
     warmup = curve.warm_steps
@@ -167,29 +168,29 @@ def test_by_tokens_is_by_steps_where_all_steps_have_the_same(curve: Curve, token
 
 
 @given(curve=curves())
-def test_borders_of_stages_change_nothing_where_none_anneals(curve: Curve) -> None:
+def test_stage_boundaries_change_nothing_if_no_stage_anneals(curve: Curve) -> None:
     split = stages_of(*((1, s.tokens_per_step, None) for s in curve.stages for _ in range(s.first_step, s.end_step)))
     assert curve_of(split, curve.peak, curve.schedule) == curve.rates
 
 
 @given(peak=peaks, total=st.integers(2, 50), kind=st.sampled_from(KINDS), anneal=st.sampled_from([None, *HEIGHTS]))
-def test_min_ratio_one_is_constant(peak: float, total: int, kind: str, anneal: str | None) -> None:
+def test_a_min_ratio_of_one_is_a_constant_rate(peak: float, total: int, kind: str, anneal: str | None) -> None:
     decay = 1 if kind == "wsd" else None
     schedule = ScheduleSection(kind=kind, warmup_steps=0, decay_steps=decay, min_ratio=1.0)
     assert set(curve_of(stages_of((1, 1, None), (total - 1, 1, anneal)), peak, schedule)) == {peak}
 
 
-def test_figures_by_hand() -> None:
+def test_rates_match_values_computed_by_hand() -> None:
     linear = ScheduleSection(kind="linear", warmup_steps=2, min_ratio=0.5)
     assert curve_of(one_stage(7), 1.0, linear) == [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5]
     cosine = ScheduleSection(kind="cosine", warmup_steps=0, min_ratio=0.0)
-    # 1 + cos of 0°, 30°, 60° ... 180°.
+    # 1 + cos of 0°, 30°, 60°, ..., 180°.
     found = curve_of(one_stage(7), 2.0, cosine)
     assert found == pytest.approx([2.0, 1.8660254, 1.5, 1.0, 0.5, 0.1339746, 0.0], abs=1e-7)
     constant = ScheduleSection(kind="constant", warmup_steps=4, min_ratio=0.1)
     assert curve_of(one_stage(6), 4.0, constant) == [1.0, 2.0, 3.0, 4.0, 4.0, 4.0]
     root = ScheduleSection(kind="one_minus_sqrt", warmup_steps=1, min_ratio=0.0)
-    fall = [1.0, 0.5857864, 0.2679492, 0.0]  # 2 minus the roots of 1, 2, 3, 4
+    fall = [1.0, 0.5857864, 0.2679492, 0.0]  # 2 minus the square roots of 1, 2, 3, 4
     assert curve_of(one_stage(6), 2.0, root) == pytest.approx([2.0, 2.0, *fall], abs=1e-7)
     wsd = ScheduleSection(kind="wsd", warmup_steps=1, decay_steps=4, min_ratio=0.0)
     assert curve_of(one_stage(7), 2.0, wsd) == pytest.approx([2.0, 2.0, 2.0, *fall], abs=1e-7)
@@ -203,25 +204,26 @@ def test_figures_by_hand() -> None:
     assert [rates[step] for step in (0, 1, 4, 16)] == [2.0, 2.0, 1.0, 0.5]
 
 
-def test_figures_by_tokens() -> None:
-    """Two steps of 10 tokens, then steps of 20 and 40: the second and third stage go through the curve faster."""
+def test_rates_by_tokens_match_values_computed_by_hand() -> None:
+    """Stages with more tokens per step move along the curve faster."""
     stages = stages_of((2, 10, None), (1, 20, None), (2, 40, None))
     linear = ScheduleSection(kind="linear", by="tokens", warmup_tokens=20, min_ratio=0.0)
     # Tokens before each step: 0, 10, 20, 40, 80.
     assert curve_of(stages, 3.0, linear) == [1.5, 3.0, 3.0, 2.0, 0.0]
     wsd = ScheduleSection(kind="wsd", by="tokens", warmup_tokens=15, decay_tokens=80, decay_shape="linear", min_ratio=0)
-    # After each step: 10, 20, 40, 80, 120; it falls from 40 on.
+    # Tokens after each step: 10, 20, 40, 80, 120; the decay begins at 40.
     assert curve_of(stages, 3.0, wsd) == [2.0, 3.0, 3.0, 1.5, 0.0]
 
 
-def test_anneal_begins_where_the_rate_is() -> None:
+def test_annealing_begins_at_the_current_rate() -> None:
     stages = stages_of((5, 1, None), (2, 10, "linear"), (2, 3, None))
     linear = ScheduleSection(kind="linear", warmup_steps=0, min_ratio=0.25)
-    # 9 steps: 4, 3.625 ... 2.5 by the line, then half-way to 1, 1, and on.
+    # The linear schedule of 9 steps gives 4, 3.625, ..., 2.5; the annealing stage continues from 2.5 down to 1 in two
+    # steps, and the last stage stays at 1.
     assert curve_of(stages, 4.0, linear) == [4.0, 3.625, 3.25, 2.875, 2.5, 1.75, 1.0, 1.0, 1.0]
     constant = ScheduleSection(kind="constant", warmup_steps=1, min_ratio=0.0)
     wsd = ScheduleSection(kind="wsd", warmup_steps=1, decay_steps=4, min_ratio=0.0)
-    # A last stage that anneals is the decay of wsd.
+    # A last stage that anneals is equivalent to the decay of wsd.
     assert curve_of(stages_of((3, 1, None), (4, 1, "one_minus_sqrt")), 2.0, constant) == curve_of(
         one_stage(7), 2.0, wsd
     )
@@ -229,7 +231,7 @@ def test_anneal_begins_where_the_rate_is() -> None:
     assert curve_of(whole, 4.0, constant.model_copy(update={"warmup_steps": 0})) == [3.0, 2.0, 1.0, 0.0]
 
 
-def test_short_runs_have_a_rate() -> None:
+def test_very_short_runs_have_a_valid_rate() -> None:
     schedule = ScheduleSection(kind="cosine", warmup_steps=0, min_ratio=0.0)
     assert curve_of(one_stage(1), 3.0, schedule) == [3.0]
     warming = ScheduleSection(kind="cosine", warmup_steps=100, min_ratio=0.1)
@@ -237,15 +239,15 @@ def test_short_runs_have_a_rate() -> None:
 
 
 @given(curve=curves(annealed=AT_TIMES))
-def test_the_same_settings_are_no_jump(curve: Curve) -> None:
+def test_unchanged_settings_cause_no_jump(curve: Curve) -> None:
     settings = curve.stages, curve.peak, curve.schedule
     for step in range(1, curve.stages[-1].end_step + 1):
         assert check_no_jump(rates_around(step, *settings), step, *settings) is None
 
 
 @given(curve=curves(annealed=AT_TIMES), more=st.integers(1, 50))
-def test_a_longer_run_goes_on_only_without_a_jump(curve: Curve, more: int) -> None:
-    """Without: where the two curves are put together, the rate changes by no more than one of them does there."""
+def test_a_run_may_be_extended_only_without_a_jump(curve: Curve, more: int) -> None:
+    """A resume is accepted only where the rate changes by no more than it does on one of the two curves."""
     *before, last = ((s.end_step - s.first_step, s.tokens_per_step, s.anneal) for s in curve.stages)
     longer = Curve(stages_of(*before, (last[0] + more, *last[1:])), curve.peak, curve.schedule)
     old, new, decay_from = curve.rates, longer.rates, curve.done(len(curve.rates)) - (curve.schedule.decay or 0)
@@ -265,7 +267,7 @@ def test_a_longer_run_goes_on_only_without_a_jump(curve: Curve, more: int) -> No
         assert goes_on >= {step for step in range(1, len(old)) if curve.done(step) <= stable[curve.schedule.kind]}
 
 
-def test_a_jump_is_refused_in_one_line_or_told() -> None:
+def test_a_jump_is_refused_in_one_line_or_reported_if_allowed() -> None:
     schedule = ScheduleSection(kind="linear", warmup_steps=0, min_ratio=0.0)
     saved = rates_around(3, one_stage(5), 4.0, schedule)
     assert saved == {"lr_of_last_step": 2.0, "lr_of_next_step": 1.0}

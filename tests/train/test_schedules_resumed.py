@@ -1,4 +1,4 @@
-"""The learning rate of real runs that are stopped and go on, with the same settings and with others."""
+"""The learning rate of real runs that are stopped and resumed, with the same settings and with changed ones."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ STAGES = (
     "stages=[{name: short, steps: 3}, {name: long, steps: 2, sequence_length: 64},"
     " {name: last, anneal: linear, weights: {zh: 1}}]"
 )
-"""Steps of 256 tokens, then of 512, then of 256 again."""
+"""Steps have 256 tokens in the first stage, 512 in the second and 256 in the third."""
 BY_TOKENS = ("schedule.by=tokens", "schedule.kind=constant", "schedule.warmup_tokens=512", "schedule.warmup_steps=null")
 ANNEALED = (STAGES, *BY_TOKENS, "train.steps=9", "schedule.min_ratio=0.5")
 
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     plan = [
         arguments("wsd", *wsd, "train.steps=6", "train.stop_at_step=4"),
         arguments("wsd", *wsd, "train.steps=8"),
-        arguments("wsd", *wsd, "train.steps=12"),  # it has decayed
+        arguments("wsd", *wsd, "train.steps=12"),  # refused: the rate has already decayed
         arguments("cosine", "train.steps=6", "train.stop_at_step=4"),
         arguments("cosine", "train.steps=8"),
         arguments("cosine", "train.steps=8", "schedule.allow_jump=true"),
@@ -51,13 +51,13 @@ def rates(run: Path) -> list[float]:
 
 
 def lines(run: Path, *, start: str) -> list[str]:
-    """Of rank 0's log, without the time at their head, each once."""
+    """Return the distinct lines of rank 0's log that contain `start`, cut to begin with it."""
     log = RunFolder(run).rank_log(0).read_text().splitlines()
     return list(dict.fromkeys(line[line.index(start) :] for line in log if start in line))
 
 
-def test_wsd_goes_on_for_longer_until_it_decays(runs: Path) -> None:
-    """The checkpoint of step 4 was about to decay; with more steps to come it does so later."""
+def test_wsd_may_be_extended_until_it_has_decayed(runs: Path) -> None:
+    """At step 4 the decay was about to begin; with more steps it begins later. At step 8 the rate has decayed."""
     falling = PEAK * (1 - 0.5**0.5)
     assert rates(runs / "wsd") == [PEAK / 2, *[PEAK] * 5, pytest.approx(falling, rel=1e-12), 0.0]
     (refused,) = lines(runs / "wsd", start="ConfigError")
@@ -65,9 +65,10 @@ def test_wsd_goes_on_for_longer_until_it_decays(runs: Path) -> None:
     assert refused.startswith(f"ConfigError: {says}. ")
 
 
-def test_cosine_is_refused_for_longer_until_a_jump_is_allowed(runs: Path) -> None:
+def test_extending_a_cosine_run_is_refused_unless_a_jump_is_allowed(runs: Path) -> None:
     (refused,) = lines(runs / "cosine", start="ConfigError")
-    # After 2 of 3 and then of 5 steps: (1 + cos 120°) / 2 and (1 + cos 72°) / 2 of the peak; before, (1 + cos 60°) / 2.
+    # As fractions of the peak: step 5 has (1 + cos 120°) / 2 with the old settings and (1 + cos 72°) / 2 with the new
+    # ones (2 of 3 and 2 of 5 decay steps done); step 4 had (1 + cos 60°) / 2.
     says = "learning rate 0.00196353 for step 5: the checkpoint's settings give 0.00075, after 0.00225 in step 4"
     fix = "Restore optimizer.lr, schedule, stages and train.steps, or set schedule.allow_jump=true."
     assert refused == f"ConfigError: {says}. {fix}"
@@ -78,12 +79,12 @@ def test_cosine_is_refused_for_longer_until_a_jump_is_allowed(runs: Path) -> Non
     assert found[-1] == 0.0
 
 
-def test_a_stop_within_a_stage_that_anneals_by_tokens(runs: Path) -> None:
+def test_a_stop_within_an_annealing_stage_keeps_the_rates_by_tokens(runs: Path) -> None:
     run = load_run_config(str(RunFolder(runs / "annealed").config))
     stages = run_stages(run)
     found = rates(runs / "annealed")
     assert found == [learning_rate(step, stages, PEAK, run.schedule) for step in range(9)]
-    # The last stage is four steps of 256 tokens, from the peak to half of it.
+    # The last stage has four steps of 256 tokens and lowers the rate from the peak to half of it.
     falling = [PEAK * share for share in (0.875, 0.75, 0.625, 0.5)]
     assert found == pytest.approx([PEAK / 2, *[PEAK] * 4, *falling], rel=1e-12)
     trainer = (RunFolder(runs / "annealed").checkpoints / "step_00000007" / "trainer.json").read_text()

@@ -1,4 +1,4 @@
-"""A whole training told once: the batch grows, sequences get longer, the rate anneals; two stops change no figure."""
+"""A complete training: batch warm-up, a long-context stage, an annealing stage; two interruptions change nothing."""
 
 import json
 from pathlib import Path
@@ -32,14 +32,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
         held_out = f"validation.corpus={small_corpus}"
         return run_arguments(folder / run, small_corpus, small_tokenizer, "deepspeed=zero1", *STORY, held_out, *more)
 
-    # In the middle of the second stage, and one step into the third.
+    # The first stop is in the middle of the second stage, the second one step into the third.
     stops = [arguments("stopped", "train.stop_at_step=14"), arguments("stopped", "train.stop_at_step=19")]
     plan = [arguments("unbroken"), *stops, arguments("stopped")]
     assert train_many(folder, plan) == [0] * len(plan)
     return folder
 
 
-def test_two_stops_change_no_figure(runs: Path) -> None:
+def test_two_interruptions_change_no_recorded_value(runs: Path) -> None:
     def figures(run: str) -> list[dict[str, object]]:
         return [{key: record.get(key) for key in COMPARED} for record in metrics(runs / run)]
 
@@ -48,14 +48,14 @@ def test_two_stops_change_no_figure(runs: Path) -> None:
     assert [event["step"] for event in events if event["event"] == "started"] == [0, 14, 19]
 
 
-def test_it_goes_as_planned(runs: Path) -> None:
+def test_batch_size_rate_validation_and_mixture_are_as_configured(runs: Path) -> None:
     records = metrics(runs / "unbroken")
     tokens = [record["tokens_seen"] for record in records]
     assert [after - before for before, after in zip([0, *tokens], tokens, strict=False)] == (
         [8 * 32] * 3 + [16 * 32] * 9 + [8 * 64] * 6 + [16 * 32] * 6
     )
     rates = [record["lr"] for record in records]
-    # A warm-up of three steps, level until the last stage, then down to nothing.
+    # The rate warms up for three steps, stays constant until the last stage, then falls to 0.
     assert rates[2:18] == [0.003] * 16 and rates[-1] == 0.0
     assert rates[17:] == sorted(rates[17:], reverse=True) and len(set(rates[18:])) == 6
     assert {record["step"] for record in records if "validation_loss" in record} == {6, 12, 18, 24}

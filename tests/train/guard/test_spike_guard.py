@@ -1,4 +1,4 @@
-"""What counts as a spike: pure figures, no training."""
+"""Detection of spikes from plain numbers, without training."""
 
 import json
 import math
@@ -28,34 +28,34 @@ def guard_after(*losses: float, section: GuardSection = SECTION) -> SpikeGuard:
     return guard
 
 
-def test_a_falling_loss_is_good_and_a_jump_is_not() -> None:
+def test_a_falling_loss_is_accepted_and_a_jump_is_an_outlier() -> None:
     guard = guard_after(*(8.0 - 0.1 * step for step in range(20)))
     assert guard.outliers({"loss": 6.1}) == []
     (found,) = guard.outliers({"loss": 12.0})
     assert found.name == "loss" and found.value == 12.0 and 6.5 < (found.limit or 0) < 12.0
 
 
-def test_below_the_usual_is_never_an_outlier() -> None:
+def test_a_low_value_is_never_an_outlier() -> None:
     assert guard_after(*[5.0] * 10).outliers({"loss": 0.01}) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_an_outlier_from_the_first_step_on(value: float) -> None:
+def test_a_value_that_is_not_finite_is_an_outlier_from_the_first_step(value: float) -> None:
     (found,) = SpikeGuard(SECTION).outliers({"loss": value})
     assert found.limit is None
 
 
-def test_nothing_finite_is_judged_before_there_are_enough_steps() -> None:
+def test_finite_values_are_outliers_only_after_min_steps() -> None:
     assert guard_after(*[5.0] * 7).outliers({"loss": 1e9}) == []
     assert guard_after(*[5.0] * 8).outliers({"loss": 1e9})
 
 
-def test_equal_values_leave_room_for_small_changes() -> None:
+def test_after_equal_values_small_changes_are_allowed() -> None:
     limit = guard_after(*[5.0] * 10).limit("loss")
     assert limit == pytest.approx(5.0 * math.exp(SECTION.deviations * LEAST_DEVIATION))
 
 
-def test_norms_have_more_room_than_losses() -> None:
+def test_gradient_norms_have_a_higher_limit_than_losses() -> None:
     guard = SpikeGuard(SECTION)
     for _ in range(10):
         guard.accept({"loss": 2.0, "grad_norm": 2.0})
@@ -63,28 +63,28 @@ def test_norms_have_more_room_than_losses() -> None:
     assert guard.outliers({"grad_norm": 2.0 * math.exp(SECTION.deviations * LEAST_DEVIATION_OF_NORMS) + 0.1})
 
 
-def test_domains_are_judged_each_by_its_own_steps() -> None:
+def test_each_domain_is_judged_by_its_own_values() -> None:
     guard = SpikeGuard(SECTION)
     for _ in range(10):
         guard.accept({"loss_of_zh": 3.0, "loss_of_code": 1.0})
     assert [found.name for found in guard.outliers({"loss_of_zh": 3.1, "loss_of_code": 3.1})] == ["loss_of_code"]
 
 
-def test_a_norm_of_zero_neither_counts_nor_breaks() -> None:
+def test_a_loss_of_zero_is_accepted_and_not_remembered() -> None:
     guard = guard_after(0.0, *[1.0] * 8)
     assert guard.outliers({"loss": 0.0}) == [] and guard.limit("loss") is not None
 
 
 @given(st.lists(st.floats(4.0, 5.0), min_size=16, max_size=16), st.integers(0, 15))
-def test_a_wild_value_in_the_window_hardly_moves_the_limit(usual: list[float], place: int) -> None:
-    """One of the latest four and two of fifteen changes: the medians stay among the usual ones."""
+def test_an_extreme_value_in_the_window_hardly_moves_the_limit(usual: list[float], place: int) -> None:
+    """It is at most one of the latest four values and affects two of fifteen changes, so both medians hardly change."""
     values = [*usual[:place], 1e30, *usual[place + 1 :]]
     limit = guard_after(*values).limit("loss")
     widest = TO_STANDARD_DEVIATION * math.log(5.0 / 4.0) / math.sqrt(2)
     assert limit is not None and limit <= 5.0 * math.exp(SECTION.deviations * widest) * (1 + 1e-12)
 
 
-def test_the_state_goes_through_json() -> None:
+def test_the_state_survives_a_round_trip_through_json() -> None:
     guard = guard_after(*[5.0, 5.5, 4.5] * 5)
     for bad in (True, False, True):
         guard.count(bad)
@@ -94,7 +94,7 @@ def test_the_state_goes_through_json() -> None:
     assert other.bad_steps == 2
 
 
-def test_bad_steps_are_counted_through_a_rollback_and_forgotten_after_the_window() -> None:
+def test_bad_steps_stay_counted_after_a_rollback_and_expire_with_the_window() -> None:
     guard = guard_after()
     saved = guard.state_dict()
     guard.count(bad=True)
@@ -105,7 +105,7 @@ def test_bad_steps_are_counted_through_a_rollback_and_forgotten_after_the_window
     assert guard.bad_steps == 0
 
 
-def test_outliers_read_well() -> None:
+def test_outliers_are_readable_as_text() -> None:
     assert str(Outlier("loss_of_zh", 12.3456, 7.0)) == "loss_of_zh 12.35 (limit 7)"
     assert str(Outlier("grad_norm", math.nan, None)) == "grad_norm nan"
 

@@ -1,4 +1,4 @@
-"""Time in collectives. Real ones, in real runs, are looked at in test_zero_jsons.py."""
+"""Time spent in collectives, with a fake backend; test_zero_jsons.py covers real collectives in real runs."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ PAUSE_SECONDS = 0.02
 
 
 class Work:
-    """Of a collective under way."""
+    """A handle of an asynchronous collective."""
 
     name = "of the real one"
 
@@ -24,7 +24,7 @@ class Work:
 
 
 class Backend:
-    """Sends nothing and takes its time."""
+    """A fake backend that sends nothing; its collectives take `PAUSE_SECONDS`."""
 
     def all_reduce(self, tensor: Any, async_op: bool = False) -> Work | None:
         if async_op:
@@ -47,11 +47,11 @@ def measured(world_size: int = 2) -> tuple[Backend, CommunicationTime]:
     return backend, CommunicationTime(backend, CPU, world_size)
 
 
-def test_a_call_counts_from_beginning_to_end_and_once() -> None:
+def test_a_collective_that_calls_another_counts_once_from_call_to_return() -> None:
     backend, communication = measured()
     began = time.perf_counter()
     backend.all_reduce(None)
-    backend.broadcast(None)  # made of another
+    backend.broadcast(None)  # calls all_reduce
     passed = time.perf_counter() - began
     time.sleep(PAUSE_SECONDS)
     assert backend.get_rank() == 3
@@ -59,7 +59,7 @@ def test_a_call_counts_from_beginning_to_end_and_once() -> None:
     assert communication.take() == 0.0
 
 
-def test_what_runs_beside_computation_counts_while_it_is_waited_for() -> None:
+def test_an_asynchronous_collective_counts_only_while_it_is_waited_for() -> None:
     backend, communication = measured()
     work = backend.all_reduce(None, async_op=True)
     assert work is not None and work.name == "of the real one"
@@ -70,7 +70,7 @@ def test_what_runs_beside_computation_counts_while_it_is_waited_for() -> None:
     assert PAUSE_SECONDS <= communication.take() <= time.perf_counter() - began
 
 
-def test_after_an_error_it_goes_on() -> None:
+def test_measuring_continues_after_a_collective_fails() -> None:
     backend, communication = measured()
     with pytest.raises(RuntimeError, match="lost"):
         backend.reduce(None)
@@ -78,7 +78,7 @@ def test_after_an_error_it_goes_on() -> None:
     assert communication.take() >= PAUSE_SECONDS
 
 
-def test_closed_it_leaves_nothing_behind() -> None:
+def test_close_restores_the_backend() -> None:
     backend, communication = measured()
     assert vars(backend)
     communication.close()
@@ -87,7 +87,7 @@ def test_closed_it_leaves_nothing_behind() -> None:
     assert communication.take() == 0.0
 
 
-def test_a_rank_alone_is_left_as_it_is() -> None:
+def test_nothing_is_wrapped_with_a_single_rank() -> None:
     backend, communication = measured(world_size=1)
     assert not vars(backend)
     backend.all_reduce(None)
@@ -96,7 +96,7 @@ def test_a_rank_alone_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_on_a_gpu_nothing_waits_for_it(device: str) -> None:
+def test_measuring_on_a_gpu_does_not_synchronize(device: str) -> None:
     class Sleeps(Backend):
         def all_reduce(self, tensor: Any, async_op: bool = False) -> None:
             torch.cuda._sleep(200_000_000)  # a tenth of a second at 2 GHz

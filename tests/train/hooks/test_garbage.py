@@ -1,4 +1,4 @@
-"""When Python's garbage collector runs while training."""
+"""The steps at which Python's garbage collector runs during training."""
 
 import gc
 import weakref
@@ -13,7 +13,7 @@ from z2all_ds.train.hooks.hook import Step
 
 
 class Knot:
-    """Refers to itself: only the collector frees it."""
+    """An object that refers to itself, so that only the collector frees it."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -51,7 +51,7 @@ def test_garbage_stays_until_the_step_that_collects(as_before: None) -> None:
     assert gc.isenabled()
 
 
-def test_what_was_there_before_is_looked_through_again_after_the_end(as_before: None) -> None:
+def test_objects_that_existed_before_training_are_collected_only_after_close(as_before: None) -> None:
     was_there = Knot()
     knot = weakref.ref(was_there)
     garbage = collecting(1)
@@ -63,7 +63,7 @@ def test_what_was_there_before_is_looked_through_again_after_the_end(as_before: 
     assert knot() is None
 
 
-def test_nothing_is_collected_in_time_that_python_would_collect_by_itself(as_before: None) -> None:
+def test_automatic_collection_is_off_between_steps(as_before: None) -> None:
     garbage = collecting(1)
     knots = [weakref.ref(Knot()) for _ in range(20 * gc.get_threshold()[0])]
     assert all(knot() for knot in knots)
@@ -71,6 +71,6 @@ def test_nothing_is_collected_in_time_that_python_would_collect_by_itself(as_bef
     assert not any(knot() for knot in knots)
 
 
-def test_0_leaves_it_to_python() -> None:
+def test_collect_every_0_leaves_collection_to_python() -> None:
     assert not GarbageCollection.is_wanted(load_run_config(None, ["train.collect_every=0"]))
     assert GarbageCollection.is_wanted(load_run_config(None, ["train.collect_every=5"]))

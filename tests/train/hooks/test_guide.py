@@ -1,4 +1,4 @@
-"""The hook that docs/architecture.md shows works as it says."""
+"""The example hook in docs/architecture.md, which must work as described there."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from z2all_ds.train.hooks.hook import Step
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 
 
-def test_the_example_records_and_reports() -> None:
+def test_the_example_hook_records_a_value_and_reports_a_jump() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(example, str(GUIDE), "exec"), names)

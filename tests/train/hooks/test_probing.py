@@ -1,4 +1,4 @@
-"""Probes inside real runs: no bit of the training changes, and the values are those of the checkpoints."""
+"""Probes during real runs: they change no bit of the training, and their values match those of the checkpoints."""
 
 import json
 import re
@@ -19,13 +19,13 @@ from z2all_ds.track.writer import read_records
 from z2all_ds.train.hooks.probing import pack
 
 STAGES = {"zero1": "data.document_mask=false", "zero3": "data.document_mask=true"}
-"""With each JSON one way of packing: every probe has its own sample, or many share one."""
+"""The document mask decides the packing: without it every probe has its own sample, with it probes share samples."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
     folder = tmp_path_factory.mktemp("probed")
-    # Dropout draws random numbers: a look that drew some too would show.
+    # Dropout uses the random state, so probing that changed the state would change the losses.
     common = ("train.steps=6", "model.dropout1=0.1")
     looks: tuple[str, ...] = (f"probes.file={write_probes(folder)}", "probes.every_steps=4")
     looks += ("checkpoint.every_steps=2", "checkpoint.keep_last=3")
@@ -52,7 +52,7 @@ def test_probes_change_no_bit_of_the_training(deepspeed: str, runs: Path) -> Non
 def test_values_are_those_of_the_checkpoint_of_the_same_step(name: str, runs: Path) -> None:
     recorded = {record["step"]: record for record in metrics(runs / name)}
     probed = [step for step, record in recorded.items() if any(key.startswith("probe_") for key in record)]
-    assert probed == [4, 6]  # every four steps, and the last
+    assert probed == [4, 6]  # every four steps, and the last step
     asked = run_probes([runs / name], None, all_checkpoints=True, dtype="fp32", batch=3)
     found = {one.step: one.answers for one in asked.series[0]}
     assert list(found) == [2, 4, 6]
@@ -71,7 +71,9 @@ def test_values_are_those_of_the_checkpoint_of_the_same_step(name: str, runs: Pa
 
 @on_gpu[0]
 @on_gpu[1]
-def test_neither_do_they_beside_cuda_graphs(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_probes_change_no_bit_of_a_training_with_cuda_graphs(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     common = ("deepspeed=zero1", "train.deterministic=true", "train.cuda_graphs=always", "model.hidden_size=256")
     looks: tuple[str, ...] = (f"probes.file={write_probes(tmp_path)}", "probes.every_steps=3")
     for name, more in (("plain", ()), ("probed", looks)):
@@ -81,7 +83,7 @@ def test_neither_do_they_beside_cuda_graphs(tmp_path: Path, small_corpus: Path, 
     assert any(key.startswith("probe_") for key in metrics(tmp_path / "probed")[2])
 
 
-def test_what_is_as_expected_is_said(runs: Path) -> None:
+def test_the_log_says_how_many_probes_are_as_expected(runs: Path) -> None:
     log = (runs / "zero3_probed/logs/rank_0000.log").read_text(encoding="utf-8")
     said = re.findall(r"(?m)^\d\d:\d\d:\d\d (probes: .*)$", log)
     assert len(said) == 2
@@ -91,7 +93,7 @@ def test_what_is_as_expected_is_said(runs: Path) -> None:
     assert f"{sum(judged.values()) - judged['json']} of {len(judged) - 1} as expected" in said[-1]
 
 
-def test_rows_are_packed_as_documents_that_do_not_see_each_other() -> None:
+def test_rows_are_packed_as_separate_documents() -> None:
     rows = [ProbeRow((1, 2, 3), 1, 1), ProbeRow((4, 5, 6, 7, 8), 2, 1), ProbeRow((9, 10), 1, 1)]
     samples, places = pack(rows, sequence_length=6, padding_id=0, shares_samples=True)
     batch = {name: column.tolist() for name, column in make_batch(samples).items()}
@@ -108,7 +110,9 @@ def test_rows_are_packed_as_documents_that_do_not_see_each_other() -> None:
     assert np.array_equal(alone[2].tokens, [9, 10, 0, 0, 0, 0, 0])
 
 
-def test_mistakes_are_said_before_the_launch(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_errors_in_probe_files_are_reported_before_the_launch(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     answer = train(tmp_path / "a", small_corpus, small_tokenizer, "probes.file=zh_en")
     assert answer.returncode == DataError.exit_code
     assert len(answer.stderr.splitlines()) == 1 and "a sequence holds 32" in answer.stderr

@@ -1,4 +1,4 @@
-"""A profiler's trace of a few steps of a real run."""
+"""Profiler traces of a few steps of a real run."""
 
 import gzip
 import json
@@ -25,25 +25,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     return folder
 
 
-def test_the_window_is_written_by_one_rank_and_changes_no_loss(runs: Path) -> None:
+def test_one_rank_writes_the_trace_of_the_window_and_losses_do_not_change(runs: Path) -> None:
     (trace,) = (runs / "window" / "profiles").iterdir()
     assert trace.name == "steps_2-3.json.gz"
     with gzip.open(trace) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
-    # Two micro-batches a rank and step; their forward passes end with the loss of the head's product.
+    # The trace has matrix products and both optimizer steps.
     assert any("mm" in name for name in names)
     assert sum("Optimizer.step" in name for name in names) >= 2
     assert losses(runs / "window") == losses(runs / "plain")
 
 
-def test_a_run_that_ends_inside_the_window_writes_what_it_has(runs: Path) -> None:
+def test_a_run_that_ends_inside_the_window_writes_the_steps_so_far(runs: Path) -> None:
     (trace,) = (runs / "late" / "profiles").iterdir()
     assert trace.name == "steps_4-5.json.gz"
     with gzip.open(trace) as file:
         assert json.load(file)["traceEvents"]
 
 
-def test_windows_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_windows_are_refused(tmp_path: Path) -> None:
     for window in ("[0, 4]", "[9, 3]"):
         with pytest.raises(ConfigError, match="must be ascending and start at step 1"):
             load_run_config(None, [f"train.profile={window}"])

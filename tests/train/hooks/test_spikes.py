@@ -1,4 +1,4 @@
-"""A poisoned domain in real runs: with the guard they end where the run on clean text ends."""
+"""Real runs on a corpus with a poisoned domain: with the guard they reach the loss of a run on clean text."""
 
 import json
 import random
@@ -24,7 +24,7 @@ POLICIES = ("skip", "rollback")
 
 
 def write_corpus(folder: Path, poisoned: bool) -> Path:
-    """Plain text of a few sentences, and a rare domain that is the same, or letters drawn at random."""
+    """Write a corpus of simple sentences and return its folder; if poisoned, its rare domain is random characters."""
     draw = random.Random(5)
     plain = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(200)]
     rare = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(20)]
@@ -64,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Pat
 
     plan = [arguments("clean", clean)]
     plan += [arguments(policy, poisoned, f"guard.policy={policy}") for policy in POLICIES]
-    # Back to snapshots of the same steps: there is no checkpoint to go back to.
+    # Snapshots are taken at the steps at which the other run has checkpoints, and no checkpoint is written.
     in_memory = ("guard.policy=rollback", "checkpoint.snapshot_every=20", "checkpoint.every_steps=1000")
     plan += [arguments("rollback_in_memory", poisoned, *in_memory)]
     plan += [arguments("warn", poisoned, "guard.policy=warn", "train.stop_at_step=48")]
@@ -80,19 +80,19 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == kind]
 
 
-def test_clean_text_is_no_spike(runs: Path) -> None:
+def test_clean_text_causes_no_spike(runs: Path) -> None:
     assert events(runs / "clean", "spike") == []
     assert losses(runs / "clean")[-1] < 0.5 * losses(runs / "clean")[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_poisoned_domain_does_not_move_the_end(policy: str, runs: Path) -> None:
+def test_a_poisoned_domain_does_not_change_the_final_validation_loss(policy: str, runs: Path) -> None:
     assert events(runs / policy, "spike")
     found, clean = (metrics(runs / name)[-1]["validation_loss"] for name in (policy, "clean"))
     assert found == pytest.approx(clean, rel=0.01)
 
 
-def test_an_event_names_values_and_documents(runs: Path) -> None:
+def test_a_spike_event_names_values_limits_and_documents(runs: Path) -> None:
     event = events(runs / "skip", "spike")[0]
     assert event["taken"] is False and "loss" in event["outliers"]
     assert event["values"]["loss"] > event["limits"]["loss"]
@@ -102,14 +102,14 @@ def test_an_event_names_values_and_documents(runs: Path) -> None:
     assert rare and {"sample", "shard", "record"} <= set(rare[0]) and first <= rare[0]["sample"] < end
 
 
-def test_a_skipped_step_is_marked_and_the_others_are_not(runs: Path) -> None:
+def test_only_skipped_steps_are_marked_as_not_taken(runs: Path) -> None:
     bad = {event["step"] for event in events(runs / "skip", "spike")}
     records = metrics(runs / "skip")
     assert {record["step"] for record in records if not record["step_taken"]} == bad
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
 
 
-def test_a_rolled_back_run_has_every_step_once_and_never_meets_the_data_again(runs: Path) -> None:
+def test_after_rollbacks_every_step_is_recorded_once_and_bad_data_is_skipped(runs: Path) -> None:
     run = runs / "rollback"
     assert [record["step"] for record in metrics(run)] == list(range(1, STEPS + 1))
     spikes, back = events(run, "spike"), events(run, "rolled_back")
@@ -119,23 +119,23 @@ def test_a_rolled_back_run_has_every_step_once_and_never_meets_the_data_again(ru
     state = json.loads(max(run.glob("data_states/step_*.json")).read_text())
     inside = [any(first <= a and b <= end for first, end in state["skip"]) for a, b in skipped]
     assert inside.count(False) <= 1, "all but one after the last checkpoint are in its state"
-    # Before the first checkpoint there is nothing to go back to.
+    # A spike before the first checkpoint causes no rollback.
     assert len(spikes) >= len(back)
 
 
-def test_a_snapshot_serves_as_well_as_a_checkpoint(runs: Path) -> None:
+def test_rollbacks_to_snapshots_and_to_checkpoints_give_the_same_losses(runs: Path) -> None:
     run = runs / "rollback_in_memory"
     assert losses(run) == losses(runs / "rollback")
     assert len(events(run, "rolled_back")) == len(events(runs / "rollback", "rolled_back"))
     assert events(run, "checkpoint") == [] and list((run / "checkpoints").iterdir()) == []
 
 
-def test_a_warning_lets_the_step_through(runs: Path) -> None:
+def test_the_warn_policy_takes_the_step(runs: Path) -> None:
     assert {event["taken"] for event in events(runs / "warn", "spike")} == {True}
     assert all(record["step_taken"] for record in metrics(runs / "warn"))
 
 
-def test_stop_and_giving_up_say_why(runs: Path) -> None:
+def test_runs_that_stop_or_give_up_log_the_reason(runs: Path) -> None:
     def log(run: str) -> str:
         return (runs / run / "logs" / "rank_0000.log").read_text()
 

@@ -1,4 +1,4 @@
-"""Loss per domain against a plain loop, over packing borders, micro-batches and ranks."""
+"""Loss per domain, compared with a plain loop, across document boundaries, micro-batches and ranks."""
 
 import json
 import math
@@ -23,7 +23,7 @@ MicroBatch = tuple[Tensor, Tensor, Tensor]
 
 
 def micro_batch(seed: int, batch: int = 2, tokens: int = 9) -> MicroBatch:
-    """Packed rows: each is cut into documents of one domain, whose last token predicts nothing."""
+    """Return losses, labels and domains of packed rows. Each row has two documents, whose last tokens have no label."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 7, (batch, tokens), generator=generator)
     domains = torch.empty(batch, tokens, dtype=torch.long)
@@ -33,13 +33,13 @@ def micro_batch(seed: int, batch: int = 2, tokens: int = 9) -> MicroBatch:
         names = [0, 1, 3]  # domain 2 never occurs
         domains[row, :cut], domains[row, cut:] = names[first], names[second]
         labels[row, cut - 1] = labels[row, -1] = IGNORED_LABEL
-    # Hidden states of 7 and a head that passes them on: logits.
+    # The head is the identity, so the random hidden states are the logits.
     _, losses = cross_entropy(torch.randn(batch * tokens, 7, generator=generator), torch.eye(7), labels.flatten())
     return losses.view(labels.shape), labels, domains
 
 
 def plain_loop(batches: list[MicroBatch]) -> tuple[float, dict[str, float]]:
-    """Exact sums of the same fp32 values."""
+    """Return the total mean and the means per domain, from exact sums of the same fp32 values."""
     terms: dict[str, list[float]] = {}
     for losses, labels, domains in batches:
         for loss, label, domain in zip(*(x.flatten().tolist() for x in (losses, labels, domains)), strict=True):
@@ -50,14 +50,14 @@ def plain_loop(batches: list[MicroBatch]) -> tuple[float, dict[str, float]]:
 
 
 def assert_same(found: tuple[float, dict[str, float]], wanted: tuple[float, dict[str, float]]) -> None:
-    """fp64 sums of a few dozen terms: 1e-13 leaves room for their order only."""
+    """Compare with a tolerance of 1e-13, which only allows fp64 sums of a few dozen terms in another order."""
     assert found[0] == pytest.approx(wanted[0], rel=1e-13)
     assert found[1] == pytest.approx(wanted[1], rel=1e-13)
 
 
 @given(seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=5))
 @settings(deadline=None)
-def test_against_a_plain_loop(seeds: list[int]) -> None:
+def test_losses_match_a_plain_loop(seeds: list[int]) -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     batches = [micro_batch(seed) for seed in seeds]
     for batch in batches:
@@ -67,15 +67,15 @@ def test_against_a_plain_loop(seeds: list[int]) -> None:
     assert "never" not in found[1]
 
 
-def test_labels_that_do_not_count_count_nowhere() -> None:
+def test_ignored_labels_are_not_counted() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     labels = torch.tensor([[1, IGNORED_LABEL, 2, IGNORED_LABEL]])
     losses = torch.tensor([[1.0, 0.0, 4.0, 0.0]])
     meter.add(losses, labels, torch.tensor([[0, 0, 3, 1]]))
-    assert meter.take() == (2.5, {"code": 1.0, "zh": 4.0})  # en has a position, but none that counts
+    assert meter.take() == (2.5, {"code": 1.0, "zh": 4.0})  # en has a position, but its label is ignored
 
 
-def test_taking_starts_afresh() -> None:
+def test_take_resets_the_meter() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     meter.add(*micro_batch(1))
     first = meter.take()
@@ -84,22 +84,22 @@ def test_taking_starts_afresh() -> None:
     assert meter.take() == first
 
 
-def test_keeps_no_graph() -> None:
+def test_the_meter_keeps_no_autograd_graph() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     losses, labels, domains = micro_batch(1)
     meter.add(losses.requires_grad_() * 2, labels, domains)
     assert not meter._totals.requires_grad
 
 
-def test_a_million_tokens_do_not_round() -> None:
-    """fp32 sums of 0.1 drift by 1e-3 and more over a million terms."""
+def test_a_million_tokens_cause_no_rounding_error() -> None:
+    """A sum of 0.1 in fp32 would be off by 1e-3 or more after a million terms."""
     meter = ChannelLoss(["only"], CPU)
     losses = torch.full((1, 1_000_000), 0.1)
     meter.add(losses, torch.zeros_like(losses, dtype=torch.long), torch.zeros_like(losses, dtype=torch.long))
     assert meter.take()[0] == pytest.approx(losses[0, 0].item(), rel=1e-12)
 
 
-def test_nan_shows_in_its_domain_alone() -> None:
+def test_nan_appears_only_in_its_domain_and_the_total() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     labels = torch.tensor([[1, 2]])
     meter.add(torch.tensor([[float("nan"), 3.0]]), labels, torch.tensor([[0, 1]]))
@@ -115,7 +115,7 @@ def _one_rank(rank: int, world_size: int, folder: str) -> None:
     )
     meter = ChannelLoss(DOMAINS, CPU, World(rank, world_size, rank, world_size))
     answers = []
-    for first_seed in (0, 100):  # two steps: what was taken may not come again
+    for first_seed in (0, 100):  # two steps: values of the first must not appear in the second
         for seed in range(first_seed + rank, first_seed + 6, world_size):
             meter.add(*micro_batch(seed))
         answers.append([*meter.take(), meter.rank_costs])
@@ -124,7 +124,7 @@ def _one_rank(rank: int, world_size: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
+def test_two_ranks_give_the_values_of_one(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_one_rank, args=(2, str(tmp_path)), nprocs=2)
     ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     assert ranks[0] == ranks[1]
@@ -134,7 +134,7 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
         assert_same((mean, per_domain), plain_loop([micro_batch(seed) for seed in range(first_seed, first_seed + 6)]))
 
 
-def test_a_flag_of_one_rank_is_seen_once() -> None:
+def test_a_raised_flag_is_seen_by_one_take_only() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     meter.add(*micro_batch(1))
     wanted = meter.take()
@@ -161,7 +161,7 @@ def test_tokens_of_the_last_step_are_counted_by_domain() -> None:
     assert meter.tokens == {}
 
 
-def test_without_a_world_no_costs_travel() -> None:
+def test_without_a_world_no_costs_are_exchanged() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     meter.take()
     assert meter.rank_costs == []

@@ -1,4 +1,4 @@
-"""What a step cost, and the line that says so."""
+"""The cost of a step (time, rates, memory) and the line that reports it."""
 
 import mmap
 import time
@@ -49,7 +49,7 @@ def cost_of(tokens_per_second: float, mfu: float | None, peak_memory_bytes: int,
     )
 
 
-def test_figures_of_one_step_belong_together() -> None:
+def test_time_rate_and_forecast_of_one_step_are_consistent() -> None:
     run = tiny_run(steps=10)
     meters = meters_of(run, world_size=1, device=CPU, first_step=6)
     time.sleep(PAUSE_SECONDS)
@@ -58,10 +58,10 @@ def test_figures_of_one_step_belong_together() -> None:
     tokens = run.train.global_batch * run.train.sequence_length
     assert cost.tokens_per_second * cost.step_seconds == pytest.approx(tokens, rel=1e-12)
     assert cost.remaining_seconds == pytest.approx(3 * cost.step_seconds, rel=1e-12)  # steps 8, 9 and 10
-    assert cost.mfu is cost.mfu_exact is cost.hfu is None  # nobody knows a CPU's peak
+    assert cost.mfu is cost.mfu_exact is cost.hfu is None  # the peak throughput of a CPU is unknown
 
 
-def test_nothing_remains_after_the_last_step() -> None:
+def test_the_remaining_time_is_zero_after_the_last_step() -> None:
     run = tiny_run(steps=2)
     meters = meters_of(run, world_size=1, device=CPU, first_step=0)
     costs = []
@@ -72,7 +72,7 @@ def test_nothing_remains_after_the_last_step() -> None:
     assert costs[1].remaining_seconds == 0
 
 
-def test_rate_is_a_mean_over_the_window_alone() -> None:
+def test_the_rate_is_a_mean_over_the_window_only() -> None:
     run = tiny_run()
     meters = meters_of(run, world_size=1, device=CPU, first_step=0)
     costs = []
@@ -84,7 +84,7 @@ def test_rate_is_a_mean_over_the_window_alone() -> None:
     assert costs[-1].tokens_per_second == pytest.approx(tokens * WINDOW_STEPS / window, rel=1e-9)
 
 
-def test_tokens_are_those_of_the_stage_and_what_remains_is_that_of_the_run() -> None:
+def test_tokens_are_those_of_the_stage_and_remaining_time_is_that_of_the_run() -> None:
     run = tiny_run(steps=10, stages="[{name: a, steps: 4}, {name: b, global_batch: 4, sequence_length: 16}]")
     meters = Meters(run, world_size=1, device=CPU, first_step=4)
     meters.begin_stage(run_stages(run)[1])
@@ -94,21 +94,21 @@ def test_tokens_are_those_of_the_stage_and_what_remains_is_that_of_the_run() -> 
     assert cost.remaining_seconds == pytest.approx(5 * cost.step_seconds, rel=1e-12)
 
 
-def test_no_time_is_lost_between_two_stages_and_rates_begin_anew() -> None:
+def test_time_between_two_stages_is_counted_and_rates_start_over() -> None:
     run = tiny_run(steps=10, stages="[{name: a, steps: 4}, {name: b, global_batch: 4, sequence_length: 16}]")
     first, second = run_stages(run)
     meters = Meters(run, world_size=1, device=CPU, first_step=3)
     meters.begin_stage(first)
     time.sleep(PAUSE_SECONDS)
     meters.measure(NO_TIME)
-    time.sleep(PAUSE_SECONDS)  # a checkpoint, say
+    time.sleep(PAUSE_SECONDS)  # for example a checkpoint
     meters.begin_stage(second)
     cost = meters.measure(NO_TIME, checkpoint_seconds=PAUSE_SECONDS)
     assert cost.step_seconds >= cost.checkpoint_seconds == PAUSE_SECONDS
     assert cost.tokens_per_second * cost.step_seconds == pytest.approx(4 * 16, rel=1e-12)
 
 
-def test_parts_add_up_to_the_step() -> None:
+def test_the_parts_add_up_to_the_step() -> None:
     meters = meters_of(tiny_run(), world_size=1, device=CPU, first_step=0)
     time.sleep(10 * PAUSE_SECONDS)
     parts = {"data_wait": 0.001, "forward": 0.002, "backward": 0.004, "optimizer": 0.003}
@@ -116,11 +116,11 @@ def test_parts_add_up_to_the_step() -> None:
     named = [cost.data_wait_seconds, cost.forward_seconds, cost.backward_seconds, cost.optimizer_seconds]
     assert named == list(parts.values()) and cost.checkpoint_seconds == 0.005
     assert cost.other_seconds == pytest.approx(cost.step_seconds - 0.015 - cost.validation_seconds, rel=1e-9)
-    # On a GPU parts of the step before may be among them.
+    # On a GPU the parts may include time of the previous step, so their sum may exceed this step.
     assert meters.measure({**NO_TIME, "forward": 3600.0}).other_seconds == 0.0
 
 
-def test_record_has_units_in_its_names_and_no_forecast() -> None:
+def test_names_in_a_record_have_units_and_there_is_no_forecast() -> None:
     record = cost_of(1234.5678, 0.43214321, 2**30, 7.0).as_record()
     assert (record["tokens_per_second"], record["mfu"], record["step_seconds"]) == (1234.6, 0.43214, 0.5)
     assert record["memory_bytes"] == 2**30 and isinstance(record["memory_bytes"], int)
@@ -130,9 +130,10 @@ def test_record_has_units_in_its_names_and_no_forecast() -> None:
     assert cost_of(1.0, None, 1, 0.0).as_record()["hfu"] is None
 
 
-def test_cpu_memory_now_follows_what_is_held() -> None:
+def test_current_cpu_memory_follows_allocations() -> None:
     before = memory_bytes(CPU)
-    # Straight from the kernel, which an allocator would not give back at once; far more than its counting is off by.
+    # Mapped directly from the kernel: an allocator might not return the memory at once. The size is far above the error
+    # of the kernel's accounting.
     size = 256 * 2**20
     with mmap.mmap(-1, size) as block:
         block.write(bytes(size))
@@ -143,17 +144,17 @@ def test_cpu_memory_now_follows_what_is_held() -> None:
     assert 50 * 2**20 < cost.memory_bytes <= cost.peak_memory_bytes
 
 
-def test_cpu_memory_is_this_process_and_in_bytes() -> None:
+def test_peak_cpu_memory_is_of_this_process_and_in_bytes() -> None:
     before = peak_memory_bytes(CPU)
     block = torch.ones(64 * 2**20, dtype=torch.uint8)
-    # A process with torch in it takes 50 MB and more; more than 1 TB would be a mistaken unit.
+    # A process that has loaded torch uses at least 50 MB; more than 1 TB would mean a wrong unit.
     assert 50 * 2**20 < before <= peak_memory_bytes(CPU) < 2**40
     assert block.numel() == 64 * 2**20
 
 
 @on_gpu[0]
 @on_gpu[1]
-def test_gpu_has_a_memory_figure_and_an_mfu_where_its_peak_is_known() -> None:
+def test_a_gpu_has_memory_values_and_an_mfu_if_its_peak_is_known() -> None:
     device = torch.device("cuda", 0)
     block = torch.ones(2**20, device=device)
     run = tiny_run()
@@ -171,7 +172,7 @@ def test_gpu_has_a_memory_figure_and_an_mfu_where_its_peak_is_known() -> None:
         assert cost.hfu == pytest.approx(per_peak * executed, rel=1e-9)
 
 
-def test_step_line() -> None:
+def test_the_line_of_a_step_shows_all_values() -> None:
     cost = cost_of(123456.7, 0.4321, 3 * 2**30, 3725.0)
     assert step_line(25, 1000, 2.34567, 3e-4, 0.98765, cost) == (
         "step 25/1000 | 2% | loss 2.3457 | lr 3.00e-04 | grad 0.988 | 123,457 tok/s | MFU 43.2% | mem 3.0 GiB"
@@ -179,7 +180,7 @@ def test_step_line() -> None:
     )
 
 
-def test_step_line_without_what_is_not_known() -> None:
+def test_the_line_of_a_step_shows_a_dash_for_unknown_values() -> None:
     cost = cost_of(10.0, None, 2**20, 0.0)
     line = step_line(3, 3, float("nan"), 0.0, None, cost)
     assert " | grad - | " in line

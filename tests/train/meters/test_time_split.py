@@ -1,4 +1,4 @@
-"""The parts of a step: on a CPU by the clock, on a GPU by events, and never by waiting."""
+"""The time of the parts of a step: by the clock on a CPU, by events on a GPU, without synchronizing."""
 
 import time
 
@@ -10,10 +10,10 @@ from z2all_ds.train.meters.time_split import PARTS, TimeSplit
 
 PAUSE_SECONDS = 0.002
 LONG_CYCLES = 2_000_000_000
-"""For a GPU to stand still: about a second at 2 GHz."""
+"""Cycles for the GPU to sleep: about a second at 2 GHz."""
 
 
-def test_each_part_has_the_time_that_passed_before_its_mark() -> None:
+def test_each_part_has_the_time_since_the_previous_mark() -> None:
     split = TimeSplit(torch.device("cpu"))
     began = time.perf_counter()
     split.begin()
@@ -32,7 +32,7 @@ def test_each_part_has_the_time_that_passed_before_its_mark() -> None:
     assert min(seconds.values()) >= 0 and sum(seconds.values()) <= passed
 
 
-def test_what_lies_between_two_steps_belongs_to_neither() -> None:
+def test_the_time_between_two_steps_belongs_to_neither() -> None:
     split = TimeSplit(torch.device("cpu"))
     split.begin()
     split.done("forward")
@@ -47,7 +47,7 @@ def test_what_lies_between_two_steps_belongs_to_neither() -> None:
     assert set(split.take().values()) == {0.0}
 
 
-def test_unknown_parts_and_marks_before_the_beginning_are_bugs() -> None:
+def test_unknown_parts_and_marks_before_begin_fail_an_assertion() -> None:
     split = TimeSplit(torch.device("cpu"))
     with pytest.raises(AssertionError):
         split.done("forward")
@@ -69,13 +69,13 @@ def test_on_a_gpu_a_part_lasts_as_long_as_its_kernels(device: str) -> None:
     split.done("optimizer")
     torch.cuda.synchronize()
     seconds = split.take()
-    # The clock of the GPU may change, not the order of things.
+    # The clock rate of the GPU may vary, so only rough ratios are compared.
     assert seconds["backward"] > 1.5 * seconds["forward"] > 0.01
     assert seconds["data_wait"] + seconds["optimizer"] < 0.5 * seconds["forward"]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_what_a_gpu_has_not_done_yet_is_not_waited_for_and_comes_with_the_next_step(device: str) -> None:
+def test_unfinished_gpu_work_is_not_waited_for_and_counts_in_the_next_step(device: str) -> None:
     split = TimeSplit(torch.device(device))
     torch.cuda.synchronize()
     split.begin()
@@ -97,8 +97,8 @@ def test_what_a_gpu_has_not_done_yet_is_not_waited_for_and_comes_with_the_next_s
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_waiting_for_data_is_the_time_the_gpu_stood_still(device: str) -> None:
-    """The host waits for a batch in both steps; in the second the GPU has work meanwhile."""
+def test_data_wait_is_the_time_that_the_gpu_was_idle(device: str) -> None:
+    """The host waits for a batch in both steps; in the second step the GPU is busy meanwhile."""
     split = TimeSplit(torch.device(device))
     waits = []
     for cycles in (0, LONG_CYCLES):
@@ -113,7 +113,7 @@ def test_waiting_for_data_is_the_time_the_gpu_stood_still(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_a_replayed_graph_is_timed_like_single_kernels(device: str) -> None:
+def test_a_replayed_cuda_graph_is_timed_like_single_kernels(device: str) -> None:
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):

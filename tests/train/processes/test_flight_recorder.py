@@ -1,4 +1,4 @@
-"""What flight recordings tell; the files are in the form that torch 2.11 wrote on a GPU (see test_nccl_nodes)."""
+"""Analysis of flight recorder files, in the format that torch 2.11 wrote on a GPU (see test_nccl_nodes)."""
 
 import os
 import pickle
@@ -42,7 +42,7 @@ def write(run: RunFolder, rank: int, content: Any) -> Path:
     return path
 
 
-def test_who_has_not_come_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_has_not_started_a_collective_is_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     waits = recording(entry(6), entry(7, "scheduled"), entry(8, "scheduled"))
     for rank in (0, 2, 3):
@@ -51,7 +51,7 @@ def test_who_has_not_come_is_named(tmp_path: Path) -> None:
     assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by ranks 0, 2, 3, not by rank 1"]
 
 
-def test_a_collective_that_all_have_begun_is_told_after_one_that_they_have_not(tmp_path: Path) -> None:
+def test_collectives_that_all_ranks_have_started_are_listed_last(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     stuck = entry(3, "started", "0", "reduce_scatter")
     write(run, 0, recording(stuck, entry(9, "scheduled", "1", "all_gather")))
@@ -62,14 +62,14 @@ def test_a_collective_that_all_have_begun_is_told_after_one_that_they_have_not(t
     ]
 
 
-def test_members_of_other_groups_are_not_missed(tmp_path: Path) -> None:
+def test_members_of_other_groups_are_not_reported_as_missing(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     write(run, 0, recording(entry(7, "scheduled", "2")))
     write(run, 1, recording(entry(1, group="3")))
     assert flight_recorder.told(run) == ["all_reduce 7 of group 2: started by rank 0, not finished"]
 
 
-def test_ranks_that_wait_for_nothing_tell_nothing(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_nothing_give_no_lines(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert flight_recorder.told(run) == []
     write(run, 0, recording(entry(7)))
@@ -77,12 +77,12 @@ def test_ranks_that_wait_for_nothing_tell_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [{"pg_status": [], "entries": [{"state": 1}]}, {"pg_status": {}, "entries": 3}, 7])
-def test_another_form_tells_nothing(content: Any, tmp_path: Path) -> None:
+def test_an_unknown_format_gives_no_lines(content: Any, tmp_path: Path) -> None:
     write(RunFolder(tmp_path), 0, content)
     assert flight_recorder.told(RunFolder(tmp_path)) == []
 
 
-def test_half_a_file_and_code_in_one_are_not_read(tmp_path: Path) -> None:
+def test_incomplete_files_and_files_with_code_are_not_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     path = write(run, 0, recording(entry(7, "scheduled")))
     assert flight_recorder.read_flight(run, 0)
@@ -98,7 +98,7 @@ def test_half_a_file_and_code_in_one_are_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_a_rank_is_asked_by_its_pipe_and_waited_for(tmp_path: Path) -> None:
+def test_a_rank_is_asked_through_its_pipe_and_waited_for(tmp_path: Path) -> None:
     run, pipe = RunFolder(tmp_path), flight_recorder.pipe_of(tmp_path, 1)
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -111,13 +111,13 @@ def test_a_rank_is_asked_by_its_pipe_and_waited_for(tmp_path: Path) -> None:
 
     rank = threading.Thread(target=answer)
     rank.start()
-    flight_recorder.ask_for(run, tmp_path, [0, 1])  # rank 0 has no recorder
+    flight_recorder.ask_for(run, tmp_path, [0, 1])  # rank 0 has no pipe
     assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by rank 1, not finished"]
     rank.join()
     os.close(reading)
 
 
-def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_without_a_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "PATIENCE_SECONDS", 60.0)
     os.mkfifo(flight_recorder.pipe_of(tmp_path, 0))
     began = time.monotonic()
@@ -126,10 +126,10 @@ def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path, monkeypat
     assert flight_recorder.read_flights(RunFolder(tmp_path)) == {}
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_settings_are_kept_and_an_old_record_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)  # and again when the test is over
+        monkeypatch.delenv(name)  # set and deleted, so that monkeypatch removes it again after the test
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     old = write(RunFolder(tmp_path), 3, recording())
     flight_recorder.switch_on(RunFolder(tmp_path), tmp_path / "pipes", 3)

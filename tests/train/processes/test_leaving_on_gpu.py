@@ -1,4 +1,4 @@
-"""Two ranks on one GPU that are asked to stop: they wait for each other by NCCL, and end as agreed."""
+"""Two ranks that share a GPU and are asked to stop: they wait for each other through NCCL and end without faults."""
 
 import subprocess
 import time
@@ -16,7 +16,7 @@ pytestmark = list(on_gpu)
 PATIENCE_SECONDS = 120.0
 
 
-def test_ranks_that_are_asked_to_stop_leave_together(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_ranks_that_are_asked_to_stop_end_together(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     arguments = run_arguments(folder.root, small_corpus, small_tokenizer, "train.steps=1000000", "deepspeed=zero1")
     with ended(subprocess.Popen(shared_gpu_command(arguments, 2, free_port()), text=True)) as process:

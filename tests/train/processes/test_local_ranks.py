@@ -1,4 +1,4 @@
-"""Starting ranks: the launcher's command line, the number of ranks, a port that is taken."""
+"""Starting ranks: the launcher's command line, the number of ranks, and a port in use."""
 
 import socket
 import sys
@@ -13,7 +13,7 @@ from z2all_ds.train.processes import local_ranks
 from z2all_ds.train.processes.local_ranks import check_ranks, deepspeed_command, run_local_ranks
 
 
-def test_the_deepspeed_launchers_command_line() -> None:
+def test_the_command_line_of_the_deepspeed_launcher() -> None:
     command = deepspeed_command(["--config", "my run.yaml", "train.steps=5"], ranks=3, port=29501)
     assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
     assert command[-3:] == ["--config", "my run.yaml", "train.steps=5"]
@@ -32,20 +32,20 @@ def test_the_deepspeed_launchers_command_line() -> None:
     ("ranks", "gpus", "rule"),
     [(0, 0, "must be at least 1"), (-1, 0, "must be at least 1"), (0, 2, "must be 1 to 2"), (3, 2, "must be 1 to 2")],
 )
-def test_numbers_of_ranks_that_cannot_be(ranks: int, gpus: int, rule: str) -> None:
+def test_invalid_numbers_of_ranks_are_refused(ranks: int, gpus: int, rule: str) -> None:
     with pytest.raises(ClusterError, match=f"^ranks={ranks}: {rule}"):
         check_ranks(ranks, gpus)
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 0), (64, 0), (1, 2), (2, 2)])
-def test_numbers_of_ranks_that_can_be(ranks: int, gpus: int) -> None:
+def test_valid_numbers_of_ranks_are_accepted(ranks: int, gpus: int) -> None:
     check_ranks(ranks, gpus)
 
 
-def test_a_port_that_is_taken_is_exchanged(
+def test_a_port_in_use_is_replaced_by_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """Somebody takes the port between our look and rank 0's bind."""
+    """Another process takes the port after it was found free and before rank 0 binds it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1], free_port()]
         monkeypatch.setattr(local_ranks, "free_port", lambda: ports.pop(0))

@@ -1,4 +1,4 @@
-"""A real training at a real pseudo-terminal: a panel, the log as ever, and a usable terminal after every end."""
+"""Real trainings on a pseudo-terminal: a panel, the usual log, a usable terminal afterwards. Logs on a full disk."""
 
 import os
 import re
@@ -57,7 +57,9 @@ def assert_usable(terminal: Terminal) -> None:
     assert lines_on_screen(terminal.seen)[-1] == ""
 
 
-def test_a_run_asked_to_stop(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_run_asked_to_stop_leaves_its_panel_and_a_usable_terminal(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     terminal = Terminal(100, 40)
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *ENDLESS)
     with training(terminal, arguments) as process:
@@ -82,7 +84,9 @@ def test_a_run_asked_to_stop(tmp_path: Path, small_corpus: Path, small_tokenizer
     terminal.close()
 
 
-def test_a_rank_that_is_killed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_killed_rank_leaves_a_usable_terminal_and_an_error_line(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     terminal = Terminal(40, 24)
     arguments = run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *ENDLESS)
     with training(terminal, arguments) as process:
@@ -99,7 +103,7 @@ def test_a_rank_that_is_killed(tmp_path: Path, small_corpus: Path, small_tokeniz
     terminal.close()
 
 
-def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_loses_log_lines_but_does_not_end_the_run(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-c", ON_A_FULL_DISK, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "the run goes on\nand says why it ends\n")

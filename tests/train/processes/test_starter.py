@@ -1,4 +1,4 @@
-"""The starter of one machine's ranks, with small modules in place of training."""
+"""The process that starts the ranks of one machine, with small modules instead of training."""
 
 import json
 import os
@@ -29,12 +29,12 @@ if os.environ["RANK"] != "1":
 
 
 def ranks_of(folder: Path, source: str) -> dict[str, str]:
-    """Makes `a_rank` a module that the starter's ranks find."""
+    """Write the module `a_rank` and return an environment in which the ranks can import it."""
     (folder / "a_rank.py").write_text(source)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_each_rank_knows_its_place_and_gets_the_arguments(tmp_path: Path) -> None:
+def test_each_rank_gets_its_environment_and_the_arguments(tmp_path: Path) -> None:
     environment = ranks_of(tmp_path, WRITES_ITS_ENVIRONMENT)
     arguments = [str(tmp_path), "--config", "my run.yaml", "train.steps=5"]
     assert run_group(local_command(arguments, 3, 29501, "a_rank"), environment, tmp_path / "log") == 0
@@ -46,23 +46,23 @@ def test_each_rank_knows_its_place_and_gets_the_arguments(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit(4)", 4), ("os.kill(os.getpid(), 9)", 128 + 9)])
-def test_the_first_that_fails_ends_all_with_its_code(tmp_path: Path, ending: str, code: int) -> None:
+def test_the_first_rank_that_fails_ends_all_with_its_exit_code(tmp_path: Path, ending: str, code: int) -> None:
     environment = ranks_of(tmp_path, RANK_1_FAILS.format(ending=ending))
     began = time.monotonic()
     assert run_group(local_command([], 3, 29501, "a_rank"), environment, tmp_path / "log") == code
-    assert time.monotonic() - began < 60  # of the 600 that the others would sleep
+    assert time.monotonic() - began < 60  # the others would sleep for 600
     pids = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert 1 <= len(pids) <= 3
     assert not any(process_is_alive(pid, None) for pid in pids)
 
 
-def test_it_loads_neither_torch_nor_deepspeed() -> None:
+def test_the_starter_loads_neither_torch_nor_deepspeed_nor_numpy() -> None:
     code = "import sys, z2all_ds.train.processes.starter; print({'torch', 'deepspeed', 'numpy'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_a_signal_to_the_whole_group_ends_it(tmp_path: Path) -> None:
-    """As `child_process.py` sends it on Ctrl-C."""
+def test_a_signal_to_the_process_group_ends_starter_and_ranks(tmp_path: Path) -> None:
+    """`child_process.py` sends this signal on Ctrl-C."""
     environment = ranks_of(tmp_path, "import os, time; os.write(1, b'1'); time.sleep(600)")
     command = local_command([], 2, 29501, "a_rank")
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
@@ -70,4 +70,4 @@ def test_a_signal_to_the_whole_group_ends_it(tmp_path: Path) -> None:
     assert process.stdout.read(2) == b"11"
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(timeout=30) == -signal.SIGTERM
-    assert process.stdout.read() == b""  # no rank is left to hold it open
+    assert process.stdout.read() == b""  # no rank is left that holds the pipe open

@@ -1,4 +1,4 @@
-"""Times from the start of a process to the first loss."""
+"""The time from the start of the command to the first loss, by phase."""
 
 import json
 import os
@@ -31,10 +31,10 @@ with tiny_engine("cpu", "deepspeed={json}") as (engine, _):
 print(*sorted(sys.modules))
 """
 TICK_SECONDS = 0.02
-"""The kernel notes a process's start in hundredths of a second."""
+"""The kernel records the start of a process in hundredths of a second."""
 
 
-def test_the_first_training_counts_from_the_process_start_and_a_later_one_from_its_own() -> None:
+def test_the_first_training_counts_from_process_start_and_later_ones_from_their_own() -> None:
     began = time.monotonic()
     command = [sys.executable, "-c", TWO_IN_ONE_PROCESS]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -44,7 +44,7 @@ def test_the_first_training_counts_from_the_process_start_and_a_later_one_from_i
     assert 0 <= second["seconds"] < PAUSE_SECONDS / 2
 
 
-def test_what_came_before_the_process_counts_as_launch() -> None:
+def test_the_time_before_the_process_started_counts_as_launch() -> None:
     asked = {ASKED_VARIABLE: str(time.monotonic() - 5.0)}
     command = [sys.executable, "-c", TWO_IN_ONE_PROCESS]
     result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
@@ -53,13 +53,13 @@ def test_what_came_before_the_process_counts_as_launch() -> None:
     assert second["launch_seconds"] == 0
 
 
-def test_a_process_grows_older_with_the_clock() -> None:
+def test_the_process_age_grows_with_the_clock() -> None:
     before, began = process_age_seconds(), time.monotonic()
     time.sleep(0.05)
     assert 0.05 <= process_age_seconds() - before <= time.monotonic() - began + TICK_SECONDS
 
 
-def test_phases_add_up_to_the_whole_and_may_come_more_than_once() -> None:
+def test_phases_add_up_to_the_total_and_may_be_repeated() -> None:
     startup = Startup()
     for phase in ("imports", "data", "imports", "model", "first_step"):
         time.sleep(0.001)
@@ -72,7 +72,7 @@ def test_phases_add_up_to_the_whole_and_may_come_more_than_once() -> None:
     assert event["engine_seconds"] == event["restore_seconds"] == 0
 
 
-def test_the_line_names_what_took_time() -> None:
+def test_the_line_names_only_phases_that_took_time() -> None:
     startup = Startup()
     startup.done("imports")
     time.sleep(0.06)
@@ -85,7 +85,7 @@ def test_the_line_names_what_took_time() -> None:
 
 @pytest.mark.parametrize("json", ["zero1", "zero3"])
 def test_an_engine_does_not_load_the_compiler(json: str) -> None:
-    """It takes seconds, and only `train.compile` needs it."""
+    """Loading the compiler takes seconds, and only `train.compile` needs it."""
     command = [sys.executable, "-c", MODULES_OF_AN_ENGINE.format(json=json)]
     modules = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     assert "deepspeed.runtime.zero.muon.original_muon" in modules

@@ -1,4 +1,4 @@
-"""A run that is asked to stop: it saves, says how to go on by its exit code, and loses no step."""
+"""A run that is asked to stop: it saves its last step, and its exit code says whether to requeue it."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ BY_Z2ALL = [sys.executable, "-m", "z2all_ds", "train", "--ranks", "2"]
     ("number", "code"),
     [(signal.SIGTERM, EXIT_REQUEUE), (signal.SIGUSR1, EXIT_REQUEUE), (signal.SIGINT, EXIT_INTERRUPTED)],
 )
-def test_a_signal_makes_it_save_and_stop(
+def test_a_signal_makes_the_run_save_and_stop(
     number: signal.Signals, code: int, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer)
@@ -76,13 +76,13 @@ def test_a_signal_makes_it_save_and_stop(
     assert "stopped on request at step" in said and "Traceback" not in said and "Error" not in said
 
 
-def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_a_second_ctrl_c_ends_the_run_immediately(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
     run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer, "checkpoint.snapshot_every=1")
     try:
         wait_until(lambda: run.folder.root in memory.all_snapshot_folders().values(), "a snapshot")
         ranks = [pid for pid, line in marked(run.mark).items() if b"z2all_ds.train.pretrain" in line]
         for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)  # so that they cannot answer the first
+            os.kill(rank, signal.SIGSTOP)  # so that they cannot react to the first
         run.process.send_signal(signal.SIGINT)
         wait_until(lambda: "SIGINT: the run will save" in run.terminal.read_text(), "the first to be taken")
         run.process.send_signal(signal.SIGINT)
@@ -94,7 +94,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, small_corpus: Path, sma
     assert run.folder.root not in memory.all_snapshot_folders().values()
 
 
-def test_a_file_in_the_folder_does_it_under_any_launcher(
+def test_a_stop_request_file_stops_the_run_under_any_launcher(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(free_port())]

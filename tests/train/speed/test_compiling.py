@@ -1,4 +1,4 @@
-"""Compiled layers: the losses of eager ones under every ZeRO stage, in few graphs, with weights that can be freed."""
+"""Compiled layers: losses match eager layers under every ZeRO stage, with few graphs, and weights can be freed."""
 
 import json
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ FREEING = {
     "full": ("train.activation_checkpointing=full",),
     "selective": ("train.activation_checkpointing=selective", TWO_LENGTHS),
 }
-"""Under ZeRO-3 that frees every weight at once; the shipped JSON keeps weights as small as these gathered."""
+"""Cases under a ZeRO-3 JSON that frees every weight after use; the shipped JSON keeps weights this small gathered."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Folder of runs of 4 steps on two ranks: NAME is eager, NAME_compiled the same compiled."""
+    """Train 4 steps on two ranks for each case; return the folder with runs NAME (eager) and NAME_compiled."""
     folder = tmp_path_factory.mktemp("compiled_runs")
     freeing = folder / "freeing.json"
     never = ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
@@ -54,24 +54,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", [*STAGES, *FREEING])
-def test_losses_are_those_of_eager_layers(name: str, runs: Path) -> None:
+def test_losses_match_those_of_eager_layers(name: str, runs: Path) -> None:
     found, wanted = losses(runs / f"{name}_compiled"), losses(runs / name)
     assert len(wanted) == 4
-    # Fused kernels sum in another order: single roundings of fp32, 6e-8 of the loss, grown over 4 steps.
+    # Fused kernels sum in another order: differences of one fp32 rounding (6e-8 of the loss) grow over 4 steps.
     assert found == pytest.approx(wanted, rel=2e-6)
     assert wanted[-1] < wanted[0]
 
 
 @pytest.mark.extended
-def test_checkpointing_alone_changes_no_bit_of_a_run(runs: Path) -> None:
+def test_activation_checkpointing_without_compiling_changes_no_bit(runs: Path) -> None:
     assert losses(runs / "full") == losses(runs / "zero3")
 
 
 @pytest.mark.extended
-def test_the_terminal_says_what_is_compiled_and_why(runs: Path) -> None:
+def test_the_log_says_what_is_compiled_and_why(runs: Path) -> None:
     def said(run: str) -> str:
         lines = (runs / run / "logs" / "rank_0000.log").read_text().splitlines()
-        # What has no time before it was said by the next run, on the terminal that this one had.
+        # Lines without a time come from the next run, whose terminal output goes to this log.
         return "\n".join(line[9:] for line in lines if line[2:3] == ":")
 
     assert said("zero3_compiled").count("compiling the layers: the first step takes longer") == 1
@@ -82,7 +82,7 @@ def test_the_terminal_says_what_is_compiled_and_why(runs: Path) -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled before counts; the limit that a model raises is put back."""
+    """Reset the compiler and its counters; restore the recompile limit, which models may raise, after the test."""
     import torch._dynamo
 
     limit = torch._dynamo.config.recompile_limit
@@ -110,7 +110,7 @@ def loss_of(model: Z2allForCausalLM, tokens: int = 16, document: int = 6) -> Ten
 
 
 def kept_by_regions(loss: Tensor) -> list[Tensor]:
-    """What the compiled forward passes keep for their backward passes."""
+    """Return the tensors that the compiled forward passes keep for their backward passes."""
     kept: list[Tensor] = []
     todo: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()
@@ -127,35 +127,35 @@ def kept_by_regions(loss: Tensor) -> list[Tensor]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("device", devices())
-def test_one_region_serves_all_layers_and_keeps_no_view_of_a_weight(device: str, fresh_compiler: None) -> None:
+def test_layers_share_compiled_regions_which_keep_no_view_of_a_weight(device: str, fresh_compiler: None) -> None:
     ops = ops_to_compile({}, Situation(device, "fp32", 16))
     eager, model = model_on(device, ops), model_on(device, ops)
     wanted = loss_of(eager)
     wanted.backward()
     compile_layers(model, ops, num_shapes=2, say=lambda line: None)
     loss = loss_of(model)
-    assert graphs_made() == 2  # of the first layer, which has no stream yet, and of both others
+    assert graphs_made() == 2  # one for the first layer, which has no residual stream yet, one for the other two
 
     weights = {id(weight) for weight in model.parameters()}
     memory = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept = kept_by_regions(loss)
-    assert len({id(tensor) for tensor in kept} & weights) >= 3 * 4  # the matrices of 3 layers
-    # ZeRO-3 frees a weight by emptying it; a view would keep its memory until the backward pass.
+    assert len({id(tensor) for tensor in kept} & weights) >= 3 * 4  # the weight matrices of 3 layers
+    # ZeRO-3 frees a weight by emptying its data; a view would keep the memory until the backward pass.
     assert not [t.shape for t in kept if id(t) not in weights and t.untyped_storage().data_ptr() in memory]
 
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     for name, weight in eager.named_parameters():
-        # fp32 sums in another order, through three layers.
+        # fp32 sums have another order, over three layers.
         assert relative_difference(gradients[name], weight.grad) <= 1e-5, name
     loss_of(model, document=3).backward()
     assert graphs_made() == 2
-    loss_of(model, tokens=9)  # a stage of another length
+    loss_of(model, tokens=9)  # as in a stage with another sequence length
     assert graphs_made() == 4
 
 
-def test_a_layer_made_again_is_the_region_it_was(fresh_compiler: None) -> None:
+def test_recomputed_layers_need_no_further_graphs(fresh_compiler: None) -> None:
     ops = ops_to_compile({}, Situation("cpu", "fp32", 16))
     model = model_on("cpu", ops)
     set_recompute(model, "full")
@@ -164,7 +164,7 @@ def test_a_layer_made_again_is_the_region_it_was(fresh_compiler: None) -> None:
     assert graphs_made() == 2
 
 
-def test_generation_runs_as_it_stands(fresh_compiler: None) -> None:
+def test_generation_runs_uncompiled(fresh_compiler: None) -> None:
     ops = ops_to_compile({}, Situation("cpu", "fp32", 16))
     model = model_on("cpu", ops).eval()
     ids, settings = some_ids(1, 5), {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
@@ -188,7 +188,7 @@ def test_nothing_inside_a_layer_breaks_the_graph(parts: tuple[str, ...], fresh_c
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
 
-def test_limit_of_recompilations_leaves_room_for_every_stage(fresh_compiler: None) -> None:
+def test_the_recompile_limit_allows_for_every_stage(fresh_compiler: None) -> None:
     ops = ops_to_compile({}, Situation("cpu", "fp32", 16))
     compile_layers(model_on("cpu", ops), ops, num_shapes=7, say=lambda line: None)
     assert torch._dynamo.config.recompile_limit == 16
@@ -196,7 +196,7 @@ def test_limit_of_recompilations_leaves_room_for_every_stage(fresh_compiler: Non
     assert torch._dynamo.config.recompile_limit == 16
 
 
-def test_what_is_asked_for_is_taken_and_auto_is_what_can_be_fused() -> None:
+def test_requested_backends_are_used_and_auto_selects_traceable_ones() -> None:
     ops = ops_to_compile({"attention": "eager", "cross_entropy": "chunked"}, Situation("cpu", "fp32", 16))
     chosen = {choice.op: choice for choice in ops.choices}
     assert {op: chosen[op].backend for op in TRACED} == {
@@ -211,10 +211,10 @@ def test_what_is_asked_for_is_taken_and_auto_is_what_can_be_fused() -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("choice", ["selective", "full"])
-def test_an_op_that_is_not_traced_runs_between_pieces(
+def test_an_op_that_is_not_traced_runs_between_compiled_pieces(
     choice: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU has no such backend, so one that could be traced is kept out."""
+    """All CPU backends can be traced, so the test excludes one from tracing."""
     monkeypatch.setitem(TRACED, "attention", ("eager",))
     ops = ops_to_compile({"attention": "sdpa"}, Situation("cpu", "fp32", 16))
     assert "requested; runs between compiled pieces of the layer" in [choice.reason for choice in ops.choices]
@@ -222,7 +222,7 @@ def test_an_op_that_is_not_traced_runs_between_pieces(
     set_recompute(model, choice, ("attention", "mlp"))
     compile_layers(model, ops, num_shapes=1, say=lambda line: None)
     wanted, found = loss_of(eager), loss_of(model)
-    assert graphs_made() >= 4  # of the first layer and of the others: before and after the attention
+    assert graphs_made() >= 4  # first layer and other layers, each before and after the attention
     assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
     wanted.backward()
     found.backward()
@@ -239,8 +239,10 @@ def test_an_op_that_is_not_traced_runs_between_pieces(
     ],
 )
 @pytest.mark.parametrize("choice", ["none", "selective", "full"])
-def test_kernels_asked_for_run_between_pieces(asked: dict[str, str], choice: str, fresh_compiler: None) -> None:
-    # Wider than the tiny model and so with smaller weights, or attention is so sharp that bf16 itself is 20 % off.
+def test_requested_kernels_run_between_compiled_pieces(
+    asked: dict[str, str], choice: str, fresh_compiler: None
+) -> None:
+    # A wider model with smaller weights: in the tiny one attention is so sharp that bf16 alone is off by 20 %.
     sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}
     ops = ops_to_compile(asked, Situation("cuda", "bf16", 64))
     reasons = {op.op: op.reason for op in ops.choices}
@@ -249,8 +251,8 @@ def test_kernels_asked_for_run_between_pieces(asked: dict[str, str], choice: str
     set_recompute(model, choice, ("attention", "mlp"))
     compile_layers(model, ops, num_shapes=1, say=lambda line: None)
     wanted, found = loss_of(eager), loss_of(model)
-    # Inductor keeps fp32 between ops that eager torch rounds to bf16 (8 bits), through three layers; in bf16 on a CPU,
-    # losses are 3e-4 apart and gradients 1.3 %, each as far from the truth.
+    # Inductor keeps fp32 between ops where eager torch rounds to bf16 (8 bits), over three layers. In bf16 on a CPU,
+    # losses differ by 3e-4 and gradients by 1.3 %, and both are equally far from the exact values.
     assert found.item() == pytest.approx(wanted.item(), rel=2e-3)
     wanted.backward()
     found.backward()
@@ -259,14 +261,14 @@ def test_kernels_asked_for_run_between_pieces(asked: dict[str, str], choice: str
         assert (gradients[name] - weight.grad).norm() <= 0.03 * weight.grad.norm(), name
 
 
-def test_a_machine_that_cannot_compile_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     require_inductor("cpu")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MachineError, match=r"train.compile=layers: .*no-such-compiler.*apt install g\+\+.*=none"):
         require_inductor("cpu")
 
 
-def test_a_gpu_without_triton_is_told_so() -> None:
+def test_compiling_for_a_gpu_without_triton_is_refused() -> None:
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -285,13 +287,13 @@ def test_a_gpu_without_triton_is_told_so() -> None:
         (["train.compile=model"], "'none' or 'layers'"),
     ],
 )
-def test_settings_that_cannot_be_meant(overrides: list[str], message: str) -> None:
+def test_invalid_compile_and_recompute_settings_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_run_config(None, overrides)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(("written", "meant"), [("true", "full"), ("false", "none"), ("selective", "selective")])
-def test_activation_checkpointing_was_once_a_yes_or_no(written: str, meant: str) -> None:
+def test_activation_checkpointing_accepts_the_old_booleans(written: str, meant: str) -> None:
     train = load_run_config(None, [f"train.activation_checkpointing={written}"]).train
     assert (train.activation_checkpointing, train.recompute) == (meant, ("mlp",))

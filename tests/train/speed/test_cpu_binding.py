@@ -1,4 +1,4 @@
-"""Ranks beside their GPUs."""
+"""Binding of ranks to the CPUs next to their GPUs."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from z2all_ds.train.speed import cpu_binding
 from z2all_ds.train.speed.cpu_binding import bind_to_gpu, bits_set, numa_nodes, processors_near
 
 
-def test_processors_of_a_mask() -> None:
+def test_bits_of_a_mask_are_cpu_numbers() -> None:
     assert bits_set([0b1011, 0, 1 << 63]) == {0, 1, 3, 191}
     assert bits_set([]) == set()
 
 
-def test_nodes_are_counted(tmp_path: Path) -> None:
+def test_numa_nodes_are_counted(tmp_path: Path) -> None:
     for name in ("node0", "node1", "node10", "online", "nodes"):
         (tmp_path / name).mkdir()
     assert numa_nodes(tmp_path) == 3
@@ -26,7 +26,7 @@ def test_nodes_are_counted(tmp_path: Path) -> None:
 
 
 def test_every_thread_is_bound() -> None:
-    """In a process of its own; a thread that was there before, and one that begins after."""
+    """In a separate process, both an existing thread and a thread started later are bound."""
     code = """
 import os, threading
 from z2all_ds.train.speed.cpu_binding import bind_all_threads
@@ -42,7 +42,7 @@ assert seen == [one, one], seen
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_cpu_is_left_alone() -> None:
+def test_nothing_is_bound_for_a_cpu_device() -> None:
     said: list[str] = []
     before = os.sched_getaffinity(0)
     bind_to_gpu(torch.device("cpu"), said.append)
@@ -56,7 +56,7 @@ def test_a_cpu_is_left_alone() -> None:
         (RuntimeError("NVML reports Not Supported"), "no NUMA binding: NVML reports Not Supported"),
     ],
 )
-def test_what_hinders_it_costs_a_line(monkeypatch: pytest.MonkeyPatch, hinders: Exception, line: str) -> None:
+def test_a_failed_binding_logs_one_line(monkeypatch: pytest.MonkeyPatch, hinders: Exception, line: str) -> None:
     def fails(_: torch.device) -> set[int]:
         raise hinders
 
@@ -68,7 +68,7 @@ def test_what_hinders_it_costs_a_line(monkeypatch: pytest.MonkeyPatch, hinders: 
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_nvml_names_processors_of_this_machine(device: str) -> None:
+def test_nvml_reports_cpus_of_this_machine(device: str) -> None:
     pytest.importorskip("pynvml")
     near = processors_near(torch.device(device, 0))
     assert near and max(near) < (os.cpu_count() or 1)

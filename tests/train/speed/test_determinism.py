@@ -1,4 +1,4 @@
-"""Twice the same run: twice the same bits."""
+"""Deterministic training: two equal runs give the same bits."""
 
 import os
 
@@ -15,7 +15,9 @@ HEADS_OF_64 = ["model.hidden_size=128", "model.num_attention_heads=2", "model.nu
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("json", ["zero1", "zero2", "zero3"])
-def test_two_runs_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, device: str, json: str, documents: bool) -> None:
+def test_two_equal_runs_have_bitwise_equal_losses(
+    monkeypatch: pytest.MonkeyPatch, device: str, json: str, documents: bool
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     found = []
     try:
@@ -29,7 +31,7 @@ def test_two_runs_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, device: st
     assert found[0][-1] < found[0][0]
 
 
-def test_it_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_determinism_can_be_switched_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     determinism.prepare(False)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ

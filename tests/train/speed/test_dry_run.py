@@ -1,4 +1,4 @@
-"""The trial before the first step: what it says is what the steps then take, and nothing is changed by it."""
+"""The memory check before the first step: its estimate matches the memory of real steps, and it changes nothing."""
 
 import gc
 from typing import Any
@@ -33,13 +33,13 @@ def said_by(engine: Any, overrides: list[str], stage_overrides: list[str]) -> li
     return said
 
 
-def test_each_shape_once() -> None:
+def test_each_micro_batch_shape_is_checked_once() -> None:
     stages = "stages=[{name: a, steps: 2}, {name: b, steps: 2, sequence_length: 64}, {name: c}]"
     run = load_run_config(None, ["train.sequence_length=32", "train.micro_batch=2", "train.steps=9", stages])
     assert [stage.name for stage in distinct_shapes(run_stages(run))] == ["a", "b"]
 
 
-def test_a_cpu_says_nothing() -> None:
+def test_nothing_is_logged_on_a_cpu() -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, (run, _)):
         said: list[str] = []
         dry_run(engine, run, resolve(run, 1, "cpu"), said.append)
@@ -50,7 +50,7 @@ def test_a_cpu_says_nothing() -> None:
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("json", ["zero1", "zero2", "zero3", "zero2_offload"])
-def test_nothing_is_changed_by_it(device: str, json: str) -> None:
+def test_the_dry_run_changes_neither_losses_nor_random_state(device: str, json: str) -> None:
     losses = []
     for tried in (False, True):
         with tiny_engine(device, f"deepspeed={json}") as (engine, (run, _)):
@@ -60,15 +60,15 @@ def test_nothing_is_changed_by_it(device: str, json: str) -> None:
             drawn = torch.rand(3, device=device)
             losses.append((drawn.tolist(), train(engine, 5)))
     assert losses[0][0] == losses[1][0]
-    assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-3)  # sums on a GPU have no fixed order
+    assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-3)  # the order of sums on a GPU varies
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("json", ["zero1", "zero1_fp16", "zero2", "zero3", "zero2_offload"])
-def test_the_steps_take_what_it_says(device: str, json: str) -> None:
-    gc.collect()  # engines of other tests
+def test_the_estimate_matches_the_memory_of_real_steps(device: str, json: str) -> None:
+    gc.collect()  # frees the engines of other tests
     with tiny_engine(device, *LARGER, f"deepspeed={json}") as (engine, (run, _)):
-        GradientSinks(engine)  # as a run gives them to it
+        GradientSinks(engine)  # as in a run
         resolved = resolve(run, 1, device)
         shape = distinct_shapes(run_stages(run))[0]
         said = forward_peak_bytes(engine, run, shape) + first_step_bytes(engine, resolved)
@@ -82,7 +82,7 @@ def test_the_steps_take_what_it_says(device: str, json: str) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_what_does_not_fit_is_said_before_the_first_step(device: str) -> None:
+def test_a_stage_that_does_not_fit_is_refused_before_the_first_step(device: str) -> None:
     shape = ["model.num_hidden_layers=2", "train.micro_batch=2", "train.global_batch=8", "train.steps=9"]
     stages = "stages=[{name: short, steps: 2}, {name: long, sequence_length: 500000000}]"
     room = "model.max_position_embeddings=500000000"

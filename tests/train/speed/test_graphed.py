@@ -1,4 +1,4 @@
-"""Micro-batches as CUDA graphs: the same numbers as kernels launched one by one."""
+"""Micro-batches as CUDA graphs: the losses are those of kernels launched one by one."""
 
 import threading
 
@@ -12,7 +12,7 @@ from z2all_ds.model.recompute import set_recompute
 from z2all_ds.train.speed.graphed import GraphedForward, graph_micro_batches
 
 GRAPHABLE = ("deepspeed=zero1", "model.hidden_size=128")
-"""Heads of 64, which every attention kernel knows."""
+"""The heads have 64 dimensions, which every attention kernel supports."""
 CHECKPOINTING = {
     "none": (),
     "full": ("train.activation_checkpointing=full",),
@@ -24,7 +24,7 @@ CHECKPOINTING = {
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING, ids=CHECKPOINTING)
 @on_gpu[0]
 @on_gpu[1]
-def test_losses_are_those_without_graphs(documents: bool, checkpointing: str) -> None:
+def test_losses_match_those_without_graphs(documents: bool, checkpointing: str) -> None:
     found = []
     for wanted in ("never", "always"):
         overrides = (*GRAPHABLE, *CHECKPOINTING[checkpointing], f"train.cuda_graphs={wanted}")
@@ -33,14 +33,14 @@ def test_losses_are_those_without_graphs(documents: bool, checkpointing: str) ->
             graphs = graph_micro_batches(engine, run, ops, print)
             assert (graphs is not None) == (wanted == "always")
             found.append(train(engine, 4, documents=documents))
-    # The same kernels on the same numbers; cuDNN's backward pass adds in no fixed order, so not bit by bit.
+    # Both run the same kernels on the same numbers, but cuDNN's backward pass has no fixed order of sums.
     assert found[1] == pytest.approx(found[0], rel=2e-3)
     assert found[0][-1] < found[0][0]
 
 
 @on_gpu[0]
 @on_gpu[1]
-def test_after_forgetting_it_captures_anew() -> None:
+def test_after_forget_graphs_are_captured_again() -> None:
     with tiny_engine("cuda", *GRAPHABLE, "train.cuda_graphs=always") as (engine, (run, ops)):
         graphs = graph_micro_batches(engine, run, ops, print)
         assert isinstance(graphs, GraphedForward)
@@ -52,13 +52,13 @@ def test_after_forgetting_it_captures_anew() -> None:
 
 @on_gpu[0]
 @on_gpu[1]
-def test_other_threads_may_pin_memory_while_it_captures() -> None:
+def test_other_threads_may_pin_memory_during_a_capture() -> None:
     ended, kept, went_wrong = threading.Event(), [], []
 
     def pin() -> None:
         try:
             while not ended.is_set():
-                kept.append(torch.empty(1 << 16, pin_memory=True))  # kept: each one is asked of the driver
+                kept.append(torch.empty(1 << 16, pin_memory=True))  # kept, so that each one is allocated by the driver
         except RuntimeError as error:
             went_wrong.append(error)
 
@@ -95,7 +95,7 @@ def test_other_threads_may_pin_memory_while_it_captures() -> None:
     ],
     ids=["zero2", "one-micro-batch", "torch-norm", "dropout", "dynamic-rope"],
 )
-def test_where_it_cannot_it_says_so(overrides: tuple[str, ...], named: str) -> None:
+def test_unsupported_settings_are_refused_or_reported(overrides: tuple[str, ...], named: str) -> None:
     with tiny_engine("cuda", *GRAPHABLE, *overrides, "train.cuda_graphs=always") as (engine, (run, ops)):
         with pytest.raises(ConfigError, match=named):
             graph_micro_batches(engine, run, ops, print)
@@ -105,7 +105,7 @@ def test_where_it_cannot_it_says_so(overrides: tuple[str, ...], named: str) -> N
         assert named in lines[0]
 
 
-def test_forced_on_a_cpu_is_refused() -> None:
+def test_cuda_graphs_always_is_refused_on_a_cpu() -> None:
     with tiny_engine("cpu", "train.cuda_graphs=always") as (engine, (run, ops)):
         with pytest.raises(ConfigError, match=r"cuda_graphs=always: needs a GPU"):
             graph_micro_batches(engine, run, ops, print)

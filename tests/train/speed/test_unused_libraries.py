@@ -1,4 +1,4 @@
-"""Libraries hidden while transformers is loaded: not loaded then, there again afterwards."""
+"""Libraries hidden while transformers is imported: they are not loaded, and can be imported afterwards."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ print(idle.WORD, "sklearn" in sys.modules)
 """
 
 
-def test_hidden_and_there_again(tmp_path: Path) -> None:
+def test_hidden_libraries_can_be_imported_after_the_block(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("WORD = 'found'\n")
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SEEN}"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
