@@ -29,7 +29,7 @@ def run_with(ds_json: str, *overrides: str) -> RunConfig:
     return load_run_config(None, [f"deepspeed={ds_json}", "train.global_batch=16", "train.micro_batch=2", *overrides])
 
 
-def test_these_jsons_are_shipped() -> None:
+def test_the_expected_jsons_are_shipped() -> None:
     fit_one_gpu = {"zero0", "zero1", "zero1_fp16", "zero2", "zero3", "zero3_hpz"}
     assert fit_one_gpu | {"zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_nvme"} == set(SHIPPED)
 
@@ -232,7 +232,7 @@ def nvme_paths(run: RunConfig) -> list[str]:
     return [zero[what]["nvme_path"] for what in ("offload_optimizer", "offload_param") if what in zero]
 
 
-def test_the_folder_for_offload_to_disk(tmp_path: Path) -> None:
+def test_default_and_configured_folders_for_offload_to_disk(tmp_path: Path) -> None:
     """The default is inside the run folder; in `train.nvme_folder` every run has its own subfolder; a path set in the
     JSON is kept."""
     run_dir = f"run_dir={tmp_path}/runs/a"

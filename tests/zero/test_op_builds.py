@@ -51,7 +51,7 @@ def test_an_interrupted_build_leaves_no_compiler_running(number: signal.Signals,
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_SECONDS)
     wait_for(lambda: not compilers_in(tmp_path), "the end of the compilers")
-    # The lock of the killed build does not block the next build.
+    # The lock of the interrupted build does not block the next build.
     for lock in find_locks(tmp_path):
         an_hour_ago = time.time() - 3600  # in a container the holder may be invisible, so only the age counts
         os.utime(lock.path, (an_hour_ago, an_hour_ago))
