@@ -28,7 +28,7 @@ dist.destroy_process_group()  # a gloo group that is left to the interpreter's e
 
 
 @pytest.mark.parametrize(("address", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
-def test_the_store_listens_only_on_a_numeric_address(address: str, family: int) -> None:
+def test_the_store_listens_only_on_the_given_numeric_address(address: str, family: int) -> None:
     if family == socket.AF_INET6 and not _has_ipv6():
         pytest.skip("this machine has no ::1")
     listening = listen(address, 0)

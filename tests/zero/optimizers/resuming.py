@@ -37,7 +37,7 @@ MODEL = ModelSection(
     num_key_value_heads=3,
     max_position_embeddings=16,
 )
-"""Odd sizes, so that partitions are padded."""
+"""Sizes that are not powers of two, so that partitions are padded."""
 
 
 def engine_of(case: dict[str, Any], world: World) -> Any:

@@ -38,7 +38,7 @@ def test_fp32_weights_follow_the_formula(device: str) -> None:
         expected = [adamw_formula(weight, *moments_of(optimizer, weight), step) for weight in weights]
         optimizer.step()
         for weight, (want, moment, square) in zip(weights, expected, strict=True):
-            # A few fp32 roundings (6e-8) of weights of about 1; without a moment the error would be LR = 0.01.
+            # A few fp32 roundings (6e-8) of weights of about 1; an omitted moment would cause an error of 0.01 (LR).
             assert (weight.double() - want).abs().max() < 1e-6
             for found, true in zip(moments_of(optimizer, weight), (moment, square), strict=True):
                 # Rounded to one of the two neighbours; rounding errors of fp32 are far smaller than those of bf16.
@@ -116,8 +116,8 @@ def test_the_second_moment_keeps_changing() -> None:
     for _ in range(1000):
         optimizer.step()
     expected = 1 - 0.999**1000
-    # The standard deviation of one rounding is at most half of 2^-8; for a decaying sum of 1000 roundings, averaged over
-    # 4096 values, it is at most 1e-3.
+    # The standard deviation of one rounding is at most half of 2^-8; that of a decaying sum of 1000 roundings, averaged
+    # over 4096 values, is at most 1e-3.
     assert optimizer.state[weight]["exp_avg_sq"].double().mean().item() == pytest.approx(expected, abs=3e-3)
 
 

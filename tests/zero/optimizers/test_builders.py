@@ -1,4 +1,4 @@
-"""Tests of every kind of optimizer, built as in training: Adams follow the formula in fp64, and saved states resume."""
+"""Tests of optimizers built as in training: Adams follow the formula in fp64, and saved states resume bit for bit."""
 
 import io
 
@@ -35,7 +35,7 @@ def build(kind: str, weight: torch.nn.Parameter, device: str) -> torch.optim.Opt
 
 
 def step(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, number: int) -> None:
-    """Take a step with gradients between 1 and 2, so that second moments have similar sizes, as 8-bit blocks require."""
+    """Take a step with gradients between 1 and 2: 8-bit blocks need second moments of similar size."""
     values = 1 + torch.rand(NUMEL, generator=torch.Generator().manual_seed(number))
     weight.grad = values.to(weight.device)
     for group in optimizer.param_groups:
@@ -60,9 +60,8 @@ def test_adams_follow_the_formula(kind: str, device: str) -> None:
         truth.grad = weight.grad.double().cpu()
         truth, moment, square = adamw_formula(truth, moment, square, number)
     off = (weight.detach().double().cpu() - truth).abs().max().item()
-    assert off < ALLOWED_AFTER_STEPS.get(
-        kind, 2e-6
-    )  # four steps, each with a rounding of up to 2.4e-7 (weights up to 4)
+    # Weights are up to 4, so a rounding error is up to 2.4e-7 in each of four steps.
+    assert off < ALLOWED_AFTER_STEPS.get(kind, 2e-6)
     assert (truth - flat_weight("cpu").double()).abs().min() > (STEPS - 1) * LR  # the weights have moved
 
 

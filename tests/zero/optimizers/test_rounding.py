@@ -53,16 +53,14 @@ def test_bf16_numbers_do_not_change(device: str) -> None:
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).to(device)
     rounded = round_stochastically(every.float(), generator(device))
     nan = every.isnan()
-    assert torch.equal(
-        rounded[~nan].view(torch.int16), every[~nan].view(torch.int16)
-    )  # includes signed zeros and infinities
+    assert torch.equal(rounded[~nan].view(torch.int16), every[~nan].view(torch.int16))  # also signed zeros and inf
     assert rounded[nan].isnan().all() and nan.any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sign", [0, -(1 << 31)])
-def test_a_nan_with_all_bits_set_stays_nan(device: str, sign: int) -> None:
-    """All bits are set: added noise would overflow into the sign bit and turn NaN into zero."""
+def test_the_nan_of_a_gpu_stays_nan(device: str, sign: int) -> None:
+    """All bits of exponent and mantissa are set: added noise would overflow into the sign and turn NaN into zero."""
     x = torch.full((1000,), GPU_NAN_BITS | sign, dtype=torch.int32, device=device).view(torch.float32)
     assert x.isnan().all()
     assert round_stochastically(x, generator(device)).isnan().all()
@@ -82,8 +80,8 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 
 def every_kind_of_number() -> Tensor:
-    """Return all upper 16 bits combined with lower 16 bits around the middle and at the ends. They include ties, carries,
-    infinities and NaN."""
+    """Return all upper halves of fp32, each with lower halves around the middle and at the ends of their range. Ties,
+    carries, infinities and NaN are included."""
     upper = torch.arange(1 << 16, dtype=torch.int64)[:, None] << 16
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     return (upper + lower).flatten().to(torch.int32).view(torch.float32)
