@@ -1,5 +1,4 @@
-"""Training on a GPU with every shipped JSON that a single GPU can run, unchanged: losses fall
-and, except in fp16, stay close to those of fp32."""
+"""Training on a single GPU with the shipped JSONs, unchanged: losses fall and, except in fp16, stay close to fp32."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Training on two real ranks with every shipped DeepSpeed JSON, unchanged: equal losses, bitwise resume, verified
-export."""
+"""Training on two real ranks with every shipped DeepSpeed JSON except zero3_nvme, unchanged: equal losses, bitwise
+resume, verified export."""
 
 import json
 import sys

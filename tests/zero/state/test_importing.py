@@ -1,5 +1,5 @@
-"""Tests of imports from DeepSpeed's own save_checkpoint with several ranks: folders of any stage, offload and precision
-are imported bit for bit and resume under another shape."""
+"""Tests of imports from DeepSpeed's own save_checkpoint with several ranks: folders of any stage and offload, in fp32
+or bf16, are imported bit for bit and resume, in fp32 under another shape."""
 
 import json
 from pathlib import Path
