@@ -1,7 +1,8 @@
-"""Run by the deepspeed launcher: what dtypes DeepSpeed really uses under JSONs, read from its tensors as it trains.
+"""Script for the deepspeed launcher: reads the dtypes that DeepSpeed really uses from its tensors during training.
 
-The file named on the command line holds a JSON list of lists of overrides; beside it rank 0 writes the dtypes of each
-as found and as `resolve` had said. Everything is on the CPU, resolved as for a GPU, where `auto` keeps 16 bits.
+The file named on the command line holds a JSON list of lists of overrides. For each list, rank 0 writes the dtypes that
+were found and those that `resolve` reported to dtypes.json in the same folder. Training runs on the CPU, but the config
+is resolved as for a GPU, where `auto` keeps 16 bits.
 """
 
 import json
@@ -24,11 +25,11 @@ from z2all_ds.zero.ds_config import resolve
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 SMALLEST_GRADIENT = 32
-"""Values; what is reduced otherwise are norms and flags."""
+"""Number of values; smaller tensors that are reduced are norms and flags."""
 
 
 def accumulated_in(optimizer: Any, stage: int) -> torch.dtype:
-    """Of the tensors that hold gradients between two micro-batches."""
+    """Return the dtype of the tensors that hold gradients between two micro-batches."""
     if hasattr(optimizer, "fp32_groups_gradients_flat"):
         flat: torch.dtype = optimizer.fp32_groups_gradients_flat[0].dtype
         return flat
@@ -37,7 +38,7 @@ def accumulated_in(optimizer: Any, stage: int) -> torch.dtype:
         return next(iter(partitions.values())).dtype
     weight = optimizer.bit16_groups[0][0]
     if optimizer._use_compact_grad_partition_buffer(0):
-        # stage 1 adds up beside the weights and reduces once a step, stage 2 in the rank's own part
+        # Stage 1 accumulates whole gradients and reduces them once per step; stage 2 accumulates this rank's partition.
         added = getattr(weight, "grad_accum", None)
         return (added if added is not None else optimizer._get_compact_grad_partition_buffer(0).flat_partition).dtype
     held = weight.grad if weight.grad is not None else optimizer.all_grad_tensors[0][0]
@@ -46,7 +47,7 @@ def accumulated_in(optimizer: Any, stage: int) -> torch.dtype:
 
 @contextmanager
 def noting_what_is_sent() -> Iterator[set[torch.dtype]]:
-    """Dtypes of the tensors that are added up over ranks; the calls are made all the same."""
+    """Record the dtypes of tensors that are summed over ranks, and pass the calls on; yield the set of dtypes."""
     sent: set[torch.dtype] = set()
 
     def noting(real: Any) -> Any:
@@ -58,7 +59,7 @@ def noting_what_is_sent() -> Iterator[set[torch.dtype]]:
 
         return noted
 
-    # DeepSpeed looks two of them up when they are called and keeps the third.
+    # DeepSpeed looks up the first two functions at each call, and stores a reference to the third.
     places = [(dist, "all_reduce"), (dist, "reduce"), (comm.cdb, "reduce_scatter_function")]
     kept = [getattr(owner, name) for owner, name in places]
     for (owner, name), real in zip(places, kept, strict=True):
@@ -88,7 +89,7 @@ def dtypes_under(overrides: list[str], world: World) -> dict[str, Any]:
             accumulated = accumulated or accumulated_in(engine.optimizer, resolved.stage)
             engine.step()
     assert accumulated is not None
-    in_parts = resolved.stage == 3  # there the optimizer is lent a part of the masters at a time
+    in_parts = resolved.stage == 3  # the inner optimizer gets one partition of the master weights at a time
     optimizer = engine.optimizer
     masters = optimizer.fp32_partitioned_groups_flat if in_parts else optimizer.optimizer.param_groups[0]["params"]
     found = {

@@ -1,4 +1,4 @@
-"""One engine in this process: a tiny model under a shipped JSON, on random tokens."""
+"""Helpers that train a tiny model in this process, with a DeepSpeed JSON and random tokens."""
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ TINY_SHAPE = [
 
 @contextmanager
 def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunConfig, Ops]]]:
-    """Yields (engine, (run, ops)). The process group is kept for the next engine, as DeepSpeed keeps its groups."""
+    """Yield (engine, (run, ops)). The process group stays for the next engine, because DeepSpeed keeps its groups."""
     run = load_run_config(None, [*TINY_SHAPE, *overrides])
     world = World.from_environment()
     place = ds.pick_device(world) if device == "cuda" else torch.device("cpu")
@@ -46,14 +46,14 @@ def tiny_engine(device: str, *overrides: str) -> Iterator[tuple[Any, tuple[RunCo
         model.train()
         yield ds.build_engine(model, run, resolved), (run, ops)
     finally:
-        # The variables of a group of one must not reach the processes of other tests.
+        # The variables of the one-rank group must not reach processes that other tests start.
         os.environ.clear()
         os.environ.update(environment)
         torch.nn.functional.linear = linear  # ZeRO-3 replaces it permanently
 
 
 def train(engine: Any, steps: int, micro_batches: int = 4, documents: bool = False) -> list[float]:
-    """Returns the loss of each step; all steps use the same batches."""
+    """Train and return the loss of each step; all steps use the same batches."""
     generator = torch.Generator().manual_seed(3)
     batches = [torch.randint(0, 64, (2, 17), generator=generator).to(engine.device) for _ in range(micro_batches)]
     borders = torch.tensor([0, 5, 16, 20, 32], dtype=torch.int32, device=engine.device)

@@ -1,4 +1,4 @@
-"""Locks of op builds, with real processes that hold them or have died."""
+"""Tests of the locks of op builds, with real processes that hold them or have ended."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ BUILD_THAT_SLEEPS = "rule wait\n  command = sleep 60\nbuild out: wait\n"
 
 
 def old(path: Path) -> Path:
-    """Makes a lock so old that it is stale even if its holder could be invisible (in a container)."""
+    """Make a lock old enough to be stale even if its holder may be invisible (in a container)."""
     an_hour_ago = time.time() - 3600
     os.utime(path, (an_hour_ago, an_hour_ago))
     return path
@@ -34,7 +34,7 @@ def make_lock(folder: Path) -> Path:
     return folder / "lock"
 
 
-def test_locks_that_nobody_holds_are_removed(tmp_path: Path) -> None:
+def test_locks_without_a_holder_are_removed(tmp_path: Path) -> None:
     deep = old(make_lock(tmp_path / "py311_cpu" / "cpu_adam"))
     flat = old(make_lock(tmp_path / "fused_adam"))
     (tmp_path / "fused_adam" / "fused_adam.so").touch()
@@ -46,14 +46,14 @@ def test_locks_that_nobody_holds_are_removed(tmp_path: Path) -> None:
     assert build_locks.find_locks(tmp_path / "missing") == []
 
 
-def test_a_lock_is_held_as_long_as_its_process_lives(tmp_path: Path) -> None:
+def test_a_lock_is_held_while_its_process_lives(tmp_path: Path) -> None:
     (tmp_path / "cpu_adam").mkdir()
     lock = tmp_path / "cpu_adam" / "lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLD_LIKE_TORCH, str(lock)], stdout=subprocess.PIPE, text=True)
     with ended(holder):
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"
-        old(lock)  # age must not matter while it is held
+        old(lock)  # the age of a held lock does not matter
         assert [found.state for found in build_locks.find_locks(tmp_path)] == ["held"]
         assert build_locks.remove_stale_locks(tmp_path) == []
     assert build_locks.remove_stale_locks(tmp_path) == [lock]
@@ -69,12 +69,12 @@ def test_a_lock_is_held_while_an_orphaned_ninja_still_builds(tmp_path: Path) -> 
         while Path(f"/proc/{process.pid}/comm").read_text().strip() != "ninja":
             time.sleep(0.01)
         assert [found.state for found in build_locks.find_locks(tmp_path)] == ["held"]
-        process.terminate()  # on this signal ninja ends its commands, too
+        process.terminate()  # on this signal ninja also ends its commands
         process.wait()
     assert build_locks.remove_stale_locks(tmp_path) == [lock]
 
 
-def test_a_young_lock_is_stale_only_if_every_holder_is_visible(tmp_path: Path) -> None:
+def test_a_recent_lock_is_stale_only_if_every_holder_would_be_visible(tmp_path: Path) -> None:
     make_lock(tmp_path / "cpu_adam")
     expected = "unknown" if build_locks.holder_may_be_invisible(tmp_path) else "stale"
     assert [found.state for found in build_locks.find_locks(tmp_path)] == [expected]
@@ -90,7 +90,7 @@ def test_a_young_lock_is_stale_only_if_every_holder_is_visible(tmp_path: Path) -
         ("overlayfs", CONTAINER, False),  # the container's own root
     ],
 )
-def test_where_a_holder_may_be_invisible(
+def test_holder_may_be_invisible_depends_on_file_system_and_container(
     file_system: str, namespace: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stat").write_text(f"#!/bin/sh\necho {file_system}\n")

@@ -1,4 +1,4 @@
-"""The effective DeepSpeed JSON: what is filled in, refused and reported."""
+"""Tests of the effective DeepSpeed JSON: values filled in, settings refused, notes reported."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def run_with(ds_json: str, *overrides: str) -> RunConfig:
     return load_run_config(None, [f"deepspeed={ds_json}", "train.global_batch=16", "train.micro_batch=2", *overrides])
 
 
-def test_the_shipped_jsons_are_these() -> None:
+def test_the_expected_jsons_are_shipped() -> None:
     fit_one_gpu = {"zero0", "zero1", "zero1_fp16", "zero2", "zero3", "zero3_hpz"}
     assert fit_one_gpu | {"zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_nvme"} == set(SHIPPED)
 
@@ -67,31 +67,31 @@ def test_every_shipped_json_resolves(name: str, device: str) -> None:
     ("precision", "device", "dtype"),
     [("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16"), ("auto", "cpu", "fp32"), ("auto", "cuda", "bf16")],
 )
-def test_precision(precision: str, device: str, dtype: str) -> None:
+def test_precision_depends_on_setting_and_device(precision: str, device: str, dtype: str) -> None:
     resolved = resolve(run_with("zero2", f"train.precision={precision}"), 1, device)
     assert resolved.dtype == dtype
     assert ("bf16" in resolved.config) == (dtype == "bf16")
     assert bool(resolved.notes) == (precision == "auto" and device == "cpu")  # an automatic choice is reported
 
 
-def test_accumulation_in_bf16_is_fp32() -> None:
+def test_bf16_gradients_are_accumulated_in_fp32() -> None:
     assert resolve(run_with("zero2"), 1, "cuda").config["data_types"] == {"grad_accum_dtype": "fp32"}
-    assert "data_types" not in resolve(run_with("zero2"), 8, "cuda").config  # one micro-batch: nothing accumulates
-    assert "data_types" not in resolve(run_with("zero2"), 1, "cpu").config  # fp32 already
+    assert "data_types" not in resolve(run_with("zero2"), 8, "cuda").config  # one micro-batch per step, no accumulation
+    assert "data_types" not in resolve(run_with("zero2"), 1, "cpu").config  # already fp32
 
 
-def test_own_accumulation_dtype_is_kept(tmp_path: Path) -> None:
+def test_the_accumulation_dtype_of_the_json_is_kept(tmp_path: Path) -> None:
     mine = write(tmp_path, {**BF16_STAGE_1, "data_types": {"grad_accum_dtype": "bf16"}})
     assert resolve(run_with(mine), 1, "cuda").config["data_types"] == {"grad_accum_dtype": "bf16"}
 
 
-def test_own_bf16_settings_are_kept(tmp_path: Path) -> None:
+def test_other_bf16_settings_of_the_json_are_kept(tmp_path: Path) -> None:
     mine = write(tmp_path, {**BF16_STAGE_1, "bf16": {"enabled": False, "immediate_grad_update": True}})
     resolved = resolve(run_with(mine, "train.precision=bf16"), 1, "cuda")
     assert resolved.config["bf16"] == {"enabled": True, "immediate_grad_update": True}
 
 
-def test_fp16_on_a_gpu_as_the_json_says(tmp_path: Path) -> None:
+def test_fp16_of_the_json_is_used_on_a_gpu_but_not_on_a_cpu(tmp_path: Path) -> None:
     mine = write(tmp_path, {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}})
     assert resolve(run_with(mine), 8, "cuda").dtype == "fp16"
     assert "fp16" not in resolve(run_with(mine), 8, "cpu").config
@@ -104,28 +104,28 @@ def test_bf16_at_stage_0_is_refused(precision: str, device: str) -> None:
 
 
 def test_fp16_at_stage_0_is_refused(tmp_path: Path) -> None:
-    """DeepSpeed uses the same optimizer as for bf16."""
+    """DeepSpeed wraps fp16 at stage 0 in the same optimizer as bf16."""
     with pytest.raises(ConfigError, match=r"^fp16 with ZeRO stage 0: "):
         resolve(run_with(write(tmp_path, {"fp16": {"enabled": True}})), 1, "cuda")
 
 
-def test_without_a_stage_it_is_stage_0(tmp_path: Path) -> None:
+def test_the_default_stage_is_0(tmp_path: Path) -> None:
     mine = write(tmp_path, {"bf16": {"enabled": True}})
     assert resolve(run_with(mine), 1, "cpu").stage == 0
     with pytest.raises(ConfigError, match="bf16 with ZeRO stage 0"):
         resolve(run_with(mine), 1, "cuda")
 
 
-def test_clipping_is_always_said() -> None:
+def test_gradient_clipping_is_always_set() -> None:
     assert resolve(run_with("zero1", "train.gradient_clipping=0"), 1, "cpu").config["gradient_clipping"] == 0
 
 
-def test_offload_written_as_null_is_none(tmp_path: Path) -> None:
+def test_offload_optimizer_null_means_no_offload(tmp_path: Path) -> None:
     mine = write(tmp_path, {"zero_optimization": {"stage": 2, "offload_optimizer": None}})
     assert resolve(run_with(mine), 1, "cpu").offload_optimizer is False
 
 
-def test_resolving_twice_gives_the_same_and_leaves_the_file(tmp_path: Path) -> None:
+def test_resolving_twice_gives_equal_results_and_does_not_change_the_file(tmp_path: Path) -> None:
     mine = write(tmp_path, BF16_STAGE_1)
     before = Path(mine).read_bytes()
     assert resolve(run_with(mine), 1, "cuda") == resolve(run_with(mine), 1, "cuda")
@@ -133,7 +133,9 @@ def test_resolving_twice_gives_the_same_and_leaves_the_file(tmp_path: Path) -> N
 
 
 @given(micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 60), world_size=st.integers(1, 70))
-def test_batch_triangle(micro_batch: int, micro_batches: int, world_size: int) -> None:
+def test_accumulation_steps_fill_the_global_batch_exactly(
+    micro_batch: int, micro_batches: int, world_size: int
+) -> None:
     global_batch = micro_batch * micro_batches
     if micro_batches % world_size == 0:
         assert accumulation_steps(global_batch, micro_batch, world_size) * micro_batch * world_size == global_batch
@@ -159,7 +161,7 @@ BF16_MASTER = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_opt
     [
         ({}, 2, "compute bf16, accumulation fp32, communication fp32, master weights fp32"),
         ({}, 1, "compute bf16, accumulation fp32, communication none, master weights fp32"),
-        # one micro-batch per rank: nothing accumulates
+        # One micro-batch per rank and step: there is no accumulation.
         ({}, 8, "compute bf16, accumulation bf16, communication bf16, master weights fp32"),
         (
             {"communication_data_type": "bf16"},
@@ -185,14 +187,14 @@ def test_effective_dtypes_of_stage_2(tmp_path: Path, changes: dict[str, Any], ra
     assert str(resolve(run_with(mine, "optimizer.kind=adamw_bf16"), ranks, "cuda").dtypes) == expected
 
 
-def test_the_optimizer_of_bf16_at_stage_1_steps_fp32_and_sends_fp32(tmp_path: Path) -> None:
+def test_bf16_at_stage_1_has_fp32_master_weights_and_communication(tmp_path: Path) -> None:
     mine = write(tmp_path, {**BF16_STAGE_1, "bf16": BF16_MASTER})
     resolved = resolve(run_with(mine), 1, "cuda")
     assert resolved.dtypes == EffectiveDtypes("bf16", "fp32", "none", "fp32")
     assert resolved.config["communication_data_type"] == "fp32"  # otherwise fp32 gradients would be rounded needlessly
 
 
-def test_accumulation_in_16_bits_belongs_to_16_bit_weights(tmp_path: Path) -> None:
+def test_a_16_bit_accumulation_dtype_is_dropped_in_fp32_runs(tmp_path: Path) -> None:
     mine = write(tmp_path, {**BF16_STAGE_1, "data_types": {"grad_accum_dtype": "bf16", "buffer_dtype": "fp32"}})
     resolved = resolve(run_with(mine), 2, "cpu")
     assert resolved.config["data_types"] == {"buffer_dtype": "fp32"}
@@ -200,7 +202,7 @@ def test_accumulation_in_16_bits_belongs_to_16_bit_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 5])
-def test_a_hierarchical_partition_divides_the_ranks(ranks: int) -> None:
+def test_a_hierarchical_partition_size_must_divide_the_number_of_ranks(ranks: int) -> None:
     run = load_run_config(None, ["deepspeed=zero3_hpz", "train.global_batch=30", "train.micro_batch=2"])
     with pytest.raises(ConfigError) as caught:
         resolve(run, ranks, "cpu")
@@ -218,7 +220,7 @@ def test_a_hierarchical_partition_divides_the_ranks(ranks: int) -> None:
         ({"aio": {"use_gds": True}}, "aio.use_gds"),
     ],
 )
-def test_what_needs_a_gpu(tmp_path: Path, content: dict[str, Any], key: str) -> None:
+def test_keys_that_need_a_gpu_are_refused_on_a_cpu(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     mine = write(tmp_path, content)
     with pytest.raises(ConfigError, match=rf"^{key} in .*: needs a GPU: "):
         resolve(run_with(mine), 1, "cpu")
@@ -230,8 +232,9 @@ def nvme_paths(run: RunConfig) -> list[str]:
     return [zero[what]["nvme_path"] for what in ("offload_optimizer", "offload_param") if what in zero]
 
 
-def test_the_folder_of_an_offload_to_disk(tmp_path: Path) -> None:
-    """In the run's folder, or in a folder of this run inside the configured one."""
+def test_default_and_configured_folders_for_offload_to_disk(tmp_path: Path) -> None:
+    """The default is inside the run folder; in `train.nvme_folder` every run has its own subfolder; a path set in the
+    JSON is kept."""
     run_dir = f"run_dir={tmp_path}/runs/a"
     assert nvme_paths(run_with("zero3_nvme", run_dir)) == [f"{tmp_path}/runs/a/nvme"]
     fast = [nvme_folder(run_with("zero3_nvme", d, "train.nvme_folder=/fast")) for d in (run_dir, f"{run_dir}/a")]
@@ -243,7 +246,7 @@ def test_the_folder_of_an_offload_to_disk(tmp_path: Path) -> None:
     assert nvme_paths(run_with(mine, run_dir, "train.nvme_folder=/fast")) == ["/mine"] * 2
 
 
-def test_the_folder_written_down_means_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_nvme_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert anchored(run_with("zero3_nvme", "train.nvme_folder=fast")).train.nvme_folder == f"{tmp_path}/fast"
     assert anchored(run_with("zero3_nvme")).train.nvme_folder is None

@@ -1,4 +1,4 @@
-"""Checks of a DeepSpeed JSON: each refusal is one line with key, rule and fix."""
+"""Tests of the checks of a DeepSpeed JSON: every refusal is one line with key, rule and fix."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_shipped_ones_are_fine(name: str) -> None:
+def test_shipped_jsons_pass_the_checks(name: str) -> None:
     on_disk = json.loads((resource_dir("ds_configs") / f"{name}.json").read_text(encoding="utf-8"))
     assert load_ds_json(name) == on_disk
 
@@ -49,7 +49,7 @@ def test_the_shipped_ones_are_fine(name: str) -> None:
         ("wall_clock_breakdwn", "wall_clock_breakdown"),
     ],
 )
-def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> None:
+def test_a_typo_names_the_nearest_top_level_key(tmp_path: Path, typo: str, meant: str) -> None:
     assert refusal(tmp_path, {typo: {}}) == (
         f"{typo} in mine.json: DeepSpeed has no such top-level key and would ignore it. Did you mean {meant}?"
     )
@@ -71,30 +71,30 @@ def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: str, meant: str) -> 
         ("timers.throughput.enable", "enabled"),
     ],
 )
-def test_a_typo_in_a_section_names_the_nearest_key_there(tmp_path: Path, typo: str, meant: str) -> None:
+def test_a_typo_in_a_section_names_the_nearest_key_of_the_section(tmp_path: Path, typo: str, meant: str) -> None:
     section = typo.rpartition(".")[0]
     assert refusal(tmp_path, nested(typo, 1)) == (
         f"{typo} in mine.json: DeepSpeed has no such key in {section}. Did you mean {section}.{meant}?"
     )
 
 
-def test_a_key_like_nothing_known(tmp_path: Path) -> None:
+def test_an_unknown_key_without_a_similar_one_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, {"qqqqqq": 1}).endswith("would ignore it. Remove it.")
     assert refusal(tmp_path, {"aio": {"qqqqqq": 1}}).endswith("no such key in aio. Remove it.")
 
 
 @pytest.mark.parametrize("key", FILLED_IN)
-def test_what_the_run_config_decides_may_not_stand_in_the_json(tmp_path: Path, key: str) -> None:
+def test_keys_that_the_run_config_sets_are_refused(tmp_path: Path, key: str) -> None:
     expected = f"{key} in mine.json: the run config sets it ({FILLED_IN[key]}). Remove it from the JSON."
     assert refusal(tmp_path, {key: 1}) == expected
 
 
 @pytest.mark.parametrize("key", NOT_HERE)
-def test_what_cannot_be_used_here(tmp_path: Path, key: str) -> None:
+def test_unsupported_keys_are_refused_with_the_reason(tmp_path: Path, key: str) -> None:
     assert refusal(tmp_path, nested(key, 1)) == f"{key} in mine.json: cannot be used here: {NOT_HERE[key]}. Remove it."
 
 
-def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
+def test_keys_that_deepspeed_removed_or_renamed_are_refused(tmp_path: Path) -> None:
     removed = [*REMOVED_TOP_LEVEL, *(f"zero_optimization.{key}" for key in REMOVED_IN_ZERO)]
     for key in removed:
         assert refusal(tmp_path, nested(key, 1)) == f"{key} in mine.json: DeepSpeed no longer has it. Remove it."
@@ -106,7 +106,7 @@ def test_what_deepspeed_has_removed_or_renamed(tmp_path: Path) -> None:
     "dotted",
     ["zero_optimization.reduce_bucket_size", "zero_optimization.offload_optimizer.device", "bf16.enabled", "bf16"],
 )
-def test_auto_is_refused_with_its_key(tmp_path: Path, dotted: str) -> None:
+def test_the_value_auto_is_refused(tmp_path: Path, dotted: str) -> None:
     assert refusal(tmp_path, nested(dotted, "auto")) == (
         f'{dotted}="auto" in mine.json: DeepSpeed itself does not support auto. Set a value.'
     )
@@ -138,11 +138,11 @@ def test_auto_is_refused_with_its_key(tmp_path: Path, dotted: str) -> None:
         ('{"fp16": {"loss_scale": Infinity}}', "must be a number, 0 or more"),
     ],
 )
-def test_malformed_json_is_one_line(tmp_path: Path, content: Any, named: str) -> None:
+def test_malformed_json_is_refused_in_one_line(tmp_path: Path, content: Any, named: str) -> None:
     assert named in refusal(tmp_path, content)
 
 
-def test_whole_numbers_may_have_an_exponent(tmp_path: Path) -> None:
+def test_integers_may_have_an_exponent(tmp_path: Path) -> None:
     content = '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": null}}'
     assert load_ds_json(write(tmp_path, content))["zero_optimization"]["reduce_bucket_size"] == 500_000_000
 
@@ -183,7 +183,7 @@ ZERO = "zero_optimization"
         ),
     ],
 )
-def test_invalid_combinations(tmp_path: Path, content: Any, named: str) -> None:
+def test_invalid_combinations_are_refused(tmp_path: Path, content: Any, named: str) -> None:
     assert named in refusal(tmp_path, content)
 
 
@@ -198,18 +198,18 @@ def test_invalid_combinations(tmp_path: Path, content: Any, named: str) -> None:
         {"bf16": {"enabled": True}, "communication_data_type": "bf16"},
     ],
 )
-def test_similar_valid_combinations(tmp_path: Path, content: Any) -> None:
+def test_similar_valid_combinations_are_accepted(tmp_path: Path, content: Any) -> None:
     assert load_ds_json(write(tmp_path, content)) == content
 
 
-def test_unknown_name_lists_the_shipped() -> None:
+def test_an_unknown_name_lists_the_shipped_jsons() -> None:
     with pytest.raises(ConfigError) as caught:
         load_ds_json("zero9")
     for name in SHIPPED:
         assert name in str(caught.value)
 
 
-def test_a_json_is_checked_without_torch_and_deepspeed() -> None:
+def test_a_json_is_checked_without_importing_torch_or_deepspeed() -> None:
     code = "import sys; from z2all_ds.zero.ds_json import load_ds_json; load_ds_json('zero3_nvme')"
     heavy = "print([name for name in ('torch', 'deepspeed') if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The table of keys against DeepSpeed's own models: a version of DeepSpeed with other keys shows up here."""
+"""Comparison of the key table with DeepSpeed's models: these tests fail if a version of DeepSpeed has other keys."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def on_a_cpu() -> Iterator[None]:
 
 
 def models() -> dict[str, Any]:
-    """Dotted section -> DeepSpeed's pydantic model of it."""
+    """Return DeepSpeed's pydantic model of each section, by dotted name."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -59,7 +59,7 @@ def our_keys(section: str) -> set[str]:
     return set(our_table(section))
 
 
-def test_sections_that_deepspeed_has_models_of() -> None:
+def test_keys_of_sections_with_a_pydantic_model_match_the_model() -> None:
     for section, model in models().items():
         fields = model.model_fields
         assert model.model_config["extra"] == "forbid", section
@@ -73,7 +73,7 @@ def test_sections_that_deepspeed_has_models_of() -> None:
 SAMPLES = {"bool": True, "int": 2, "positive": 2, "number": 0.5, "text": "a", "texts": ["a"]}
 
 
-def test_deepspeed_takes_values_of_our_kinds_and_refuses_others() -> None:
+def test_deepspeed_accepts_values_of_our_types_and_refuses_others() -> None:
     for section, model in models().items():
         for key, kind in our_table(section).items():
             if isinstance(kind, dict):
@@ -86,7 +86,7 @@ def test_deepspeed_takes_values_of_our_kinds_and_refuses_others() -> None:
                     model(**{key: "nonsense"})
 
 
-def test_sections_that_deepspeed_reads_by_name() -> None:
+def test_keys_of_sections_without_a_model_match_the_constants_of_deepspeed() -> None:
     from deepspeed.profiling import constants as profiler
     from deepspeed.runtime import constants
     from deepspeed.runtime.model_checkpointing.constants import CHECKPOINT_SERIALIZATION, CHECKPOINT_WRITER
@@ -114,7 +114,7 @@ def test_sections_that_deepspeed_reads_by_name() -> None:
     assert our_keys("checkpoint") == checkpoint - {"writer", "load_universal"}
 
 
-def test_what_deepspeed_has_removed() -> None:
+def test_lists_of_removed_keys_match_those_of_deepspeed() -> None:
     from deepspeed.runtime import config
 
     assert set(REMOVED_TOP_LEVEL) == set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS)
@@ -122,7 +122,7 @@ def test_what_deepspeed_has_removed() -> None:
 
 
 def test_every_top_level_key_that_deepspeed_reads_is_in_one_list() -> None:
-    """Recorded by a dict from which DeepSpeed builds its config."""
+    """The keys are recorded by a dict that DeepSpeed builds its config from."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     class Asked(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""The dtypes printed at startup are those of DeepSpeed's tensors, on two real ranks."""
+"""Comparison of the reported dtypes with those of DeepSpeed's tensors, on two real ranks."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_said_is_what_is_found(name: str, answers: dict[str, Any]) -> None:
+def test_reported_dtypes_are_those_of_deepspeeds_tensors(name: str, answers: dict[str, Any]) -> None:
     if name not in answers:
         pytest.skip(fp16.WHY_NOT)
     expected = dict(zip(("compute", "accumulation", "communication", "master"), EXPECTED[name], strict=True))

@@ -1,5 +1,5 @@
-"""`train.init_from`: a run's first weights are those of a Hugging Face folder, whatever the JSON and the ranks, and its
-first loss is that which transformers computes on the same tokens."""
+"""Tests of `train.init_from`: a run starts with the weights of a Hugging Face folder under every JSON and number of
+ranks, and its first loss is the one that transformers computes on the same tokens."""
 
 import shutil
 from collections.abc import Callable
@@ -36,7 +36,7 @@ SHAPES = [(name, "fp32") for name in JSONS] + [(name, "bf16") for name in ("zero
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> tuple[Path, Any]:
-    """In fp32, in several files, with the tokenizer of the corpus."""
+    """Return a Llama folder in fp32, in several files and with the tokenizer of the corpus, and its model."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     model = make_llama(folder, max_shard_size="60KB")
     shutil.copy(small_tokenizer / "tokenizer.json", folder)
@@ -48,10 +48,10 @@ def whole(size: int = 1024) -> VocabularyRows:
 
 
 @pytest.mark.parametrize(("name", "precision"), SHAPES)
-def test_masters_are_the_folders_bits_and_logits_its_logits(
+def test_master_weights_and_loss_equal_those_of_the_folder(
     name: str, precision: str, llama: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """In bf16 too, where DeepSpeed itself would create master weights from rounded weights."""
+    """This includes bf16, where DeepSpeed by itself would create master weights from rounded weights."""
     if "offload" in name:
         prebuild(["cpu_adam"])
     folder, stock = llama
@@ -76,13 +76,13 @@ def test_masters_are_the_folders_bits_and_logits_its_logits(
 
 
 def make_like(engine_model: Any, weights: Z2allForCausalLM, dtype: torch.dtype) -> Z2allForCausalLM:
-    """Returns a model with the same ops, without DeepSpeed."""
+    """Return a model with the given weights and the ops of the engine's model, without DeepSpeed."""
     model = Z2allForCausalLM(weights.config, engine_model.ops).eval()
     model.load_state_dict(weights.state_dict())
     return model.to(dtype)
 
 
-def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any], tmp_path: Path) -> None:
+def test_an_extended_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any], tmp_path: Path) -> None:
     folder, stock = llama
     rows = VocabularyRows([5, *range(1, 1024), *[NEW] * 64], "id")
     start = FirstWeights(LlamaFolder(folder), rows)
@@ -98,11 +98,12 @@ def test_a_grown_vocabulary_is_the_same_under_every_stage(llama: tuple[Path, Any
             assert torch.equal(found[0], stock.state_dict()[parameter][5])
 
 
-# Started by a user
+# Runs started with the `z2all train` command
 
 
 def first_batch_loss(model: Any, run: RunConfig, tokenizer: Path) -> float:
-    """Returns the loss of the first step's samples by transformers, which separates packed documents by position."""
+    """Return the loss that transformers computes on the samples of the first step; position ids separate the packed
+    documents."""
     stream = iter(PackedStream(stream_spec(run), load_tokenizer(tokenizer)))
     total, count = 0.0, 0
     for _ in range(run.train.global_batch):
@@ -116,7 +117,7 @@ def first_batch_loss(model: Any, run: RunConfig, tokenizer: Path) -> float:
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
-def test_two_ranks_begin_with_the_folders_loss(
+def test_the_first_loss_of_two_ranks_is_that_of_the_folder(
     name: str, llama: tuple[Path, Any], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     folder, stock = llama
@@ -126,7 +127,7 @@ def test_two_ranks_begin_with_the_folders_loss(
     assert "weights from llama; vocabulary by id: 1024 of 1024 rows, 0 new" in answer.stderr + answer.stdout
     run = load_run_config(None, run_arguments(tmp_path / "run", small_corpus, small_tokenizer, *settings))
     assert losses(tmp_path / "run")[0] == pytest.approx(first_batch_loss(stock, run, small_tokenizer), rel=1e-6)
-    # It resumes without the folder, and does not mention it.
+    # A resumed run does not need the folder and does not mention it.
     gone = [*settings[:1], "train.init_from=/nowhere", "train.steps=3", "schedule.allow_jump=true"]
     answer = train(tmp_path / "run", small_corpus, small_tokenizer, *gone)
     assert answer.returncode == 0, answer.stderr
@@ -134,7 +135,7 @@ def test_two_ranks_begin_with_the_folders_loss(
     assert "weights from" not in answer.stderr + answer.stdout
 
 
-def test_refused_before_anything_is_started(
+def test_unsuitable_folders_are_refused_before_ranks_start(
     llama: tuple[Path, Any], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     folder, _ = llama
@@ -160,7 +161,7 @@ def settle(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> Callabl
     return run_with
 
 
-def test_rows_follow_the_two_tokenizers(
+def test_vocabulary_rows_are_matched_by_comparing_the_tokenizers(
     llama: tuple[Path, Any], settle: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     folder, _ = llama
@@ -189,14 +190,14 @@ def test_rows_follow_the_two_tokenizers(
     (other / "tokenizer.json").write_text(swapped, encoding="utf-8")
     found = first_weights(settle(f"train.init_from={other}"), "auto")
     assert found is not None and found.rows.by == "text"
-    assert found.rows.num_new == 1024 - size + 1  # padding, and "!"
+    assert found.rows.num_new == 1024 - size + 1  # padding rows, and the row of "!"
 
 
-def test_only_a_fresh_start_looks_at_the_folder(settle: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_the_folder_is_checked_only_for_new_runs(settle: Callable[..., RunConfig], tmp_path: Path) -> None:
     run = settle("train.init_from=/nowhere")
     checkpoint = tmp_path / "run" / "checkpoints" / "step_00000003"
     checkpoint.mkdir(parents=True)
-    assert is_new_run(run, "auto")  # it was never finished
+    assert is_new_run(run, "auto")  # that checkpoint is incomplete
     (checkpoint / "MANIFEST.json").write_text("{}")
     assert not is_new_run(run, "auto") and not is_new_run(run, str(checkpoint)) and is_new_run(run, "never")
     assert first_weights(run, "auto") is None

@@ -1,4 +1,4 @@
-"""Every shipped JSON that one GPU can run, as it is: the losses of its precision, and falling."""
+"""Training on a single GPU with the shipped JSONs, unchanged: losses fall and, except in fp16, stay close to fp32."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def reference() -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trains_as_it_is(name: str, reference: list[float], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_unchanged_json_trains(name: str, reference: list[float], tmp_path_factory: pytest.TempPathFactory) -> None:
     if name == "zero3_nvme":
         try:
             require_libaio()
@@ -32,15 +32,15 @@ def test_trains_as_it_is(name: str, reference: list[float], tmp_path_factory: py
         expected = torch.float16 if name == "zero1_fp16" else torch.bfloat16
         assert next(engine.module.parameters()).dtype == expected
         losses = train(engine, STEPS)
-    # 16 bits against fp32: the loss of untrained weights is off by rounding alone.
+    # 16 bits compared with fp32: the first losses differ only by rounding.
     assert losses[0] == pytest.approx(reference[0], rel=5e-3)
-    # fp16 begins with steps that overflow and are skipped while the loss scale falls: it only has to fall.
+    # The first steps in fp16 overflow and are skipped while the loss scale decreases, so its losses only have to fall.
     assert losses[-1] < losses[0] - 0.1
     if name != "zero1_fp16":
         assert losses == pytest.approx(reference, rel=3e-2)
 
 
-def test_a_hierarchical_partition_of_two_on_one_gpu_is_refused() -> None:
+def test_a_hierarchical_partition_size_of_2_is_refused_on_one_gpu() -> None:
     with (
         pytest.raises(ConfigError, match="must divide the number of ranks, 1"),
         tiny_engine("cuda", "deepspeed=zero3_hpz"),

@@ -1,4 +1,5 @@
-"""Offload to disk: requirements are checked before anything is loaded, and it trains like any other JSON."""
+"""Tests of offload to disk: requirements are checked before anything is loaded, and training gives the same losses as
+in memory."""
 
 import json
 import os
@@ -18,7 +19,7 @@ from z2all_ds.zero.offload_disk import disk_folders, require_disk, require_libai
 from z2all_ds.zero.op_builds import needed_ops, prebuild
 
 WITHOUT_HEADERS = "c++ -nostdinc"
-"""A compiler on a machine without libaio-dev, whatever this one has."""
+"""A compiler command that finds no headers, like on a machine without libaio-dev."""
 
 
 def resolved_in(folder: Path, *overrides: str) -> ResolvedDeepSpeed:
@@ -33,7 +34,7 @@ def libaio_is_here() -> bool:
     return True
 
 
-def test_the_folder_is_made_and_left_empty(tmp_path: Path) -> None:
+def test_the_offload_folder_is_created_and_left_empty(tmp_path: Path) -> None:
     resolved = resolved_in(tmp_path / "run")
     assert disk_folders(resolved.config) == [tmp_path / "run" / "nvme"]
     require_disk(resolved)
@@ -42,7 +43,7 @@ def test_the_folder_is_made_and_left_empty(tmp_path: Path) -> None:
     assert disk_folders(plain.config) == []
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", Path("/proc/none")):
         resolved = resolved_in(tmp_path / "run", f"train.nvme_folder={bad}")
@@ -52,7 +53,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         assert str(caught.value).endswith("Set train.nvme_folder to a writable folder on a fast disk.")
 
 
-def test_the_command_says_it_before_anything_is_loaded(
+def test_the_train_command_refuses_the_folder_before_it_starts_ranks(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -63,7 +64,9 @@ def test_the_command_says_it_before_anything_is_loaded(
     assert not (tmp_path / "run" / "logs").exists()
 
 
-def test_without_libaio_it_is_one_line_before_any_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libaio_is_reported_in_one_line_before_any_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", WITHOUT_HEADERS)
     with pytest.raises(MachineError) as caught:
@@ -73,8 +76,8 @@ def test_without_libaio_it_is_one_line_before_any_build(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_libaio_in_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
-    """Found through the compiler's own variables, which the build uses too."""
+def test_libaio_in_a_custom_folder_is_found(tmp_path: Path) -> None:
+    """The compiler's variables CPATH and LIBRARY_PATH apply to the check as they do to the build."""
     (tmp_path / "libaio.h").write_text('extern "C" int io_submit(void *, long, void *);\n')
     (tmp_path / "aio.c").write_text("int io_submit(void *a, long b, void *c) { return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libaio.so", tmp_path / "aio.c"], check=True)
@@ -84,13 +87,13 @@ def test_a_libaio_in_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
     require_libaio({**bare, "CPATH": str(tmp_path), "LIBRARY_PATH": str(tmp_path)})
 
 
-def test_the_op_is_among_those_to_build(tmp_path: Path) -> None:
+def test_async_io_is_among_the_ops_to_build(tmp_path: Path) -> None:
     assert needed_ops(resolved_in(tmp_path), "cpu") == ["deepspeed_shm_comm", "cpu_adam", "async_io"]
     assert needed_ops(resolved_in(tmp_path), "cuda") == ["cpu_adam", "async_io"]
 
 
 ON_DISK = ("model.hidden_size=128", "model.intermediate_size=352", "train.steps=10")
-"""DeepSpeed keeps tensors below 1 MiB in memory."""
+"""Large enough that states go to disk: DeepSpeed keeps tensors below 1 MiB in memory."""
 IN_MEMORY = "zero3"
 ON_DISK_JSONS = ["zero3_nvme", "weights_too", "pipelined"]
 CHANGES = [
@@ -103,7 +106,8 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Folder of runs: NAME without a stop, NAME_stopped with a stop and a resume after 5 steps; A_to_B from there."""
+    """Train all runs and return their folder: NAME runs without interruption, NAME_stopped stops after 5 steps and
+    resumes, and A_to_B continues the stopped run of A with the JSON of B."""
     if not libaio_is_here():
         pytest.skip("libaio and its headers are not installed")
     prebuild(["async_io", "cpu_adam"])
@@ -134,8 +138,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", ON_DISK_JSONS)
-def test_states_on_a_disk_give_the_same_losses(name: str, runs: Path) -> None:
-    # CPU Adam has its own formula: single roundings of fp32, grown over the steps.
+def test_states_on_disk_give_the_same_losses_as_in_memory(name: str, runs: Path) -> None:
+    # DeepSpeed's CPU Adam uses a different formula: fp32 rounding differences, which grow over the steps.
     assert losses(runs / name) == pytest.approx(losses(runs / IN_MEMORY), rel=2e-6)
     states = list((runs / name / "nvme").rglob("exp_avg-*.swp"))
     assert {file.parent.name for file in states} == {"rank0", "rank1"}
@@ -143,17 +147,17 @@ def test_states_on_a_disk_give_the_same_losses(name: str, runs: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", ON_DISK_JSONS)
-def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
+def test_a_stop_and_resume_leaves_the_losses_bit_identical(name: str, runs: Path) -> None:
     assert losses(runs / f"{name}_stopped") == losses(runs / name)
     assert len(losses(runs / name)) == 10
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("name", "other"), CHANGES)
-def test_between_disk_and_memory_the_losses_go_on(name: str, other: str, runs: Path) -> None:
+def test_losses_continue_after_a_change_of_the_offload(name: str, other: str, runs: Path) -> None:
     assert losses(runs / f"{name}_to_{other}") == pytest.approx(losses(runs / name)[5:], rel=2e-6)
 
 
 @pytest.mark.extended
-def test_the_export_is_proven(runs: Path) -> None:
+def test_the_logits_of_an_export_match_the_model(runs: Path) -> None:
     assert export_checkpoint(runs / "zero3_nvme", dtype="fp32").verdict.max_relative_difference <= 1e-4

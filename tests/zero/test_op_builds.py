@@ -1,4 +1,4 @@
-"""Builds of DeepSpeed's ops: interrupted builds leave no process and no lock that others wait for."""
+"""Tests of the builds of DeepSpeed's ops: an interrupted build leaves no process and no lock that others wait for."""
 
 import os
 import re
@@ -23,13 +23,13 @@ PATIENCE_SECONDS = 60
 
 
 def compilers_in(folder: Path) -> list[str]:
-    """Returns the processes whose working folder is in a build folder: ninja and its compilers."""
+    """Return the command lines of processes that work inside a build folder: ninja and its compilers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cwd").resolve().is_relative_to(folder) and process.name != str(os.getpid()):
                 found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:  # ended in the meantime
+        except OSError:  # the process has ended
             continue
     return found
 
@@ -42,32 +42,32 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_build_that_is_cut_off_leaves_no_compiler(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_no_compiler_running(number: signal.Signals, tmp_path: Path) -> None:
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    # Like z2all, which runs `finally` on SIGTERM.
+    # Exits on SIGTERM and runs `finally` blocks, as z2all does.
     code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {BUILD}"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len(compilers_in(tmp_path)) >= 2, "the compiler")  # ninja and a compiler
+    wait_for(lambda: len(compilers_in(tmp_path)) >= 2, "the compiler")  # ninja and one compiler
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_SECONDS)
     wait_for(lambda: not compilers_in(tmp_path), "the end of the compilers")
-    # The lock of the dead build does not block the next one.
+    # The lock of the interrupted build does not block the next build.
     for lock in find_locks(tmp_path):
-        an_hour_ago = time.time() - 3600  # in a container its holder might be invisible; then only the age counts
+        an_hour_ago = time.time() - 3600  # in a container the holder may be invisible, so only the age counts
         os.utime(lock.path, (an_hour_ago, an_hour_ago))
     wait_for_locks(tmp_path, ["deepspeed_shm_comm"])
     assert find_locks(tmp_path) == []
 
 
-def test_the_op_of_another_environment_is_not_built_here(tmp_path: Path) -> None:
-    """Also if the path of the other environment ends in ours: torch would build the op again in every rank."""
+def test_an_op_built_for_another_environment_counts_as_not_built(tmp_path: Path) -> None:
+    """The other path may even end in the path of this environment. Torch would build the op again in every rank."""
     pretend_built(tmp_path, "async_io")
     assert machine.op_is_built(tmp_path, "async_io")
     pretend_built(tmp_path, "async_io", Path(f"/clone{own_deepspeed()}"))
     assert not machine.op_is_built(tmp_path, "async_io")
 
 
-def test_the_build_of_an_op_that_is_not_needed_is_not_waited_for(tmp_path: Path) -> None:
+def test_locks_of_ops_that_are_not_needed_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "async_io").mkdir()
     with (tmp_path / "async_io" / "lock").open("w"):
         wait_for_locks(tmp_path, ["cpu_adam"])
@@ -75,7 +75,7 @@ def test_the_build_of_an_op_that_is_not_needed_is_not_waited_for(tmp_path: Path)
         assert lock.state == "held"
 
 
-def test_a_build_that_fails_is_one_line_with_the_compilers_reason(tmp_path: Path) -> None:
+def test_a_failed_build_is_reported_in_one_line_that_names_the_log(tmp_path: Path) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -96,6 +96,6 @@ def test_a_build_that_fails_is_one_line_with_the_compilers_reason(tmp_path: Path
         ("zero3_offload", "cuda", ["cpu_adam"]),
     ],
 )
-def test_only_what_the_run_will_load_is_built(name: str, device: str, ops: list[str]) -> None:
+def test_only_ops_that_the_run_loads_are_built(name: str, device: str, ops: list[str]) -> None:
     run = load_run_config("z2all_tiny", [f"deepspeed={name}"])
     assert needed_ops(resolve(run, 1, device), device) == ops

@@ -1,4 +1,4 @@
-"""The store of rank 0 listens only on the given address."""
+"""Tests of the process group: the store of rank 0 listens only on the given address, and ranks find each other."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ dist.destroy_process_group()  # a gloo group that is left to the interpreter's e
 
 
 @pytest.mark.parametrize(("address", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
-def test_an_address_in_numbers_is_the_only_one(address: str, family: int) -> None:
+def test_the_store_listens_only_on_the_given_numeric_address(address: str, family: int) -> None:
     if family == socket.AF_INET6 and not _has_ipv6():
         pytest.skip("this machine has no ::1")
     listening = listen(address, 0)
@@ -38,8 +38,8 @@ def test_an_address_in_numbers_is_the_only_one(address: str, family: int) -> Non
 
 
 @pytest.mark.parametrize("address", ["localhost", socket.gethostname(), "192.0.2.7"])
-def test_a_name_and_an_address_that_is_not_here_are_left_to_torch(address: str) -> None:
-    """A machine often resolves its own name to 127.0.1.1, and does not have its external address in a cloud."""
+def test_host_names_and_addresses_of_other_machines_are_left_to_torch(address: str) -> None:
+    """A machine often resolves its own name to 127.0.1.1, and in a cloud no interface has its external address."""
     assert listen(address, 0) is None
 
 
@@ -63,11 +63,11 @@ def ranks(address: str, command: list[str], port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
-def test_ranks_meet(address: str) -> None:
+def test_two_ranks_form_a_process_group(address: str) -> None:
     assert ranks(address, [sys.executable, "-c", RANKS], free_port()) == ["2 3.0\n", "2 3.0\n"]
 
 
-def test_under_torchrun_they_meet_where_it_says(tmp_path: Path) -> None:
+def test_two_ranks_under_torchrun_use_its_store(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     command = [

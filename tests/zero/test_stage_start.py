@@ -1,4 +1,5 @@
-"""Runs of several stages on two real ranks: lengths, batches, positions and mixtures change at their boundaries."""
+"""Tests of runs with several stages on two real ranks: sequence length, batch, positions and mixture change at the
+boundaries."""
 
 import json
 from itertools import islice
@@ -25,11 +26,12 @@ STAGES = (
     " {name: long, steps: 4, sequence_length: 64, global_batch: 4, rope_theta: 50000},"
     " {name: anneal, sequence_length: 48, global_batch: 4, rope_theta: 1e6, weights: {zh: 1}}]"
 )
-"""At the first border the micro-batch changes, at the second only the samples in it."""
+"""The micro-batch size changes only at the first boundary."""
 SAME = "stages=[{name: a, steps: 5}, {name: b, steps: 1}, {name: c}]"
 ONE_DOMAIN = "data.weights={code: 1}"
 LARGE_WEIGHTS = "model.initializer_range=0.1"
-"""With 0.02 attention hardly looks anywhere at first, and other positions change the loss by roundings only."""
+"""With the usual 0.02, attention is almost uniform at first, so other positions would change the loss only by rounding
+errors."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
 
 
 @pytest.mark.extended
-def test_tokens_and_lengths(runs: Path) -> None:
+def test_token_counts_and_domains_follow_the_stages(runs: Path) -> None:
     tokens = [record["tokens_seen"] for record in metrics(runs / "whole")]
     assert tokens == [
         *(256 * step for step in range(1, 6)),
@@ -81,7 +83,7 @@ def stage_events(run: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.extended
-def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
+def test_each_stage_is_logged_when_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
     told = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
     assert told == [
@@ -97,28 +99,28 @@ def test_each_stage_is_told_where_it_begins(runs: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("run", ["within", "border", "workers"])
-def test_stops_and_workers_change_no_bit(run: str, runs: Path) -> None:
+def test_stops_and_data_workers_leave_the_metrics_bit_identical(run: str, runs: Path) -> None:
     for key in ("step", "tokens_seen", "loss", "loss_of_code", "loss_of_en", "loss_of_zh", "lr", "grad_norm"):
         assert [r.get(key) for r in metrics(runs / run)] == [r.get(key) for r in metrics(runs / "whole")], key
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("run", ["zero3", "large_micro"])
-def test_other_ways_to_compute_it_agree(run: str, runs: Path) -> None:
-    """Sums are formed in another order: single roundings of fp32, grown over 12 steps."""
+def test_zero3_and_a_larger_micro_batch_give_the_same_losses(run: str, runs: Path) -> None:
+    """The order of sums differs: fp32 rounding differences, which grow over 12 steps."""
     assert losses(runs / run) == pytest.approx(losses(runs / "whole"), rel=2e-6)
     norms = [[record["grad_norm"] for record in metrics(runs / name)] for name in (run, "whole")]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 @pytest.mark.extended
-def test_stages_that_change_nothing_change_no_bit(runs: Path) -> None:
-    """Of one domain: with several, a stage restarts its mixture."""
+def test_stages_without_changes_leave_the_losses_bit_identical(runs: Path) -> None:
+    """The runs use one domain: with several, each stage restarts its mixture."""
     assert losses(runs / "same") == losses(runs / "plain") == losses(runs / "one")
 
 
 def first_step_of_stage(runs: Path, step: int, rope_theta: float) -> float:
-    """The loss of the step after `step`, with the samples of a stream of one rank."""
+    """Recompute the loss of the step after `step` from its checkpoint, with the samples of a one-rank stream."""
     run_folder = RunFolder(runs / "whole")
     run = load_run_config(str(run_folder.config))
     checkpoint = run_folder.checkpoints / f"step_{step:08d}"
@@ -129,9 +131,7 @@ def first_step_of_stage(runs: Path, step: int, rope_theta: float) -> float:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("step", "rope_theta"), [(5, 50000.0), (9, 1e6)])
-def test_the_first_step_of_a_stage_is_that_of_its_samples_and_positions(
-    step: int, rope_theta: float, runs: Path
-) -> None:
+def test_the_first_step_of_a_stage_uses_its_samples_and_positions(step: int, rope_theta: float, runs: Path) -> None:
     seen = losses(runs / "whole")[step]
     assert first_step_of_stage(runs, step, rope_theta) == pytest.approx(seen, rel=1e-6)
     assert first_step_of_stage(runs, step, 10000.0) != pytest.approx(seen, rel=2e-5)
@@ -139,10 +139,10 @@ def test_the_first_step_of_a_stage_is_that_of_its_samples_and_positions(
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("step", "rope_theta", "length"), [(5, 10000.0, 32), (6, 50000.0, 64), (12, 1e6, 48)])
-def test_an_export_has_the_positions_of_the_stage_that_made_it(
+def test_an_export_has_the_positions_of_the_stage_of_its_checkpoint(
     step: int, rope_theta: float, length: int, runs: Path
 ) -> None:
-    """Step 5 is the last of its stage. The logits are compared with those of transformers' own model."""
+    """Step 5 is the last of its stage. The export compares its logits with those of transformers' own model."""
     report = export_checkpoint(runs / "whole" / "checkpoints" / f"step_{step:08d}")
     config = json.loads((report.folder / "config.json").read_text())
     assert config["rope_parameters"]["rope_theta"] == rope_theta
@@ -153,7 +153,7 @@ def test_an_export_has_the_positions_of_the_stage_that_made_it(
 
 
 @pytest.mark.extended
-def test_stages_to_come_may_be_changed_and_those_past_not(runs: Path) -> None:
+def test_future_stages_may_be_changed_but_past_stages_may_not(runs: Path) -> None:
     lines = RunFolder(runs / "moved").rank_log(0).read_text().splitlines()
     (refused,) = {line for line in lines if line.startswith("ConfigError")}
     assert "stages: 40 samples in the first 6 steps: the checkpoint of step 6 was made with 44" in refused
@@ -163,7 +163,7 @@ def test_stages_to_come_may_be_changed_and_those_past_not(runs: Path) -> None:
     assert all("loss_of_zh" not in record and "loss_of_en" in record for record in later)
 
 
-def test_samples_skipped_do_not_count_as_given() -> None:
+def test_skipped_samples_do_not_count_as_seen() -> None:
     run = load_run_config(None, ["train.steps=10", "stages=[{name: a, steps: 4}, {name: b, global_batch: 64}]"])
     stages = run_stages(run)
     state: Any = {"position": 4 * 32 + 64 + 96, "skip": [(32, 64), (100, 164), (1000, 2000)]}

@@ -1,4 +1,4 @@
-"""Skipped steps leave every bit of weights and moments unchanged, under every stage."""
+"""Tests of the step gate: skipped steps leave every bit of weights and moments unchanged, under every stage."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from z2all_ds.zero.step_gate import StepGate
 
 
 def bits_of(engine: Any) -> list[torch.Tensor]:
-    """Returns weights and optimizer states."""
+    """Return copies of the weights and the optimizer states."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     kept = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return [tensor.detach().clone() for tensor in (*engine.module.parameters(), *kept)]
 
 
 @pytest.mark.parametrize("deepspeed", ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
-def test_a_closed_gate_leaves_every_bit(deepspeed: str) -> None:
+def test_a_refused_step_changes_no_bit_of_weights_and_states(deepspeed: str) -> None:
     with tiny_engine("cpu", f"deepspeed={deepspeed}") as (engine, _):
         asked: list[float | None] = []
         answers = iter([True, False, True])
@@ -38,11 +38,11 @@ def test_a_closed_gate_leaves_every_bit(deepspeed: str) -> None:
         assert gate.take_answer() is True
         assert not all(torch.equal(a, b) for a, b in zip(before, bits_of(engine), strict=True))
         assert len(asked) == 3, "asked once a step, however many groups there are"
-        # The same weights and batches gave the second and the third norm.
+        # The second and third norms come from the same weights and batches.
         assert asked[1] is not None and asked[1] > 0 and asked[2] == asked[1] != asked[0]
 
 
-def test_what_deepspeed_leaves_out_itself_is_not_asked_for() -> None:
+def test_the_gate_is_not_asked_about_steps_that_deepspeed_skips() -> None:
     with tiny_engine("cpu", "deepspeed=zero2") as (engine, _):
         gate = StepGate(engine, lambda norm: True)
         with torch.no_grad():

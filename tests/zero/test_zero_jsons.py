@@ -1,4 +1,5 @@
-"""Every shipped DeepSpeed JSON, unchanged, on two real ranks: same losses, resumed bit for bit, exported with proof."""
+"""Training on two real ranks with every shipped DeepSpeed JSON except zero3_nvme, unchanged: equal losses, bitwise
+resume, verified export."""
 
 import json
 import sys
@@ -18,7 +19,7 @@ JSONS = ["zero0", "zero1", "zero1_fp16", "zero2", "zero2_offload"]
 JSONS += ["zero3", "zero3_hpz", "zero3_offload", "zero3_offload_param"]
 CHANGES = list(zip(JSONS, [*JSONS[1:], JSONS[0]], strict=True))
 NEEDS_LIBAIO = "zero3_nvme"
-"""In test_offload_disk.py."""
+"""Tested in test_offload_disk.py."""
 STEPS = 20
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "pretrain.py"
 LAST_CHECKPOINT = f"step_{STEPS:08d}"
@@ -26,7 +27,8 @@ LAST_CHECKPOINT = f"step_{STEPS:08d}"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """Folder of runs: NAME is 20 steps without a stop, NAME_stopped the same with a stop and a resume after 10."""
+    """Train all runs and return their folder: NAME runs 20 steps without interruption, NAME_stopped stops after 10 and
+    resumes, and A_to_B continues the checkpoint of A at step 10 with the JSON of B."""
     folder = tmp_path_factory.mktemp("zero_runs")
 
     def arguments(run: str, name: str, *more: str) -> list[str]:
@@ -38,11 +40,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     for name in JSONS:
         plan += [arguments(name, name)]
         plan += [arguments(f"{name}_stopped", name, "train.stop_at_step=10"), arguments(f"{name}_stopped", name)]
-    # Each JSON's checkpoint of step 10 is continued under the next one.
+    # The checkpoint of each JSON at step 10 is continued with the next JSON of the list.
     for name, other in CHANGES:
         start = folder / f"{name}_stopped" / "checkpoints" / "step_00000010"
         plan += [[*arguments(f"{name}_to_{other}", other), f"--resume={start}"]]
-    # One tiny bf16 case; bf16 products are very slow on a CPU.
+    # Only two short bf16 runs: bf16 products are very slow on a CPU.
     plan += [arguments("bf16", "zero2", "train.precision=bf16", "train.steps=2", "schedule.warmup_steps=1")]
     plan += [arguments("bf16_zero1", "zero1", "train.precision=bf16", "train.steps=2", "schedule.warmup_steps=1")]
     assert train_many(folder, plan) == [0] * len(plan)
@@ -54,19 +56,19 @@ def test_all_shipped_jsons_are_tested() -> None:
 
 
 @pytest.mark.parametrize("name", JSONS)
-def test_same_losses_as_plain_data_parallelism(name: str, runs: Path) -> None:
+def test_losses_match_those_of_plain_data_parallelism(name: str, runs: Path) -> None:
     assert [record["step"] for record in metrics(runs / name)] == list(range(1, STEPS + 1))
-    # Sums over two ranks are formed in another order under each stage, and DeepSpeed's CPU Adam has its own formula:
-    # single roundings of fp32, 6e-8 of the loss, grown over the steps.
+    # Each stage sums over the two ranks in a different order, and DeepSpeed's CPU Adam uses a different formula:
+    # fp32 rounding differences, 6e-8 of the loss, which grow over the steps.
     assert losses(runs / name) == pytest.approx(losses(runs / "zero0"), rel=2e-6)
     assert losses(runs / name)[-1] < losses(runs / name)[0] - 0.05
     resolved = json.loads((runs / name / "ds_config.json").read_text())
     assert resolved["gradient_accumulation_steps"] == 2
-    assert "bf16" not in resolved and "fp16" not in resolved  # on a CPU
+    assert "bf16" not in resolved and "fp16" not in resolved  # fp32 on a CPU
 
 
 @pytest.mark.parametrize("name", JSONS)
-def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
+def test_a_stop_and_resume_leaves_the_metrics_bit_identical(name: str, runs: Path) -> None:
     whole, stopped = metrics(runs / name), metrics(runs / f"{name}_stopped")
     for key in ("step", "loss", "loss_of_code", "loss_of_en", "loss_of_zh", "lr", "grad_norm"):
         assert [record.get(key) for record in stopped] == [record.get(key) for record in whole], key
@@ -79,15 +81,15 @@ def test_a_stop_and_a_resume_change_no_bit(name: str, runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", JSONS)
-def test_communication_lies_inside_the_parts_of_a_step(name: str, runs: Path) -> None:
+def test_communication_takes_less_time_than_the_parts_of_a_step(name: str, runs: Path) -> None:
     for record in metrics(runs / name):
         parts = sum(record[f"{part}_seconds"] for part in ("forward", "backward", "optimizer"))
         assert 0 < record["communication_seconds"] < parts
 
 
 @pytest.mark.parametrize("name", ["zero0", "zero2", "zero3"])
-def test_the_export_is_proven(name: str, runs: Path) -> None:
-    """One JSON for each of DeepSpeed's layouts: replicas, flat partitions, partitions of each parameter."""
+def test_the_logits_of_an_export_match_the_model(name: str, runs: Path) -> None:
+    """One JSON for each layout of DeepSpeed: replicas, flat partitions, partitions of each parameter."""
     report = export_checkpoint(runs / name, dtype="bf16" if name == "zero2" else "fp32")
     assert report.step == STEPS
     assert report.verdict.max_relative_difference <= 1e-4
@@ -101,13 +103,13 @@ def test_weights_read_from_a_checkpoint_are_close_to_the_reference(name: str, ru
     reference = read_weights(runs / "zero0" / "checkpoints" / LAST_CHECKPOINT)
     assert ours.keys() == reference.keys()
     for key, tensor in reference.items():
-        # Adam divides by the root of tiny second moments: a weight whose gradient is mostly rounding moves by rounding,
-        # so the norm is compared instead of single weights (measured: 1.4e-5 at most).
+        # Adam divides by the root of tiny second moments: if a gradient is mostly rounding error, so is the update of
+        # its weight. Therefore norms are compared instead of single weights (measured: at most 1.4e-5).
         assert (ours[key] - tensor).norm() < 1e-4 * tensor.norm(), key
 
 
 @pytest.mark.parametrize(("name", "other"), CHANGES)
-def test_another_json_goes_on_where_it_stopped(name: str, other: str, runs: Path) -> None:
+def test_a_run_continues_with_another_json(name: str, other: str, runs: Path) -> None:
     changed = metrics(runs / f"{name}_to_{other}")
     assert [record["step"] for record in changed] == list(range(11, STEPS + 1))
     assert losses(runs / f"{name}_to_{other}") == pytest.approx(losses(runs / name)[10:], rel=2e-6)
@@ -116,7 +118,7 @@ def test_another_json_goes_on_where_it_stopped(name: str, other: str, runs: Path
 
 
 @pytest.mark.parametrize("run", ["bf16", "bf16_zero1"])
-def test_forced_bf16_accumulates_in_fp32_and_each_micro_batch_once(run: str, runs: Path) -> None:
+def test_forced_bf16_accumulates_every_micro_batch_once_in_fp32(run: str, runs: Path) -> None:
     resolved = json.loads((runs / run / "ds_config.json").read_text())
     assert resolved["bf16"]["enabled"] is True
     assert resolved["data_types"]["grad_accum_dtype"] == "fp32"
@@ -127,17 +129,18 @@ def test_forced_bf16_accumulates_in_fp32_and_each_micro_batch_once(run: str, run
     assert line in (runs / run / "logs" / "rank_0000.log").read_text()
     first, reference = metrics(runs / run)[0], metrics(runs / "zero0")[0]
     assert first["loss"] == pytest.approx(reference["loss"], rel=2e-3)
-    # Eight bits of mantissa: products are off by up to 0.4 %, their sums by less; a micro-batch added twice, by half.
+    # bf16 has 8 bits of mantissa: products are off by up to 0.4 %, sums by less. A micro-batch that is added twice
+    # would change the norm by half.
     assert first["grad_norm"] == pytest.approx(reference["grad_norm"], rel=2e-2)
 
 
-def test_the_optimizer_of_bf16_at_stage_1_can_be_exported(runs: Path) -> None:
-    """DeepSpeed switches to another optimizer there."""
+def test_a_bf16_checkpoint_of_stage_1_can_be_exported(runs: Path) -> None:
+    """DeepSpeed uses BF16_Optimizer in this case."""
     report = export_checkpoint(runs / "bf16_zero1", dtype="bf16")
     assert report.verdict.max_relative_difference <= 1e-4
 
 
-def test_one_rank_gives_the_losses_of_two(
+def test_one_rank_gives_the_same_losses_as_two(
     runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     result = train(tmp_path, small_corpus, small_tokenizer, "deepspeed=zero1", f"train.steps={STEPS}", ranks=1)
@@ -146,7 +149,9 @@ def test_one_rank_gives_the_losses_of_two(
     assert {record["communication_seconds"] for record in metrics(tmp_path)} == {0.0}
 
 
-def test_one_rank_goes_on_from_two(runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+def test_one_rank_resumes_from_a_checkpoint_of_two(
+    runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
     start = runs / "zero2_stopped" / "checkpoints" / "step_00000010"
     more = ("deepspeed=zero3", f"train.steps={STEPS}", "--resume", str(start))
     result = train(tmp_path / "run", small_corpus, small_tokenizer, *more, ranks=1)
@@ -159,13 +164,13 @@ def test_one_rank_goes_on_from_two(runs: Path, tmp_path: Path, small_corpus: Pat
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
-def test_plain_launchers_start_it(
+def test_plain_launchers_can_start_the_script(
     launcher: str, runs: Path, tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
-    """`deepspeed --hostfile H launch/pretrain.py --deepspeed zero2 ...`, without `z2all train` around it."""
+    """Test `deepspeed --hostfile H launch/pretrain.py --deepspeed zero2 ...`, without `z2all train`."""
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("127.0.0.1 slots=2\n")
-    this_node = ["--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1"]  # it is the only one
+    this_node = ["--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1"]  # the only node
     commands = {
         "deepspeed": ["-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile), *this_node],
         "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2"],

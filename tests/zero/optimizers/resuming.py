@@ -1,8 +1,8 @@
-"""Run in its own ranks (one, or several by the deepspeed launcher): trains a tiny model with each optimizer.
+"""Script for one rank, or for several ranks of the deepspeed launcher: trains a tiny model with each optimizer.
 
-In the middle a checkpoint is saved; the run continues, and a new engine resumes from the checkpoint. The file named on
-the command line holds a JSON list of cases; what came out is written beside it, one file a rank. Starting DeepSpeed
-costs ten seconds, a case about one.
+Halfway a checkpoint is saved; the run continues, and a new engine resumes from the checkpoint. The file named on the
+command line holds a JSON list of cases; the outcomes are written to the same folder, one file per rank. All cases share
+a process, because starting DeepSpeed takes ten seconds and a case about one.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ MODEL = ModelSection(
     num_key_value_heads=3,
     max_position_embeddings=16,
 )
-"""No round numbers, so that partitions are padded."""
+"""Sizes that are not powers of two, so that partitions are padded."""
 
 
 def engine_of(case: dict[str, Any], world: World) -> Any:
@@ -49,7 +49,7 @@ def engine_of(case: dict[str, Any], world: World) -> Any:
 
 
 def train(engine: Any, world: World, lr: float, steps: range) -> list[float]:
-    """Trains on the same tokens in every step, with a falling learning rate."""
+    """Train on the same tokens in every step, with a decreasing learning rate, and return the losses."""
     losses = []
     for step in steps:
         ds.set_learning_rate(engine, lr * (1 - step / 20))
@@ -64,7 +64,7 @@ def train(engine: Any, world: World, lr: float, steps: range) -> list[float]:
 
 
 def fingerprints(engine: Any) -> list[list[str]]:
-    """Returns (key, dtype, hash) of every tensor that the optimizer updates or keeps."""
+    """Return (key, dtype, hash) of every tensor that the optimizer updates or keeps."""
     base = getattr(engine.optimizer, "optimizer", engine.optimizer)
     found = [
         (key, value)

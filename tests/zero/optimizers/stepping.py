@@ -1,4 +1,4 @@
-"""Weights, gradients and formulas in fp64 that optimizers are compared with."""
+"""Weights, gradients and fp64 formulas for tests of optimizers."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def weights_of(dtype: torch.dtype = torch.float32, device: str = "cpu", seed: in
 
 
 def groups_of(weights: list[torch.nn.Parameter]) -> list[dict[str, object]]:
-    """As in training: matrices decay, the rest does not."""
+    """Return the parameter groups as in training: weight decay only for matrices."""
     return [
         {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},
         {"params": [weight for weight in weights if weight.dim() == 1], "weight_decay": 0.0},
@@ -27,7 +27,7 @@ def set_gradients(weights: list[torch.nn.Parameter], step: int) -> None:
 
 
 def adamw_formula(weight: Tensor, moment: Tensor, square: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of AdamW on fp64 tensors whose gradient is in `weight.grad`: (weight, moment, square)."""
+    """Compute one step of AdamW in fp64 with the gradient in `weight.grad`; return (weight, moment, square)."""
     gradient = weight.grad.double()
     decay = DECAY if weight.dim() > 1 else 0.0
     moment = BETAS[0] * moment + (1 - BETAS[0]) * gradient

@@ -1,4 +1,4 @@
-"""AdamW with bf16 moments: each step compared with the formula in fp64, and the result of many steps."""
+"""Tests of AdamW with bf16 moments: single steps compared with the formula in fp64, and the result of many steps."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from z2all_ds.zero.optimizers.rounding import join
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
 ROUNDINGS = ["kahan", "stochastic"]
 STEP_OF_BF16 = 2**-7
-"""Distance of two neighbours in bf16, relative to the lower, at most."""
+"""Largest distance between neighbouring bf16 numbers, relative to the smaller one."""
 
 
 def optimizer_of(weights: list[torch.nn.Parameter], rounding: str = "kahan") -> AdamWBf16:
@@ -38,10 +38,10 @@ def test_fp32_weights_follow_the_formula(device: str) -> None:
         expected = [adamw_formula(weight, *moments_of(optimizer, weight), step) for weight in weights]
         optimizer.step()
         for weight, (want, moment, square) in zip(weights, expected, strict=True):
-            # A few roundings of fp32 (6e-8) of weights of about 1; a moment forgotten would be off by LR = 0.01.
+            # A few fp32 roundings (6e-8) of weights of about 1; an omitted moment would cause an error of 0.01 (LR).
             assert (weight.double() - want).abs().max() < 1e-6
             for found, true in zip(moments_of(optimizer, weight), (moment, square), strict=True):
-                # Rounded to a neighbour, not further; fp32's own rounding is far below bf16's.
+                # Rounded to one of the two neighbours; rounding errors of fp32 are far smaller than those of bf16.
                 assert ((found - true).abs() <= true.abs() * STEP_OF_BF16 * 1.001 + 1e-30).all()
 
 
@@ -54,14 +54,14 @@ def test_stochastic_bf16_weights_follow_the_formula(device: str) -> None:
         expected = [adamw_formula(weight, *moments_of(optimizer, weight), step)[0] for weight in weights]
         optimizer.step()
         for weight, want in zip(weights, expected, strict=True):
-            # Near a power of two the step is that of the larger side.
+            # Near a power of two, the distance to the next larger number counts.
             scale = torch.maximum(want.abs(), weight.detach().double().abs())
             assert ((weight.double() - want).abs() <= scale * STEP_OF_BF16 * 1.001 + 1e-6).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_kept_bits_make_bf16_weights_as_exact_as_fp32(device: str) -> None:
-    """Weight and compensation together take every step that an fp32 weight takes, bit for bit."""
+    """Weight and compensation together equal an fp32 weight after every step, bit for bit."""
     small = weights_of(torch.bfloat16, device)
     large = [torch.nn.Parameter(weight.detach().float()) for weight in small]
     optimizers = optimizer_of(small), optimizer_of(large)
@@ -74,12 +74,12 @@ def test_kept_bits_make_bf16_weights_as_exact_as_fp32(device: str) -> None:
         for weight, other in zip(small, large, strict=True):
             assert torch.equal(join(weight, optimizers[0].state[weight]["compensation"]), other)
             assert (weight.float() - other).abs().max() > 0
-            # The nearest bf16: half a step off at most.
+            # The weight is the nearest bf16 number: the error is at most half the distance between neighbours.
             assert ((weight.float() - other).abs() <= other.abs() * STEP_OF_BF16 / 2).all()
 
 
 def drift(rounding: str | None, dtype: torch.dtype) -> float:
-    """Returns the mean of weights after 1000 small steps down from 1, and the same in fp64."""
+    """Return the error of the mean weight, compared with fp64, after 1000 small steps down from 1."""
     weight = torch.nn.Parameter(torch.ones(4096, dtype=dtype))
     truth = torch.nn.Parameter(torch.ones(4096, dtype=torch.float64))
     settings: dict[str, Any] = {"lr": 1e-4, "betas": BETAS, "eps": EPS}
@@ -96,29 +96,32 @@ def drift(rounding: str | None, dtype: torch.dtype) -> float:
 
 
 def test_small_updates_are_not_lost() -> None:
-    """lr 1e-4 and weights of 1, where bf16 has steps of 1/256: rounded to nearest, every update is lost."""
+    """Updates are 1e-4, and below 1 the next bf16 number is 1/256 away: rounding to nearest would lose every update."""
     assert drift(None, torch.bfloat16) == pytest.approx(0.1)
-    # What is in the weight is the nearest to 0.9, at most half of 2^-8 off.
+    # The weight is the bf16 number nearest to 0.9, with an error of at most half of 2^-8.
     assert drift("kahan", torch.bfloat16) < 2**-9
-    # 1000 roundings with at most half a step of 2^-8 each, over the mean of 4096 weights: sqrt(1000/4096) * 2^-9 = 1e-3
-    # is one standard deviation at most; in fact far less, since the chance of rounding up is small.
+    # Each of 1000 roundings has a standard deviation of at most half of 2^-8, and the mean is over 4096 weights:
+    # sqrt(1000/4096) * 2^-9 = 1e-3 is an upper bound of the standard deviation. The real one is far smaller, because
+    # a weight rarely moves to the next number.
     assert drift("stochastic", torch.bfloat16) < 1e-3
     assert drift("kahan", torch.float32) < 1e-4
 
 
-def test_a_second_moment_keeps_moving() -> None:
-    """beta2 = 0.999 changes it by 0.1 % per step, less than half a bf16 step; rounded to nearest, it never would."""
+def test_the_second_moment_keeps_changing() -> None:
+    """With beta2 = 0.999 it changes by 0.1 % per step, less than half the distance between bf16 numbers, so rounding to
+    nearest would never change it."""
     weight = torch.nn.Parameter(torch.zeros(4096))
     optimizer = AdamWBf16([weight], lr=0.0, betas=(0.9, 0.999))
     weight.grad = torch.ones_like(weight)
     for _ in range(1000):
         optimizer.step()
     expected = 1 - 0.999**1000
-    # Each step rounds by at most half of 2^-8 (standard deviation); decaying sums of 1000 over 4096 values: 1e-3.
+    # The standard deviation of one rounding is at most half of 2^-8; that of a decaying sum of 1000 roundings, averaged
+    # over 4096 values, is at most 1e-3.
     assert optimizer.state[weight]["exp_avg_sq"].double().mean().item() == pytest.approx(expected, abs=3e-3)
 
 
-def test_tensors_and_steps_have_noise_of_their_own() -> None:
+def test_every_tensor_and_step_has_different_noise() -> None:
     weights = [torch.nn.Parameter(torch.zeros(1000)) for _ in range(2)]
     optimizer = AdamWBf16(weights, lr=0.0, betas=(0.0, 0.0))
     seen = []
@@ -130,7 +133,7 @@ def test_tensors_and_steps_have_noise_of_their_own() -> None:
     assert not any(torch.equal(seen[i], seen[j]) for i in range(4) for j in range(i))
 
 
-def test_other_random_numbers_are_not_touched() -> None:
+def test_the_global_random_state_does_not_change() -> None:
     weights = weights_of()
     optimizer = optimizer_of(weights)
     set_gradients(weights, 0)
@@ -142,7 +145,7 @@ def test_other_random_numbers_are_not_touched() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_a_nan_gradient_shows(rounding: str, dtype: torch.dtype, device: str) -> None:
+def test_a_nan_gradient_makes_only_its_weight_and_moment_nan(rounding: str, dtype: torch.dtype, device: str) -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=dtype, device=device))
     optimizer = AdamWBf16([weight], rounding=rounding)  # type: ignore[arg-type]
     weight.grad = torch.tensor([1.0, float("nan"), 1.0], dtype=dtype, device=device)
@@ -154,8 +157,8 @@ def test_a_nan_gradient_shows(rounding: str, dtype: torch.dtype, device: str) ->
     assert weight.isnan().tolist() == [False, True, False]
 
 
-def test_in_pieces_it_follows_the_formula_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The assertions are those of the two tests that are called."""
+def test_weights_updated_in_pieces_follow_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two tests called here make the assertions."""
     monkeypatch.setattr(chunks.flat_pieces, "__defaults__", (10,))
     monkeypatch.setattr(chunks.flat_gradient_pieces, "__defaults__", (10,))
     test_fp32_weights_follow_the_formula("cpu")

@@ -1,4 +1,4 @@
-"""Each kind built as training builds it: Adams against the formula in fp64, all through a saved state."""
+"""Tests of optimizers built as in training: Adams follow the formula in fp64, and saved states resume bit for bit."""
 
 import io
 
@@ -11,11 +11,12 @@ from z2all_ds.base.config.sections import OptimizerSection
 from z2all_ds.zero.optimizers import KINDS, OptimizerSituation, build_optimizer, choose_optimizer
 
 NUMEL = 8192
-"""A multiple of 256 and above 4096: 8-bit states are really 8-bit."""
+"""A multiple of 256 and more than 4096; otherwise 8-bit optimizers keep their states in full precision."""
 OTHER_ADAMS_ON_GPU = ["adamw", "ds_fused_adam", "apex_adam", "adamw_8bit"]
 ADAMS_ON_GPU = [*OTHER_ADAMS_ON_GPU, "adamw_bf16"]
-# A step is LR x (moment / root), about LR. Moments in bf16 are 2^-7 off at most, in either way, over three steps before
-# the last; those in 8 bits have few levels, and the smallest square here is a quarter of its block's largest.
+# A step is LR x (moment / root), about LR. bf16 moments have an error of at most 2^-7 in either direction, in the three
+# steps before the last. 8-bit moments have few levels, and the smallest square here is a quarter of the largest in its
+# block.
 ALLOWED_AFTER_STEPS = {"adamw_bf16": 0.05 * LR, "adamw_8bit": 0.5 * LR}
 STEPS = 4
 
@@ -34,11 +35,11 @@ def build(kind: str, weight: torch.nn.Parameter, device: str) -> torch.optim.Opt
 
 
 def step(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter, number: int) -> None:
-    """Sets gradients between 1 and 2: second moments of similar size, as 8-bit blocks need them."""
+    """Take a step with gradients between 1 and 2: 8-bit blocks need second moments of similar size."""
     values = 1 + torch.rand(NUMEL, generator=torch.Generator().manual_seed(number))
     weight.grad = values.to(weight.device)
     for group in optimizer.param_groups:
-        group["lr"] = LR  # as the training loop sets it: a plain number, at every step
+        group["lr"] = LR  # a plain number at every step, as in the training loop
     optimizer.step()
 
 
@@ -59,7 +60,8 @@ def test_adams_follow_the_formula(kind: str, device: str) -> None:
         truth.grad = weight.grad.double().cpu()
         truth, moment, square = adamw_formula(truth, moment, square, number)
     off = (weight.detach().double().cpu() - truth).abs().max().item()
-    assert off < ALLOWED_AFTER_STEPS.get(kind, 2e-6)  # weights up to 4: a rounding is 2.4e-7, in each of four steps
+    # Weights are up to 4, so a rounding error is up to 2.4e-7 in each of four steps.
+    assert off < ALLOWED_AFTER_STEPS.get(kind, 2e-6)
     assert (truth - flat_weight("cpu").double()).abs().min() > (STEPS - 1) * LR  # the weights have moved
 
 
@@ -70,7 +72,7 @@ def test_adams_follow_the_formula(kind: str, device: str) -> None:
         *(pytest.param(kind, "cuda", marks=on_gpu) for kind in (*OTHER_ADAMS_ON_GPU, "lion", "adafactor")),
     ],
 )
-def test_a_saved_state_goes_on_bitwise(kind: str, device: str) -> None:
+def test_a_saved_state_resumes_bit_identically(kind: str, device: str) -> None:
     weight = flat_weight(device)
     optimizer = build(kind, weight, device)
     for number in range(3):
@@ -80,7 +82,7 @@ def test_a_saved_state_goes_on_bitwise(kind: str, device: str) -> None:
     saved = io.BytesIO()
     torch.save(optimizer.state_dict(), saved)
     saved.seek(0)
-    # torchao's 8-bit states are tensors of a class of their own, which the safe loader does not know.
+    # torchao's 8-bit states are a tensor subclass, which `weights_only=True` does not accept.
     resumed.load_state_dict(torch.load(saved, weights_only=False))
     for number in range(3, 6):
         step(optimizer, weight, number)
@@ -96,7 +98,7 @@ def test_a_saved_state_goes_on_bitwise(kind: str, device: str) -> None:
         *(pytest.param(kind, "cuda", marks=on_gpu) for kind in ("adamw", "ds_fused_adam", "adamw_bf16", "lion")),
     ],
 )
-def test_a_nan_gradient_shows(kind: str, device: str) -> None:
+def test_a_nan_gradient_makes_its_weight_nan(kind: str, device: str) -> None:
     weight = flat_weight(device)
     optimizer = build(kind, weight, device)
     step(optimizer, weight, 0)

@@ -1,4 +1,4 @@
-"""Pieces are views, none is larger than asked for, and batches keep what belongs together."""
+"""Tests of pieces and batches of large tensors: pieces are views of limited size, and batches keep rows together."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ def test_pieces_are_views() -> None:
     assert torch.equal(tensor, torch.ones(3, 5))
 
 
-def test_what_cannot_be_a_view_raises_where_it_is_written() -> None:
+def test_a_noncontiguous_tensor_is_refused_for_writing_but_not_for_reading() -> None:
     turned = torch.zeros(3, 5).T
     with pytest.raises(RuntimeError, match="view"):
         flat_pieces(turned)
     assert [piece.numel() for piece in flat_gradient_pieces(turned, 8)] == [8, 7]
 
 
-def test_batches_hold_no_more_than_asked_for() -> None:
+def test_batches_hold_at_most_the_given_number_of_values_unless_one_row_is_larger() -> None:
     sizes = [3, 4, 2, 10, 1, 1]
     rows = [(torch.full((size,), float(index)), torch.full((size,), -float(index))) for index, size in enumerate(sizes)]
     found = list(batches(rows, 7))

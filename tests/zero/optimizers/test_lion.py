@@ -1,4 +1,4 @@
-"""Lion against its formula in fp64."""
+"""Tests of Lion: comparison with its formula in fp64."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_follows_the_formula(device: str) -> None:
+def test_steps_follow_the_formula(device: str) -> None:
     weights = weights_of(device=device)
     optimizer = Lion(groups_of(weights), lr=LR, betas=BETAS)
     moments = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
@@ -21,14 +21,14 @@ def test_follows_the_formula(device: str) -> None:
         expected = [lion_formula(weight, moment) for weight, moment in zip(weights, moments, strict=True)]
         optimizer.step()
         for weight, (want, moment) in zip(weights, expected, strict=True):
-            # One step from the weights as they are: a few roundings of fp32 (6e-8) of weights of about 1. A wrong sign
-            # would be off by 2 LR = 0.02.
+            # A single step from the current weights has a few fp32 roundings (6e-8) of weights of about 1. A wrong sign
+            # would cause an error of 2 LR = 0.02.
             assert (weight.double() - want).abs().max() < 1e-6
             assert (optimizer.state[weight]["momentum"].double() - moment).abs().max() < 1e-6
         moments = [moment for _, moment in expected]
 
 
-def test_large_tensors_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_in_pieces_give_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, pieces = weights_of(), weights_of()
     for weights, size in ((whole, chunks.CHUNK), (pieces, 10)):
         monkeypatch.setattr(chunks.flat_pieces, "__defaults__", (size,))
@@ -42,7 +42,7 @@ def test_large_tensors_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_no_number_shows(bad: float) -> None:
+def test_a_nonfinite_gradient_makes_its_weight_nan(bad: float) -> None:
     """The sign of NaN is 0, so the weight would silently not change."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = Lion([weight], lr=LR)
@@ -52,7 +52,7 @@ def test_a_gradient_that_is_no_number_shows(bad: float) -> None:
     assert weight[2] == 1  # zero gradient
 
 
-def test_weights_without_gradient_stay() -> None:
+def test_weights_without_a_gradient_do_not_change() -> None:
     weights = weights_of()
     before = [weight.detach().clone() for weight in weights]
     optimizer = Lion(groups_of(weights), lr=LR)
@@ -61,7 +61,7 @@ def test_weights_without_gradient_stay() -> None:
     assert not optimizer.state
 
 
-def test_gradients_of_any_strides() -> None:
+def test_gradients_may_have_any_strides() -> None:
     straight, turned = (torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2))
     gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     straight.grad, turned.grad = gradient.T.contiguous(), gradient.T

@@ -1,4 +1,4 @@
-"""Choice of the optimizer and its refusals, all without loading torch."""
+"""Tests of the choice of the optimizer and of refusals, which happen without loading torch."""
 
 import itertools
 import json
@@ -42,13 +42,13 @@ def test_the_config_and_the_registry_know_the_same_kinds() -> None:
     assert set(get_args(OptimizerSection.model_fields["kind"].annotation)) == {"auto", *KINDS}
 
 
-def test_auto() -> None:
+def test_auto_chooses_adamw_or_the_cpu_adam_for_offloaded_state() -> None:
     assert choose_optimizer(section("auto"), ON_CPU) == OptimizerChoice("adamw", "first choice", 8.0)
     assert choose_optimizer(section("auto"), ON_GPU).kind == "adamw"
     assert choose_optimizer(section("auto"), OFFLOADED) == OptimizerChoice("ds_cpu_adam", "its state is offloaded", 8.0)
 
 
-def test_a_kind_asked_for() -> None:
+def test_a_requested_kind_is_chosen() -> None:
     assert choose_optimizer(section("lion"), ON_CPU) == OptimizerChoice("lion", "requested", 4.0)
 
 
@@ -65,7 +65,7 @@ def test_a_kind_asked_for() -> None:
         ("adamw_8bit", OFFLOADED, "offloads the state, which only ds_cpu_adam supports"),
     ],
 )
-def test_refusals_are_one_line_with_a_way_out(kind: str, situation: OptimizerSituation, rule: str) -> None:
+def test_refusals_list_the_kinds_that_can_run(kind: str, situation: OptimizerSituation, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose_optimizer(section(kind), situation)
     message = str(caught.value)
@@ -77,7 +77,7 @@ def test_refusals_are_one_line_with_a_way_out(kind: str, situation: OptimizerSit
     assert ("ds_cpu_adam" in able) == situation.offload
 
 
-def test_bf16_weights_that_deepspeed_would_refuse_late() -> None:
+def test_bf16_settings_that_deepspeed_would_refuse_late_are_refused_early() -> None:
     half = OptimizerSituation("cuda", stage=2, offload=False, bf16_master=True)
     with pytest.raises(ConfigError, match=r"need bf16\.bf16_optimizer_states=true in the DeepSpeed JSON"):
         choose_optimizer(section("adamw_bf16"), half)
@@ -86,7 +86,7 @@ def test_bf16_weights_that_deepspeed_would_refuse_late() -> None:
         choose_optimizer(section("ds_cpu_adam"), both)
 
 
-def test_lost_updates_are_said() -> None:
+def test_the_reason_mentions_lost_bf16_updates() -> None:
     lost = "updates below 1/256 of a bf16 weight are lost, adamw_bf16 keeps them"
     assert choose_optimizer(section("auto"), BF16_WEIGHTS).reason == f"first choice; {lost}"
     assert choose_optimizer(section("adamw_bf16"), BF16_WEIGHTS).reason == "requested"
@@ -107,15 +107,17 @@ def test_lost_updates_are_said() -> None:
         ("adafactor", {}, OptimizerSituation("cuda", stage=0, offload=False), 0),
     ],
 )
-def test_stated_bytes(kind: str, settings: dict[str, Any], situation: OptimizerSituation, stated: float) -> None:
+def test_stated_state_bytes_per_parameter(
+    kind: str, settings: dict[str, Any], situation: OptimizerSituation, stated: float
+) -> None:
     assert KINDS[kind].state_bytes_per_parameter(situation, section(kind, **settings)) == stated
 
 
-def test_what_cannot_be_factored_is_said() -> None:
+def test_the_description_of_adafactor_mentions_flat_partitions() -> None:
     assert "which cannot be factored" in KINDS["adafactor"].description
 
 
-def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_found_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfthere" / "optim").mkdir(parents=True)
     (tmp_path / "halfthere" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -128,18 +130,18 @@ def test_libraries_are_looked_for_without_import(tmp_path: Path, monkeypatch: py
     assert kind.why_not(ON_CPU) == "no and not.here not installed; pip install 'z2all_ds[gpu]'"
 
 
-def test_a_plan_for_another_machine_asks_for_no_library() -> None:
+def test_a_plan_for_another_machine_does_not_need_the_library() -> None:
     run = load_run_config(None, ["deepspeed=zero2", "optimizer.kind=apex_adam"])
     with pytest.raises(ConfigError, match=r"apex\.optimizers not installed"):
         resolve(run, 1, "cuda")
     assert resolve(run, 1, "cuda", elsewhere=True).optimizer.kind == "apex_adam"
 
 
-# In the resolved DeepSpeed config
+# Effects on the resolved DeepSpeed config
 
 
 @pytest.mark.parametrize("kind", ["adamw_bf16", "lion", "adafactor"])
-def test_deepspeed_is_told_of_optimizers_it_does_not_know(kind: str) -> None:
+def test_optimizers_unknown_to_deepspeed_are_allowed_in_its_config(kind: str) -> None:
     resolved = resolved_with("zero2", kind)
     assert resolved.config["zero_allow_untested_optimizer"] is True
     assert f"zero_allow_untested_optimizer: true: {kind} is unknown to DeepSpeed, but tested here" in resolved.notes
@@ -147,7 +149,7 @@ def test_deepspeed_is_told_of_optimizers_it_does_not_know(kind: str) -> None:
     assert "zero_allow_untested_optimizer" not in resolved_with("zero0", kind).config  # only ZeRO requires it
 
 
-def test_what_deepspeed_knows_changes_nothing() -> None:
+def test_optimizers_known_to_deepspeed_do_not_change_its_config() -> None:
     assert resolved_with("zero2", "adamw").config == resolved_with("zero2", "auto").config
     assert "zero_allow_untested_optimizer" not in resolved_with("zero2", "auto").config
     assert resolved_with("zero3_offload", "auto").optimizer.kind == "ds_cpu_adam"
@@ -158,20 +160,20 @@ def test_bf16_weights_are_read_from_the_json(tmp_path: Path) -> None:
     content = {"bf16": BF16_JSON, "zero_optimization": {"stage": 2}}
     mine.write_text(json.dumps(content))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 6
-    assert resolved_with(str(mine), "adamw_bf16", "cpu").optimizer.state_bytes_per_parameter == 4  # fp32 there
+    assert resolved_with(str(mine), "adamw_bf16", "cpu").optimizer.state_bytes_per_parameter == 4  # fp32 on a CPU
     # At stage 1 with fp32 accumulation, DeepSpeed uses an optimizer with fp32 master weights.
     mine.write_text(json.dumps({**content, "zero_optimization": {"stage": 1}}))
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 4
 
 
-def test_a_bad_combination_stops_before_anything_heavy(tmp_path: Path) -> None:
+def test_an_invalid_combination_is_refused_before_the_run_folder_is_created(tmp_path: Path) -> None:
     answer = z2all("train", "deepspeed=zero2_offload", "optimizer.kind=lion", f"run_dir={tmp_path}/run", cwd=tmp_path)
     line = one_line(answer, ConfigError.exit_code)
     assert "optimizer.kind=lion: the DeepSpeed JSON offloads the state, which only ds_cpu_adam supports." in line
     assert not (tmp_path / "run").exists()
 
 
-def test_choosing_loads_no_torch() -> None:
+def test_choosing_an_optimizer_does_not_load_torch() -> None:
     code = (
         "from z2all_ds.base.config import load_run_config\nfrom z2all_ds.zero.ds_config import resolve\n"
         "for kind in ('lion', 'adamw_bf16', 'adafactor'):\n"
@@ -182,14 +184,14 @@ def test_choosing_loads_no_torch() -> None:
     assert not loaded_by(code) & HEAVY
 
 
-# Resuming from the state of another kind
+# Resuming from the state of another kind of optimizer
 
 
-def test_kinds_are_known() -> None:
+def test_all_adams_are_registered_kinds() -> None:
     assert set(KINDS) > ADAMS
 
 
-def test_only_adams_of_the_same_moments_are_exchanged() -> None:
+def test_only_adams_with_the_same_moments_resume_from_each_other() -> None:
     for saved, here in itertools.product(KINDS, KINDS):
         if saved == here or {saved, here} <= ADAMS:
             require_same_states(saved, here)
@@ -206,7 +208,7 @@ def test_only_adams_of_the_same_moments_are_exchanged() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw_bf16", "lion", "adafactor"])
-def test_settings_arrive(kind: str) -> None:
+def test_settings_reach_the_optimizer(kind: str) -> None:
     settings = section(kind, lr=0.5, betas=(0.8, 0.9), eps=1e-3)
     weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))]
     groups = [{"params": [weights[0]], "weight_decay": 0.25}, {"params": [weights[1]], "weight_decay": 0.0}]
@@ -220,7 +222,7 @@ def test_settings_arrive(kind: str) -> None:
     assert KIND_KEY not in groups[0]
 
 
-def test_rounding_arrives() -> None:
+def test_the_rounding_setting_reaches_the_optimizer() -> None:
     settings = section("adamw_bf16", rounding="stochastic")
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     optimizer = build_optimizer(choose_optimizer(settings, ON_CPU), [{"params": [weight]}], settings)

@@ -1,4 +1,4 @@
-"""Every optimizer that runs on a CPU trains under ZeRO and resumes from a checkpoint bit for bit."""
+"""Tests of resuming: every optimizer that runs on a CPU trains under ZeRO and resumes from a checkpoint bit for bit."""
 
 import json
 import os
@@ -32,14 +32,14 @@ TENSORS = {
 
 def case(kind: str, deepspeed: str, *overrides: str, name: str = "", **more: str) -> dict[str, Any]:
     name = name or f"{kind}-{deepspeed}"
-    lr = 0.2 if kind == "adafactor" else 0.01  # its steps are parts of the weights' size, which is 0.02
+    lr = 0.2 if kind == "adafactor" else 0.01  # Adafactor's steps are relative to the scale of the weights, 0.02
     return {"name": name, "kind": kind, "lr": lr, "deepspeed": deepspeed, "overrides": list(overrides), **more}
 
 
 def write_json_of_bf16_weights(folder: Path, stage: int) -> str:
     path = folder / f"bf16_weights_{stage}.json"
     bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    # One micro-batch at a time is bf16 already; with fp32 accumulation stage 1 keeps an fp32 master of its own.
+    # bf16 accumulation, because with fp32 accumulation DeepSpeed keeps fp32 master weights at stage 1.
     path.write_text(json.dumps({"zero_optimization": {"stage": stage}, "bf16": bf16,
                                 "data_types": {"grad_accum_dtype": "bf16"}}))  # fmt: skip
     return str(path)
@@ -51,7 +51,7 @@ def runs_here(kind: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Outcome by case, of one rank."""
+    """Return the outcome of every case on one rank, by name."""
     folder = tmp_path_factory.mktemp("alone")
     prebuild(["deepspeed_shm_comm", "cpu_adam"])
     plan = [case(kind, name) for kind in KINDS_HERE if runs_here(kind) is None for name in JSONS]
@@ -83,7 +83,7 @@ def assert_resumed_bitwise(outcome: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", JSONS)
 @pytest.mark.parametrize("kind", KINDS_HERE)
-def test_a_stop_and_a_resume_change_no_bit(kind: str, name: str, alone: dict[str, dict[str, Any]]) -> None:
+def test_a_resumed_run_is_bit_identical(kind: str, name: str, alone: dict[str, dict[str, Any]]) -> None:
     if refusal := runs_here(kind):
         pytest.skip(f"{kind}: {refusal}")
     outcome = alone[f"{kind}-{name}"]
@@ -128,14 +128,16 @@ def test_auto_is_torchs_adamw(alone: dict[str, dict[str, Any]]) -> None:
     assert alone["auto-zero2"] == alone["adamw-zero2"]
 
 
-def test_stages_take_the_same_way(alone: dict[str, dict[str, Any]]) -> None:
-    """Lion's steps do not depend on how weights are laid out, so the stages differ by roundings of sums only."""
+def test_lion_gives_the_same_losses_under_every_stage(alone: dict[str, dict[str, Any]]) -> None:
+    """The steps of Lion do not depend on the layout of the weights, so stages differ only by rounding of sums."""
     for name in JSONS[1:]:
         assert alone[f"lion-{name}"]["losses"] == pytest.approx(alone["lion-zero0"]["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize(("name", "saved", "asked"), [("to-lion", "adamw", "lion"), ("to-adamw", "lion", "adamw")])
-def test_another_kinds_state_is_refused(name: str, saved: str, asked: str, alone: dict[str, dict[str, Any]]) -> None:
+def test_the_state_of_another_kind_is_refused(
+    name: str, saved: str, asked: str, alone: dict[str, dict[str, Any]]
+) -> None:
     assert alone[name]["error"] == (
         f"CheckpointError: the checkpoint's optimizer is {saved}: this run uses {asked}, which has an"
         f" incompatible optimizer state. Set optimizer.kind={saved}, or export the checkpoint and start a new run."
@@ -154,6 +156,6 @@ def test_two_ranks_resume_bitwise(tmp_path: Path) -> None:
     for outcomes in ranks:
         for one in plan:
             assert_resumed_bitwise(outcomes[one["name"]])
-    # Replicas draw the same noise and stay equal; partitions are of different weights.
+    # Replicas use the same noise and stay equal; partitions hold different weights.
     assert ranks[0]["adamw_bf16-zero0"]["state"] == ranks[1]["adamw_bf16-zero0"]["state"]
     assert ranks[0]["adamw_bf16-zero2"]["state"] != ranks[1]["adamw_bf16-zero2"]["state"]

@@ -1,9 +1,10 @@
-"""Run in its own ranks: engines of many shapes, saved and continued one after the other in one process group.
+"""Script for several ranks: saves and resumes engines of many shapes, one after the other, in one process group.
 
-The file named on the command line holds a JSON list of tasks; rank 0 writes beside it what came out. A task trains a
-toy under `deepspeed`: from its initial weights, or from the checkpoint `start`. It saves at once what it has just read
-(`again`), takes steps, and saves after `save_after` of them, `by_deepspeed` too where that is asked for. The same six
-samples make every step, whatever the ranks.
+The file named on the command line holds a JSON list of tasks; rank 0 writes the outcomes to the same folder. A task
+trains a tiny model with the JSON `deepspeed`, from its initial weights or from the checkpoint `start`. A state that was
+loaded is saved again at once (`again`). The task takes `save_after` steps and saves a checkpoint, with `by_deepspeed`
+also in DeepSpeed's own format, and then takes three more steps. Each step has six samples, the same for any number of
+ranks.
 """
 
 import json
@@ -36,13 +37,14 @@ MODEL = ModelSection(
     num_key_value_heads=1,
     max_position_embeddings=16,
 )
-"""No round numbers, so that partitions are padded, cut parameters anywhere, and are of padding alone."""
+"""Sizes that are not powers of two, so that partitions are padded, begin and end inside parameters, and some are only
+padding."""
 
 
 def engine_of(task: dict[str, Any], world: World) -> Any:
     settings = [f"train.global_batch={SAMPLES}", "train.micro_batch=1", *task.get("overrides", [])]
     run = load_run_config(None, [f"deepspeed={task['deepspeed']}", *settings])
-    # `auto` takes a JSON's fp16 for fp32 on a CPU, and no setting asks for it there: it is resolved as for a GPU.
+    # On a CPU `auto` replaces the fp16 of a JSON by fp32, and no setting forces fp16, so it is resolved as for a GPU.
     resolved = resolve(run, world.world_size, task.get("resolved_for", "cpu"))
     config = Z2allConfig.from_section(MODEL, pad_token_id=0)
     seed_everything(7)
@@ -51,7 +53,8 @@ def engine_of(task: dict[str, Any], world: World) -> Any:
 
 
 def train(engine: Any, world: World, position: int, steps: int) -> list[list[float]]:
-    """Of each step: the mean loss over all ranks, the learning rate, which falls, and where the data stand then."""
+    """Train with a decreasing learning rate; return the mean loss over all ranks, the learning rate and the new data
+    position of each step."""
     found = []
     for step in range(position // SAMPLES, position // SAMPLES + steps):
         ds.set_learning_rate(engine, 0.01 * (1 - step / 20))
@@ -104,7 +107,8 @@ if __name__ == "__main__":
         plan.with_name(f"outcomes_of_{plan.name}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-    # Once a rank was seen to end with "terminate called without an active exception", as C++ does when a thread is left
-    # over. Perhaps on the way out of Python, where many libraries have theirs: that way is not taken. Not established.
+    # A rank once ended with "terminate called without an active exception", the message of C++ for a thread that was
+    # not joined. It may have happened while Python or a library cleaned up at exit, so that is skipped here. The cause
+    # is not established.
     sys.stderr.flush()
     os._exit(0)

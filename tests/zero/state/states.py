@@ -1,4 +1,4 @@
-"""Compares the states of two checkpoints."""
+"""Comparison of the states of two checkpoints."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ MOMENTS = {"exp_avg", "exp_avg_sq"}
 
 
 def assert_same_state(one: Path, other: Path) -> None:
-    """Master weights, moments and counts, to the bit."""
+    """Assert that master weights, moments and counters are bit-identical."""
     ours, theirs = StateReader(one), StateReader(other)
     assert ours.shapes == theirs.shapes
     assert ours.state_keys == theirs.state_keys == MOMENTS

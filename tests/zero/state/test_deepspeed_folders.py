@@ -1,4 +1,4 @@
-"""Folders saved by DeepSpeed's own save_checkpoint on one rank, and every reason to refuse one."""
+"""Tests of imports of folders saved by DeepSpeed's own save_checkpoint on one rank, and of every refusal."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ CASES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_same_bits_and_same_next_losses(case: str, tmp_path: Path) -> None:
+def test_imported_state_and_next_losses_are_bit_identical(case: str, tmp_path: Path) -> None:
     if "offload" in case:
         prebuild(["cpu_adam"])
     with saved_engine(tmp_path / "theirs", *CASES[case]) as engine:
@@ -73,7 +73,7 @@ def test_same_bits_and_same_next_losses(case: str, tmp_path: Path) -> None:
         assert train(engine, 2) == unbroken
 
 
-def test_before_the_first_step_there_are_weights_alone(tmp_path: Path) -> None:
+def test_a_folder_saved_before_the_first_step_has_only_weights(tmp_path: Path) -> None:
     with saved_engine(tmp_path / "theirs", "deepspeed=zero0", steps=0) as engine:
         imported = import_folder(DeepSpeedFolder(tmp_path / "theirs"), tmp_path / "run", shapes_of(engine), {}, seed=1)
         unbroken = train(engine, 2)
@@ -87,7 +87,7 @@ def test_before_the_first_step_there_are_weights_alone(tmp_path: Path) -> None:
 def other_engine(
     make_optimizer: Callable[[Z2allForCausalLM], Any], stage: int = 0, dtype: str = "fp32"
 ) -> Iterator[Any]:
-    """Trains the model with DeepSpeed only, without this package's engine and optimizer."""
+    """Yield an engine created only with DeepSpeed, without the optimizer and settings of this package."""
     settings = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": stage}}
     settings |= {"gradient_clipping": 1.0, "zero_allow_untested_optimizer": True}
     settings |= {} if dtype == "fp32" else {dtype: {"enabled": True}}
@@ -99,7 +99,7 @@ def other_engine(
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("named", [False, True])
-def test_an_optimizer_of_one_group_of_somebody_else(stage: int, named: bool, tmp_path: Path) -> None:
+def test_a_plain_adam_with_one_group_is_imported(stage: int, named: bool, tmp_path: Path) -> None:
     def adam(model: Z2allForCausalLM) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.named_parameters() if named else model.parameters(), lr=0.01)
 
@@ -117,8 +117,8 @@ def test_an_optimizer_of_one_group_of_somebody_else(stage: int, named: bool, tmp
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -> None:
-    """Master weights equal those of DeepSpeed's own functions; the fp16 loss scale is imported."""
+def test_16_bit_checkpoints_of_plain_deepspeed_are_imported(stage: int, dtype: str, tmp_path: Path) -> None:
+    """Imported master weights equal those that DeepSpeed itself returns; the fp16 loss scale is imported."""
     if dtype == "fp16" and not fp16.is_known_here():
         pytest.skip(fp16.WHY_NOT)
 
@@ -154,14 +154,14 @@ def test_sixteen_bits_of_somebody_else(stage: int, dtype: str, tmp_path: Path) -
         (lambda weights: torch.optim.AdamW(weights, amsgrad=True), "an optimizer with states max_exp_avg_sq"),
     ],
 )
-def test_other_optimizers_are_refused(make: Any, line: str, tmp_path: Path) -> None:
+def test_optimizers_other_than_adam_are_refused(make: Any, line: str, tmp_path: Path) -> None:
     with other_engine(lambda model: make(model.parameters())) as engine:
         train(engine, 1)
         engine.save_checkpoint(str(tmp_path))
     assert f"{line}: only Adam's two moments can be imported" in refusal(tmp_path)
 
 
-def test_groups_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+def test_parameter_groups_that_cannot_be_identified_are_refused(tmp_path: Path) -> None:
     def swapped(model: Z2allForCausalLM) -> torch.optim.Optimizer:
         weights = list(model.parameters())
         return torch.optim.AdamW([{"params": weights[5:]}, {"params": weights[:5]}])
@@ -172,17 +172,17 @@ def test_groups_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
     assert "parameter groups whose parameters cannot be identified" in refusal(tmp_path)
 
 
-def test_lion_of_ours_is_refused(tmp_path: Path) -> None:
+def test_lion_of_this_package_is_refused(tmp_path: Path) -> None:
     with saved_engine(tmp_path, "deepspeed=zero1", "optimizer.kind=lion"):
         assert "an optimizer with kind lion" in refusal(tmp_path)
 
 
 class Stranger:
-    """An object that a program put into client_state; loading it would run code."""
+    """A class of objects that a program puts into client_state; loading them would run code."""
 
 
 class Attribute:
-    """Is pickled as a call of `getattr`, as early versions of Python 3.11 do with members of enums."""
+    """An object that is pickled as a call of `getattr`, as early versions of Python 3.11 pickle enum members."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._call = (getattr, (owner, name))
@@ -191,7 +191,7 @@ class Attribute:
         return self._call
 
 
-def test_of_the_calls_of_getattr_only_members_of_enums_are_loaded(tmp_path: Path) -> None:
+def test_a_pickled_call_of_getattr_may_only_load_an_enum_member(tmp_path: Path) -> None:
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
@@ -202,7 +202,7 @@ def test_of_the_calls_of_getattr_only_members_of_enums_are_loaded(tmp_path: Path
         assert "has objects of getattr, which are not loaded" in refusal(tmp_path)
 
 
-def test_strangers_in_the_pickle_are_not_loaded(tmp_path: Path) -> None:
+def test_unknown_classes_in_the_pickle_are_not_loaded(tmp_path: Path) -> None:
     with saved_engine(tmp_path, "deepspeed=zero1", mine=Stranger()):
         line = refusal(tmp_path)
     assert "test_deepspeed_folders.Stranger, which are not loaded" in line
@@ -217,14 +217,14 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(theirs: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A copy, its tag's folder, and the optimizer's file in that."""
+    """Copy a folder and return the copy, the folder of its tag and the optimizer file in it."""
     copy = tmp_path / "copy"
     shutil.copytree(theirs, copy)
     tag = copy / "global_step2"
     return copy, tag, tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
 
-def test_no_such_folder_and_no_folder_of_deepspeed(theirs: Path, tmp_path: Path) -> None:
+def test_missing_folders_and_folders_not_written_by_deepspeed_are_refused(theirs: Path, tmp_path: Path) -> None:
     assert "no such folder" in refusal(tmp_path / "nothing")
     assert "was not written by DeepSpeed's save_checkpoint" in refusal(tmp_path)
     copy, tag, _ = changed(theirs, tmp_path)
@@ -235,7 +235,7 @@ def test_no_such_folder_and_no_folder_of_deepspeed(theirs: Path, tmp_path: Path)
     assert "is not a model file of DeepSpeed" in refusal(copy)
 
 
-def test_torn_ones(theirs: Path, tmp_path: Path) -> None:
+def test_damaged_and_incomplete_folders_are_refused(theirs: Path, tmp_path: Path) -> None:
     copy, tag, file = changed(theirs, tmp_path)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
@@ -247,7 +247,7 @@ def test_torn_ones(theirs: Path, tmp_path: Path) -> None:
     assert "files of two saves" in refusal(copy)
 
 
-def test_a_rank_of_several_is_missing(theirs: Path, tmp_path: Path) -> None:
+def test_a_folder_without_the_file_of_one_rank_is_refused(theirs: Path, tmp_path: Path) -> None:
     copy, _, file = changed(theirs, tmp_path)
     with torch.serialization.safe_globals(_all_classes()):
         content = torch.load(file, weights_only=True)
@@ -265,7 +265,7 @@ def _all_classes() -> list[Any]:
     return _classes_in_files()
 
 
-def test_another_model_and_a_step_that_is_there(theirs: Path, tmp_path: Path) -> None:
+def test_another_model_and_an_existing_or_older_step_are_refused(theirs: Path, tmp_path: Path) -> None:
     source = DeepSpeedFolder(theirs)
     shapes = source.shapes
     for changes, line in [
@@ -283,13 +283,13 @@ def test_another_model_and_a_step_that_is_there(theirs: Path, tmp_path: Path) ->
         import_folder(source, tmp_path, shapes, {}, seed=1)
 
 
-def test_generators_are_seeded(theirs: Path, tmp_path: Path) -> None:
+def test_random_generators_are_seeded(theirs: Path, tmp_path: Path) -> None:
     made = import_folder(DeepSpeedFolder(theirs), tmp_path, DeepSpeedFolder(theirs).shapes, {}, seed=11)
     saved = torch.load(made / "rng_rank_0000.pt", weights_only=True)
     assert torch.equal(saved["torch"], torch.manual_seed(11).get_state())
 
 
-def test_what_is_in_the_manifest(theirs: Path, tmp_path: Path) -> None:
+def test_the_manifest_lists_all_files(theirs: Path, tmp_path: Path) -> None:
     source = DeepSpeedFolder(theirs)
     made = import_folder(source, tmp_path, source.shapes, {"position": 1}, seed=1)
     files = set(json.loads((made / "MANIFEST.json").read_text())["files"])

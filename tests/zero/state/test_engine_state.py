@@ -1,4 +1,4 @@
-"""Opaque states: restored only into the same shape."""
+"""Tests of opaque states, which can be restored only into the same shape."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ BY_ROWS = ("deepspeed=zero0", "optimizer.kind=adafactor")
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_they_come_back_at_their_own_shape_alone(in_memory: bool, tmp_path: Path) -> None:
+def test_opaque_states_are_restored_only_into_the_same_shape(in_memory: bool, tmp_path: Path) -> None:
     folder = SnapshotFolder(new_lineage())
     try:
         with tiny_engine("cpu", *BY_ROWS) as (engine, _):

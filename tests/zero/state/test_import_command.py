@@ -1,4 +1,4 @@
-"""`z2all checkpoint import` in a real process, and the run that resumes from its result."""
+"""Tests of `z2all checkpoint import` in a real process, and of the run that resumes from its result."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ STAGES = (
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
-    """A run of six steps under zero1, with a checkpoint of the third."""
+    """Train six steps with zero1 and a checkpoint at the third; return the run folder."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     more = ("deepspeed=zero1", "train.steps=6", "checkpoint.every_steps=3")
     answer = train(folder, small_corpus, small_tokenizer, *more, ranks=1)
@@ -29,7 +29,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small
 
 @pytest.fixture(scope="module")
 def theirs(unbroken: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Its third step, saved by DeepSpeed: with the state of the data among client_state, and without."""
+    """Save the third step with DeepSpeed, with and without the data state in client_state; return both folders."""
     folder = tmp_path_factory.mktemp("theirs")
     checkpoint = open_checkpoint(unbroken / "checkpoints" / "step_00000003")
     with tiny_engine("cpu", *MICRO_OVERRIDES, "deepspeed=zero1") as (engine, _):
@@ -39,7 +39,7 @@ def theirs(unbroken: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / "with", folder / "without"
 
 
-def test_a_run_resumes_bit_for_bit(
+def test_an_imported_run_resumes_bit_for_bit(
     unbroken: Path, theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -58,10 +58,11 @@ def test_a_run_resumes_bit_for_bit(
     assert losses(run) == losses(unbroken)[3:]
 
 
-def test_an_unknown_position_is_counted_from_the_step(
+def test_an_unknown_data_position_is_computed_from_the_step(
     theirs: tuple[Path, Path], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Two stages: three steps are two of 8 samples and one of 16; the run resumes in its second, under zero3."""
+    """The first three steps are two of 8 samples in the first stage and one of 16 in the second. The run resumes in the
+    second stage, with zero3."""
     run = tmp_path / "run"
     settings = run_arguments(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4")
     config = tmp_path / "any.yaml"
@@ -78,7 +79,7 @@ def test_an_unknown_position_is_counted_from_the_step(
     trained = train(run, small_corpus, small_tokenizer, f"stages={STAGES}", "train.steps=4", "deepspeed=zero3", ranks=1)
     assert trained.returncode == 0, trained.stderr
     assert len(losses(run)) == 1
-    # The run folder now has a run.yaml, and this step.
+    # The run folder now has a run.yaml and a checkpoint of this step.
     assert "step_00000003: exists" not in trained.stderr
     line = one_line(z2all("checkpoint", "import", theirs[1], "--run", run, cwd=tmp_path), 4)
     assert "step_00000003: exists" in line

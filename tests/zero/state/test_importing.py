@@ -1,5 +1,5 @@
-"""A folder of DeepSpeed's own save_checkpoint, under any stage, offload, precision and number of ranks, is imported
-bit for bit and resumes under another shape."""
+"""Tests of imports from DeepSpeed's own save_checkpoint with several ranks: folders of any stage and offload, in fp32
+or bf16, are imported bit for bit and resume, in fp32 under another shape."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from z2all_ds.zero.state.import_deepspeed import import_folder
 pytestmark = pytest.mark.extended
 
 RANKS = [2, 3]
-"""For one rank see test_deepspeed_folders.py."""
+"""test_deepspeed_folders.py tests one rank."""
 BF16 = {"overrides": ["train.precision=bf16"]}
 SAVED: dict[str, dict[str, Any]] = {
     **{name: {"deepspeed": name} for name in JSONS},
@@ -28,7 +28,7 @@ SAVED: dict[str, dict[str, Any]] = {
     "zero3_bf16": {"deepspeed": "zero3", **BF16},
 }
 CHANGED = {
-    # Round-robin parameters, several shards per group, gaps: other positions in the same files.
+    # Round-robin order, several shards per group, and gaps change the positions of parameters in the files.
     "zero2_in_turn": ("zero2", {"round_robin_gradients": True}),
     "zero3_in_parts": ("zero3", {"sub_group_size": 1000}),
     "zero2_with_gaps_bf16": ("zero2", {"parameter_alignment": True}),
@@ -41,7 +41,7 @@ CASES = [
 ]  # fmt: skip
 RESUMED_UNDER = dict(zip(JSONS, JSONS[3:] + JSONS[:3], strict=True))
 RESUMED_UNDER |= {"zero2_in_turn": "zero0", "zero3_in_parts": "zero1"}
-"""In bf16 under their own shape, where all later losses are bit-identical."""
+"""Cases in bf16 resume under their own shape, where all later losses are bit-identical."""
 
 
 def label(name: str, ranks: int) -> str:
@@ -50,7 +50,7 @@ def label(name: str, ranks: int) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Saved by two and three ranks in both formats, imported, and resumed by two ranks."""
+    """Save with two and three ranks in both formats, import, resume with two ranks; return the folder and outcomes."""
     folder = tmp_path_factory.mktemp("imported")
     prebuild(["deepspeed_shm_comm", "cpu_adam"])
     settings = dict(SAVED)
@@ -79,7 +79,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
-def test_every_bit_arrives(name: str, ranks: int, outcomes: tuple[Path, dict[str, Any]]) -> None:
+def test_the_imported_state_is_bit_identical(name: str, ranks: int, outcomes: tuple[Path, dict[str, Any]]) -> None:
     folder, found = outcomes
     saved = folder / found[label(name, ranks)]["saved"]
     imported = folder / "imported" / label(name, ranks) / saved.name
@@ -97,20 +97,24 @@ def test_every_bit_arrives(name: str, ranks: int, outcomes: tuple[Path, dict[str
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
-def test_it_goes_on_as_if_unbroken(name: str, ranks: int, outcomes: tuple[Path, dict[str, Any]]) -> None:
+def test_an_imported_run_continues_like_the_uninterrupted_one(
+    name: str, ranks: int, outcomes: tuple[Path, dict[str, Any]]
+) -> None:
     _, found = outcomes
     unbroken = found[label(name, ranks)]["losses"][SAVED_AFTER:]
     after = found[f"after_{label(name, ranks)}"]
-    if name.endswith("bf16"):  # under the same shape
+    if name.endswith("bf16"):  # resumed under the same shape
         assert after["losses"] == unbroken
     else:
         assert after["losses"] == pytest.approx(unbroken, rel=1e-6)
     assert after["counts"] == found[label(name, ranks)]["counts"]
 
 
-def test_the_data_state_and_what_is_not_known(outcomes: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_data_state_is_written_and_unknown_values_are_left_out(
+    outcomes: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     folder, _ = outcomes
-    source = DeepSpeedFolder(folder / "zero1_on_2" / "by_deepspeed" / f"global_step{SAVED_AFTER}")  # a tag's folder
+    source = DeepSpeedFolder(folder / "zero1_on_2" / "by_deepspeed" / f"global_step{SAVED_AFTER}")  # tag folder
     made = import_folder(source, tmp_path, source.shapes, {"position": 24}, seed=3)
     checkpoint = layout.open_checkpoint(made)
     assert (checkpoint.step, checkpoint.data_state) == (SAVED_AFTER, {"position": 24})

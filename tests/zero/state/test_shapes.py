@@ -1,8 +1,8 @@
-"""A checkpoint of any ZeRO stage, offload and number of ranks goes on at any other: every bit of the state is the same
-right after the change, and the next losses are those of the run that was not broken off.
+"""Tests of changes of shape: a checkpoint of any ZeRO stage, offload and number of ranks resumes under any other. The
+state is bit-identical after the change, and the next losses are those of the uninterrupted run.
 
-All shapes are saved in three process groups (one, two and three ranks) and continued in three more. They are fp32; a
-spread of bf16 and fp16, and of changes between precisions, goes with them.
+All shapes are saved in three process groups (one, two and three ranks) and resumed in three more. Most are fp32; a
+sample of bf16 and fp16 shapes and of changes between precisions is included.
 """
 
 import itertools
@@ -35,14 +35,14 @@ SPREAD: list[Pair] = [
     *(((name, 1), (other, 2)) for name, other in zip(JSONS, JSONS[4:] + JSONS[:4], strict=True)),
     *(((name, 2), (name, 2)) for name in JSONS),
 ]
-"""Thirty pairs: each JSON five times on either side, four of the six changes of ranks."""
+"""Thirty pairs: each JSON five times on either side, four of the six changes of the number of ranks."""
 IN_BF16 = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 SETUPS: dict[str, dict[str, Any]] = {
     **{name: {"deepspeed": name} for name in JSONS},
     **{f"{name}_bf16": {"deepspeed": name, "overrides": ["train.precision=bf16"]} for name in IN_BF16},
     "zero1_fp16": {"deepspeed": "zero1_fp16", "resolved_for": "cuda"},
 }
-"""What the names in shapes mean as tasks."""
+"""Settings of a task, by the name in a shape."""
 SIXTEEN_BITS: list[Pair] = [
     (("zero1_bf16", 2), ("zero1_bf16", 2)),
     (("zero2_bf16", 1), ("zero2_bf16", 1)),
@@ -67,7 +67,7 @@ CHAINS: list[list[Shape]] = [
     [("zero3_offload", 3), ("zero1", 1), ("zero3", 2), ("zero2_offload", 3)],
     [("zero2", 3), ("zero3", 1), ("zero0", 2), ("zero3_offload", 3)],
 ]
-"""Three changes each, in the order in which the process groups come."""
+"""Three changes each, in the order in which the process groups run."""
 
 
 def label(shape: Shape) -> str:
@@ -132,7 +132,7 @@ def assert_goes_on(pair: Pair, folder: Path, outcomes: dict[str, Any]) -> None:
     unbroken = before["losses"][SAVED_AFTER:]
     if pair[0] == pair[1]:
         assert after["losses"] == unbroken
-    else:  # sums over other ranks, and CPU Adam's own formula: single roundings (whole matrix: 3e-8 at most)
+    else:  # another order of sums, and CPU Adam's formula: rounding errors (full matrix: at most 3e-8)
         assert after["losses"] == pytest.approx(unbroken, rel=1e-6)
     assert after["counts"] == before["counts"]
     for figure in ("rates", "positions"):
@@ -140,7 +140,7 @@ def assert_goes_on(pair: Pair, folder: Path, outcomes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("pair", SPREAD, ids=pair_name)
-def test_a_changed_shape_goes_on(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_continues_under_another_shape(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
     assert_goes_on(pair, *spread)
 
 
@@ -154,8 +154,9 @@ def loss_scale(checkpoint: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("pair", [*SIXTEEN_BITS, *WITH_FP16], ids=pair_name)
-def test_16_bits_go_on(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
-    """Masters, moments and counts to the bit; the weights are the masters rounded, and so is the first loss."""
+def test_16_bit_runs_continue_under_another_shape_or_precision(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
+    """Master weights, moments and counters are bit-identical. The model has the rounded master weights, so at the
+    same precision the first loss is bit-identical too."""
     folder, outcomes = spread
     if pair in WITH_FP16 and not fp16.is_known_here():
         pytest.skip(fp16.WHY_NOT)
@@ -174,12 +175,12 @@ def test_16_bits_go_on(pair: Pair, spread: tuple[Path, dict[str, Any]]) -> None:
         assert after["losses"] == unbroken
 
 
-def test_the_scale_of_fp16_is_that_of_the_run_or_a_new_one(spread: tuple[Path, dict[str, Any]]) -> None:
+def test_the_fp16_loss_scale_is_restored_or_starts_from_its_setting(spread: tuple[Path, dict[str, Any]]) -> None:
     if not fp16.is_known_here():
         pytest.skip(fp16.WHY_NOT)
     folder, outcomes = spread
     before = outcomes["zero1_fp16_on_2"]
-    # A step was skipped, and the scale is one overflow nearer to its half: not what a new run begins with.
+    # A step was skipped, so the scaler is one overflow closer to halving the scale and differs from that of a new run.
     assert before["counts"]["skipped_steps"] == 1
     moved = loss_scale(folder / before["saved"])
     assert (moved["cur_iter"], moved["cur_hysteresis"], moved["last_overflow_iter"] >= 0) == (SAVED_AFTER, 1, True)
@@ -189,7 +190,7 @@ def test_the_scale_of_fp16_is_that_of_the_run_or_a_new_one(spread: tuple[Path, d
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain_name(chain, 4))
-def test_a_chain_of_changes_goes_on(chain: list[Shape], spread: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_continues_after_a_chain_of_changes(chain: list[Shape], spread: tuple[Path, dict[str, Any]]) -> None:
     _, outcomes = spread
     unbroken = outcomes["zero0_on_1"]["losses"]
     for length in (2, 3, 4):
@@ -206,7 +207,7 @@ def test_all_shapes_agree_before_any_change(spread: tuple[Path, dict[str, Any]])
 
 
 @pytest.mark.slow
-def test_the_whole_matrix(tmp_path: Path) -> None:
+def test_every_shape_resumes_under_every_other(tmp_path: Path) -> None:
     pairs = list(itertools.product(SHAPES, SHAPES))
     assert len(pairs) == 324
     outcomes = run_all(tmp_path, pairs, [])

@@ -1,4 +1,4 @@
-"""Checkpoints of engines on a GPU: the same bits after a change of JSON, and continuous losses."""
+"""Tests of checkpoints on a GPU: after a change of the JSON the state is bit-identical, and losses continue."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def save(engine: Any, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "other"), CHANGES)
-def test_a_changed_json_goes_on(name: str, other: str, tmp_path: Path) -> None:
+def test_a_run_continues_with_another_json_on_a_gpu(name: str, other: str, tmp_path: Path) -> None:
     with tiny_engine("cuda", f"deepspeed={name}") as (engine, _):
         train(engine, 4)
         saved = save(engine, tmp_path / "first")
@@ -43,12 +43,12 @@ def test_a_changed_json_goes_on(name: str, other: str, tmp_path: Path) -> None:
         assert_same_state(saved, save(engine, tmp_path / "second"))
         if name == other and scale is not None:
             assert engine.optimizer.loss_scaler.cur_scale == scale.cur_scale
-        # 16 bits, and sums in no fixed order; fp32 (zero0) to bf16 rounds the weights.
+        # 16 bits and sums in no fixed order; a change from fp32 (zero0) to bf16 also rounds the weights.
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["ds_fused_adam", "adamw"])
-def test_fused_adams_go_on_from_each_other(kind: str, tmp_path: Path) -> None:
+def test_fused_adams_resume_from_each_other(kind: str, tmp_path: Path) -> None:
     with tiny_engine("cuda", "deepspeed=zero2", f"optimizer.kind={kind}") as (engine, _):
         train(engine, 4)
         saved = save(engine, tmp_path / "first")
@@ -60,7 +60,7 @@ def test_fused_adams_go_on_from_each_other(kind: str, tmp_path: Path) -> None:
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)
 
 
-def test_states_in_blocks_go_on_where_the_same_tensors_are_stepped(tmp_path: Path) -> None:
+def test_8_bit_states_resume_if_the_updated_tensors_are_the_same(tmp_path: Path) -> None:
     larger = ("model.hidden_size=256", "model.vocab_size=256", "optimizer.kind=adamw_8bit")
     with tiny_engine("cuda", "deepspeed=zero2", *larger) as (engine, _):
         train(engine, 4)
@@ -69,7 +69,7 @@ def test_states_in_blocks_go_on_where_the_same_tensors_are_stepped(tmp_path: Pat
     with tiny_engine("cuda", "deepspeed=zero2", *larger) as (engine, _):
         restore(engine, open_checkpoint(saved))
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)
-    # On one rank zero3 steps the same tensors.
+    # On one rank, zero3 updates the same tensors.
     with tiny_engine("cuda", "deepspeed=zero3", *larger) as (engine, _):
         restore(engine, open_checkpoint(saved))
         assert train(engine, 3) == pytest.approx(expected, rel=1e-2)

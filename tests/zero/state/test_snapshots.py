@@ -1,4 +1,4 @@
-"""Snapshots of real engines: files of a checkpoint, bits of the engine, and always a complete one."""
+"""Tests of snapshots of real engines: they equal checkpoints bit for bit, and a complete one always exists."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("json", ["zero0", "zero1", "zero2_offload", "zero3"])
-def test_it_has_the_bits_of_a_checkpoint(json: str, tmp_path: Path) -> None:
+def test_a_snapshot_equals_a_checkpoint_bit_for_bit(json: str, tmp_path: Path) -> None:
     with tiny_engine("cpu", f"deepspeed={json}") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 4)
         taking.prepare(engine)
@@ -56,7 +56,7 @@ def test_it_has_the_bits_of_a_checkpoint(json: str, tmp_path: Path) -> None:
         assert train(engine, 3) == expected
 
 
-def test_slots_take_turns_and_one_that_is_being_read_is_left_alone(tmp_path: Path) -> None:
+def test_slots_alternate_and_a_slot_that_is_being_read_is_not_overwritten(tmp_path: Path) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         steps: list[list[int]] = []
         train(engine, 1)
@@ -66,8 +66,8 @@ def test_slots_take_turns_and_one_that_is_being_read_is_left_alone(tmp_path: Pat
     assert steps == [[1, 0], [1, 2], [3, 2], [3, 4], [3, 5], [6, 5]]
 
 
-def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
-    """Before the first step an optimizer has none; the slots' files are then too small."""
+def test_optimizer_states_created_after_preparation_are_saved(tmp_path: Path) -> None:
+    """Before the first step an optimizer has no states, so the files prepared for the slots are too small."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         taking.prepare(engine)
         take(taking, engine, 1)
@@ -78,7 +78,7 @@ def test_states_that_come_later_are_in_it(tmp_path: Path) -> None:
             assert StateReader(folder.snapshots()[0].path).state_keys == {"exp_avg", "exp_avg_sq"}
 
 
-def test_an_interrupted_one_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_snapshot_leaves_the_other_slot_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
@@ -97,7 +97,7 @@ def test_an_interrupted_one_leaves_the_other(tmp_path: Path, monkeypatch: pytest
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_later_process_fills_the_slots_it_finds(tmp_path: Path) -> None:
+def test_a_later_process_reuses_existing_slots(tmp_path: Path) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
@@ -112,7 +112,9 @@ def test_a_later_process_fills_the_slots_it_finds(tmp_path: Path) -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_required_only_for_slots_that_do_not_exist_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         assert why_not_in_memory(engine, World(), folder) is None
@@ -124,8 +126,8 @@ def test_room_is_asked_for_all_slots_that_are_not_there_yet(tmp_path: Path, monk
         assert why_not_in_memory(engine, World(), folder) is None
 
 
-def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
-    """Like on one of several nodes, which has only the files of its own ranks."""
+def test_a_missing_rank_file_is_detected(tmp_path: Path) -> None:
+    """In a run on several nodes, each node has only the files of its own ranks."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), snapshots(tmp_path) as (taking, folder):
         train(engine, 1)
         take(taking, engine, 1)
@@ -134,6 +136,6 @@ def test_what_is_not_here_cannot_be_read(tmp_path: Path) -> None:
         assert not has_needed_files(engine, folder.slot(0))
 
 
-def test_others_on_the_machine_cannot_look_into_it(tmp_path: Path) -> None:
+def test_other_users_have_no_access_to_snapshots(tmp_path: Path) -> None:
     with snapshots(tmp_path) as (_, folder):
         assert folder.path.stat().st_mode & 0o077 == 0
