@@ -1,4 +1,4 @@
-"""Creates small sealed checkpoints without an engine."""
+"""Small sealed checkpoints, created without an engine."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ FILES = {
 
 
 def write_temporary(checkpoints: Path, step: int, **trainer: Any) -> Path:
-    """Writes the files of all ranks to the temporary folder; `trainer` is added to trainer.json."""
+    """Write the files of all ranks to the temporary folder; `trainer` is added to trainer.json."""
     temporary = layout.temporary_path(checkpoints, step)
     for name, content in FILES.items():
         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def write_temporary(checkpoints: Path, step: int, **trainer: Any) -> Path:
 
 
 def seal(checkpoints: Path, step: int) -> Path:
-    """Seals the folder of `write_temporary`."""
+    """Seal the folder of `write_temporary`."""
     temporary = layout.temporary_path(checkpoints, step)
     files = [path for path in temporary.rglob("*") if path.is_file()]
     with hashing_threads() as threads:
@@ -46,7 +46,7 @@ def make(checkpoints: Path, *steps: int) -> list[Path]:
 
 
 def make_validated(checkpoints: Path, losses: dict[int, float | None]) -> None:
-    """Creates checkpoints with a validation loss per step; None: not validated."""
+    """Create checkpoints with a validation loss per step; None means not validated."""
     for step, loss in losses.items():
         write_temporary(checkpoints, step, **({} if loss is None else {"validation_loss": loss}))
         seal(checkpoints, step)

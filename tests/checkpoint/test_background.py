@@ -76,7 +76,7 @@ def test_a_slot_becomes_a_checkpoint(tmp_path: Path) -> None:
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000005", "step_00000006"]
 
 
-def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
+def test_rank_0_waits_for_the_other_ranks(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(2) as (first, second):
         submit(first, slot, checkpoints, 0, 2)
@@ -99,7 +99,7 @@ def test_a_failed_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
         assert "No such file" in str(answer_of(second).problem)
         assert str(answer_of(first).problem).startswith("rank 1: ")
         assert layout.step_folders(checkpoints) == [] and list(checkpoints.iterdir()) == []
-        # Reported by the rank itself if its writer could not leave a file.
+        # If a writer could not leave a file, its rank reports the problem, and the other ranks abandon the job.
         submit(first, slot, checkpoints, 0, 2)
         first.abandon()
         assert answer_of(first).problem == "another rank could not write its part"
@@ -127,7 +127,7 @@ def test_a_killed_writer_is_reported_and_started_again(tmp_path: Path) -> None:
         assert answer_of(writer).problem is None
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_a_writer_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     reading, writing = os.pipe()
     owner = os.fork()
@@ -149,7 +149,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     assert layout.step_folders(checkpoints) == []
 
 
-def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
+def test_ctrl_c_does_not_end_a_writer(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot"), tmp_path / "checkpoints"
     with writers(1) as (writer,):
         submit(writer, slot, checkpoints)

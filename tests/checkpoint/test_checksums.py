@@ -1,4 +1,4 @@
-"""The checksum of a file is the same whether it is taken while writing or while reading, in whatever pieces."""
+"""Checksums of files, which are the same while writing and while reading, in any pieces."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,9 @@ def by_definition(content: bytes) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.binary(max_size=350), max_size=6))
-def test_written_and_read_are_the_same(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+def test_checksums_from_writing_and_reading_are_equal(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
     path, content = tmp_path_factory.mktemp("checksums") / "file", b"".join(pieces)
     entry = write_file(path, lambda file: [file.write(piece) for piece in pieces])
     assert path.read_bytes() == content
@@ -34,7 +36,7 @@ def test_written_and_read_are_the_same(tmp_path_factory: pytest.TempPathFactory,
         assert file_checksum(path, threads) == entry["checksum"]
 
 
-def test_every_byte_counts_and_so_does_their_order(tmp_path: Path) -> None:
+def test_the_checksum_depends_on_every_byte_and_on_their_order(tmp_path: Path) -> None:
     path, content = tmp_path / "file", bytes(range(250))
     others = [content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :] for place in range(0, 250, 7)]
     others += [content[BLOCK:] + content[:BLOCK], content[:-1], content + b"\0", b""]

@@ -1,5 +1,7 @@
-"""Disks that fill up or turn read-only while a checkpoint is written, on real file systems of their own: the one before
-stays whole and is found, the error is one line, and what is left of the attempt is named and goes with the next start.
+"""Disks that fill up or become read-only during a save, on real small file systems.
+
+The previous checkpoint stays complete and is found, the error is one line, and the next start removes and lists the
+leftovers of the failed save.
 """
 
 import json
@@ -26,10 +28,10 @@ PAGE = 4096
 LAST_TWO = Retention(keep_last=2)
 
 
-# Only the files
+# Files without an engine
 
 
-def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_during_the_state_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * MIB) as disk:
         (first,) = make(disk, 1)
         temporary = write_temporary(disk, 2)
@@ -41,11 +43,11 @@ def test_a_disk_that_fills_up_under_the_state(tmp_path: Path) -> None:
         assert find_latest(disk) == (Checkpoint(first, 1), [])
         assert remove_leftovers(disk) == [".tmp_step_00000002"]
         assert names(disk) == [first.name]
-        make(disk, 2)  # there is room again
+        make(disk, 2)  # there is space again
         assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)
 
 
-def test_a_disk_that_is_full_when_the_manifest_comes(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_before_the_manifest_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * MIB) as disk:
         (first,) = make(disk, 1)
         write_temporary(disk, 2)
@@ -60,7 +62,7 @@ def test_a_disk_that_is_full_when_the_manifest_comes(tmp_path: Path) -> None:
         assert find_latest(disk) == (Checkpoint(disk / "step_00000002", 2), [])
 
 
-def test_a_full_disk_is_no_hindrance_to_deleting(tmp_path: Path) -> None:
+def test_checkpoints_can_be_deleted_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * MIB) as disk:
         make(disk, 1, 2, 3)
         fill(disk)
@@ -68,7 +70,7 @@ def test_a_full_disk_is_no_hindrance_to_deleting(tmp_path: Path) -> None:
         assert free_bytes(disk) >= 3 * PAGE
 
 
-def test_a_read_only_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
+def test_a_read_only_folder_can_be_read_and_is_not_changed(tmp_path: Path) -> None:
     first, second = make(tmp_path, 1, 2)
     write_temporary(tmp_path, 3)
     with read_only(tmp_path):
@@ -77,7 +79,7 @@ def test_a_read_only_folder_is_read_and_nothing_else(tmp_path: Path) -> None:
         assert find_latest(tmp_path) == (Checkpoint(second, 2), [])
         with held(first):
             assert open_checkpoint(first) == Checkpoint(first, 1)
-        remove_leftovers(tmp_path)  # cannot, and does not raise
+        remove_leftovers(tmp_path)  # removes nothing and does not raise
         assert names(tmp_path) == [".tmp_step_00000003", first.name, second.name]
     assert remove_leftovers(tmp_path) == [".tmp_step_00000003"]
     assert names(tmp_path) == [first.name, second.name]
@@ -90,7 +92,7 @@ def save(engine: Any, folder: Path, step: int) -> Path:
     return save_checkpoint(engine, folder, step, {"note": "x" * 3 * PAGE}, {"position": 8 * step}, LAST_TWO)
 
 
-def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_save_that_runs_out_of_space_anywhere_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _), small_disk(tmp_path / "disk", 4 * MIB) as disk:
         train(engine, 1)
         before = free_bytes(disk)
@@ -112,16 +114,16 @@ def test_a_save_without_room_at_any_place_leaves_the_one_before(tmp_path: Path) 
             assert find_latest(disk)[0] == Checkpoint(first, 1), leave_bytes
             remains.append(remove_leftovers(disk))
             assert names(disk) == [first.name]
-        # The last one had room for all but the manifest; until then the attempt leaves nothing.
+        # The last attempt had space for everything but the manifest; the attempts before leave nothing.
         assert remains == [[]] * (len(amounts) - 1) + [["step_00000002"]]
-        # The engine is unchanged, and just enough space is enough.
+        # The engine is unchanged, and exactly the needed space suffices.
         fill(disk, needed)
         assert_same_state(save(engine, disk, 2), save(engine, tmp_path / "elsewhere", 2))
         assert find_latest(disk)[0] == Checkpoint(disk / "step_00000002", 2)
         assert json.loads((first / "trainer.json").read_text())["step"] == 1
 
 
-def test_a_save_into_a_read_only_folder_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_save_into_a_read_only_folder_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, _):
         train(engine, 1)
         first = save(engine, tmp_path, 1)

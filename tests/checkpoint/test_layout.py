@@ -1,4 +1,4 @@
-"""Checkpoints are complete or do not count: sealing, all kinds of damage, and a process killed at random times."""
+"""Checkpoint folders, which count only if complete: sealing, damage, and a process killed at random times."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def test_a_sealed_checkpoint_is_found_and_read(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_saved_yet_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_no_error(tmp_path: Path) -> None:
     assert find_latest(tmp_path / "missing") == (None, [])
     assert find_latest(tmp_path) == (None, [])
     for other in ("step_x", "stepping", "step_1.bak"):
@@ -45,14 +45,14 @@ def test_nothing_saved_yet_is_no_error(tmp_path: Path) -> None:
     assert find_latest(tmp_path) == (None, [])
 
 
-def test_only_unsealed_folders_are_no_checkpoint(tmp_path: Path) -> None:
+def test_unsealed_folders_are_not_checkpoints(tmp_path: Path) -> None:
     write_temporary(tmp_path, 1).rename(tmp_path / "step_00000001")
     write_temporary(tmp_path, 2)
     line = "checkpoint step_00000001 skipped: no MANIFEST.json: it was never finished"
     assert find_latest(tmp_path) == (None, [line])
 
 
-def test_sealing_a_step_again_replaces_what_a_crash_left(tmp_path: Path) -> None:
+def test_sealing_a_step_again_replaces_the_leftovers_of_a_crash(tmp_path: Path) -> None:
     (torn,) = make(tmp_path, 5)
     (torn / layout.MANIFEST).unlink()
     (torn / "old_file").touch()
@@ -107,7 +107,9 @@ DAMAGES = [tear, lose_a_file, lengthen, flip, empty_manifest, foreign_manifest, 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage: Callable[[Path], str], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
+    damage: Callable[[Path], str], tmp_path: Path
+) -> None:
     before, newest = make(tmp_path, 3, 4)
     what = damage(newest)
     assert find_latest(tmp_path) == (Checkpoint(before, 3), [f"checkpoint step_00000004 skipped: {what}"])
@@ -127,7 +129,9 @@ def test_without_checksums_only_sizes_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [d for d in DAMAGES if d is not tear])
-def test_all_damaged_is_an_error_and_never_a_new_start(damage: Callable[[Path], str], tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error_and_not_a_new_start(
+    damage: Callable[[Path], str], tmp_path: Path
+) -> None:
     older, newer = make(tmp_path, 3, 4)
     lose_a_file(older)
     what = damage(newer)
@@ -139,7 +143,7 @@ def test_all_damaged_is_an_error_and_never_a_new_start(damage: Callable[[Path], 
     )
 
 
-def test_a_torn_newest_does_not_hide_that_the_rest_is_damaged(tmp_path: Path) -> None:
+def test_an_unfinished_newest_checkpoint_does_not_hide_damaged_older_ones(tmp_path: Path) -> None:
     older, newer = make(tmp_path, 3, 4)
     lose_a_file(older)
     tear(newer)
@@ -156,7 +160,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_flipped_bit_is_noticed(two_checkpoints: Path, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_detected(two_checkpoints: Path, data: st.DataObject) -> None:
     newest = two_checkpoints / "step_00000004"
     files = sorted(path for path in newest.rglob("*") if path.is_file())
     assert len(files) == 6
@@ -171,17 +175,17 @@ def test_any_flipped_bit_is_noticed(two_checkpoints: Path, data: st.DataObject) 
         assert found
         if file.name != layout.MANIFEST:
             assert (found.step, len(skipped)) == (3, 1)
-        elif found.step == 4:  # the flip changed nothing that is read: white space, or the step's own number
+        elif found.step == 4:  # the flip changed nothing that is read: white space or the step number
             assert json.loads(changed)["files"] == json.loads(whole)["files"]
     finally:
         file.write_bytes(whole)
     assert find_latest(two_checkpoints) == (Checkpoint(newest, 4), [])
 
 
-# Requested by path
+# Opening by path
 
 
-def test_a_checkpoint_requested_by_path(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_with_a_step_name_open_by_path(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 7)
     assert open_checkpoint(path) == Checkpoint(path, 7)
     with pytest.raises(CheckpointError, match=r"step_00000008: no such folder\. Give a complete checkpoint\."):
@@ -196,7 +200,7 @@ def test_a_checkpoint_requested_by_path(tmp_path: Path) -> None:
 # Leftovers
 
 
-def test_leftovers_of_cut_off_saves_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_interrupted_saves_are_removed(tmp_path: Path) -> None:
     (sealed,) = make(tmp_path, 1)
     write_temporary(tmp_path, 2)
     write_temporary(tmp_path, 3)
@@ -205,7 +209,7 @@ def test_leftovers_of_cut_off_saves_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == []
 
 
-# A real process, killed
+# Kills of a real process
 
 
 SAVE_FOR_EVER = """
@@ -231,7 +235,7 @@ while True:
 """
 
 
-def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_time_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     moments = random.Random(20240229)
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
@@ -267,7 +271,7 @@ def test_a_kill_at_any_moment_leaves_a_healthy_checkpoint(tmp_path: Path) -> Non
     assert sealed_so_far > 10
 
 
-def test_a_start_from_a_step_before_later_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_start_from_a_step_before_existing_checkpoints_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 2, 4)
     layout.require_no_later(tmp_path, 4)
     with pytest.raises(CheckpointError, match="step_00000004"):

@@ -1,4 +1,4 @@
-"""Slots in shared memory: one of them is always complete, and other lineages are never read."""
+"""Snapshot slots in shared memory: only complete ones count, and other lineages are never read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Iterator[SnapshotFolder]:
     assert not found.path.exists()
 
 
-def test_a_slot_counts_from_its_end_to_its_next_beginning(folder: SnapshotFolder) -> None:
+def test_a_slot_is_a_snapshot_from_finish_to_the_next_begin(folder: SnapshotFolder) -> None:
     assert folder.snapshots() == [] and folder.step_in(0) is None
     folder.begin(0)
     assert folder.snapshots() == []
@@ -34,12 +34,12 @@ def test_a_slot_counts_from_its_end_to_its_next_beginning(folder: SnapshotFolder
     assert [snapshot.step for snapshot in folder.snapshots()] == [10]
 
 
-def test_an_unreadable_slot_is_no_snapshot(folder: SnapshotFolder) -> None:
+def test_an_unreadable_slot_is_not_a_snapshot(folder: SnapshotFolder) -> None:
     (folder.slot(0) / "READY").write_text("")
     assert folder.step_in(0) is None
 
 
-def test_a_run_finds_its_lineage_and_removes_the_others(folder: SnapshotFolder, tmp_path: Path) -> None:
+def test_a_run_finds_and_removes_only_its_own_snapshots(folder: SnapshotFolder, tmp_path: Path) -> None:
     run, stranger = RunFolder(tmp_path), SnapshotFolder(memory.new_lineage())
     stranger.create(tmp_path / "another")
     try:
@@ -57,7 +57,7 @@ def test_a_run_finds_its_lineage_and_removes_the_others(folder: SnapshotFolder, 
         stranger.remove()
 
 
-def test_too_much_is_refused_with_the_reason() -> None:
+def test_too_large_a_snapshot_is_refused_with_the_reason() -> None:
     assert memory.why_no_room(1000) is None
     reason = memory.why_no_room(1 << 60)
     assert reason and "/dev/shm has" in reason and "--shm-size" in reason

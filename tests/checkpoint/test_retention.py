@@ -1,4 +1,4 @@
-"""Retention: properties of the rules, and real folders."""
+"""Retention of checkpoints: properties of the rules, and real folders."""
 
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ def damage(path: Path) -> None:
 
 @st.composite
 def saved_ones(draw: st.DrawFn) -> tuple[list[Saved], set[Path], int]:
-    """Returns checkpoints, the intact ones among them, and the step just saved."""
+    """Return checkpoints, the intact ones among them, and the step just saved."""
     steps = draw(st.lists(st.integers(0, 40), min_size=1, max_size=14, unique=True))
-    losses = st.none() | st.sampled_from([1.5, 2.0, 2.31, 3.0])  # few, so that some are equal
+    losses = st.none() | st.sampled_from([1.5, 2.0, 2.31, 3.0])  # few values, so that some losses are equal
     saved = [
         Saved(Path(layout.step_name(step)), step, draw(losses) if is_readable else None, is_readable)
         for step in steps
@@ -52,7 +52,7 @@ def gone_of(situation: Situation, retention: Retention) -> set[Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_no_rule_keeps_what_is_deleted(situation: Situation, retention: Retention) -> None:
+def test_no_checkpoint_is_deleted_that_a_rule_keeps(situation: Situation, retention: Retention) -> None:
     saved, whole, newest = situation
     gone = gone_of(situation, retention)
     stay = [one for one in saved if one.path not in gone]
@@ -75,8 +75,8 @@ def test_no_rule_keeps_what_is_deleted(situation: Situation, retention: Retentio
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS)
-def test_nothing_is_kept_without_a_rule(situation: Situation, retention: Retention) -> None:
-    """If all are intact and readable, each rule takes one line."""
+def test_no_checkpoint_is_kept_without_a_rule(situation: Situation, retention: Retention) -> None:
+    """If all checkpoints are intact and readable, each rule is one line of code below."""
     saved, _, newest = situation
     saved = [Saved(one.path, one.step, one.validation_loss) for one in saved]
     gone = gone_of((saved, {one.path for one in saved}, newest), retention)
@@ -90,7 +90,7 @@ def test_nothing_is_kept_without_a_rule(situation: Situation, retention: Retenti
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS, st.integers(0, 3), st.integers(0, 3), st.integers(2, 4))
-def test_stronger_rules_delete_no_more(
+def test_rules_that_keep_more_never_delete_more(
     situation: Situation, retention: Retention, more_last: int, more_best: int, times: int
 ) -> None:
     gone = gone_of(situation, retention)
@@ -102,7 +102,7 @@ def test_stronger_rules_delete_no_more(
 
 @settings(max_examples=200, deadline=None)
 @given(saved_ones(), RETENTIONS, st.randoms())
-def test_a_second_time_nothing_more_goes_and_the_order_does_not_matter(
+def test_a_second_pass_deletes_nothing_and_the_order_does_not_matter(
     situation: Situation, retention: Retention, chance: Any
 ) -> None:
     saved, whole, newest = situation
@@ -113,7 +113,7 @@ def test_a_second_time_nothing_more_goes_and_the_order_does_not_matter(
     assert gone_of((saved, whole, newest), retention) == gone
 
 
-def test_a_run_as_it_goes_on_keeps_what_it_should(tmp_path: Path) -> None:
+def test_pruning_after_each_save_keeps_the_last_the_regular_and_the_best(tmp_path: Path) -> None:
     losses = {100: 5.0, 200: 3.0, 300: 4.0, 400: None, 500: 2.5, 600: 2.9, 700: 3.5, 800: None, 900: 3.1}
     retention = Retention(keep_last=2, keep_every=400, keep_best=2)
     for step, loss in losses.items():
@@ -128,7 +128,7 @@ def test_a_run_as_it_goes_on_keeps_what_it_should(tmp_path: Path) -> None:
     ]
 
 
-def test_settings_of_a_run_reach_the_choice() -> None:
+def test_retention_is_built_from_the_run_config() -> None:
     overrides = [
         "checkpoint.keep_last=3",
         "checkpoint.keep_every=10",
@@ -160,17 +160,17 @@ def test_unsealed_folders_do_not_count_as_kept(tmp_path: Path) -> None:
     assert find_latest(tmp_path)[0] == Checkpoint(tmp_path / "step_00000002", 2)
 
 
-def test_damaged_later_ones_do_not_push_out_the_checkpoint_just_saved(tmp_path: Path) -> None:
+def test_damaged_later_checkpoints_do_not_displace_the_one_just_saved(tmp_path: Path) -> None:
     for later in make(tmp_path, 1, 2, 8, 9)[2:]:
         damage(later)
-    make(tmp_path, 3)  # the run went back to step 2 and has saved again
+    make(tmp_path, 3)  # the run resumed from step 2 and saved again
     assert prune(tmp_path, LAST_TWO, newest_step=3) == ["step_00000001"]
     found, skipped = find_latest(tmp_path)
     assert found == Checkpoint(tmp_path / "step_00000003", 3)
     assert len(skipped) == 2
 
 
-def test_damaged_earlier_ones_do_not_count_as_one_of_two(tmp_path: Path) -> None:
+def test_a_damaged_earlier_checkpoint_is_not_one_of_the_two_to_keep(tmp_path: Path) -> None:
     damage(make(tmp_path, 1, 2, 3, 4)[2])
     assert prune(tmp_path, LAST_TWO, newest_step=4) == ["step_00000001"]
     assert layout.why_damaged(tmp_path / "step_00000002", verify_checksums=True) is None
@@ -178,7 +178,7 @@ def test_damaged_earlier_ones_do_not_count_as_one_of_two(tmp_path: Path) -> None
     assert prune(tmp_path, LAST_TWO, newest_step=5) == ["step_00000002", "step_00000003"]
 
 
-def test_steps_of_nine_digits_are_the_newest(tmp_path: Path) -> None:
+def test_steps_with_nine_digits_are_ordered_by_number(tmp_path: Path) -> None:
     steps = [99_999_998, 99_999_999, 100_000_000, 100_000_001]
     make(tmp_path, *steps)
     assert [layout.step_of(path) for path in retention_reasons(tmp_path, LAST_TWO, steps[-1])] == steps
@@ -188,7 +188,9 @@ def test_steps_of_nine_digits_are_the_newest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[2.5]", '{"validation_loss": "low"}', f'{{"validation_loss": 1{"0" * 400}}}', None, b"\xff"]
 )
-def test_who_cannot_say_its_loss_may_be_the_best(content: str | bytes | None, tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_unreadable_loss_is_kept_as_it_may_be_the_best(
+    content: str | bytes | None, tmp_path: Path
+) -> None:
     make_validated(tmp_path, dict.fromkeys(range(1, 6), 2.0))
     trainer = tmp_path / "step_00000002" / "trainer.json"
     trainer.unlink()
@@ -198,18 +200,18 @@ def test_who_cannot_say_its_loss_may_be_the_best(content: str | bytes | None, tm
     assert prune(tmp_path, LAST_TWO, 5) == ["step_00000001", "step_00000002"]  # no rule needs its loss
 
 
-def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     make_validated(tmp_path, {1: float("nan"), 2: float("-inf"), 3: 7.0, 4: 8.0, 5: None, 6: None})
     assert prune(tmp_path, Retention(2, keep_best=1), 6) == ["step_00000001", "step_00000002", "step_00000004"]
 
 
-def test_a_damaged_best_one_does_not_push_out_the_next(tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_does_not_displace_the_next_best(tmp_path: Path) -> None:
     make_validated(tmp_path, {1: 2.0, 2: 2.5, 3: 2.7, 4: 3.0, 5: 3.0})
     damage(tmp_path / "step_00000001")
     assert prune(tmp_path, Retention(2, keep_best=1), 5) == ["step_00000003"]
 
 
-def test_choosing_changes_nothing(tmp_path: Path) -> None:
+def test_listing_the_reasons_changes_no_file(tmp_path: Path) -> None:
     make_validated(tmp_path, {1: 2.0, 2: 2.5, 3: 2.7})
     before = {path: path.stat() for path in tmp_path.rglob("*")}
     assert [path.name for path, why in retention_reasons(tmp_path, LAST_TWO, 3).items() if not why] == ["step_00000001"]

@@ -23,8 +23,8 @@ from z2all_ds.checkpoint.retention import Retention, held, prune, remove
 LAST_TWO = Retention(keep_last=2)
 
 
-def test_half_a_deletion_leaves_no_checkpoint(tmp_path: Path) -> None:
-    """A partly deleted folder is not a checkpoint; the next start removes it."""
+def test_a_partly_deleted_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
+    """The next start removes the rest of the folder."""
     older, _ = make(tmp_path, 1, 2)
     with read_only(older / "state"):
         assert remove(older)
@@ -34,7 +34,7 @@ def test_half_a_deletion_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step_00000002"]
 
 
-def test_a_file_system_that_refuses_does_not_reach_the_run(tmp_path: Path) -> None:
+def test_a_deletion_that_the_file_system_refuses_does_not_fail_the_run(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
     with read_only(tmp_path):
         assert prune(tmp_path, LAST_TWO, 3) == []
@@ -52,7 +52,7 @@ print(prune(Path(sys.argv[1]), Retention(keep_last=2), 3))
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="there is no setpriv command to run without root's rights")
-def test_what_cannot_even_be_looked_at_does_not_reach_the_run(tmp_path: Path) -> None:
+def test_an_inaccessible_checkpoint_folder_does_not_fail_the_run(tmp_path: Path) -> None:
     oldest, *_ = make(tmp_path, 1, 2, 3)
     oldest.chmod(0)
     as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -72,7 +72,7 @@ remove(Path(sys.argv[1]))
 """
 
 
-def test_a_deletion_that_is_killed_has_begun_with_the_manifest(tmp_path: Path) -> None:
+def test_a_killed_deletion_has_removed_the_manifest_first(tmp_path: Path) -> None:
     many = 20_000
     for step in range(1, 6):
         (path,) = make(tmp_path, step)
@@ -91,7 +91,7 @@ def test_a_deletion_that_is_killed_has_begun_with_the_manifest(tmp_path: Path) -
     pytest.fail("five deletions were each over before the kill")
 
 
-def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
+def test_removing_a_missing_checkpoint_returns_false(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     assert not remove(tmp_path / "step_00000007")
     assert remove(path)
@@ -120,7 +120,7 @@ def start_holder(path: Path) -> "subprocess.Popen[str]":
 
 def test_a_held_checkpoint_is_kept_until_it_is_released(tmp_path: Path) -> None:
     oldest, second, *_ = make(tmp_path, 1, 2, 3, 4)
-    with ended(start_holder(oldest)) as one, ended(start_holder(oldest)) as other:  # several may read
+    with ended(start_holder(oldest)) as one, ended(start_holder(oldest)) as other:  # several readers may hold it
         assert prune(tmp_path, LAST_TWO, 4) == [second.name]
         assert layout.why_damaged(oldest, verify_checksums=True) is None
         assert one.stdin
@@ -132,7 +132,7 @@ def test_a_held_checkpoint_is_kept_until_it_is_released(tmp_path: Path) -> None:
     assert prune(tmp_path, LAST_TWO, 4) == [oldest.name]
 
 
-def test_the_command_flock_holds_one_for_a_copy(tmp_path: Path) -> None:
+def test_the_flock_command_holds_a_checkpoint_during_a_copy(tmp_path: Path) -> None:
     oldest, *_ = make(tmp_path, 1, 2, 3)
     copying = f"flock --shared {oldest / layout.MANIFEST} sh -c 'echo held; cat'"
     process = subprocess.Popen(["sh", "-c", copying], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -153,7 +153,7 @@ def test_holding_a_deleted_checkpoint_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == f"checkpoint {path}: has been deleted, or was never finished. Use a newer one."
 
 
-def test_waiting_while_it_is_deleted_is_refused_too(tmp_path: Path) -> None:
+def test_a_reader_that_waits_during_the_deletion_is_refused(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     manifest = path / layout.MANIFEST
     with manifest.open("r+") as deleting:
@@ -170,18 +170,20 @@ def test_waiting_while_it_is_deleted_is_refused_too(tmp_path: Path) -> None:
             late.stderr.close()
 
 
-def test_errors_of_the_reader_are_its_own(tmp_path: Path) -> None:
+def test_errors_of_the_reader_are_raised_and_release_the_checkpoint(tmp_path: Path) -> None:
     (path,) = make(tmp_path, 1)
     with pytest.raises(FileNotFoundError, match="missing_part"), held(path):
         (path / "missing_part").read_bytes()
     with pytest.raises(ZeroDivisionError), held(path):
         raise ZeroDivisionError
-    assert remove(path)  # and nothing is held any more
+    assert remove(path)  # the checkpoint is no longer held
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_nothing_is_held(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulates an NFS server without a lock service."""
+def test_without_file_locks_a_checkpoint_is_not_held(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS server without a lock service is simulated: reading works, but does not prevent deletion."""
     (path,) = make(tmp_path, 1)
 
     def no_locks(descriptor: int, operation: int) -> None:
@@ -194,7 +196,7 @@ def test_without_locks_nothing_is_held(number: int, tmp_path: Path, monkeypatch:
     assert not path.exists()
 
 
-def test_a_step_saved_again_is_another_checkpoint(tmp_path: Path) -> None:
+def test_a_step_saved_again_is_not_held_by_readers_of_the_old_one(tmp_path: Path) -> None:
     """A reader of the old folder does not keep the new one of the same name."""
     (path,) = make(tmp_path, 1)
     with held(path):

@@ -1,4 +1,4 @@
-"""Random generators continue from a saved state, from a file without pickled code."""
+"""Random generators that continue from a saved state, which is stored without pickled code."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 
 
 def draw() -> tuple[list[float], list[float], list[float], list[float]]:
-    """Some numbers of every generator; an odd count of normal ones, which are made in pairs."""
+    """Return some numbers of every generator; an odd count of normal ones, which are generated in pairs."""
     return (
         torch.randn(33).tolist(),
         [random.random(), random.gauss(0, 1), float(random.randrange(10**6))],
@@ -32,7 +32,7 @@ def test_the_same_numbers_follow_from_a_saved_state(tmp_path: Path) -> None:
     torch.manual_seed(1)
     random.seed(2)
     numpy.random.seed(3)
-    draw()  # leaves a spare normal number in python's and numpy's generators
+    draw()  # leaves a cached normal number in the generators of Python and numpy
     torch.save(rng_state(), tmp_path / "rng.pt")
     expected = [draw(), draw()]
     assert expected[0] != expected[1]
@@ -42,7 +42,7 @@ def test_the_same_numbers_follow_from_a_saved_state(tmp_path: Path) -> None:
     assert [draw(), draw()] == expected
 
 
-def test_taking_the_state_draws_nothing() -> None:
+def test_reading_the_state_draws_no_numbers() -> None:
     before = rng_state()
     expected = draw()
     set_rng_state(before)

@@ -43,7 +43,7 @@ def write(folder: Path, dtype: torch.dtype = torch.float32, leave_out: int | Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int16])
-def test_whole_parameters_come_back(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_parameters_are_read_back(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_files, "CHUNK_BYTES", 16)
     reader = write(tmp_path, dtype)
     for name in SHAPES:
@@ -55,7 +55,7 @@ def test_whole_parameters_come_back(dtype: torch.dtype, tmp_path: Path, monkeypa
 
 @settings(max_examples=100, deadline=None)
 @given(start=st.integers(0, 34), length=st.integers(1, 35))
-def test_any_part_is_read(tmp_path_factory: pytest.TempPathFactory, start: int, length: int) -> None:
+def test_any_part_of_a_parameter_is_read(tmp_path_factory: pytest.TempPathFactory, start: int, length: int) -> None:
     reader = write(tmp_path_factory.mktemp("parts"))
     length = min(length, 35 - start)
     target = torch.zeros(length, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_any_part_is_read(tmp_path_factory: pytest.TempPathFactory, start: int, 
 
 
 @pytest.mark.parametrize("gap", [0, 12, 13])
-def test_a_gap_is_named(gap: int, tmp_path: Path) -> None:
+def test_a_missing_part_of_a_parameter_is_named_in_the_error(gap: int, tmp_path: Path) -> None:
     reader = write(tmp_path, leave_out=gap)
     with pytest.raises(CheckpointError, match=rf"has no weight of layers.0.weight from element {gap} on"):
         reader.read_into(torch.zeros(35), "weight", "layers.0.weight", 0)

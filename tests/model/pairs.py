@@ -1,4 +1,4 @@
-"""Z2all and the stock Llama with the same weights, small and random."""
+"""Small random Z2all models, and stock Llama models with the same weights."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def tiny_config(**changes: Any) -> Z2allConfig:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
-        "initializer_range": 0.2,  # large, so that logits differ and a wrong one shows
+        "initializer_range": 0.2,  # large, so that logits differ and a wrong one is noticed
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -46,7 +46,7 @@ def tiny_config(**changes: Any) -> Z2allConfig:
 
 
 def tiny_model(seed: int = 0, **changes: Any) -> Z2allForCausalLM:
-    """In eval mode; biases and norms random too, or a lost one would not show."""
+    """Return a model in eval mode. Biases and norms are random too, so that a lost one is noticed."""
     torch.manual_seed(seed)
     model = Z2allForCausalLM(tiny_config(**changes)).eval()
     with torch.no_grad():
@@ -68,6 +68,6 @@ def some_ids(batch: int, tokens: int, seed: int = 1) -> Tensor:
 
 
 def relative_difference(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference over the largest wanted entry; NaN stays NaN and fails every comparison."""
+    """Return the largest difference divided by the largest wanted entry; NaN stays NaN and fails every comparison."""
     assert found.shape == wanted.shape
     return ((found - wanted).abs().max() / wanted.abs().max()).item()

@@ -1,4 +1,4 @@
-"""Scripts of this folder run as real ranks by the deepspeed launcher."""
+"""Helper that runs scripts of this folder as real ranks with the deepspeed launcher."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,6 @@ from tests.helpers.training import launch_script
 
 def run_ranks(script: str, *arguments: str, ranks: int) -> None:
     with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # the scripts use the tests' own models
+        changed.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # the scripts import from tests
         result = launch_script(Path(__file__).with_name(script), *arguments, ranks=ranks)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Z2all's config: to disk and back, to Llama, from the run config, under the origin's names."""
+"""Z2allConfig: saving and loading, conversion to Llama, from the run config, and from and to the original Z2all."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ OWN = {"dropout1": 0.1, "dropout2": 0.2, "residual_in_fp32": True}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_round_trip_through_a_folder(shape: str, tmp_path: Path) -> None:
+def test_a_config_is_saved_and_loaded_unchanged(shape: str, tmp_path: Path) -> None:
     config = tiny_config(**SHAPES[shape], **OWN)
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -35,15 +35,15 @@ def test_round_trip_through_a_folder(shape: str, tmp_path: Path) -> None:
     again = AutoConfig.from_pretrained(tmp_path)
     assert type(again) is Z2allConfig
     found = again.to_dict()
-    assert found.pop("_name_or_path") == str(tmp_path)  # where it was read, the one thing that is new
+    assert found.pop("_name_or_path") == str(tmp_path)  # the folder it was read from, the only new field
     assert found == {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
 
 
-def test_auto_model_builds_our_class() -> None:
+def test_auto_model_builds_z2all_for_causal_lm() -> None:
     assert type(AutoModelForCausalLM.from_config(tiny_config())) is Z2allForCausalLM
 
 
-def test_a_copy_is_equal_and_apart() -> None:
+def test_a_deep_copy_is_equal_and_independent() -> None:
     config = tiny_config(**OWN)
     again = copy.deepcopy(config)
     assert again == config
@@ -52,7 +52,7 @@ def test_a_copy_is_equal_and_apart() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_to_llama_keeps_the_fields_and_drops_our_own(shape: str) -> None:
+def test_to_llama_keeps_llamas_fields_and_drops_those_of_z2all(shape: str) -> None:
     config = tiny_config(**SHAPES[shape], **OWN, attention_dropout=0.3)
     config.architectures = ["Z2allForCausalLM"]
     llama = config.to_llama()
@@ -71,15 +71,17 @@ def save_as_ours(folder: Path) -> Path:
     return folder
 
 
-def test_read_from_a_llama_folder_it_is_a_z2all_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_llama_folder_is_read_as_a_z2all_config_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tiny_config().to_llama().save_pretrained(tmp_path)
-    transformers_logging.enable_propagation()  # or caplog would see nothing
+    transformers_logging.enable_propagation()  # otherwise caplog captures nothing
     try:
         with caplog.at_level(logging.WARNING):
             config = Z2allConfig.from_pretrained(tmp_path)
             assert caplog.text == ""
             LlamaConfig.from_pretrained(save_as_ours(tmp_path / "ours"))
-            assert "model of type `z2all`" in caplog.text  # the warning there would be
+            assert "model of type `z2all`" in caplog.text  # the warning that must not appear above
     finally:
         transformers_logging.disable_propagation()
     assert config.model_type == "z2all"
@@ -88,7 +90,7 @@ def test_read_from_a_llama_folder_it_is_a_z2all_config(tmp_path: Path, caplog: p
     assert {name: getattr(config, name) for name in OWN_FIELDS} == OWN_FIELDS
 
 
-def test_from_the_run_config() -> None:
+def test_a_config_from_the_run_config_has_its_values() -> None:
     section = ModelSection(
         vocab_size=128,
         hidden_size=96,
@@ -129,13 +131,13 @@ def sections(draw: st.DrawFn) -> ModelSection:
 
 @settings(max_examples=40, deadline=None)
 @given(sections())
-def test_the_run_config_counts_what_the_model_has(section: ModelSection) -> None:
+def test_the_run_config_counts_the_parameters_of_the_model(section: ModelSection) -> None:
     with torch.device("meta"):
         model = Z2allForCausalLM(Z2allConfig.from_section(section))
     assert count_parameters(section.shape).total == sum(p.numel() for p in model.parameters())
 
 
-def test_a_vocabulary_smaller_than_the_tokenizer() -> None:
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^pad_token_id=128: the tokenizer has more ids than vocab_size=128\."):
         Z2allConfig.from_section(ModelSection(vocab_size=128), bos_token_id=3, pad_token_id=128)
 
@@ -157,14 +159,14 @@ IN_LLAMAS_NAMES = {
 }
 
 
-def test_original_names_as_arguments_and_attributes() -> None:
+def test_original_names_work_as_arguments_and_attributes() -> None:
     config = Z2allConfig(**ORIGIN)
     for name, value in IN_LLAMAS_NAMES.items():
         assert getattr(config, name) == value
         assert config.to_dict()[name] == value
     for name, value in ORIGIN.items():
         assert getattr(config, name) == value
-    assert config.head_dim == 8  # from the sizes given, not from Llama's defaults
+    assert config.head_dim == 8  # from the given sizes, not from Llama's defaults
     assert not ORIGINAL_NAMES.keys() & config.to_dict().keys()
     config.max_seq_len = 99
     assert config.max_position_embeddings == 99
@@ -180,7 +182,7 @@ def test_two_names_of_one_size_must_agree() -> None:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_to_the_origin_and_back(rope: str) -> None:
+def test_conversion_to_the_original_config_and_back_changes_nothing(rope: str) -> None:
     config = tiny_config(rope_parameters={**ROPES[rope], "rope_theta": 5e5}, pad_token_id=7, attention_bias=True, **OWN)
     origin = config.to_origin()
     assert (origin["hidden_dim"], origin["n_layers"], origin["n_heads"], origin["n_kv_heads"]) == (64, 2, 4, 2)
@@ -192,14 +194,14 @@ def test_to_the_origin_and_back(rope: str) -> None:
     assert Z2allConfig.from_origin(origin).to_dict() == config.to_dict()
 
 
-def test_what_the_origin_leaves_out_is_as_it_was_there() -> None:
+def test_fields_missing_in_an_original_config_get_its_defaults() -> None:
     config = Z2allConfig.from_origin({"hidden_dim": 2048, "n_heads": 32})
     assert (config.intermediate_size, config.num_hidden_layers, config.vocab_size) == (5632, 32, 64000)
     assert (config.rms_norm_eps, config.residual_in_fp32, config.num_key_value_heads) == (1e-5, True, 32)
 
 
-def test_a_folder_of_the_origin(tmp_path: Path) -> None:
-    """Its file has its own names, a width to be worked out, and choices of kernels, which are ours to make."""
+def test_a_folder_with_an_original_config_loads(tmp_path: Path) -> None:
+    """The original file has its own names, no feed-forward width, and kernel settings, which are dropped."""
     fields = {**ORIGIN, "model_type": "z2all", "intermediate_size": None, "multiple_of": 32, "rope_interleaved": False}
     fields |= {"use_flash": True, "auto_map": {"AutoConfig": "configuration_z2all.Z2allConfig"}, "rope_theta": 5e5}
     fields |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
@@ -214,7 +216,7 @@ def test_a_folder_of_the_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hidden", "multiple", "width"), [(4096, 256, 11008), (2048, 256, 5632), (48, 1, 128), (3, 8, 8)]
 )
-def test_width_of_the_feed_forward(hidden: int, multiple: int, width: int) -> None:
+def test_feed_forward_width_is_rounded_up_to_the_multiple(hidden: int, multiple: int, width: int) -> None:
     assert feed_forward_width(hidden, multiple) == width
 
 
@@ -222,30 +224,30 @@ def test_width_of_the_feed_forward(hidden: int, multiple: int, width: int) -> No
     ("changes", "named"),
     [({"head_dim": 32}, "head_dim=32"), ({"mlp_bias": True}, "mlp_bias=True"), ({"hidden_act": "gelu"}, "hidden_act")],
 )
-def test_what_the_origin_cannot_compute(changes: dict[str, Any], named: str) -> None:
+def test_features_that_the_original_lacks_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         tiny_config(**changes).to_origin()
 
 
-def test_old_and_new_spelling_of_rope() -> None:
+def test_old_and_new_rope_fields_give_the_same_config() -> None:
     scaling = {"type": "linear", "factor": 2.0}
     old = tiny_config(rope_theta=5e5, rope_scaling=scaling)
     new = tiny_config(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5})
     assert old.to_dict() == new.to_dict()
-    assert scaling == {"type": "linear", "factor": 2.0}  # the caller's stays as it is
+    assert scaling == {"type": "linear", "factor": 2.0}  # the caller's dict is not modified
     assert old.rope_theta == 5e5
     old.rope_theta = 1e6
     assert old.rope_parameters["rope_theta"] == 1e6
     assert tiny_config(rope_scaling=None, rope_theta=7.0).rope_parameters == {"rope_type": "default", "rope_theta": 7.0}
 
 
-def test_no_dropout_may_be_written_as_none() -> None:
+def test_a_dropout_of_none_means_zero() -> None:
     config = tiny_config(attention_dropout=None, dropout1=None)
     assert (config.attention_dropout, config.dropout1) == (0.0, 0.0)
 
 
-def test_a_llama_folder_in_the_old_spelling(tmp_path: Path) -> None:
-    """As transformers 4 wrote Llama 3.1's; Llama's own config reads the same."""
+def test_a_llama_folder_with_old_rope_fields_loads(tmp_path: Path) -> None:
+    """transformers 4 wrote Llama 3.1 folders with these fields; LlamaConfig reads the same values."""
     scaling = {**ROPES["llama3"]}
     fields = {**IN_LLAMAS_NAMES, "model_type": "llama", "rope_theta": 5e5, "rope_scaling": scaling}
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -283,7 +285,7 @@ def test_a_llama_folder_in_the_old_spelling(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_one_line(changes: dict[str, Any], line: str) -> None:
+def test_invalid_values_are_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         tiny_config(**changes)
     assert str(caught.value).startswith(line)

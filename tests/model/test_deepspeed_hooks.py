@@ -1,4 +1,4 @@
-"""DeepSpeed looks for the tensors of a model's output; what it does not find, it does not tell."""
+"""The tensors that DeepSpeed finds in a model's output; it silently ignores those it does not find."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 
 
 def tensors_deepspeed_finds(value: object) -> list[Tensor]:
-    """By the same rule: tuples, lists and dicts are gone through, anything else is passed over."""
+    """Return the tensors by DeepSpeed's rule: it searches tuples, lists and dicts and ignores anything else."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -18,7 +18,7 @@ def tensors_deepspeed_finds(value: object) -> list[Tensor]:
     return []
 
 
-def test_token_losses_are_found_in_the_output() -> None:
+def test_deepspeed_finds_the_loss_in_the_output() -> None:
     model = Z2allForCausalLM(Z2allConfig.from_section(TINY, pad_token_id=0))
     ids = torch.arange(8)[None]
     output = model(ids, next_tokens=ids)

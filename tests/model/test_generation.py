@@ -1,4 +1,4 @@
-"""`generate`, token for token against LlamaForCausalLM with the same weights."""
+"""`generate`, compared token by token with LlamaForCausalLM with the same weights."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ PROMPT = 6
 def new_tokens(
     model: Z2allForCausalLM | LlamaForCausalLM, ids: Tensor, mask: Tensor | None = None, **settings: Any
 ) -> Tensor:
-    """What comes after the prompt; sampling starts from the same random numbers every time."""
+    """Return the tokens after the prompt. Sampling starts from the same random state every time."""
     torch.manual_seed(9)
     mask = torch.ones_like(ids) if mask is None else mask
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, **settings}
@@ -37,10 +37,10 @@ def assert_same_tokens(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_greedy(shape: str) -> None:
+def test_greedy_tokens_are_llamas_with_and_without_a_cache(shape: str) -> None:
     ours, llama = pair(seed=3, **SHAPES[shape])
     wanted = assert_same_tokens(ours, llama, some_ids(2, PROMPT))
-    # Without a cache every step computes everything again: the cache may not change a token.
+    # Without a cache, every step recomputes everything. The cache must not change a token.
     assert torch.equal(new_tokens(ours, some_ids(2, PROMPT), use_cache=False), wanted)
 
 
@@ -54,7 +54,7 @@ def test_greedy(shape: str) -> None:
     ],
     ids=str,
 )
-def test_sampling(settings: dict[str, Any]) -> None:
+def test_sampled_tokens_are_llamas(settings: dict[str, Any]) -> None:
     ours, llama = pair(seed=3)
     sampled = assert_same_tokens(ours, llama, some_ids(2, PROMPT), do_sample=True, **settings)
     if "num_return_sequences" not in settings:
@@ -62,8 +62,8 @@ def test_sampling(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}], ids=str)
-def test_beam_search(settings: dict[str, Any]) -> None:
-    """Reorders the cache between steps."""
+def test_beam_search_tokens_are_llamas(settings: dict[str, Any]) -> None:
+    """Beam search reorders the cache between steps."""
     ours, llama = pair(seed=3)
     found = assert_same_tokens(ours, llama, some_ids(2, PROMPT), **settings)
     assert not torch.equal(found[:1], new_tokens(ours, some_ids(2, PROMPT))[:1])
@@ -71,14 +71,14 @@ def test_beam_search(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"num_beams": 3}], ids=str)
 @pytest.mark.parametrize("shape", ["grouped", "llama3-rope"])
-def test_a_batch_with_left_padding(shape: str, settings: dict[str, Any]) -> None:
+def test_tokens_of_a_left_padded_batch_are_llamas(shape: str, settings: dict[str, Any]) -> None:
     ours, llama = pair(seed=3, pad_token_id=0, **SHAPES[shape])
     prompts = [some_ids(1, length, seed=length)[0] for length in (3, 8, 5)]
     ids, mask = torch.zeros(3, 8, dtype=torch.long), torch.zeros(3, 8, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, 8 - len(prompt) :], mask[row, 8 - len(prompt) :] = prompt, 1
     together = assert_same_tokens(ours, llama, ids, mask, **settings)
-    if not settings:  # greedily, each row is as if alone
+    if not settings:  # greedy decoding gives each row the same tokens as a batch of one
         for row, prompt in enumerate(prompts):
             assert torch.equal(new_tokens(ours, prompt[None])[0], together[row])
 
@@ -94,8 +94,8 @@ def test_an_end_token_ends_a_row_and_pads_it() -> None:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_every_rope_beyond_its_original_length(rope: str) -> None:
-    """The prompt alone is as long as the model was trained for, or just below, so that the border is crossed."""
+def test_tokens_beyond_the_original_length_are_llamas_for_every_rope_type(rope: str) -> None:
+    """The prompt is shorter than the original length, and the generated tokens go beyond it."""
     original, prompt = 16, 12
     scaling = {**ROPES[rope], "rope_theta": 10000.0}
     if "original_max_position_embeddings" in scaling:
@@ -105,16 +105,16 @@ def test_every_rope_beyond_its_original_length(rope: str) -> None:
     unscaled, _ = pair(seed=3, max_position_embeddings=4 * original)
     found = assert_same_tokens(ours, llama, some_ids(2, prompt), max_new_tokens=30)
     assert (rope == "default") == torch.equal(found, new_tokens(unscaled, some_ids(2, prompt), max_new_tokens=30))
-    # Shorter once more: dynamic frequencies have to come back.
+    # A shorter input afterwards: dynamic frequencies must return to the original ones.
     assert_same_tokens(ours, llama, some_ids(2, 4), max_new_tokens=10)
-    if rope != "dynamic":  # there a cache holds keys of other frequencies than a second pass would give them
+    if rope != "dynamic":  # cached dynamic keys have other frequencies than recomputed ones
         again = new_tokens(ours, some_ids(2, prompt), max_new_tokens=30, use_cache=False)
         assert torch.equal(again, found)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", [70, 50])
-def test_after_resizing_the_vocabulary(size: int, tied: bool) -> None:
+def test_tokens_after_resizing_the_vocabulary_are_llamas(size: int, tied: bool) -> None:
     ours, _ = pair(seed=3, tie_word_embeddings=tied)
     torch.manual_seed(4)
     ours.resize_token_embeddings(size)
@@ -126,15 +126,15 @@ def test_after_resizing_the_vocabulary(size: int, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", ["grouped", "tied", "llama3-rope"])
-def test_in_bf16(shape: str) -> None:
-    """Logits of eight bits tie, so two right models part sooner or later; each token must be Llama's best but for that.
+def test_bf16_tokens_are_llamas_best_up_to_rounding(shape: str) -> None:
+    """Each token must be Llama's best up to rounding. bf16 logits tie, so two correct models diverge sooner or later.
 
-    The judge is Llama with the same bf16 weights, computing in fp32 along the tokens chosen.
+    The judge is Llama with the same bf16 weights. It computes in fp32 on the generated tokens.
     """
     ours, judge = pair(seed=3, **SHAPES[shape])
     ours = ours.to(torch.bfloat16)
     with torch.no_grad():
-        for weight in judge.parameters():  # not judge.to(bfloat16): it would round the rotary frequencies too
+        for weight in judge.parameters():  # not judge.to(bfloat16), which also rounds the rotary frequencies
             weight.copy_(weight.bfloat16())
     ids = some_ids(2, PROMPT)
     found = new_tokens(ours, ids)
@@ -143,13 +143,13 @@ def test_in_bf16(shape: str) -> None:
         logits = judge(torch.cat((ids, found), dim=1)).logits[:, PROMPT - 1 : -1]
     chosen = logits.gather(-1, found[..., None])[..., 0]
     behind = (logits.amax(-1) - chosen) / logits.abs().max() / torch.finfo(torch.bfloat16).eps
-    # In bf16 logits are 2 % off, Llama's too: over 16 models its worst token was 2.8 roundings behind, ours 2.3.
+    # bf16 logits are 2 % off, Llama's too: over 16 models, its worst token was 2.8 roundings behind, Z2all's 2.3.
     assert behind.max() <= 4
-    # A model that is wrong chooses tokens far behind.
+    # A wrong model would choose tokens that are far behind.
     assert ((logits.amax(-1) - logits.median(-1).values) / logits.abs().max()).min() > 20 * 2**-7
 
 
-def test_dropout_and_an_fp32_stream_change_no_token() -> None:
-    """Dropout is over after training, and in fp32 the residual stream is fp32 anyway."""
+def test_dropout_and_an_fp32_residual_stream_change_no_token() -> None:
+    """Dropout is inactive outside training, and the residual stream of an fp32 model is fp32 anyway."""
     ours, llama = pair(seed=3, dropout1=0.5, dropout2=0.5, attention_dropout=0.5, residual_in_fp32=True)
     assert_same_tokens(ours, llama, some_ids(2, PROMPT))

@@ -1,4 +1,4 @@
-"""transformers' save_pretrained and from_pretrained: Llama's names in files, both ways."""
+"""transformers' save_pretrained and from_pretrained, which write and read Llama's tensor names."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.model.zero_load_ranks import HEADLESS
 from z2all_ds.model import Z2allForCausalLM, Z2allModel
 
 SAME_VALUES = 1e-6
-"""fp32 from the same weights; fused products sum in another order (seen: 0 to 3e-7)."""
+"""Tolerance in fp32 with equal weights; fused products sum in a different order (measured: 0 to 3e-7)."""
 
 
 def keys_in(folder: Path) -> set[str]:
@@ -54,7 +54,7 @@ def test_a_folder_saved_by_llama_loads(shape: str, tmp_path: Path) -> None:
         assert torch.equal(loaded.eval()(ids).logits, ours(ids).logits)
 
 
-def test_loaded_and_saved_again_it_is_the_same_file(tmp_path: Path) -> None:
+def test_loading_and_saving_again_writes_the_same_tensors(tmp_path: Path) -> None:
     ours = tiny_model()
     ours.save_pretrained(tmp_path / "first")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
@@ -66,12 +66,12 @@ def test_loaded_and_saved_again_it_is_the_same_file(tmp_path: Path) -> None:
         assert torch.equal(second[name], tensor), name
 
 
-def test_several_files(tmp_path: Path) -> None:
+def test_sharded_files_stay_small_and_load(tmp_path: Path) -> None:
     ours = tiny_model()
     ours.save_pretrained(tmp_path, max_shard_size="50KB")
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2
-    # q, k and v are views of one tensor: none may drag the whole of it into its file. A file's head adds a few KB.
+    # q, k and v are views of one tensor; none of them may write the whole tensor. A file's header adds a few KB.
     assert max(file.stat().st_size for file in files) < 55_000
     assert keys_in(tmp_path) == set(to_stock(ours.state_dict(), ours.config))
     loaded = Z2allForCausalLM.from_pretrained(tmp_path)
@@ -79,7 +79,7 @@ def test_several_files(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], weight), name
 
 
-def test_in_bf16(tmp_path: Path) -> None:
+def test_a_bf16_model_is_saved_and_loaded_unchanged(tmp_path: Path) -> None:
     ours = tiny_model().to(torch.bfloat16)
     ours.save_pretrained(tmp_path)
     loaded = Z2allForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -88,7 +88,7 @@ def test_in_bf16(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], weight), name
 
 
-def test_the_model_without_its_head(tmp_path: Path) -> None:
+def test_the_headless_model_loads_from_a_full_models_folder(tmp_path: Path) -> None:
     ours = tiny_model()
     ours.save_pretrained(tmp_path)
     headless = Z2allModel.from_pretrained(tmp_path).eval()
@@ -97,7 +97,7 @@ def test_the_model_without_its_head(tmp_path: Path) -> None:
         assert torch.equal(headless(ids).last_hidden_state, ours.model(ids).last_hidden_state)
 
 
-def test_a_missing_weight_is_drawn_new_and_the_others_kept(tmp_path: Path) -> None:
+def test_a_missing_weight_is_initialised_and_the_others_are_kept(tmp_path: Path) -> None:
     ours = tiny_model()
     ours.save_pretrained(tmp_path)
     stock = load_file(tmp_path / "model.safetensors")
@@ -107,7 +107,7 @@ def test_a_missing_weight_is_drawn_new_and_the_others_kept(tmp_path: Path) -> No
     assert set(info["missing_keys"]) == {"lm_head.weight"}
     for name, weight in ours.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight) == (name != "lm_head.weight"), name
-    # 61 x 64 draws of deviation 0.2 around 0: their spread is known to 1 %.
+    # 61 x 64 normal values of deviation 0.2: their sample deviation is accurate to 1 %.
     assert loaded.lm_head.weight.std().item() == pytest.approx(0.2, rel=0.1)
 
 
@@ -117,11 +117,11 @@ PARTITIONED = ("grouped", "tied", "biases", "wide-heads")
 
 @pytest.fixture(scope="module")
 def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Llama folders, and what two ranks made of them; see zero_load_ranks.py."""
+    """Return a folder with Llama models and the files that two ranks wrote from them; see zero_load_ranks.py."""
     folder = tmp_path_factory.mktemp("zero_load")
     for shape in PARTITIONED:
         _, llama = pair(**SHAPES[shape])
-        # Several files: q, k and v of a layer need not lie in one.
+        # Several files, so that q, k and v of a layer may be in different ones.
         llama.save_pretrained(folder / f"{shape}-llama", max_shard_size="20KB")
     headless = folder / f"{HEADLESS}-llama"
     pair()[1].save_pretrained(headless)
@@ -143,7 +143,7 @@ def test_a_llama_folder_loads_into_zero3_partitions(shape: str, partitioned: Pat
     assert len(list((partitioned / f"{shape}-llama").glob("*.safetensors"))) > 2
     logits = torch.load(partitioned / f"{shape}-logits.pt", weights_only=True)
     with torch.no_grad():
-        # DeepSpeed adds a bias after the product, not in it.
+        # DeepSpeed adds a bias after the matrix product, not within it.
         assert relative_difference(logits, llama(some_ids(2, 9)).logits) <= 2 * SAME_VALUES
 
 
@@ -166,7 +166,7 @@ def test_zero3_partitions_save_under_stock_keys(shape: str, partitioned: Path) -
 
 @pytest.mark.extended
 @needs_no_gpu
-def test_zero3_draws_a_missing_weight_new_and_keeps_the_others(partitioned: Path) -> None:
+def test_zero3_initialises_a_missing_weight_and_keeps_the_others(partitioned: Path) -> None:
     _, llama = pair()
     saved = load_file(partitioned / f"{HEADLESS}-saved" / "model.safetensors")
     for name, weight in llama.state_dict().items():
@@ -174,7 +174,7 @@ def test_zero3_draws_a_missing_weight_new_and_keeps_the_others(partitioned: Path
     assert saved["lm_head.weight"].std().item() == pytest.approx(0.2, rel=0.1)
 
 
-def test_config_says_who_wrote_it(tmp_path: Path) -> None:
+def test_saved_config_names_the_z2all_model_class(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert config["model_type"] == "z2all"

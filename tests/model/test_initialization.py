@@ -1,4 +1,4 @@
-"""Initial weights: a function of seed, name and shape, on any number of ranks, partitioned or not."""
+"""Initial weights, which depend only on seed, name and shape, not on the number of ranks or on partitioning."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,16 +43,16 @@ def written_by_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks and one GPU; the CPU shows the same")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_partitioned_as_not_partitioned(written_by_ranks: Path, case: str, dtype: str) -> None:
-    """Real zero.Init, every parameter split over the ranks from its construction on; in it torch makes bf16 tensors,
-    and rotary frequencies must be fp32 all the same."""
+def test_partitioned_weights_equal_unpartitioned_ones(written_by_ranks: Path, case: str, dtype: str) -> None:
+    """The real zero.Init partitions every parameter at construction. Inside it torch creates tensors in the
+    model's dtype, but the rotary frequencies must stay fp32."""
     found = torch.load(written_by_ranks / f"{case}-{dtype}.pt", weights_only=True)
     model = initialised(dtype=DTYPES[dtype], **CASES[case])
     frequencies = {"rotary frequencies": model.model.rotary.inverse_frequencies}
     assert_same_bits(found, {**dict(model.named_parameters(remove_duplicate=False)), **frequencies})
 
 
-def test_the_seed_decides_and_what_was_there_does_not() -> None:
+def test_weights_depend_on_the_seed_and_not_on_torchs_random_state() -> None:
     torch.manual_seed(1)
     first = initialised(5).state_dict()
     torch.manual_seed(2)
@@ -63,22 +63,22 @@ def test_the_seed_decides_and_what_was_there_does_not() -> None:
 
 
 def test_a_parameter_does_not_depend_on_the_others() -> None:
-    """Deeper and with another vocabulary, the layers that both models have are the same."""
+    """Two models that differ in depth and vocabulary have equal weights in the layers that both have."""
     small, large = initialised().state_dict(), initialised(num_hidden_layers=3, vocab_size=200).state_dict()
     shared = [name for name in small if "layers" in name or name == "model.norm.weight"]
     assert len(shared) == 13
     assert_same_bits({name: large[name] for name in shared}, {name: small[name] for name in shared})
 
 
-def test_no_two_parameters_are_alike() -> None:
-    """Names enter the seed: equal shapes in two layers get other values."""
+def test_no_two_parameters_are_equal() -> None:
+    """The name is part of the seed, so equal shapes in two layers get different values."""
     weights = [weight.flatten()[:64] for weight in initialised().state_dict().values() if weight.dim() == 2]
     for index, first in enumerate(weights):
         for second in weights[index + 1 :]:
             assert not torch.equal(first, second)
 
 
-def test_what_is_drawn() -> None:
+def test_weights_are_normal_and_biases_padding_and_norms_constant() -> None:
     state = initialised(attention_bias=True, mlp_bias=True, pad_token_id=3, hidden_size=128).state_dict()
     for name, weight in state.items():
         if name.endswith(".bias"):
@@ -87,13 +87,13 @@ def test_what_is_drawn() -> None:
             assert torch.equal(weight, torch.ones_like(weight)), name
         else:
             drawn = weight[torch.arange(len(weight)) != 3] if "embed" in name else weight
-            # 7,680 values and more: the spread is known to 0.8 %, the mean to 0.0023; four deviations of each.
+            # At least 7,680 values: the deviation is accurate to 0.8 %, the mean to 0.0023; four times that is allowed.
             assert drawn.std().item() == pytest.approx(0.2, rel=0.033), name
             assert abs(drawn.mean().item()) < 0.0092, name
     assert torch.equal(state["model.embed_tokens.weight"][3], torch.zeros(128))
 
 
-def test_the_padding_row_is_llamas() -> None:
+def test_only_the_padding_row_is_zero_as_in_llama() -> None:
     ours = initialised(pad_token_id=3)
     llama = LlamaForCausalLM(ours.config.to_llama())
     for model in (ours, llama):
@@ -102,7 +102,7 @@ def test_the_padding_row_is_llamas() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_built_on_meta_and_filled(tied: bool) -> None:
+def test_a_model_built_on_meta_gets_the_same_weights(tied: bool) -> None:
     wanted = initialised(tie_word_embeddings=tied).eval()
     with torch.device("meta"):
         model = Z2allForCausalLM(wanted.config)
@@ -115,7 +115,7 @@ def test_built_on_meta_and_filled(tied: bool) -> None:
         assert torch.equal(model.eval()(ids).logits, wanted(ids).logits)
 
 
-def test_without_memory_there_is_nothing_to_fill() -> None:
+def test_initialising_a_model_on_meta_fails() -> None:
     with torch.device("meta"):
         model = Z2allForCausalLM(tiny_config())
     with pytest.raises(AssertionError, match="materialise"):
@@ -125,7 +125,7 @@ def test_without_memory_there_is_nothing_to_fill() -> None:
 @on_gpu[0]
 @on_gpu[1]
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_on_a_gpu_the_same_bits(dtype: str) -> None:
+def test_weights_on_a_gpu_are_bitwise_equal_to_those_on_the_cpu(dtype: str) -> None:
     with torch.device("meta"):
         model = Z2allForCausalLM(tiny_config()).to(DTYPES[dtype])
     materialise(model, "cuda")
@@ -138,8 +138,8 @@ def drawn(name: str, shape: torch.Size, threads: int = 1) -> Tensor:
         return normal_values(7, name, shape, pool)
 
 
-def test_values_written_down_once() -> None:
-    """Another version of numpy, or a change here, would give every run of a seed other weights."""
+def test_drawn_values_equal_the_recorded_ones() -> None:
+    """A new numpy version or a code change must not change the weights that a seed gives."""
     found = drawn("lm_head.weight", torch.Size([2, 3]))
     assert found.dtype == torch.float32
     assert [[value.hex() for value in row] for row in found.tolist()] == [
@@ -148,7 +148,7 @@ def test_values_written_down_once() -> None:
     ]
 
 
-def test_blocks_are_unlike_and_do_not_depend_on_the_threads() -> None:
+def test_blocks_differ_and_do_not_depend_on_the_number_of_threads() -> None:
     shape = torch.Size([3, VALUES_PER_BLOCK - 5])
     found = [drawn("a.weight", shape, threads) for threads in (1, 4)]
     assert torch.equal(*found)
@@ -156,13 +156,13 @@ def test_blocks_are_unlike_and_do_not_depend_on_the_threads() -> None:
     assert len(blocks) == 3
     for first, second in ((0, 1), (1, 2), (0, 2)):
         length = len(blocks[second])
-        # Independent values: products of mean 0 and deviation 1, a million of them; five deviations.
+        # Products of independent values have mean 0 and deviation 1; five deviations of their mean are allowed.
         assert abs((blocks[first][:length] * blocks[second]).mean().item()) < 5 / length**0.5
     assert torch.equal(drawn("a.weight", torch.Size([VALUES_PER_BLOCK])), blocks[0])
 
 
-def test_gathering_goes_parameter_by_parameter() -> None:
-    """What a caller's context does is done around each, once."""
+def test_parameters_are_gathered_one_by_one() -> None:
+    """The caller's context is entered once for each parameter."""
     model = Z2allForCausalLM(tiny_config(tie_word_embeddings=True))
     entered: list[nn.Parameter] = []
 

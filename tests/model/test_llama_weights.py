@@ -1,4 +1,4 @@
-"""Llama's tensors under our names, from one file or several, with every rule of the vocabulary."""
+"""Llama's tensors read under Z2all's names, from one file or several, for every kind of vocabulary change."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def weights_of(folder: Path, which: VocabularyRows, seed: int = 7) -> LlamaWeigh
         ("5GB", {"dtype": torch.bfloat16}),
     ],
 )
-def test_as_transformers_loads_it(shard: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_equal_those_that_transformers_loads(shard: str, changes: dict[str, Any], tmp_path: Path) -> None:
     make_llama(tmp_path, max_shard_size=shard, **SMALL, **changes)
     wanted = Z2allForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     weights = weights_of(tmp_path, rows(*range(40)))
@@ -51,21 +51,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ten
 
 
 @pytest.mark.parametrize("name", [EMBEDDING, HEAD])
-def test_grown(name: str, llama: tuple[Path, dict[str, Tensor]]) -> None:
+def test_new_vocabulary_rows_are_the_mean_plus_seeded_noise(name: str, llama: tuple[Path, dict[str, Tensor]]) -> None:
     folder, there = llama
     which = rows(*range(40), *([NEW] * 5))
     found = weights_of(folder, which).parameter(name)
     assert torch.equal(found[:40], there[name])
     mean, deviation = there[name].double().mean(0), there[name].double().std(0, correction=0)
     standard = (found[40:] - mean) / (NOISE * deviation)
-    # 160 values of a normal distribution: none beyond five deviations, and their spread known to 6 %.
+    # 160 normal values: none is beyond five deviations, and their sample deviation is accurate to 6 %.
     assert standard.abs().max() < 5 and standard.std().item() == pytest.approx(1, abs=0.3)
     assert len(found[40:].unique(dim=0)) == 5
     assert torch.equal(weights_of(folder, which).parameter(name), found)
     assert not torch.equal(weights_of(folder, which, seed=8).parameter(name)[40:], found[40:])
 
 
-def test_the_head_and_the_embedding_have_other_noise(llama: tuple[Path, dict[str, Tensor]]) -> None:
+def test_the_head_and_the_embedding_get_different_noise(llama: tuple[Path, dict[str, Tensor]]) -> None:
     folder, there = llama
     weights = weights_of(folder, rows(*range(40), NEW))
     embedding, head = (weights.parameter(name)[40] - there[name].mean(0) for name in (EMBEDDING, HEAD))
@@ -73,14 +73,14 @@ def test_the_head_and_the_embedding_have_other_noise(llama: tuple[Path, dict[str
 
 
 @pytest.mark.parametrize("name", [EMBEDDING, HEAD])
-def test_shrunk_and_rearranged(name: str, llama: tuple[Path, dict[str, Tensor]]) -> None:
+def test_a_smaller_or_reordered_vocabulary_selects_rows(name: str, llama: tuple[Path, dict[str, Tensor]]) -> None:
     folder, there = llama
     assert torch.equal(weights_of(folder, rows(*range(30))).parameter(name), there[name][:30])
     found = weights_of(folder, rows(7, 3, NEW, 39)).parameter(name)
     assert torch.equal(found[[0, 1, 3]], there[name][[7, 3, 39]])
 
 
-def test_other_weights_do_not_see_the_vocabulary(llama: tuple[Path, dict[str, Tensor]]) -> None:
+def test_other_weights_do_not_depend_on_the_vocabulary(llama: tuple[Path, dict[str, Tensor]]) -> None:
     folder, there = llama
     found = weights_of(folder, rows(1, 0)).parameter("model.norm.weight")
     assert torch.equal(found, there["model.norm.weight"])

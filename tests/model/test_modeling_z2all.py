@@ -1,4 +1,4 @@
-"""Z2all computes what Llama computes, alone, packed, cached, checkpointed."""
+"""Z2allForCausalLM compared with Llama: single and packed documents, cache, generation, gradient checkpointing."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from z2all_ds.ops import Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL
 
 FP32_ORDER = 1e-6
-"""Same formula and values in fp32; fused products sum in another order (seen: 0 to 3e-7 of the largest entry)."""
+"""Tolerance in fp32 with equal weights; fused products sum in a different order (measured: 0 to 3e-7, relative)."""
 FP32_PATHS = 1e-5
-"""Sums over other lengths, by another attention kernel, through two layers (seen: up to 1e-6)."""
+"""Tolerance for sums of different lengths or a different attention kernel, in two layers (measured: up to 1e-6)."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -41,11 +41,11 @@ def test_loss_and_gradients_are_llamas(shape: str) -> None:
     wanted = {name: p.grad for name, p in llama.named_parameters()}
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
-        # Sums over all tokens in another order.
+        # Sums over all tokens in a different order.
         assert relative_difference(gradients[name], gradient) <= FP32_PATHS, name
 
 
-def test_trainers_token_count_divides_the_loss_as_llamas() -> None:
+def test_num_items_in_batch_divides_the_loss_as_in_llama() -> None:
     ours, llama = pair()
     ids = some_ids(2, 9)
     for count in (40, torch.tensor(40)):
@@ -54,7 +54,7 @@ def test_trainers_token_count_divides_the_loss_as_llamas() -> None:
     assert found != pytest.approx(ours(ids, labels=ids).loss.item(), rel=0.1)
 
 
-def test_next_tokens_give_the_losses_of_labels() -> None:
+def test_next_tokens_give_the_same_losses_as_labels() -> None:
     model = tiny_model()
     ids = some_ids(2, 9)
     ids_in, next_tokens = ids[:, :-1], ids[:, 1:].clone()
@@ -76,12 +76,12 @@ def test_greedy_generation_is_llamas_token_for_token(shape: str) -> None:
     settings_ = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     wanted = llama.generate(ids, attention_mask=torch.ones_like(ids), **settings_)
     assert torch.equal(ours.generate(ids, attention_mask=torch.ones_like(ids), **settings_), wanted)
-    # Without a cache every step computes everything again: the cache may not change a token.
+    # Without a cache, every step recomputes everything. The cache must not change a token.
     assert torch.equal(ours.generate(ids, attention_mask=torch.ones_like(ids), use_cache=False, **settings_), wanted)
     assert wanted[:, 5:].unique().numel() > 5  # a model that repeats one token would prove little
 
 
-def test_generation_with_left_padding() -> None:
+def test_left_padding_does_not_change_generated_tokens() -> None:
     ours, llama = pair(seed=3)
     prompts = [some_ids(1, tokens, seed=tokens) for tokens in (3, 7, 6)]
     padded = torch.cat([torch.nn.functional.pad(p, (7 - p.shape[1], 0)) for p in prompts])
@@ -94,7 +94,7 @@ def test_generation_with_left_padding() -> None:
         assert torch.equal(found[row, 7:], alone[0, prompt.shape[1] :])
 
 
-def test_cached_steps_give_the_logits_of_the_whole() -> None:
+def test_cached_steps_give_the_same_logits_as_one_pass() -> None:
     model = tiny_model()
     ids = some_ids(2, 9)
     with torch.no_grad():
@@ -107,8 +107,8 @@ def test_cached_steps_give_the_logits_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_documents_are_as_if_alone(attention: str) -> None:
-    """Logits and gradients, the border tokens included."""
+def test_packed_documents_give_the_same_results_as_single_ones(attention: str) -> None:
+    """Logits and gradients agree, also at the borders between documents."""
     ops = resolve_ops({"attention": attention}, Situation("cpu", "fp32", 16))
     torch.manual_seed(0)
     model = Z2allForCausalLM(tiny_config(), ops)
@@ -129,7 +129,7 @@ def test_packed_documents_are_as_if_alone(attention: str) -> None:
     assert relative_difference(together, alone) <= FP32_PATHS
     for name, parameter in model.named_parameters():
         assert relative_difference(packed_gradients[name], parameter.grad) <= FP32_PATHS, name
-    # The mask does something: without it the later documents see the earlier ones.
+    # The mask has an effect: without it, later documents see earlier ones.
     crossed = model(packed, position_ids=position_ids).logits
     assert relative_difference(crossed[:, 5:], alone[:, 5:]) > 0.01
 
@@ -137,8 +137,8 @@ def test_packed_documents_are_as_if_alone(attention: str) -> None:
 @on_gpu[0]
 @on_gpu[1]
 @pytest.mark.parametrize("tokens", [1, 13])
-def test_with_the_kernels_of_a_gpu(tokens: int) -> None:
-    """Whatever `auto` takes there, liger where it is installed, against the reference of every op."""
+def test_gpu_kernels_agree_with_the_reference_ops(tokens: int) -> None:
+    """The backends that `auto` selects on a GPU agree with the reference of every op."""
     references = {"attention": "eager", **dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), "torch")}
     ids = some_ids(1, tokens).cuda()
     found = []
@@ -149,12 +149,12 @@ def test_with_the_kernels_of_a_gpu(tokens: int) -> None:
         outputs.loss.backward()
         found.append({"losses": outputs.losses, **{name: p.grad for name, p in model.named_parameters()}})
     for name, tensor in found[1].items():
-        if tensor.abs().max() > 1e-4:  # with one token, what reaches q and k cancels to nothing but rounding
-            # Kernels that sum in another order, through two layers and back.
+        if tensor.abs().max() > 1e-4:  # with one token, the gradients of q and k cancel up to rounding
+            # The kernels sum in a different order, forward and backward through two layers.
             assert relative_difference(found[0][name], tensor) <= 1e-4, name
 
 
-def test_gradient_checkpointing_changes_no_bit() -> None:
+def test_gradient_checkpointing_does_not_change_gradients() -> None:
     gradients = []
     for checkpointing in (False, True):
         model = tiny_model().train()
@@ -168,12 +168,12 @@ def test_gradient_checkpointing_changes_no_bit() -> None:
         assert torch.equal(gradient, gradients[1][name]), name
 
 
-def test_same_seed_same_weights_and_the_spread_asked_for() -> None:
+def test_equal_seeds_give_equal_weights_of_the_configured_deviation() -> None:
     first, again, other = (_fresh(seed) for seed in (7, 7, 8))
     for name, weight in first.items():
         assert torch.equal(weight, again[name]), name
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
-    # 8192 and more draws: the deviation of their spread is under 1 %.
+    # At least 8192 values: their sample deviation is accurate to 1 %.
     for name in ("model.layers.0.self_attn.qkv_proj.weight", "model.layers.1.mlp.gate_up_proj.weight"):
         assert first[name].std().item() == pytest.approx(0.2, rel=0.05)
     assert torch.equal(first["model.norm.weight"], torch.ones(64))
@@ -185,7 +185,7 @@ def _fresh(seed: int) -> dict[str, Tensor]:
     return Z2allForCausalLM(tiny_config(attention_bias=True)).state_dict()
 
 
-def test_built_on_meta_and_filled_later() -> None:
+def test_a_model_built_on_meta_can_load_weights_later() -> None:
     model = tiny_model()
     with torch.device("meta"):
         empty = Z2allForCausalLM(model.config)
@@ -212,7 +212,7 @@ def test_rotary_frequencies_stay_fp32_in_a_bf16_model() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_resized_vocabulary(tied: bool) -> None:
+def test_resizing_the_vocabulary_keeps_the_existing_logits(tied: bool) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     ids = some_ids(1, 5)
     with torch.no_grad():
@@ -220,12 +220,12 @@ def test_resized_vocabulary(tied: bool) -> None:
         model.resize_token_embeddings(70, mean_resizing=False)
         after = model(ids).logits
     assert after.shape[-1] == model.config.vocab_size == 70
-    # Same rows, another width of the product: rounding only.
+    # The rows are the same, but the matrix product is wider: only rounding differs.
     assert relative_difference(after[..., :61], before) <= FP32_ORDER
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
-def test_embeddings_in_place_of_ids() -> None:
+def test_input_embeddings_give_the_same_logits_as_ids() -> None:
     model = tiny_model()
     ids = some_ids(2, 5)
     with torch.no_grad():
@@ -233,12 +233,12 @@ def test_embeddings_in_place_of_ids() -> None:
         assert torch.equal(found, model(ids).logits)
 
 
-def test_only_the_logits_asked_for() -> None:
+def test_logits_to_keep_returns_only_the_requested_positions() -> None:
     model = tiny_model()
     ids = some_ids(2, 5)
     with torch.no_grad():
         whole = model(ids).logits
-        # A smaller product may sum in another order.
+        # A smaller matrix product may sum in a different order.
         assert relative_difference(model(ids, logits_to_keep=2).logits, whole[:, -2:]) <= FP32_ORDER
         kept = model(ids, logits_to_keep=torch.tensor([0, 3])).logits
         assert relative_difference(kept, whole[:, [0, 3]]) <= FP32_ORDER
@@ -252,13 +252,13 @@ def test_nan_in_a_weight_shows_in_the_loss() -> None:
     assert model(ids, labels=ids).loss.isnan()
 
 
-def test_what_is_not_computed_is_refused() -> None:
+def test_an_unsupported_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="hidden_act=gelu") as caught:
         Z2allForCausalLM(tiny_config(hidden_act="gelu"))
     assert "LlamaForCausalLM" in str(caught.value)
 
 
-def test_a_sequence_longer_than_the_model_is_made_for() -> None:
+def test_a_sequence_longer_than_max_seq_len_is_refused() -> None:
     model = tiny_model(max_position_embeddings=8)
     model(some_ids(1, 8))
     with pytest.raises(ConfigError, match=r"9 tokens.*max_seq_len=8"):
@@ -266,7 +266,7 @@ def test_a_sequence_longer_than_the_model_is_made_for() -> None:
 
 
 @pytest.mark.parametrize("label", [61, -1])
-def test_a_label_that_is_no_token(label: int) -> None:
+def test_a_label_outside_the_vocabulary_is_refused(label: int) -> None:
     model = tiny_model()
     ids = some_ids(1, 4)
     wrong = ids.clone()
@@ -276,7 +276,7 @@ def test_a_label_that_is_no_token(label: int) -> None:
             model(ids, **labels)
 
 
-def test_dropouts_act_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     model = tiny_model(dropout1=0.5, dropout2=0.5)
     plain = tiny_model()
     ids = some_ids(1, 9)
@@ -285,7 +285,7 @@ def test_dropouts_act_in_training_alone() -> None:
         assert not torch.equal(model.train()(ids).logits, plain(ids).logits)
 
 
-def test_residual_in_fp32_keeps_what_bf16_would_round_away() -> None:
+def test_residual_in_fp32_reduces_the_error_of_bf16() -> None:
     ids = some_ids(2, 9)
     with torch.no_grad():
         truth = tiny_model()(ids).logits

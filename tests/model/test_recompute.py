@@ -1,4 +1,4 @@
-"""Activation checkpointing keeps less and changes no bit: gradients, random numbers, sinks."""
+"""Activation checkpointing: it saves memory, and gradients, random numbers and gradient sinks stay the same."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def loss_of(model: Z2allForCausalLM) -> Tensor:
     documents = torch.arange(16, device=ids.device)[None].expand(2, -1) // 6
     torch.manual_seed(9)
     loss: Tensor = model(ids[:, :-1], next_tokens=ids[:, 1:], document_ids=documents).loss
-    torch.rand(3)  # others draw too between the passes
+    torch.rand(3)  # draw random numbers between the forward and the backward pass
     return loss
 
 
@@ -44,7 +44,7 @@ def gradients(model: Z2allForCausalLM) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["no-dropout", "dropout"])
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name != "none"])
-def test_gradients_are_the_same_to_the_bit(choice: str, dropout: float) -> None:
+def test_gradients_are_bitwise_equal_with_and_without_recomputation(choice: str, dropout: float) -> None:
     shares: dict[str, Any] = dict.fromkeys(("attention_dropout", "dropout1", "dropout2"), dropout)
     wanted = gradients(model_in_training("none", **shares))
     found = gradients(model_in_training(choice, **shares))
@@ -52,7 +52,7 @@ def test_gradients_are_the_same_to_the_bit(choice: str, dropout: float) -> None:
 
 
 def bytes_kept(choice: str) -> int:
-    """By autograd for the backward pass, beside the weights; tensors that share memory count once."""
+    """Return the bytes that autograd keeps for the backward pass, without weights; shared memory counts once."""
     model = model_in_training(choice)
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept: dict[int, tuple[int, Tensor]] = {}
@@ -60,7 +60,7 @@ def bytes_kept(choice: str) -> int:
     def keep(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
         if memory.data_ptr() not in weights:
-            kept[memory.data_ptr()] = (memory.nbytes(), tensor)  # the tensor too, so that its address stays its own
+            kept[memory.data_ptr()] = (memory.nbytes(), tensor)  # keep the tensor, so that its address is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -70,15 +70,16 @@ def bytes_kept(choice: str) -> int:
     return total
 
 
-def test_each_choice_keeps_less_than_the_one_before() -> None:
+def test_each_choice_keeps_less_memory_than_the_one_before() -> None:
     sizes = [bytes_kept(choice) for choice in ("none", "attention", "mlp", "both", "full")]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
-    # A token's gate_up and its product: 3 x 88 numbers of 4 bytes, 32 tokens, 2 layers. The half's own input comes in.
+    # gate_up and the product have 3 x 88 values of 4 bytes per token, for 32 tokens in 2 layers. The input of the
+    # feed-forward (64 values per token) is kept instead.
     assert sizes[0] - sizes[2] > 3 * 88 * 4 * 32 * 2 - 64 * 4 * 32 * 2
 
 
-def test_a_choice_can_be_taken_back() -> None:
+def test_a_recompute_choice_can_be_changed_later() -> None:
     model = model_in_training("full")
     assert model.is_gradient_checkpointing
     set_recompute(model, "selective", ["attention"])
@@ -88,14 +89,14 @@ def test_a_choice_can_be_taken_back() -> None:
     assert all(not layer.recomputed_parts for layer in model.model.layers)
 
 
-def test_parts_of_no_layer_are_a_mistake_of_ours() -> None:
+def test_an_unknown_part_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         set_recompute(model_in_training("none"), "selective", ["norm"])
 
 
 @pytest.mark.parametrize(("choice", "asked"), [("full", True), ("both", True), ("none", False)])
-def test_outside_training_nothing_is_made_again(choice: str, asked: bool) -> None:
-    """Counted by the norm of the first layer: twice a training pass where it is part of what is made again."""
+def test_nothing_is_recomputed_in_eval_mode(choice: str, asked: bool) -> None:
+    """The norm of the first layer runs twice per training step if it is recomputed, otherwise once."""
     model = model_in_training(choice)
     calls = []
     model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
@@ -118,7 +119,7 @@ def test_a_cache_in_training_is_filled_once(choice: str) -> None:
 
 
 def gradients_in_sinks(model: Z2allForCausalLM) -> dict[str, Tensor]:
-    """In fp32. Which weights use their sink depends on the ops' backends; the others' gradients come by autograd."""
+    """Return the gradients from fp32 sinks, or from autograd for weights whose op backend does not use a sink."""
     sinks = {}
     for name, weight in model.named_parameters():
         sinks[name] = torch.zeros_like(weight, dtype=torch.float32)
@@ -130,17 +131,17 @@ def gradients_in_sinks(model: Z2allForCausalLM) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_gradients_arrive_in_their_sinks_once(choice: str) -> None:
+def test_gradients_are_added_to_their_sinks_once(choice: str) -> None:
     wanted = gradients(model_in_training("none"))
     found = gradients_in_sinks(model_in_training(choice))
     for name, gradient in wanted.items():
-        # The sink's product may sum over the 32 tokens in another order.
+        # The matrix product into the sink may sum over the 32 tokens in a different order.
         assert (found[name] - gradient).abs().max() <= 1e-6 * gradient.abs().max(), name
 
 
 @pytest.mark.parametrize("choice", [pytest.param(name, marks=on_gpu) for name in ("mlp", "both", "full")])
-def test_on_a_gpu_with_its_own_ops_and_sinks(choice: str) -> None:
-    """bf16 with the backends `auto` takes there."""
+def test_gpu_gradients_in_sinks_stay_the_same_with_auto_backends(choice: str) -> None:
+    """Recomputation does not change bf16 gradients with the backends that `auto` selects on a GPU."""
 
     def found(name: str) -> dict[str, Tensor]:
         ops = resolve_ops({}, Situation("cuda", "bf16", 64))
@@ -149,6 +150,6 @@ def test_on_a_gpu_with_its_own_ops_and_sinks(choice: str) -> None:
 
     wanted, again = found("none"), found(choice)
     for name, gradient in wanted.items():
-        # The same kernels on the same values, but backward passes of attention add in whatever order threads come:
-        # some roundings of bf16 (2^-8). A gradient lost or added twice is off by all of it.
+        # The kernels and values are the same, but attention's backward kernels sum in a nondeterministic order, which
+        # costs a few bf16 roundings (2^-8). A gradient that is lost or added twice is off by 100 %.
         assert (again[name] - gradient).abs().max() <= 2**-5 * gradient.abs().max(), name

@@ -1,4 +1,4 @@
-"""cos and sin against transformers' LlamaRotaryEmbedding, bit for bit, in any order of lengths."""
+"""Rotary cos and sin, compared bit for bit with transformers' LlamaRotaryEmbedding in several orders of lengths."""
 
 from typing import Any
 
@@ -45,13 +45,13 @@ ORDERS_OF_LENGTHS = {
 
 
 def rope_config(rope: str, theta: float = 10000.0) -> Any:
-    """yarn and llama3 are told the length they were trained with; dynamic takes the config's for it."""
+    """Return a config. yarn and llama3 have a field for the original length; dynamic uses `max_position_embeddings`."""
     longest = ORIGINAL_LENGTH if rope == "dynamic" else 4 * ORIGINAL_LENGTH
     return tiny_config(max_position_embeddings=longest, rope_parameters={**ROPES[rope], "rope_theta": theta})
 
 
 def positions(length: int, device: str = "cpu") -> Tensor:
-    """Two rows of 7 tokens, the first ending at `length`, as a step of generation with left padding has them."""
+    """Return two rows of 7 positions, the first ending at `length` - 1, like a generation step with left padding."""
     first = torch.arange(max(0, length - 7), length)
     return torch.stack((first, (first - 2).clamp_min(0))).to(device)
 
@@ -78,17 +78,17 @@ def test_cos_and_sin_are_those_of_transformers(rope: str, order: str, dtype: tor
 @on_gpu[1]
 @pytest.mark.parametrize("order", ORDERS_OF_LENGTHS)
 @pytest.mark.parametrize("rope", ROPES)
-def test_on_a_gpu(rope: str, order: str) -> None:
+def test_cos_and_sin_on_a_gpu_are_those_of_transformers(rope: str, order: str) -> None:
     assert_as_transformers(rope, ORDERS_OF_LENGTHS[order], torch.float32, "cuda")
 
 
 @on_gpu[0]
 @on_gpu[1]
 @pytest.mark.parametrize("rope", [name for name in ROPES if name != "dynamic"])
-def test_no_wait_for_the_gpu(rope: str) -> None:
+def test_rope_types_other_than_dynamic_never_synchronize_with_the_gpu(rope: str) -> None:
     table, position_ids = RotaryTable(rope_config(rope)), positions(50, "cuda")
     table(position_ids, torch.bfloat16)  # the first call moves the frequencies
-    torch.cuda.set_sync_debug_mode("error")  # from here on every wait raises
+    torch.cuda.set_sync_debug_mode("error")  # from here on every synchronization raises
     try:
         table(position_ids, torch.bfloat16)
     finally:
@@ -96,7 +96,7 @@ def test_no_wait_for_the_gpu(rope: str) -> None:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_frequencies_are_values_even_on_meta(rope: str) -> None:
+def test_frequencies_have_values_even_if_built_on_meta(rope: str) -> None:
     config = rope_config(rope)
     with torch.device("meta"):
         table = RotaryTable(config)
@@ -106,8 +106,8 @@ def test_frequencies_are_values_even_on_meta(rope: str) -> None:
         assert torch.equal(have, want)
 
 
-def test_every_scaling_changes_something_and_every_one_otherwise() -> None:
-    """Otherwise equality with transformers would be equality of the unscaled."""
+def test_every_scaling_gives_different_values() -> None:
+    """If scalings had no effect, the comparison with transformers would prove nothing."""
     far = {rope: RotaryTable(rope_config(rope))(positions(100), torch.float32)[0] for rope in ROPES}
     names = list(far)
     for index, first in enumerate(names):
@@ -119,7 +119,7 @@ def test_only_dynamic_depends_on_the_length() -> None:
     assert [rope for rope in ROPES if RotaryTable(rope_config(rope)).length_dependent] == ["dynamic"]
 
 
-def test_two_tables_do_not_share_their_history() -> None:
+def test_two_tables_do_not_share_their_longest_position() -> None:
     config = rope_config("dynamic")
     first, second = RotaryTable(config), RotaryTable(config)
     before = second(positions(40), torch.float32)[0]
@@ -128,7 +128,7 @@ def test_two_tables_do_not_share_their_history() -> None:
     assert not torch.equal(first(positions(40), torch.float32)[0], before)
 
 
-def test_another_kind_is_refused() -> None:
+def test_an_unsupported_rope_type_is_refused() -> None:
     config = tiny_config()
     config.rope_parameters["rope_type"] = "longrope"
     with pytest.raises(ConfigError, match="rope_type=longrope: Z2all supports default, linear, dynamic, yarn, llama3"):

@@ -1,4 +1,4 @@
-"""Fused weights under stock names, bit for bit."""
+"""Fused weights split into stock Llama tensors, bit for bit."""
 
 import pytest
 import torch

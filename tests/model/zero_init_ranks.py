@@ -1,4 +1,4 @@
-"""Run by the deepspeed launcher: a model built under real `zero.Init` and initialised there, written down by rank 0."""
+"""Script for the deepspeed launcher: builds models under the real `zero.Init`, initialises and saves them."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied-padded": {"tie_word_embeddings": True, "pad_token_id": 3},
     "biases": {"attention_bias": True, "mlp_bias": True},
-    # 61 rows of 61: no two ranks have equal shares
+    # an odd number of rows
     "odd": {"vocab_size": 61, "intermediate_size": 61},
 }
 SEED = 11
@@ -23,7 +23,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main(folder: Path) -> None:
-    import deepspeed  # here, since the test reads the cases above
+    import deepspeed  # imported here, because the test imports the cases above
     from deepspeed.runtime.zero import GatheredParameters
 
     from z2all_ds.zero.engine import pick_device, start_process_group
@@ -33,8 +33,8 @@ def main(folder: Path) -> None:
     rank, ranks = world.rank, world.world_size
     for dtype_name in DTYPES:
         for case, changes in CASES.items():
-            torch.manual_seed(1000 * rank)  # what torch draws on this rank must not matter
-            # By the config, as in training: a dtype of its own is passed over on a processor without fp16.
+            torch.manual_seed(1000 * rank)  # the random state of torch on this rank must not matter
+            # The config sets the dtype, as in training: zero.Init ignores its dtype argument on a CPU without fp16.
             bf16 = {"enabled": dtype_name == "bf16"}
             zero3 = {"train_batch_size": ranks, "zero_optimization": {"stage": 3}, "bf16": bf16}
             with deepspeed.zero.Init(config_dict_or_path=zero3):
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
                 with GatheredParameters(parameter):
                     state[name] = parameter.detach().clone()
             state["rotary frequencies"] = model.model.rotary.inverse_frequencies
-            # Written by the last rank: its share came to it over the wire.
+            # The last rank saves, since its shard was sent to it by rank 0.
             if rank == ranks - 1:
                 torch.save(state, folder / f"{case}-{dtype_name}.pt")
 

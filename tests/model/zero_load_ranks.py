@@ -1,7 +1,7 @@
-"""Run by the deepspeed launcher: stock Llama folders read into ZeRO-3 partitions by transformers, used and saved again.
+"""Script for the deepspeed launcher: loads stock Llama folders into ZeRO-3 partitions, runs the models and saves them.
 
-The folder on the command line has one Llama folder per case. Beside each, the last rank leaves the logits it
-computed, rank 0 the weights it gathered, saved once by `save_pretrained` and once by DeepSpeed.
+The folder on the command line has one Llama folder per case, which transformers loads. Next to each, the last rank
+writes its logits, and rank 0 the gathered weights: once with `save_pretrained` and once with DeepSpeed.
 """
 
 import sys
@@ -14,7 +14,7 @@ from z2all_ds.base.world import World
 from z2all_ds.model import Z2allForCausalLM
 
 HEADLESS = "headless"
-"""The case whose folder lacks the head: it is drawn new."""
+"""The case whose folder lacks the head, so that the head is initialised."""
 
 
 def main(folder: Path) -> None:
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
             "stage3_gather_16bit_weights_on_model_save": True,
         },
     }
-    kept_alive = HfDeepSpeedConfig(zero3)  # transformers holds it weakly
+    kept_alive = HfDeepSpeedConfig(zero3)  # transformers keeps only a weak reference
     for stock in sorted(folder.glob("*-llama")):
         case = stock.name.removesuffix("-llama")
         model, info = Z2allForCausalLM.from_pretrained(stock, output_loading_info=True)
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
             logits = engine(some_ids(2, 9)).logits
         if world.rank == world.world_size - 1:
             torch.save(logits, folder / f"{case}-logits.pt")
-        state = engine._zero3_consolidated_16bit_state_dict()  # what transformers' Trainer calls
+        state = engine._zero3_consolidated_16bit_state_dict()  # the method that transformers' Trainer calls
         if world.is_main:
             model.save_pretrained(folder / f"{case}-saved", state_dict=state)
         engine.save_16bit_model(str(folder / f"{case}-gathered"))

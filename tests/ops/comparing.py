@@ -1,8 +1,8 @@
-"""A backend against its op's reference: the reference computed in fp64 is the truth, for results and for gradients.
+"""Comparison of a backend with its op's reference, for results and gradients. The reference in fp64 is the true value.
 
-The measure is the largest difference over the largest true entry, in units of the dtype's rounding step. So a tolerance
-reads as "so many roundings", and the reference in fp32 and bf16 is held to it like every other backend. Inputs are
-about 1, so a true result below 1 (a gradient that cancels to 0, say) is measured against 1.
+The error is the largest difference divided by the largest true entry, in units of the dtype's rounding step. So a
+tolerance is a number of roundings, and the reference in fp32 and bf16 must meet it like every other backend. Inputs are
+about 1, so for a true result below 1 (for example a gradient that cancels to 0) the difference is divided by 1.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ on_gpu = (
 
 
 def cases(op: str) -> list[Any]:
-    """(backend, device) pairs: on the CPU those that run there, on a GPU all."""
+    """Return (backend, device) pairs: on the CPU the backends that run there, on a GPU all."""
     on_cpu = BACKENDS_ON_CPU.get(op, ("torch",))
     return [
         *(pytest.param(name, "cpu", id=f"{name}-cpu") for name in on_cpu),
@@ -34,12 +34,12 @@ def cases(op: str) -> list[Any]:
 
 
 def devices() -> list[Any]:
-    """For what has no backends to choose from."""
+    """Return the devices, for tests of functions without backends."""
     return [pytest.param("cpu"), pytest.param("cuda", marks=on_gpu)]
 
 
 def function_of(op: str, name: str, device: str, dtype: str = "fp32", head_dim: int = 64) -> Callable[..., Any]:
-    """The backend's function; skips where it says itself that it cannot run."""
+    """Return the backend's function; skip the test if the backend reports that it cannot run."""
     found = backends_of(op)[name]
     refusal = found.why_not(Situation(device, dtype, head_dim))
     if refusal:
@@ -48,14 +48,14 @@ def function_of(op: str, name: str, device: str, dtype: str = "fp32", head_dim: 
 
 
 def results_and_gradients(call: Callable[..., Any], leaves: list[Tensor]) -> list[Any]:
-    """What `call` returns, then the gradients of a fixed random projection of it with respect to the leaves."""
+    """Return the outputs of `call`, then the leaves' gradients of a fixed random projection of the outputs."""
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     outputs = call(*leaves)
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     generator = torch.Generator().manual_seed(11)
     directions = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
     pairs = [(out, way) for out, way in zip(outputs, directions, strict=True) if out.requires_grad]
-    # A sum of products, not backward(directions): some kernels write over the gradient they are handed.
+    # A sum of products, not backward(directions): some kernels overwrite the gradient that they receive.
     torch.stack([(out * way).sum().double() for out, way in pairs]).sum().backward()
     return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves)]
 
@@ -66,9 +66,9 @@ def assert_within_roundings(
     leaves: list[Tensor],
     allowed: dict[str, float],
 ) -> None:
-    """`call` in the leaves' dtype on their device, against `reference_call` on the same values in fp64 on the CPU.
+    """Assert that `call` on the leaves agrees with `reference_call` on the same values in fp64 on the CPU.
 
-    Where the leaves have several dtypes, the first one's counts.
+    If the leaves have several dtypes, the first one determines the rounding step.
     """
     found = results_and_gradients(call, leaves)
     truth = results_and_gradients(reference_call, [leaf.double().cpu() for leaf in leaves])
@@ -83,12 +83,12 @@ def assert_within_roundings(
 
 
 def random(*shape: int, dtype: str, device: str, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Drawn on the CPU, so that every device gets the same values."""
+    """Return normal values, drawn on the CPU so that every device gets the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * scale).to(DTYPES[dtype]).to(device)
 
 
 def small_integers(*shape: int, dtype: str, device: str, seed: int = 0) -> Tensor:
-    """-8 to 8: exact in bf16, and so are their products' sums in fp32, in whatever order they are made."""
+    """Return integers from -8 to 8: exact in bf16, and sums of their products are exact in fp32 in any order."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).to(DTYPES[dtype]).to(device)

@@ -1,4 +1,4 @@
-"""Attention: every backend against the reference, under every kind of visibility."""
+"""Attention: every backend compared with the reference, for every kind of visibility."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from z2all_ds.ops.attention import eager, flex
 from z2all_ds.ops.visibility import Visible, document_borders
 
 pytestmark = [
-    # Some CPUs have no bf16 products; torch says so once and takes another way.
+    # Some CPUs have no bf16 matrix products; torch warns once and falls back.
     pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
@@ -25,19 +25,20 @@ SHAPES = [
 ]
 BACKENDS = cases("attention")
 ALLOWED = {"fp32": 64.0, "bf16": 4.0}
-"""Roundings. fp32: sums of up to 96 products round in another order, and what softmax passes back is a difference of
-two such sums of size 10 and more (with one token it cancels to 0; seen: 5 on CPUs, 22 on an H200). bf16: inner sums are
-fp32, and only scores, weights and results are rounded (seen: 1). A wrong mask or scale is off by 10^5 and by 100."""
+"""Tolerance in roundings. fp32: up to 96 products are summed in a different order, and the gradient of softmax is a
+difference of two such sums of size 10 and more (with one token it cancels to 0; measured: 5 on CPUs, 22 on an H200).
+bf16: inner sums are fp32, and only scores, weights and results are rounded (measured: 1). A wrong mask or scale is off
+by 10^5 in fp32 and by 100 in bf16."""
 HEAD_DIM = 64
 SCALE = HEAD_DIM**-0.5
 PACKED = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, 1]])
 LONG_LENGTHS = [[1, 127, 130, 42], [299, 1]]
-"""Documents that begin and end inside a kernel's blocks, on their borders, and with a single token."""
+"""Lengths of documents that begin and end inside a kernel's blocks or at their borders; some have a single token."""
 
 
 @pytest.fixture(autouse=True)
 def compile_for_every_shape() -> Iterator[None]:
-    """torch compiles flex for each new shape; after eight it would go on without its kernel, and say so in the log."""
+    """Let torch compile flex for each new shape; after eight it would log a warning and stop using the kernel."""
     if not torch.cuda.is_available():
         yield
         return
@@ -48,7 +49,7 @@ def compile_for_every_shape() -> Iterator[None]:
 
 
 def packed_by_borders(device: torch.device) -> Visible:
-    # Three empty documents at the end, as a captured graph wants them.
+    # Three empty documents at the end, as a captured CUDA graph needs them.
     borders = document_borders(PACKED, multiple=8).to(device)
     return Visible(2, 8, device, cu_seqlens=borders, max_document=7)
 
@@ -68,7 +69,7 @@ KINDS = {
 
 
 def heads(batch: int, tokens: int, *counts: int, size: int = HEAD_DIM, dtype: str, device: str) -> list[Tensor]:
-    """Tensors [batch, heads, tokens, size], each contiguous."""
+    """Return contiguous tensors of shape [batch, heads, tokens, size]."""
     return [
         random(batch, count, tokens, size, dtype=dtype, device=device, seed=seed) for seed, count in enumerate(counts)
     ]
@@ -81,7 +82,7 @@ def plain(q: Tensor) -> Visible:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("batch", "heads_q", "heads_kv", "tokens", "size"), SHAPES)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_causal(
+def test_causal_attention_agrees_with_the_reference(
     name: str, device: str, batch: int, heads_q: int, heads_kv: int, tokens: int, size: int, dtype: str
 ) -> None:
     attention = function_of("attention", name, device, dtype, size)
@@ -96,7 +97,7 @@ def test_causal(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_kind_of_visibility(name: str, device: str, kind: str, dtype: str) -> None:
+def test_every_kind_of_visibility_agrees_with_the_reference(name: str, device: str, kind: str, dtype: str) -> None:
     attention = function_of("attention", name, device, dtype)
     here, there = KINDS[kind](torch.device(device)), KINDS[kind](torch.device("cpu"))
     leaves = heads(2, here.tokens, 4, dtype=dtype, device=device)
@@ -109,8 +110,8 @@ def test_every_kind_of_visibility(name: str, device: str, kind: str, dtype: str)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("packed", [True, False], ids=["documents", "plain"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_views_of_one_fused_product(name: str, device: str, packed: bool, dtype: str) -> None:
-    """As the model has them: [batch, heads, tokens, size] views of [batch, tokens, all heads, size]."""
+def test_views_of_one_fused_product_give_the_same_result(name: str, device: str, packed: bool, dtype: str) -> None:
+    """The model passes [batch, heads, tokens, size] views of [batch, tokens, all heads, size]."""
     attention = function_of("attention", name, device, dtype)
     fused = random(2, 8, 8, HEAD_DIM, dtype=dtype, device=device)
 
@@ -135,7 +136,9 @@ def each_document_alone(q: Tensor, k: Tensor, v: Tensor, lengths: list[list[int]
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("given_as", ["ids", "borders"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_packed_documents_are_each_document_alone(name: str, device: str, given_as: str, dtype: str) -> None:
+def test_packed_documents_give_the_same_results_as_single_ones(
+    name: str, device: str, given_as: str, dtype: str
+) -> None:
     attention = function_of("attention", name, device, dtype)
     ids = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in LONG_LENGTHS]).to(device)
     borders = document_borders(ids, multiple=8)
@@ -157,12 +160,12 @@ def test_packed_documents_are_each_document_alone(name: str, device: str, given_
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_what_is_masked_has_no_influence_at_all(name: str, device: str, dtype: str) -> None:
+def test_masked_keys_and_values_have_no_influence(name: str, device: str, dtype: str) -> None:
     attention = function_of("attention", name, device, dtype)
     q, k, v = heads(2, 8, 4, 2, 2, dtype=dtype, device=device)
     visible = Visible(2, 8, q.device, document_ids=PACKED.to(device))
     before = attention(q, k, v, visible, 1.0)
-    # In row 0, the last document (positions 5 to 7) gets other keys and values.
+    # In row 0, the last document (positions 5 to 7) gets different keys and values.
     k[0, :, 5:], v[0, :, 5:] = 7.0, -9.0
     after = attention(q, k, v, visible, 1.0)
     assert torch.equal(before[0, :, :5], after[0, :, :5])
@@ -172,7 +175,7 @@ def test_what_is_masked_has_no_influence_at_all(name: str, device: str, dtype: s
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device: str, dtype: str) -> None:
+def test_forward_and_backward_do_not_modify_the_inputs(name: str, device: str, dtype: str) -> None:
     attention = function_of("attention", name, device, dtype)
     leaves = [x.requires_grad_() for x in heads(2, 8, 4, 2, 2, dtype=dtype, device=device)]
     before = [x.detach().clone() for x in leaves]
@@ -185,10 +188,12 @@ def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("poisoned", [0, 1, 2], ids=["q", "k", "v"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_shows(name: str, device: str, poisoned: int, packed: bool, dtype: str) -> None:
+def test_nan_in_an_input_reaches_the_result_of_its_head_only(
+    name: str, device: str, poisoned: int, packed: bool, dtype: str
+) -> None:
     attention = function_of("attention", name, device, dtype)
-    # 40 keys: with fewer than a vector register holds, torch's CPU kernel (2.11, AVX-512) gives 0 for a query of NaN,
-    # pytorch/pytorch#141128.
+    # 40 keys: with fewer keys than a vector register holds, torch's CPU kernel (2.11, AVX-512) returns 0 for a NaN
+    # query, see pytorch/pytorch#141128.
     inputs = heads(1, 40, 2, 2, 2, dtype=dtype, device=device)
     inputs[poisoned][0, 1, 39, 5] = float("nan")
     documents = (torch.arange(40, device=device) // 20)[None] if packed else None
@@ -199,7 +204,7 @@ def test_nan_shows(name: str, device: str, poisoned: int, packed: bool, dtype: s
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_shows_in_the_gradients(name: str, device: str, dtype: str) -> None:
+def test_nan_in_a_gradient_reaches_the_gradients_of_its_head_only(name: str, device: str, dtype: str) -> None:
     attention = function_of("attention", name, device, dtype)
     q, k, v = (x.requires_grad_() for x in heads(1, 40, 2, 2, 2, dtype=dtype, device=device))
     out = attention(q, k, v, plain(q), 1.0)
@@ -233,18 +238,18 @@ def test_dropout_keeps_the_mean(name: str, device: str, packed: bool, dtype: str
     visible = Visible(2, 64, q.device, document_ids=documents)
     out = attention(q, k, v, visible, 1.0, 0.5)
     assert not torch.equal(out, v)
-    # 512 queries; query t averages t + 1 values of 0 or 2, so the mean's deviation is 0.012; 0.06 is five of them.
+    # 512 queries; query t averages t + 1 values of 0 or 2, so the mean has deviation 0.012; 0.06 is five times that.
     assert abs(out[..., 0].float().mean().item() - 1) < 0.06
     without = attention(q, k, v, visible, 1.0, 0.0)
-    # 64 weights of 1/64 and fewer that are rounded and summed.
+    # Up to 64 weights are rounded and summed.
     assert (without - v).abs().max() <= 8 * torch.finfo(DTYPES[dtype]).eps
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
-def test_flex_without_its_compiler_computes_the_same(packed: bool) -> None:
-    """On a CPU it has no backward pass and is refused for training; its block mask can be tried there all the same."""
+def test_uncompiled_flex_agrees_with_the_reference(packed: bool) -> None:
+    """On a CPU, flex has no backward pass and is refused for training, but its block mask can be tested there."""
     q, k, v = heads(2, 8, 4, 2, 2, dtype="fp32", device="cpu")
     visible = Visible(2, 8, q.device, document_ids=PACKED if packed else None)
     found, wanted = flex(q, k, v, visible, SCALE), eager(q, k, v, visible, SCALE)
-    # Both are the formula with the softmax in fp32; sums of 64 products may be in another order.
+    # Both compute the formula with softmax in fp32; sums of 64 products may be in a different order.
     assert (found - wanted).abs().max() <= 16 * torch.finfo(torch.float32).eps

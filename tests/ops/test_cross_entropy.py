@@ -1,4 +1,4 @@
-"""The head and its cross-entropy: every backend against the formula, and what does not count counts exactly nothing."""
+"""Output head with cross-entropy: every backend compared with the formula; ignored labels contribute exactly zero."""
 
 import math
 
@@ -12,7 +12,7 @@ from z2all_ds.ops import cross_entropy as op
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL, chunked, reference
 
-# Some CPUs have no bf16 products; torch says so once and takes another way.
+# Some CPUs have no bf16 matrix products; torch warns once and falls back.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 SHAPES = [
@@ -25,20 +25,21 @@ SHAPES = [
 BACKENDS = cases("cross_entropy")
 ON_GPU = [case for case in BACKENDS if case.values[1] == "cuda"]
 ALLOWED = {"fp32": 32.0, "bf16": 4.0}
-"""Roundings. fp32: sums of up to 64 products and of 5003 exponentials in another order, then sums of 5003 products
-(seen: 7). bf16: logits of up to 8 are rounded, and their gradients (seen: 0.5 on CPUs, where the latter stay fp32)."""
+"""Tolerance in roundings. fp32: up to 64 products and 5003 exponentials are summed in a different order, then 5003
+products (measured: 7). bf16: logits of up to 8 and their gradients are rounded (measured: 0.5 on CPUs, where the
+gradients stay fp32)."""
 LABELS = torch.tensor([3, IGNORED_LABEL, 0, IGNORED_LABEL, 6, 6])
 
 
 @pytest.fixture(params=[None, 40], ids=["one-chunk", "chunks"])
 def chunk_logits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks as they are, and so small that there are several, the last one shorter."""
+    """Keep the default chunk size, or make it so small that there are several chunks, the last one shorter."""
     if request.param is not None:
         monkeypatch.setattr(op, "CHUNK_LOGITS", request.param)
 
 
 def head(tokens: int, size: int, vocabulary: int, dtype: str, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, weight and labels; logits are about 2."""
+    """Return hidden states, weight and labels; logits are about 2."""
     hidden = random(tokens, size, dtype=dtype, device=device)
     weight = random(vocabulary, size, dtype=dtype, device=device, seed=1, scale=2 * size**-0.5)
     labels = torch.randint(0, vocabulary, (tokens,), generator=torch.Generator().manual_seed(3))
@@ -48,14 +49,14 @@ def head(tokens: int, size: int, vocabulary: int, dtype: str, device: str) -> tu
 
 
 def of_logits(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
-    """A head whose logits are exactly these: hidden states are the rows of the unit matrix."""
+    """Return hidden states and a weight with exactly these logits; the hidden states are the identity matrix."""
     return torch.eye(logits_NV.shape[0], dtype=logits_NV.dtype, device=logits_NV.device), logits_NV.T.contiguous()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_against_the_reference(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
+def test_backends_agree_with_the_reference(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device, dtype)
     hidden, weight, labels = head(*shape, dtype, device)
     assert_within_roundings(
@@ -68,14 +69,14 @@ def test_against_the_reference(name: str, device: str, shape: tuple[int, int, in
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-def test_chunks_make_no_difference(device: str, dtype: str, chunk_logits: None) -> None:
+def test_chunked_agrees_with_the_reference_for_any_chunk_size(device: str, dtype: str, chunk_logits: None) -> None:
     hidden, weight, labels = head(23, 33, 11, dtype, device)
     assert_within_roundings(
         lambda h, w: chunked(h, w, labels.to(device)), lambda h, w: reference(h, w, labels), [hidden, weight], ALLOWED
     )
 
 
-def test_reference_is_the_formula() -> None:
+def test_the_reference_equals_the_formula() -> None:
     logits = torch.randn(6, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     total, losses = reference(*of_logits(logits), LABELS)
     for row, label in enumerate(LABELS.tolist()):
@@ -90,22 +91,22 @@ def test_reference_is_the_formula() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_losses_are_fp32_of_the_logits_as_they_are(name: str, device: str, dtype: str) -> None:
-    """With logits that need no rounding, losses of bf16 models are as good as those of fp32 models."""
+def test_losses_of_exact_logits_have_fp32_accuracy(name: str, device: str, dtype: str) -> None:
+    """If logits need no rounding, losses of bf16 models are as accurate as those of fp32 models."""
     cross_entropy = function_of("cross_entropy", name, device, dtype)
     logits = random(6, 70, dtype=dtype, device=device, scale=4.0)
     total, losses = cross_entropy(*of_logits(logits), LABELS.to(device))
     _, wanted = reference(*of_logits(logits.double().cpu()), LABELS)
     assert losses.dtype == total.dtype == torch.float32
     assert not losses.requires_grad
-    # A sum of 70 exponentials, a logarithm, a difference.
+    # The roundings of a sum of 70 exponentials, a logarithm and a difference.
     assert (losses.double().cpu() - wanted).abs().max() <= 8 * torch.finfo(torch.float32).eps * wanted.max()
     assert total.item() == pytest.approx(wanted.sum().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_ignored_labels_give_exactly_nothing(name: str, device: str, dtype: str) -> None:
+def test_ignored_labels_have_zero_loss_and_zero_gradient(name: str, device: str, dtype: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device, dtype)
     hidden, weight = (leaf.requires_grad_() for leaf in of_logits(random(6, 7, dtype=dtype, device=device)))
     total, losses = cross_entropy(hidden, weight, LABELS.to(device))
@@ -114,14 +115,14 @@ def test_ignored_labels_give_exactly_nothing(name: str, device: str, dtype: str)
     ignored = (LABELS == IGNORED_LABEL).to(device)
     assert not losses[ignored].any()
     assert not hidden.grad[ignored].any()
-    # Row n of the unit matrix makes column n of the weight's gradient that row's gradient of the logits.
+    # The hidden states are the identity matrix, so column n of the weight's gradient is the gradient of logits row n.
     assert not weight.grad[:, ignored].any()
     assert (losses[~ignored] > 0).all()
     assert (weight.grad[:, ~ignored] != 0).all()
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nothing_but_ignored_labels(name: str, device: str) -> None:
+def test_a_batch_of_only_ignored_labels_has_zero_loss_and_gradient(name: str, device: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device)
     hidden, weight, _ = head(5, 16, 7, "fp32", device)
     hidden.requires_grad_()
@@ -134,8 +135,8 @@ def test_nothing_but_ignored_labels(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_gradient_is_scaled_by_what_comes_in(name: str, device: str) -> None:
-    """Accumulation divides the total; a power of two makes that exact."""
+def test_gradients_scale_with_the_incoming_gradient(name: str, device: str) -> None:
+    """Gradient accumulation divides the total; a power of two makes the division exact."""
     cross_entropy = function_of("cross_entropy", name, device)
     gradients = []
     for scale in (1.0, 0.25):
@@ -163,13 +164,13 @@ def test_weight_gradient_goes_into_its_sink(name: str, device: str, dtype: str, 
     for _ in range(2):
         cross_entropy(hidden, weight, labels.to(device))[0].backward()
     assert weight.grad is None
-    # Twice the same sum in fp32; the one without a sink is rounded to the weight's dtype.
+    # The sink has the same fp32 sum twice; without a sink, it is rounded to the weight's dtype.
     allowed = 8 * torch.finfo(torch.float32).eps + torch.finfo(DTYPES[dtype]).eps
     assert (sink.double() / 2 - plain).abs().max() <= allowed * plain.abs().max()
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device: str) -> None:
+def test_forward_and_backward_do_not_modify_the_inputs(name: str, device: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device)
     hidden, weight, labels = head(5, 33, 65, "fp32", device)
     labels = labels.to(device)
@@ -188,7 +189,7 @@ def test_large_logits_do_not_overflow(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_in_a_hidden_state_shows_where_it_is(name: str, device: str, dtype: str) -> None:
+def test_nan_in_a_hidden_state_affects_only_its_token(name: str, device: str, dtype: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device, dtype)
     hidden, weight, _ = head(6, 16, 7, dtype, device)
     hidden[4, 3] = float("nan")
@@ -205,8 +206,8 @@ def test_nan_in_a_hidden_state_shows_where_it_is(name: str, device: str, dtype: 
 @pytest.mark.parametrize("token", [0, 4096, 4999], ids=["first", "second-block", "last"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_of_a_single_logit_shows(name: str, device: str, dtype: str, token: int) -> None:
-    """One token's row of the weight: a maximum that drops NaN would lose it."""
+def test_nan_in_a_single_logit_reaches_the_loss(name: str, device: str, dtype: str, token: int) -> None:
+    """One row of the weight has a NaN; a maximum that ignores NaN would lose it."""
     cross_entropy = function_of("cross_entropy", name, device, dtype)
     hidden, weight, _ = head(6, 16, 5000, dtype, device)
     weight[token, 3] = float("nan")
@@ -216,8 +217,8 @@ def test_nan_of_a_single_logit_shows(name: str, device: str, dtype: str, token: 
 
 @pytest.mark.parametrize("label", [7, -1, -101, 2**40])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_label_that_is_no_token(name: str, device: str, label: int) -> None:
-    """Refused on a CPU; a GPU's host must not wait to look, there the loss of that token shows it."""
+def test_a_label_outside_the_vocabulary_is_refused_or_gives_nan(name: str, device: str, label: int) -> None:
+    """A CPU refuses the label. On a GPU the check would synchronize, so the loss of that token is NaN instead."""
     cross_entropy = function_of("cross_entropy", name, device)
     hidden, weight, _ = head(6, 16, 7, "fp32", device)
     labels = LABELS.clone()
@@ -232,7 +233,7 @@ def test_label_that_is_no_token(name: str, device: str, label: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), [case for case in ON_GPU if case.values[0] == "triton"])
-def test_second_backward_pass_is_refused_where_logits_are_written_over(name: str, device: str) -> None:
+def test_a_second_backward_pass_is_refused_if_logits_are_overwritten(name: str, device: str) -> None:
     cross_entropy = function_of("cross_entropy", name, device)
     hidden, weight, labels = head(5, 33, 65, "fp32", device)
     total, _ = cross_entropy(hidden.requires_grad_(), weight, labels.to(device))
@@ -255,8 +256,8 @@ def test_gradients_are_the_derivatives(function: object, with_sink: bool, chunk_
         assert torch.autograd.gradcheck(lambda h, w: function(h, w, LABELS)[0], (hidden, weight))
 
 
-def test_hidden_states_of_integers_give_chunked_and_reference_the_same_losses(chunk_logits: None) -> None:
+def test_chunked_and_reference_give_the_same_losses_for_exact_logits(chunk_logits: None) -> None:
     hidden, weight = (small_integers(*shape, dtype="fp32", device="cpu") / 8 for shape in ((6, 5), (13, 5)))
-    # Logits are exact; both take the same logarithm of a sum of 13.
+    # Logits are exact; both functions compute the same logarithm of a sum of 13 exponentials.
     difference = reference(hidden, weight, LABELS)[1] - chunked(hidden, weight, LABELS)[1]
     assert difference.abs().max() <= 4 * torch.finfo(torch.float32).eps

@@ -1,4 +1,4 @@
-"""Rows by token id: the gradient goes where a sink is, exactly, the padding's row excepted."""
+"""Embedding lookup, whose gradient is added to a sink exactly, except for the padding row."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.embedding import embedding
 
 IDS = torch.tensor([[3, 0, 3, 1], [3, 5, 0, 3]])
-"""Some rows several times, some never."""
+"""Token ids: some occur several times, some never."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -35,7 +35,7 @@ def test_sink_gets_the_exact_sum_of_two_batches(device: str, padding: int | None
 
 @pytest.mark.parametrize("padding", [None, 0])
 @pytest.mark.parametrize("device", devices())
-def test_sink_is_what_autograd_gives(device: str, padding: int | None) -> None:
+def test_sink_equals_the_gradient_of_autograd(device: str, padding: int | None) -> None:
     ids = IDS.to(device)
     plain, sunk = (small_integers(6, 5, dtype="fp32", device=device).requires_grad_() for _ in range(2))
     sink = torch.zeros(6, 5, device=device)
@@ -57,7 +57,7 @@ def test_nan_shows_in_the_sink(device: str) -> None:
     assert sink.isnan().nonzero().tolist() == [[5, 2]]
 
 
-def test_without_gradients_nothing_is_added() -> None:
+def test_the_output_requires_no_gradient_under_no_grad() -> None:
     weight = small_integers(6, 5, dtype="fp32", device="cpu").requires_grad_()
     gradient_sink.attach(weight, torch.zeros(6, 5))
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_without_gradients_nothing_is_added() -> None:
 
 
 def test_gradients_are_the_derivatives() -> None:
-    """The sink's contents against differences, since autograd has no gradient to check."""
+    """The sink equals the gradient without a sink, which gradcheck can verify."""
     weight = torch.randn(6, 5, dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(0))
     sink = torch.zeros(6, 5, dtype=torch.float64)
     gradient_sink.attach(weight, sink)
@@ -75,5 +75,5 @@ def test_gradients_are_the_derivatives() -> None:
     plain = weight.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda w: embedding(IDS, w, None).pow(3).sum(), (plain,))
     (wanted,) = torch.autograd.grad(embedding(IDS, plain, None).pow(3).sum(), plain)
-    # fp64; a row that comes four times is summed in another order.
+    # fp64; a row that occurs four times is summed in a different order.
     assert (sink - wanted).abs().max() <= 8 * torch.finfo(torch.float64).eps * wanted.abs().max()

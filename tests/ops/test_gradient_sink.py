@@ -1,4 +1,4 @@
-"""Gradients added up by the product that makes them: exact, in fp32, and never in two places."""
+"""Gradient sinks: fp32 buffers to which a product adds its weight gradient, instead of returning it to autograd."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.ops.comparing import DTYPES, devices, random, small_integers
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.linear import reference as linear
 
-# Some CPUs have no bf16 products; torch says so once and takes another way.
+# Some CPUs have no bf16 matrix products; torch warns once and falls back.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
@@ -26,7 +26,7 @@ def test_product_is_added_exactly(device: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("device", devices())
 def test_bf16_products_are_added_in_fp32(device: str) -> None:
-    """Many small gradients: fp32 sums lose next to nothing, bf16 sums would be off by several percent."""
+    """Sums of many small gradients lose almost nothing in fp32; in bf16 they would be off by several percent."""
     weight = torch.zeros(8, 16, dtype=torch.bfloat16, device=device)
     sink = torch.zeros(8, 16, device=device)
     gradient_sink.attach(weight, sink)
@@ -35,7 +35,7 @@ def test_bf16_products_are_added_in_fp32(device: str) -> None:
         dy, x = (random(64, width, dtype="bf16", device=device, seed=batch + width).abs() for width in (8, 16))
         gradient_sink.add_product(weight, dy, x)
         wanted += dy.double().cpu().T @ x.double().cpu()
-    # 2048 products of bf16 are exact in fp32; what rounds are their sums, in the worst case 2048 times.
+    # 2048 products of bf16 values are exact in fp32; only their sums are rounded, at most 2048 times.
     assert ((sink.double().cpu() - wanted).abs() / wanted).max() <= 2048 * torch.finfo(torch.float32).eps
 
 
@@ -61,7 +61,7 @@ def test_finished_gradient_is_added_or_returned_in_the_weights_dtype() -> None:
     assert sink.tolist() == [2.0, 3.0, 4.0, 5.0, 258.0]
 
 
-def test_sink_of_another_shape_is_a_mistake_of_ours() -> None:
+def test_a_sink_of_a_different_shape_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         gradient_sink.attach(torch.zeros(2, 3), torch.zeros(3, 2))
 
@@ -85,4 +85,4 @@ def test_bias_rows_are_summed_in_the_sinks_precision() -> None:
     sink = torch.zeros(1)
     gradient_sink.attach(bias, sink)
     assert gradient_sink.add_rows(bias, rows) is None
-    assert sink.item() == 555.0  # 560 once rounded to bf16
+    assert sink.item() == 555.0  # rounded to bf16 it would be 556

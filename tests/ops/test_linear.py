@@ -1,4 +1,4 @@
-"""The matrix product: with and without a gradient sink, exactly."""
+"""Matrix products with and without a gradient sink, and in fp8."""
 
 import pytest
 import torch
@@ -7,19 +7,20 @@ from tests.ops.comparing import assert_within_roundings, cases, function_of, on_
 from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.linear import reference
 
-# Some CPUs have no bf16 products; torch says so once and takes another way.
+# Some CPUs have no bf16 matrix products; torch warns once and falls back.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 BACKENDS = [case for case in cases("linear") if case.values[0] == "torch"]
-"""Products in the model's precision; those in 8 bits are another kind of promise."""
+"""Backends that compute in the model's precision; fp8 has tolerances of its own."""
 ALLOWED = {"fp32": 16.0, "bf16": 2.0}
-"""Roundings: sums of up to 129 products in another order; in bf16 fp32 inside, rounded once (seen: 2.1 and 0.4)."""
+"""Tolerance in roundings: up to 129 products are summed in a different order; bf16 products are summed in fp32 and
+rounded once (measured: 2.1 and 0.4)."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("with_sinks", [False, True], ids=["plain", "sinks"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_result_and_input_gradient(name: str, device: str, with_sinks: bool, dtype: str) -> None:
+def test_result_and_input_gradient_agree_with_fp64(name: str, device: str, with_sinks: bool, dtype: str) -> None:
     linear = function_of("linear", name, device, dtype)
     x = random(2, 5, 129, dtype=dtype, device=device)
     weight = random(33, 129, dtype=dtype, device=device, seed=1, scale=129**-0.5).requires_grad_()
@@ -48,11 +49,11 @@ def test_sink_gets_the_exact_sum_of_two_batches(name: str, device: str, bias_too
     wanted = 3 + torch.zeros(7, 13, dtype=torch.float64, device=device)
     wanted_bias = 3 + torch.zeros(7, device=device)
     for batch in range(2):
-        # Not contiguous, and long enough for sums that bf16 cannot hold (above 256 it has steps of 2 and more).
+        # Not contiguous, and long enough for sums that bf16 cannot represent (above 256 its steps are 2 and more).
         x = small_integers(3, 50, 26, dtype=dtype, device=device, seed=2 + batch)[..., ::2].requires_grad_()
         way = small_integers(3, 50, 7, dtype=dtype, device=device, seed=4 + batch)
         (linear(x, weight, bias) * way).sum().backward()
-        wanted_bias += way.flatten(0, 1).sum(0)  # one batch's is summed in the tokens' dtype
+        wanted_bias += way.flatten(0, 1).sum(0)  # the sum of one batch is in the tokens' dtype
         wanted += way.double().flatten(0, 1).T @ x.detach().double().flatten(0, 1)
     sink = gradient_sink.sink_of(weight)
     assert sink is not None and torch.equal(sink, wanted.float())
@@ -64,7 +65,7 @@ def test_sink_gets_the_exact_sum_of_two_batches(name: str, device: str, bias_too
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_sink_is_what_autograd_gives(name: str, device: str) -> None:
+def test_sink_equals_the_gradient_of_autograd(name: str, device: str) -> None:
     linear = function_of("linear", name, device)
     x = small_integers(40, 13, dtype="fp32", device=device)
     plain, sunk = (
@@ -95,7 +96,7 @@ def test_nan_shows_in_the_sink(name: str, device: str) -> None:
     assert sink.isnan().nonzero().tolist() == [[0, 2], [1, 2]]
 
 
-def test_gradients_are_the_derivatives_with_a_sink() -> None:
+def test_gradients_are_the_derivatives_with_and_without_a_sink() -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 4), (5,)))
     assert torch.autograd.gradcheck(reference, (x, weight, bias))
@@ -105,8 +106,8 @@ def test_gradients_are_the_derivatives_with_a_sink() -> None:
 
 
 FP8_ROUNDING = {"e4m3": 0.038, "e5m2": 0.065}
-"""Relative error (norms) of a product of normally distributed factors with 3 and 2 bits of fraction: each factor is off
-by about 2.7 % (e4m3) or 5.3 % (e5m2) of its size, and the two add as independent errors do."""
+"""Relative error (of norms) of a product of normally distributed factors with 3 and 2 fraction bits: each factor is off
+by about 2.7 % (e4m3) or 5.3 % (e5m2), and the two errors are independent."""
 
 
 FP8_BACKENDS = pytest.mark.parametrize("name", ["fp8", "fp8_torchao"])
@@ -119,7 +120,7 @@ FP8_BACKENDS = pytest.mark.parametrize("name", ["fp8", "fp8_torchao"])
     [("fp8", False), ("fp8", True), ("fp8_torchao", False)],
     ids=["fp8", "fp8-sink", "fp8_torchao"],
 )
-def test_fp8_is_off_by_its_rounding_and_no_more(name: str, with_sink: bool) -> None:
+def test_fp8_errors_do_not_exceed_the_rounding_of_fp8(name: str, with_sink: bool) -> None:
     linear = function_of("linear", name, "cuda", "bf16")
     x = random(2, 128, 256, dtype="bf16", device="cuda", scale=3.0).requires_grad_()
     weight = random(384, 256, dtype="bf16", device="cuda", seed=1, scale=0.02).requires_grad_()
@@ -149,7 +150,7 @@ def test_fp8_is_off_by_its_rounding_and_no_more(name: str, with_sink: bool) -> N
 @on_gpu[1]
 @pytest.mark.parametrize("shape", [(5, 256), (16, 250)], ids=["tokens", "width"])
 @FP8_BACKENDS
-def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(name: str, shape: tuple[int, int]) -> None:
+def test_sizes_that_fp8_does_not_support_use_the_reference(name: str, shape: tuple[int, int]) -> None:
     linear = function_of("linear", name, "cuda", "bf16")
     x = random(*shape, dtype="bf16", device="cuda")
     weight = random(32, shape[1], dtype="bf16", device="cuda", seed=1)
@@ -160,7 +161,7 @@ def test_sizes_that_fp8_cannot_multiply_go_the_plain_way(name: str, shape: tuple
 @on_gpu[1]
 @pytest.mark.parametrize("poisoned", ["x", "weight"])
 @FP8_BACKENDS
-def test_nan_shows_in_fp8(name: str, poisoned: str) -> None:
+def test_nan_in_an_input_reaches_the_fp8_result(name: str, poisoned: str) -> None:
     linear = function_of("linear", name, "cuda", "bf16")
     tensors = {
         "x": random(32, 64, dtype="bf16", device="cuda"),
@@ -173,7 +174,7 @@ def test_nan_shows_in_fp8(name: str, poisoned: str) -> None:
 @on_gpu[0]
 @on_gpu[1]
 @FP8_BACKENDS
-def test_a_tensor_of_zeros_in_fp8(name: str) -> None:
+def test_zeros_in_fp8_give_zero_results_and_gradients(name: str) -> None:
     linear = function_of("linear", name, "cuda", "bf16")
     x = torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weight = random(16, 32, dtype="bf16", device="cuda", seed=1).requires_grad_()

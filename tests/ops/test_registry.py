@@ -1,4 +1,4 @@
-"""Which backend runs, and what is said about it."""
+"""The choice of op backends, and the reasons that are reported for it."""
 
 import importlib.util
 import itertools
@@ -35,7 +35,7 @@ FROM_LIBRARIES = {
 is_installed = {module: importlib.util.find_spec(module) is not None for module, _ in FROM_LIBRARIES.values()}
 
 
-def test_auto_on_a_cpu_takes_the_first_that_runs_and_says_why() -> None:
+def test_auto_on_a_cpu_takes_the_first_backend_that_runs_and_gives_the_reason() -> None:
     ops = resolve_ops({}, CPU)
     assert ops.choices == (
         OpChoice("attention", "sdpa", f"packed: {NO_GPU}"),
@@ -50,7 +50,7 @@ def test_auto_on_a_cpu_takes_the_first_that_runs_and_says_why() -> None:
         assert getattr(ops, choice.op) is backends_of(choice.op)[choice.backend].function
 
 
-def test_auto_leaves_out_what_must_be_asked_for() -> None:
+def test_auto_skips_backends_that_must_be_requested() -> None:
     found = backends_of("cross_entropy")["chunked"]
     assert found.by_request
     assert found.why_not(CPU) is None
@@ -61,7 +61,7 @@ def test_auto_leaves_out_what_must_be_asked_for() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_auto_on_a_gpu_takes_our_kernels(dtype: str) -> None:
+def test_auto_on_a_gpu_takes_the_triton_kernels(dtype: str) -> None:
     chosen = {choice.op: choice for choice in resolve_ops({}, Situation("cuda", dtype, 64)).choices}
     for op in ("rope", "rms_norm", "swiglu", "cross_entropy"):
         assert chosen[op] == OpChoice(op, "triton", "first choice")
@@ -80,7 +80,7 @@ def test_missing_library_is_named(op: str, name: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="an apex is installed")
-def test_missing_apex_is_not_sought_on_pypi() -> None:
+def test_the_message_for_a_missing_apex_warns_about_pypis_apex() -> None:
     refusal = backends_of("rms_norm")["apex"].why_not(GPU)
     assert refusal is not None
     assert refusal.startswith("cannot import NVIDIA's apex (")
@@ -89,7 +89,7 @@ def test_missing_apex_is_not_sought_on_pypi() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not is_installed["xformers"], reason="xformers is not installed")
-def test_xformers_without_a_fused_kernel_says_so() -> None:
+def test_xformers_without_a_fused_kernel_is_refused() -> None:
     import xformers
 
     refusal = backends_of("swiglu")["xformers"].why_not(GPU)
@@ -101,7 +101,7 @@ def test_xformers_without_a_fused_kernel_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["cudnn", "flash", "varlen", "flash_attn"])
-def test_kernels_for_half_precision_say_so(name: str) -> None:
+def test_half_precision_kernels_refuse_fp32_and_the_cpu(name: str) -> None:
     why_not = backends_of("attention")[name].why_not
     assert why_not(Situation("cuda", "fp32", 64)) == "computes in bf16 and fp16 only, the model computes in fp32"
     assert why_not(Situation("cpu", "bf16", 64)) == NO_GPU
@@ -109,12 +109,12 @@ def test_kernels_for_half_precision_say_so(name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["cudnn", "flash", "varlen", "flash_attn"])
-def test_gpu_that_torch_does_not_see_is_said(name: str) -> None:
+def test_attention_kernels_report_that_torch_sees_no_gpu(name: str) -> None:
     assert backends_of("attention")[name].why_not(GPU) == "torch sees no GPU"
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in ("cudnn", "flash", "varlen")])
-def test_head_size_that_no_kernel_has_is_refused_in_one_line(name: str) -> None:
+def test_an_unsupported_head_size_is_refused_in_one_line(name: str) -> None:
     assert backends_of("attention")[name].why_not(GPU) is None
     refusal = backends_of("attention")[name].why_not(Situation("cuda", "bf16", 1024))
     assert refusal is not None
@@ -125,14 +125,14 @@ def test_head_size_that_no_kernel_has_is_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=on_gpu) for name in ("cudnn", "flash", "varlen", "flash_attn")]
 )
-def test_looking_at_a_backend_leaves_the_random_numbers_alone(name: str) -> None:
+def test_checking_a_backend_does_not_change_the_random_state(name: str) -> None:
     states = torch.get_rng_state(), torch.cuda.get_rng_state()
     backends_of("attention")[name].why_not(Situation("cuda", "bf16", 128))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(torch.cuda.get_rng_state(), states[1])
 
 
-def test_named_backend_is_taken_and_the_rest_stays_auto() -> None:
+def test_a_requested_backend_is_taken_and_the_other_ops_stay_auto() -> None:
     ops = resolve_ops({"attention": "eager"}, CPU)
     assert ops.choices[0] == OpChoice("attention", "eager", "requested")
     assert ops.attention is backends_of("attention")["eager"].function
@@ -140,7 +140,7 @@ def test_named_backend_is_taken_and_the_rest_stays_auto() -> None:
 
 
 @pytest.mark.parametrize(("op", "name"), GPU_ONLY)
-def test_forced_backend_that_cannot_run_is_an_error(op: str, name: str) -> None:
+def test_a_requested_backend_that_cannot_run_is_an_error(op: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_ops({op: name}, CPU)
     refusal = backends_of(op)[name].why_not(CPU)
@@ -151,23 +151,23 @@ def test_forced_backend_that_cannot_run_is_an_error(op: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("op", OP_NAMES)
-def test_unknown_name_lists_the_known(op: str) -> None:
+def test_an_unknown_backend_is_refused_with_a_list_of_known_ones(op: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(op, "flash9", CPU)
     assert str(caught.value) == f"ops.{op}=flash9: no such backend. Known: auto, {', '.join(backends_of(op))}."
 
 
 @pytest.mark.parametrize("op", OP_NAMES)
-def test_config_knows_the_same_names(op: str) -> None:
+def test_the_config_accepts_the_same_backend_names(op: str) -> None:
     names = get_args(OpsSection.model_fields[op].annotation)
     assert names[0] == "auto"
     assert OpsSection.model_fields[op].default == "auto"
-    # fp8 is a name of the config from the start, whether or not its file is there.
+    # The config accepts fp8 whether or not its module exists.
     assert set(backends_of(op)) - {"fp8"} == set(names) - {"auto", "fp8"}
 
 
 @pytest.mark.parametrize("op", OP_NAMES)
-def test_reference_stands_last_and_always_runs(op: str) -> None:
+def test_the_reference_comes_last_and_always_runs(op: str) -> None:
     *_, last = backends_of(op).values()
     assert last.name == REFERENCES[op]
     for device, dtype, head_dim in itertools.product(("cpu", "cuda"), ("fp32", "bf16", "fp16"), (32, 96, 256)):
@@ -188,7 +188,7 @@ def test_choosing_on_a_cpu_imports_no_kernel_library() -> None:
         "resolve_ops({}, Situation('cpu', 'fp32', 64))\n"
         "print([m for m in ('triton', 'liger_kernel', 'flash_attn', 'apex', 'xformers') if m in sys.modules])\n"
     )
-    # torch itself may import triton where it is installed.
+    # torch itself may import triton if it is installed.
     torch_alone = subprocess.run(
         [sys.executable, "-c", "import sys, torch; print('triton' in sys.modules)"],
         capture_output=True,
@@ -199,7 +199,7 @@ def test_choosing_on_a_cpu_imports_no_kernel_library() -> None:
     assert found == ("['triton']" if torch_alone == "True" else "[]")
 
 
-def test_library_is_looked_for_on_a_gpu_only() -> None:
+def test_a_library_is_imported_only_for_a_gpu() -> None:
     assert needs_library("json", "json")(GPU) is None
     assert needs_library("json", "json")(CPU) == NO_GPU
     refusal = needs_library("no_such_module_anywhere", "that-package")(GPU)

@@ -1,4 +1,4 @@
-"""RMSNorm with its residual sum: every backend against the reference."""
+"""RMSNorm with residual addition: every backend compared with the reference."""
 
 import pytest
 import torch
@@ -9,16 +9,16 @@ from z2all_ds.ops import gradient_sink
 from z2all_ds.ops.rms_norm import reference
 
 SHAPES = [(1, 1, 32), (2, 5, 96), (3, 7, 160), (1, 33, 65), (2, 3, 2049), (1, 700, 33)]
-"""Also more rows than a GPU has programs for, and more columns than one warp reads at a time."""
+"""Shapes, also with more rows than kernel programs on a GPU, and with more columns than a warp reads at a time."""
 EPS = 1e-5
 BACKENDS = cases("rms_norm")
 ALLOWED = {"fp32": 8.0, "bf16": 2.0}
-"""Roundings: the mean square sums in fp32 in another order, then come two products; the weight's gradient sums over
-rows what has been rounded before (seen: 1.6 and 0.7)."""
+"""Tolerance in roundings: the mean square is summed in fp32 in a different order, then come two products; the weight's
+gradient sums rounded values over rows (measured: 1.6 and 0.7)."""
 
 
 def rows(shape: tuple[int, int, int], dtype: str, device: str) -> list[Tensor]:
-    """x, residual, weight."""
+    """Return x, residual and weight."""
     x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) for seed in (0, 2))
     return [x, residual, random(shape[-1], dtype=dtype, device=device, seed=1)]
 
@@ -26,7 +26,9 @@ def rows(shape: tuple[int, int, int], dtype: str, device: str) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_without_a_residual(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
+def test_backends_agree_with_the_reference_without_a_residual(
+    name: str, device: str, shape: tuple[int, int, int], dtype: str
+) -> None:
     rms_norm = function_of("rms_norm", name, device, dtype)
     x, _, weight = rows(shape, dtype, device)
     assert_within_roundings(
@@ -37,7 +39,9 @@ def test_without_a_residual(name: str, device: str, shape: tuple[int, int, int],
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_with_a_residual(name: str, device: str, shape: tuple[int, int, int], dtype: str) -> None:
+def test_backends_agree_with_the_reference_with_a_residual(
+    name: str, device: str, shape: tuple[int, int, int], dtype: str
+) -> None:
     rms_norm = function_of("rms_norm", name, device, dtype)
     assert_within_roundings(
         lambda a, r, w: rms_norm(a, r, w, EPS),
@@ -48,8 +52,8 @@ def test_with_a_residual(name: str, device: str, shape: tuple[int, int, int], dt
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_residual_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
-    """x and weight in bf16, the stream in fp32: it is the exact sum, and its gradient stays fp32."""
+def test_an_fp32_residual_of_a_bf16_model_is_summed_exactly(name: str, device: str) -> None:
+    """With x and weight in bf16 and the residual in fp32, the sum is exact and its gradient stays fp32."""
     rms_norm = function_of("rms_norm", name, device, "bf16")
     x, _, weight = rows((2, 5, 96), "bf16", device)
     residual = random(2, 5, 96, dtype="fp32", device=device, seed=2)
@@ -65,8 +69,8 @@ def test_residual_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_first_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
-    """The embedding widened to fp32, nothing before it."""
+def test_an_fp32_input_of_a_bf16_model_is_normalised_to_bf16(name: str, device: str) -> None:
+    """The input of the first layer is the embedding converted to fp32, without a residual."""
     rms_norm = function_of("rms_norm", name, device, "bf16")
     x = random(2, 5, 96, dtype="fp32", device=device)
     weight = random(96, dtype="bf16", device=device, seed=1)
@@ -81,8 +85,8 @@ def test_first_stream_in_fp32_beside_bf16(name: str, device: str) -> None:
 @pytest.mark.parametrize("used", ["normed", "stream"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_only_one_of_the_two_results_is_used(name: str, device: str, dtype: str, used: str) -> None:
-    """After the last layer nobody reads the stream; a weight that nobody needs gets no gradient, or zeros."""
+def test_gradients_are_correct_if_only_one_result_is_used(name: str, device: str, dtype: str, used: str) -> None:
+    """Nothing reads the residual stream after the last layer. An unused weight gets no gradient, or zeros."""
     rms_norm = function_of("rms_norm", name, device, dtype)
     x, residual, weight = (leaf.requires_grad_() for leaf in rows((2, 5, 96), dtype, device))
     x64, residual64, weight64 = (leaf.detach().double().cpu().requires_grad_() for leaf in (x, residual, weight))
@@ -95,12 +99,12 @@ def test_only_one_of_the_two_results_is_used(name: str, device: str, dtype: str,
             continue
         assert have.grad is not None
         off = (have.grad.double().cpu() - want.grad).abs().max() / want.grad.abs().max()
-        # The square is rounded once more on each side of the norm.
+        # Squaring adds one rounding before and one after the norm.
         assert off <= 2 * ALLOWED[dtype] * torch.finfo(DTYPES[dtype]).eps
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_input_that_is_not_contiguous(name: str, device: str) -> None:
+def test_non_contiguous_inputs_give_the_same_result(name: str, device: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
     wide, residual = (random(2, 5, 64, dtype="fp32", device=device, seed=seed) for seed in (0, 2))
     weight = random(32, dtype="fp32", device=device, seed=1)
@@ -113,7 +117,7 @@ def test_input_that_is_not_contiguous(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device: str) -> None:
+def test_forward_and_backward_do_not_modify_the_inputs(name: str, device: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
     leaves = [leaf.requires_grad_() for leaf in rows((2, 5, 96), "fp32", device)]
     before = [leaf.detach().clone() for leaf in leaves]
@@ -124,8 +128,8 @@ def test_inputs_stay_what_they_were_through_the_backward_pass(name: str, device:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_weight_gradient_arrives_in_one_place(name: str, device: str) -> None:
-    """Kernels of ours add to the sink; through autograd it may come as always. Never both, never neither."""
+def test_weight_gradient_goes_either_to_the_sink_or_to_autograd(name: str, device: str) -> None:
+    """The package's own kernels add to the sink; other backends may return the gradient to autograd."""
     rms_norm = function_of("rms_norm", name, device, "bf16")
     x, residual, weight = rows((2, 5, 96), "bf16", device)
     weight.requires_grad_()
@@ -138,12 +142,12 @@ def test_weight_gradient_arrives_in_one_place(name: str, device: str) -> None:
     rms_norm(x, residual, weight, EPS)[0].float().sum().backward()
     places = [place for place in (sink - 1, weight.grad) if place is not None and place.any()]
     assert len(places) == 1
-    # A sum of ten, in fp32 in the sink, rounded to bf16 without.
+    # A sum of ten values: fp32 in the sink, rounded to bf16 without a sink.
     assert (places[0] - plain).abs().max() <= torch.finfo(torch.bfloat16).eps * plain.abs().max()
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_eps_holds_up_a_row_of_zeros(name: str, device: str) -> None:
+def test_a_row_of_zeros_stays_zero(name: str, device: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
     x = torch.zeros(1, 2, 32, device=device)
     normed, stream = rms_norm(x, x.clone(), torch.ones(32, device=device), EPS)
@@ -153,7 +157,7 @@ def test_eps_holds_up_a_row_of_zeros(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("poisoned", ["x", "residual"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_rows_do_not_mix_and_nan_shows(name: str, device: str, poisoned: str) -> None:
+def test_nan_affects_only_its_row(name: str, device: str, poisoned: str) -> None:
     rms_norm = function_of("rms_norm", name, device)
     x, residual = (random(1, 3, 32, dtype="fp32", device=device, seed=seed).requires_grad_() for seed in (0, 2))
     weight = torch.ones(32, device=device, requires_grad=True)
@@ -171,8 +175,8 @@ def test_rows_do_not_mix_and_nan_shows(name: str, device: str, poisoned: str) ->
     assert weight.grad.isnan().all()
 
 
-def test_in_bf16_the_statistics_are_fp32() -> None:
-    """256 squares of about 1 summed in bf16 would stop growing at 256 in steps of 2; the sum of fp32 does not."""
+def test_bf16_rows_are_normalised_with_fp32_statistics() -> None:
+    """A bf16 sum of squares of about 1 would stop growing at 256, where its steps become 2; an fp32 sum does not."""
     x = random(1, 1, 4096, dtype="bf16", device="cpu")
     out, _ = reference(x, None, torch.ones(4096, dtype=torch.bfloat16), EPS)
     want = x.double() * torch.rsqrt(x.double().pow(2).mean() + EPS)

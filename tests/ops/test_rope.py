@@ -1,4 +1,4 @@
-"""Rotary positions: every backend against the reference, from the heads of one fused product."""
+"""Rotary positions: every backend compared with the reference, on the heads of one fused product."""
 
 from collections.abc import Callable
 
@@ -19,11 +19,11 @@ SHAPES = [
 ]
 BACKENDS = cases("rope")
 ALLOWED = {"fp32": 4.0, "bf16": 2.0}
-"""Roundings: two products and a sum, each rounded once (seen: 1)."""
+"""Tolerance in roundings: two products and a sum, each rounded once (measured: 1)."""
 
 
 def cos_and_sin(batch: int, tokens: int, size: int) -> tuple[Tensor, Tensor]:
-    """Positions that differ from row to row and start again inside a row, as in packed documents."""
+    """Return cos and sin of positions that differ between rows and restart within a row, as in packed documents."""
     positions = torch.arange(batch * tokens).view(batch, tokens) % max(2, tokens - 1)
     half = positions[..., None] * 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.cat((half, half), dim=-1)
@@ -33,14 +33,14 @@ def cos_and_sin(batch: int, tokens: int, size: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("batch", "tokens", "heads", "kv_heads", "size"), SHAPES)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_against_the_reference(
+def test_backends_agree_with_the_reference(
     name: str, device: str, batch: int, tokens: int, heads: int, kv_heads: int, size: int, dtype: str
 ) -> None:
     rope = function_of("rope", name, device, dtype, size)
     fused = random(batch, tokens, heads + 2 * kv_heads, size, dtype=dtype, device=device)
-    # The truth uses the same rounded table: the rounding of the table is not the op's.
+    # The true result uses the same rounded table, since the op does not round the table.
     table = [part.to(fused.dtype) for part in cos_and_sin(batch, tokens, size)]
-    # `* 1`: an op may write over the product it is given, which a leaf of autograd does not allow.
+    # `* 1`: an op may overwrite its input, which autograd does not allow for a leaf.
     assert_within_roundings(
         lambda x: rope(x * 1, heads, kv_heads, *(part.to(device) for part in table)),
         lambda x: reference(x, heads, kv_heads, *(part.double() for part in table)),
@@ -50,7 +50,7 @@ def test_against_the_reference(
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_product_that_is_not_contiguous(name: str, device: str) -> None:
+def test_a_non_contiguous_product_gives_the_same_result(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
     wide = random(2, 7, 6, 64, dtype="fp32", device=device)
     table = [part.float() for part in cos_and_sin(2, 5, 32)]
@@ -62,8 +62,8 @@ def test_product_that_is_not_contiguous(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_gradients_that_are_not_contiguous(name: str, device: str) -> None:
-    """A sum hands back one number seen everywhere; attention hands back [batch, heads, tokens, size] as it lies."""
+def test_non_contiguous_gradients_give_the_same_result(name: str, device: str) -> None:
+    """The gradient of a sum is an expanded scalar; that of attention is stored as [batch, heads, tokens, size]."""
     rope = function_of("rope", name, device)
     table = [part.float() for part in cos_and_sin(2, 5, 32)]
 
@@ -77,7 +77,7 @@ def test_gradients_that_are_not_contiguous(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_values_and_table_stay_what_they_were(name: str, device: str, tokens: int) -> None:
+def test_v_and_the_table_are_not_modified(name: str, device: str, tokens: int) -> None:
     rope = function_of("rope", name, device)
     fused = random(1, tokens, 6, 32, dtype="fp32", device=device)
     before = fused.clone()
@@ -99,8 +99,8 @@ def test_position_zero_changes_nothing(name: str, device: str) -> None:
     assert torch.equal(found.transpose(1, 2), before)
 
 
-def test_scores_depend_on_distance_alone() -> None:
-    """What rotary positions are for; in fp64, so the tolerance only covers cos and sin of the sums of angles."""
+def test_scores_depend_only_on_the_distance() -> None:
+    """This is the purpose of rotary positions. In fp64, the tolerance only covers the rounding of cos and sin."""
     fused = torch.randn(1, 1, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def at(position: int) -> tuple[Tensor, Tensor]:
@@ -116,20 +116,20 @@ def test_scores_depend_on_distance_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_shows(name: str, device: str) -> None:
+def test_nan_affects_only_its_rotated_pair(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
     table = [part.float().to(device) for part in cos_and_sin(1, 2, 32)]
     for head in range(6):
         fused = random(1, 2, 6, 32, dtype="fp32", device=device)
         fused[0, 1, head, 3] = float("nan")
         found = torch.cat(rope(fused, 4, 1, *table), dim=1)
-        # In q and k the pair that was turned together, in v the entry itself; nowhere else.
+        # NaN is in both entries of the rotated pair of q or k, in v only in the entry itself, and nowhere else.
         assert found[0, head, 1].isnan().sum() == (1 if head == 5 else 2)
         assert found.isnan().sum() == (1 if head == 5 else 2)
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_nan_shows_in_the_gradient(name: str, device: str) -> None:
+def test_nan_in_a_gradient_affects_only_its_rotated_pair(name: str, device: str) -> None:
     rope = function_of("rope", name, device)
     table = [part.float().to(device) for part in cos_and_sin(1, 2, 32)]
     fused = random(1, 2, 6, 32, dtype="fp32", device=device).requires_grad_()

@@ -1,4 +1,4 @@
-"""The choice: what fits, in order, and words that say what the figures say."""
+"""The choice of a ZeRO JSON and a micro-batch: all that fit in order, and an explanation that matches the figures."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def most(one: Estimate) -> float:
 
 
 @pytest.mark.parametrize("network", ["eth10", "eth100", "ib400"])
-def test_the_fastest_that_fits_is_first(network: str) -> None:
+def test_the_fastest_json_that_fits_comes_first(network: str) -> None:
     ranked = ranked_on(gpus=64, gpu="h100", network=network)
     assert len(ranked) > 5
     fastest = min(map(most, ranked))
@@ -45,7 +45,7 @@ def test_the_fastest_that_fits_is_first(network: str) -> None:
         assert most(before) <= most(after) + AS_FAST * fastest
 
 
-def test_each_json_comes_once_with_a_micro_batch_that_no_other_beats() -> None:
+def test_each_json_is_ranked_once_with_its_fastest_micro_batch() -> None:
     fleet = fleet_of(gpus=8, gpu="h100")
     rows = candidates(RUN, fleet)[0]
     ranked = rank(RUN, fleet, rows)
@@ -55,8 +55,8 @@ def test_each_json_comes_once_with_a_micro_batch_that_no_other_beats() -> None:
         assert most(chosen) <= (1 + AS_FAST) * min(most(one) for one in others if one.fits)
 
 
-def test_equally_fast_ones_go_by_plainness_and_keep_the_configs_micro_batch() -> None:
-    # One GPU sends nothing, and a share of the peak that is given is the same for all.
+def test_equally_fast_jsons_go_by_simplicity_and_keep_the_configs_micro_batch() -> None:
+    # One GPU sends nothing, and a given share of the peak is the same for all.
     ranked = ranked_on(gpu="h200", reached=0.5)
     alike = [one for one in ranked if most(one) <= (1 + AS_FAST / 2) * most(ranked[0])]
     assert [one.name for one in alike] == ["zero1", "zero2", "zero3"]
@@ -64,7 +64,7 @@ def test_equally_fast_ones_go_by_plainness_and_keep_the_configs_micro_batch() ->
     assert [SHIPPED.index(one.name) for one in alike] == sorted(SHIPPED.index(one.name) for one in alike)
 
 
-def test_without_times_what_sends_and_offloads_least_is_first() -> None:
+def test_without_times_the_json_that_offloads_and_sends_least_comes_first() -> None:
     ranked = ranked_on(gpus=8, gpu_memory="80GB")
     over_bus = [one.offload.to_host + one.offload.to_gpu + one.offload.disk_read for one in ranked]
     assert over_bus == sorted(over_bus)
@@ -82,7 +82,7 @@ def test_a_small_gpu_needs_offload() -> None:
     assert words[1] == "zero0, zero1, zero2, zero3 would not fit with any micro-batch."
 
 
-def test_what_would_fit_with_smaller_micro_batches_is_not_said_not_to() -> None:
+def test_a_json_that_fits_with_a_smaller_micro_batch_is_not_reported_as_too_large() -> None:
     fleet = fleet_of(gpus=8, gpu="h100")
     rows = candidates(RUN, fleet)[0]
     in_fp32 = rows[0]
@@ -90,7 +90,7 @@ def test_what_would_fit_with_smaller_micro_batches_is_not_said_not_to() -> None:
     assert not any("would not fit" in line for line in explain(rank(RUN, fleet, rows), rows))
 
 
-def test_where_nothing_fits_the_least_is_that_of_the_smallest_micro_batch() -> None:
+def test_if_nothing_fits_the_explanation_refers_to_the_smallest_micro_batch() -> None:
     fleet = fleet_of(gpu="rtx4090", gpu_memory="4GB")
     rows = candidates(RUN, fleet)[0]
     assert rank(RUN, fleet, rows) == []
@@ -100,10 +100,10 @@ def test_where_nothing_fits_the_least_is_that_of_the_smallest_micro_batch() -> N
     assert explain([], rows)[0].startswith(f"Nothing fits: the least is {told}")
 
 
-def test_what_is_offloaded_must_fit_into_main_memory() -> None:
+def test_offloaded_states_must_fit_into_main_memory() -> None:
     wide, narrow = (ranked_on(gpu="rtx4090", host_memory=size) for size in ("64GB", "32GB"))
     assert "zero2_offload" in [one.name for one in wide] and all(one.host_bytes <= 64e9 for one in wide)
-    # Adam's states alone are 20 GB, and pinned memory is rounded up; on a disk they are not there.
+    # Adam's states take 20 GB, and pinned memory is rounded up; zero3_nvme has them on a disk.
     assert [one.name for one in narrow] == ["zero3_nvme"]
     fleet = fleet_of(gpu="rtx4090", host_memory="8GB")
     rows = candidates(RUN, fleet)[0]
@@ -111,7 +111,7 @@ def test_what_is_offloaded_must_fit_into_main_memory() -> None:
     assert explain([], rows)[0].startswith("Nothing fits: zero3_nvme takes ")
 
 
-def test_a_gpu_without_bf16() -> None:
+def test_a_gpu_without_bf16_gets_only_fp32_and_fp16() -> None:
     fleet = fleet_of(gpus=8, gpu="v100-32")
     rows, left_out = candidates(RUN, fleet)
     assert [row.name for row in rows] == ["zero0", "zero1_fp16"]
@@ -121,7 +121,7 @@ def test_a_gpu_without_bf16() -> None:
     assert [one.name for one in rank(RUN, fleet, rows)] == ["zero1_fp16"]
 
 
-def test_a_gpu_without_bf16_takes_an_fp16_json_of_ones_own(tmp_path: Path) -> None:
+def test_a_gpu_without_bf16_accepts_the_users_own_fp16_json(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text(json.dumps({"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
     fleet = fleet_of(gpus=8, gpu="v100-32")
@@ -131,7 +131,7 @@ def test_a_gpu_without_bf16_takes_an_fp16_json_of_ones_own(tmp_path: Path) -> No
         candidates(load_run_config("z2all_1b", ["train.precision=bf16"]), fleet)
 
 
-def test_the_configs_own_json_is_never_left_out_as_senseless() -> None:
+def test_the_configs_own_json_is_never_left_out_as_useless() -> None:
     run = load_run_config("z2all_1b", ["deepspeed=zero1_fp16"])
     assert "zero1_fp16" in [row.name for row in candidates(run, fleet_of(gpus=8, gpu="h100"))[0]]
 
@@ -144,7 +144,7 @@ def test_the_configs_own_json_is_never_left_out_as_senseless() -> None:
         (100_000, "Give train.global_batch=800000, or another --gpus."),
     ],
 )
-def test_a_batch_that_cannot_be_dealt_out(gpus: int, fix: str) -> None:
+def test_a_batch_that_cannot_be_split_is_refused_with_a_fix(gpus: int, fix: str) -> None:
     with pytest.raises(ConfigError) as raised:
         candidates(RUN, fleet_of(gpus=gpus, gpu="h100"))
     rule = f"cannot be split over {gpus:,} GPUs in micro-batches of 8"
@@ -154,20 +154,22 @@ def test_a_batch_that_cannot_be_dealt_out(gpus: int, fix: str) -> None:
         assert candidates(load_run_config("z2all_1b", [setting]), fleet_of(gpus=gpus, gpu="h100"))[0]
 
 
-def test_a_run_with_stages_keeps_its_micro_batch() -> None:
+def test_a_run_with_batch_warmup_keeps_its_micro_batch() -> None:
     assert ranked_on(load_run_config("z2all_7b"), gpus=64, gpu="h100")[0].micro_batch == 16
     run = load_run_config("z2all_7b", ["train.batch_warmup_from=512", "train.batch_warmup_steps=10"])
     kept = ranked_on(run, gpus=64, gpu="h100")
     assert kept and {one.micro_batch for one in kept} == {1}
 
 
-def test_words_give_the_ratios_of_the_figures() -> None:
+def test_the_explanation_gives_the_ratios_of_the_figures() -> None:
     fleet, run = fleet_of(gpus=64, gpu="h100"), load_run_config("z2all_7b")
     rows = candidates(run, fleet)[0]
     ranked = rank(run, fleet, rows)
     first, words = ranked[0], explain(ranked, rows)
     assert first.left is not None
-    assert max(abs(other.sent / first.sent - 1) for other in ranked[1:4]) > 0.1  # or an upturned ratio would pass
+    assert (
+        max(abs(other.sent / first.sent - 1) for other in ranked[1:4]) > 0.1
+    )  # otherwise an inverted ratio would pass
     assert f"micro-batches of {first.micro_batch}" in words[0] and f"{first.left / 1e9:.1f} GB to spare" in words[0]
     compared = [re.match(r"(\S+) would send ([\d.]+) times the bytes, take ([\d.]+) times as long", w) for w in words]
     found = [match for match in compared if match]
@@ -177,7 +179,7 @@ def test_words_give_the_ratios_of_the_figures() -> None:
         assert float(match[3]) == pytest.approx(most(other) / most(first), abs=0.0051)
 
 
-def test_order_follows_the_times_and_nothing_else() -> None:
+def test_the_explanation_gives_the_ratio_of_step_times() -> None:
     fleet = fleet_of(gpus=8, gpu="h100", reached=0.5)
     rows = candidates(RUN, fleet)[0]
     ranked = rank(RUN, fleet, rows)
@@ -193,7 +195,9 @@ def test_order_follows_the_times_and_nothing_else() -> None:
     micro_batch=st.sampled_from((1, 2, 3, 4)),
     network=st.sampled_from(("eth1", "eth100", "ib400")),
 )
-def test_all_that_is_ranked_fits_and_adds_up(gpu: str, gpus: int, rounds: int, micro_batch: int, network: str) -> None:
+def test_every_ranked_json_fits_and_has_the_global_batch(
+    gpu: str, gpus: int, rounds: int, micro_batch: int, network: str
+) -> None:
     batch = rounds * micro_batch * gpus
     run = load_run_config("z2all_1b", [f"train.global_batch={batch}", f"train.micro_batch={micro_batch}"])
     for one in ranked_on(run, gpus=gpus, gpu=gpu, network=network):

@@ -1,4 +1,4 @@
-"""Step times: general laws, and the planner's step times against those measured on one H200 (docs/results)."""
+"""Step times: general rules, and predictions compared with step times measured on one H200 (docs/results)."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,7 @@ def on_node(compute: float, *sent: Collective) -> StepTime:
 
 
 @given(seconds, st.lists(messages, max_size=4), networks, moved)
-def test_at_best_is_never_longer_than_at_worst(
+def test_the_least_step_time_is_never_longer_than_the_most(
     work: float, sent: list[Collective], network: Network, offload: HostTraffic
 ) -> None:
     time = step_time(work, sent, 64, network, offload, Host())
@@ -84,24 +84,24 @@ def test_one_gpu_sends_nothing(message: Collective) -> None:
 
 def test_two_machines_are_slower_than_one() -> None:
     assert sending(gathered(16), NODE) > sending(gathered(8), NODE)
-    # nor does it help that the network is faster than the GPUs' own links
+    # even if the network is faster than the links inside a machine
     faster = replace(NODE, between=Link("own", 1e13, 1e-6))
     assert sending(gathered(16), faster) > sending(gathered(8), faster)
 
 
-def test_a_group_inside_a_machine_is_priced_by_its_own_links() -> None:
+def test_a_group_inside_a_machine_uses_only_the_links_inside() -> None:
     inside = gathered(2)
     assert sending(inside, NODE) == pytest.approx(0.5e9 / (REACHED * 450e9), rel=1e-2)
     assert sending(inside, replace(NODE, between=LINKS["eth1"])) == sending(inside, NODE)
-    # one that is larger than a machine is not
+    # a group larger than a machine also uses the network
     assert sending(inside, replace(NODE, gpus_per_node=1)) > sending(inside, NODE)
 
 
-def test_an_all_reduce_sends_twice_what_a_gather_does() -> None:
+def test_an_all_reduce_sends_twice_as_much_as_an_all_gather() -> None:
     assert replace(gathered(8), kind="all_reduce").sent() == 2 * gathered(8).sent() == 2 * 7 / 8 * 1e9
 
 
-def test_sending_beside_compute_is_hidden_by_it() -> None:
+def test_communication_that_overlaps_with_compute_is_hidden() -> None:
     beside = replace(gathered(8), beside_compute=True)
     seconds = sending(beside, NODE)
     long = on_node(1.0, beside)
@@ -109,7 +109,7 @@ def test_sending_beside_compute_is_hidden_by_it() -> None:
     assert (long.least, long.most) == (1.0, 1.0 + seconds)
     waited_for = on_node(1.0, gathered(8))
     assert waited_for.least == waited_for.most == 1.0 + seconds
-    # the same message twice counts twice
+    # the same message sent twice counts twice
     assert on_node(1.0, beside, beside).hidden == 2 * seconds
 
 
@@ -122,7 +122,7 @@ def test_gpus_of_a_machine_share_its_memory_and_disk_but_not_the_bus() -> None:
         assert step_time(0.0, [], gpus, NODE, shared, host).exposed == pytest.approx(3.0 * sharing)
 
 
-def test_without_traffic_a_step_is_its_compute() -> None:
+def test_without_traffic_a_step_takes_only_its_compute_time() -> None:
     assert on_node(1.0) == StepTime(compute=1.0, hidden=0.0, exposed=0.0)
 
 
@@ -135,17 +135,17 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row['case']}-{number}" for number, row in enumerate(ROWS)])
-def test_measured_steps(row: dict[str, Any]) -> None:
-    """Equal runs of one JSON differ by a few per cent, those of ZeRO-3 by up to 16 (docs/results)."""
+def test_predicted_step_times_are_close_to_measured_ones(row: dict[str, Any]) -> None:
+    """Equal runs of one JSON differ by a few percent, those of ZeRO-3 by up to 16 % (docs/results)."""
     options = [word for word in row["arguments"] if "=" in word]
     found = estimate(load_run_config("z2all_1b", options), make_fleet(Wishes(1, gpu="h200")))
     assert found.time is not None and found.time.least == found.time.most
     measured = row["seconds_per_step"]
     if row["case"] == "zero1_32768_documents_full":
-        # Whole samples are counted; of these, packed with short documents, most attention is never computed.
+        # The estimate counts attention over whole samples; with packed short documents, most of it is not computed.
         assert measured < found.time.most < 1.4 * measured
     else:
-        # Attention over long samples runs below the rate of products.
+        # Attention over long samples is slower than matrix products.
         within = 0.05 if row["sequence_length"] == 2048 else 0.10
         assert found.time.most == pytest.approx(measured, rel=within)
 
@@ -154,8 +154,8 @@ OFFLOADED = [json.loads(line) for line in (RESULTS / "2026-11-16_h200_bench_step
 
 
 @pytest.mark.parametrize("row", OFFLOADED, ids=[row["case"] for row in OFFLOADED])
-def test_measured_steps_with_offload(row: dict[str, Any]) -> None:
-    """On the H200's own bus. Copies of weights are hidden in part where they are offloaded too: that is not counted."""
+def test_predicted_step_times_with_offload_are_close_to_measured_ones(row: dict[str, Any]) -> None:
+    """Copies of offloaded weights overlap with compute in part, which the estimate does not count."""
     options = [word for word in row["arguments"] if "=" in word]
     found = estimate(load_run_config("z2all_1b", options), make_fleet(Wishes(1, gpu="h200", host_bus="pcie5")))
     assert found.time is not None

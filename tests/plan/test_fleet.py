@@ -1,4 +1,4 @@
-"""From what the user says to a fleet: mistakes in one line, and a line for everything that was not said."""
+"""Fleets made from the user's options: mistakes are refused in one line, and assumptions are listed."""
 
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,16 @@ def refused(**wishes: Any) -> str:
         ({"disk_speed": "3GB"}, "speed '3GB': must be a positive number with a unit"),
     ],
 )
-def test_mistakes(wishes: dict[str, Any], start: str) -> None:
+def test_invalid_options_are_refused_in_one_line(wishes: dict[str, Any], start: str) -> None:
     assert refused(**wishes).startswith(start)
 
 
-def test_a_fleet_of_the_sweeps_is_called_as_the_user_called_it() -> None:
+def test_an_error_in_a_sweep_names_the_sweep_option() -> None:
     with pytest.raises(ConfigError, match=r"^--sweep gpus=12: must be whole machines of 8"):
         make_fleet(Wishes(gpus=12), "--sweep gpus=")
 
 
-def test_what_was_not_said_is_told() -> None:
+def test_assumptions_for_missing_options_are_listed() -> None:
     fleet = make_fleet(Wishes(gpus=64, gpu="H100"))
     told = " ".join(fleet.assumptions)
     assert (fleet.memory, fleet.peak, fleet.nodes) == (81_559 * 2**20, GPUS["h100"].peak, 8)
@@ -62,14 +62,14 @@ def test_what_was_not_said_is_told() -> None:
     assert "pcie4 to the host, 100 GB/s of host memory and 3.0 GB/s of disk" in told
 
 
-def test_what_does_not_matter_is_not_told() -> None:
+def test_irrelevant_assumptions_are_not_listed() -> None:
     alone, one_machine = make_fleet(Wishes()), make_fleet(Wishes(gpus=4))
     assert not any("connected" in line or "Messages" in line for line in alone.assumptions)
     assert one_machine.network.gpus_per_node == 4 and one_machine.nodes == 1
     assert not any("Machines connected" in line for line in one_machine.assumptions)
 
 
-def test_what_is_said_goes_before_the_gpus_own() -> None:
+def test_options_override_the_defaults_of_the_gpu() -> None:
     fleet = make_fleet(
         Wishes(
             gpus=16,
@@ -93,19 +93,19 @@ def test_what_is_said_goes_before_the_gpus_own() -> None:
     assert any("4 x ib400" in line for line in fleet.assumptions)
 
 
-def test_units_of_memory_are_told_apart() -> None:
+def test_decimal_and_binary_units_of_memory_are_distinguished() -> None:
     sizes = [make_fleet(Wishes(gpu_memory=text)).memory for text in ("80", "80GB", "80GiB")]
     assert sizes == [80 * 10**9, 80 * 10**9, 80 * 2**30]
 
 
-def test_another_size_of_the_same_fleet() -> None:
+def test_a_fleet_of_another_size_has_the_same_network() -> None:
     fleet = make_fleet(Wishes(gpus=8, gpu="h100"))
     larger = fleet.of_size(4096)
     assert isinstance(larger, Fleet) and (larger.gpus, larger.nodes) == (4096, 512)
     assert larger.network == fleet.network
 
 
-def test_measured_speeds_count_as_they_are(tmp_path: Path) -> None:
+def test_measured_speeds_are_not_reduced_further(tmp_path: Path) -> None:
     file = written(tmp_path, preflight_of(n2_n3=Speed(120.0, 24.0, 30.0)))
     between = make_fleet(Wishes(gpus=16, measured=file)).network.between
     assert (between.speed, between.usable, between.latency) == (3e9, 3e9, 60e-6)
@@ -115,7 +115,7 @@ def test_measured_speeds_count_as_they_are(tmp_path: Path) -> None:
     assert any(str(file) in line and "3.0 GB/s" in line for line in told)
 
 
-def test_nccls_word_goes_before_that_of_a_connection_and_the_users_before_both(tmp_path: Path) -> None:
+def test_measured_nccl_speed_overrides_connections_and_options_override_both(tmp_path: Path) -> None:
     result = preflight_of()
     result.health = health_of(*TURNS)
     file = written(tmp_path, result)
@@ -123,7 +123,7 @@ def test_nccls_word_goes_before_that_of_a_connection_and_the_users_before_both(t
     assert make_fleet(Wishes(gpus=16, measured=file, network="ib400")).network.between == LINKS["ib400"]
 
 
-def test_a_measured_disk(tmp_path: Path) -> None:
+def test_a_measured_disk_speed_is_used_unless_an_option_overrides_it(tmp_path: Path) -> None:
     from z2all_ds.base.reports import to_json
     from z2all_ds.cluster.doctor import OK, Finding
 

@@ -1,4 +1,4 @@
-"""Links and speeds by name, and measured values in files that the doctor writes."""
+"""Links and speeds by name, and measured values from files that `z2all doctor` writes."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def health_of(*turns: Turn) -> Health:
 
 
 def preflight_of(**changes: Speed) -> Preflight:
-    """Three nodes, every pair both ways; `n1_n2=...` is the speed as n1 measured it."""
+    """Return a result for three nodes and every ordered pair; `n1_n2=...` is the speed that n1 measured."""
     result = Preflight(addresses={name: DataAddress(f"10.0.0.{name[1:]}", "eth0") for name in NAMES})
     for who in NAMES:
         for whom in NAMES:
@@ -49,18 +49,18 @@ def written(folder: Path, result: Preflight) -> Path:
     return file
 
 
-def test_the_slowest_pair(tmp_path: Path) -> None:
+def test_the_slowest_pair_determines_the_link(tmp_path: Path) -> None:
     found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 24.0, 30.0))))
-    assert found.link == Link("measured", 3e9, 60e-6)  # 24 Gbit/s; half of 120 µs there and back
+    assert found.link == Link("measured", 3e9, 60e-6)  # 24 Gbit/s; half of the 120 µs round trip
     assert (found.all_gather, found.disk) == (None, None)
 
 
-def test_a_pair_that_is_slow_in_the_other_direction(tmp_path: Path) -> None:
+def test_the_slower_direction_of_a_pair_determines_the_link(tmp_path: Path) -> None:
     found = read_measured(written(tmp_path, preflight_of(n2_n3=Speed(120.0, 30.0, 16.0))))
     assert found.link is not None and found.link.speed == 2e9
 
 
-def test_the_slowest_all_gather(tmp_path: Path) -> None:
+def test_the_slowest_all_gather_counts(tmp_path: Path) -> None:
     result = preflight_of()
     result.health = health_of(*TURNS)
     assert read_measured(written(tmp_path, result)).all_gather == 12e9
@@ -73,7 +73,7 @@ def test_a_node_that_failed_does_not_count(tmp_path: Path) -> None:
     assert read_measured(written(tmp_path, result)).all_gather == 40e9
 
 
-def test_a_real_connection(tmp_path: Path) -> None:
+def test_the_measured_speed_of_a_real_connection_is_read(tmp_path: Path) -> None:
     listener = Listener("127.0.0.1", 0, "token")
     try:
         speed = measure("127.0.0.1", listener.port, "token", seconds=0.05)
@@ -86,7 +86,7 @@ def test_a_real_connection(tmp_path: Path) -> None:
     assert math.isclose(found.link.speed * 8 / 1e9, slower) and math.isclose(found.link.latency * 2e6, speed.latency_us)
 
 
-def test_the_disk_of_one_machine(tmp_path: Path) -> None:
+def test_the_measured_disk_speed_of_one_machine_is_read(tmp_path: Path) -> None:
     findings = [Finding("python", OK, "3.11.7"), *resources.disk_speed(tmp_path)]
     file = tmp_path / "here.json"
     file.write_text(to_json(findings), encoding="utf-8")
@@ -115,30 +115,30 @@ def refusal(file: Path) -> str:
         (b'{"findings": [], "places": {}, "pairs": [{"from": "a"}]}', "is not as `z2all doctor` writes it"),
     ],
 )
-def test_a_file_of_something_else(content: bytes, rule: str, tmp_path: Path) -> None:
+def test_a_file_with_other_content_is_refused(content: bytes, rule: str, tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)
     message = refusal(file)
     assert rule in message and "z2all doctor FOLDER --hostfile H --json > FILE" in message
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in refusal(tmp_path / "none.json")
     assert "cannot be read (Is a directory)" in refusal(tmp_path)
 
 
-def test_one_node_has_no_pair(tmp_path: Path) -> None:
+def test_a_result_without_pairs_of_nodes_is_refused(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, Preflight(addresses={"n1": DataAddress("10.0.0.1", "eth0")})))
     assert "no pair of nodes" in message and "two nodes or more" in message
 
 
 @pytest.mark.parametrize("speed", [Speed(50.0, 0.0, 8.0), Speed(50.0, 8.0, math.nan), Speed(-1.0, 8.0, 8.0)])
-def test_a_figure_that_cannot_be(speed: Speed, tmp_path: Path) -> None:
+def test_an_impossible_measurement_is_refused(speed: Speed, tmp_path: Path) -> None:
     message = refusal(written(tmp_path, preflight_of(n1_n3=speed)))
     assert "must be a number above 0. Measure again." in message and "n1" in message and "n3" in message
 
 
-def test_the_form_stays_plain_json(tmp_path: Path) -> None:
+def test_a_preflight_result_is_plain_json_with_and_without_health(tmp_path: Path) -> None:
     result = preflight_of()
     assert json.loads(to_json(content_of(result)))["health"] is None
     result.health = health_of(*TURNS)
@@ -158,7 +158,7 @@ def test_the_form_stays_plain_json(tmp_path: Path) -> None:
         (".5TB/s", 0.5e12),
     ],
 )
-def test_speeds(text: str, speed: float) -> None:
+def test_speeds_with_units_are_parsed(text: str, speed: float) -> None:
     assert parse_speed(text) == speed
     link = link_named(text)
     assert (link.speed, link.name, link.is_reached) == (speed, text.strip(), False)
@@ -167,13 +167,13 @@ def test_speeds(text: str, speed: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "100", "100GB", "fast", "-1GB/s", "0GB/s", "1 GX/s", "9" * 400 + "GB/s", "1e3GB/s"]
 )
-def test_speeds_that_cannot_be(text: str) -> None:
+def test_invalid_speeds_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Write it like 20GB/s or 100Gbit/s") as raised:
         parse_speed(text)
     assert "\n" not in str(raised.value)
 
 
-def test_links_by_name() -> None:
+def test_links_are_found_by_name_and_unknown_ones_are_refused() -> None:
     assert link_named(" IB400 ") is LINKS["ib400"]
     assert {gpu.link for gpu in GPUS.values()} <= LINKS.keys()
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The whole run: days, GPU hours and checkpoints; failures in closed form, by brute force and simulated."""
+"""The outlook for a whole run: days, GPU hours, checkpoints, and failures in closed form and simulated."""
 
 import math
 from typing import Any
@@ -40,7 +40,7 @@ def ahead(of: Estimate, tokens: int = 10**11, **risks: float) -> Outlook:
 
 @settings(max_examples=20, deadline=None)
 @given(gpus=st.sampled_from((1, 8, 64)), tokens=st.integers(1, 10**13))
-def test_days_and_gpu_hours(gpus: int, tokens: int) -> None:
+def test_days_and_gpu_hours_follow_from_the_step_time(gpus: int, tokens: int) -> None:
     of = on(gpus)
     outlook = ahead(of, tokens)
     assert of.time is not None
@@ -51,15 +51,15 @@ def test_days_and_gpu_hours(gpus: int, tokens: int) -> None:
     assert 0 <= outlook.failure_probability <= 1
 
 
-def test_a_checkpoint_has_12_bytes_a_parameter() -> None:
+def test_a_checkpoint_has_12_bytes_per_parameter() -> None:
     outlook = ahead(on(disk_speed="2GB/s"))
     assert outlook.checkpoint_bytes == 12 * count_parameters(RUN.model.shape).total == 12 * 1_255_499_776
     assert outlook.write_seconds == outlook.checkpoint_bytes / 2e9
     assert outlook.save_seconds == outlook.checkpoint_bytes / 64 / 50e9
 
 
-def test_more_failures_ask_for_more_frequent_saves() -> None:
-    # With a fast disk, so that no save waits for the one before.
+def test_more_failures_require_more_frequent_saves() -> None:
+    # A fast disk, so that no save waits for the previous one.
     of = on(disk_speed="500GB/s")
     rare, usual, frequent = (ahead(of, gpu_hours_per_failure=hours) for hours in (10**6, 50_000, 2_000))
     assert rare.interval_steps > usual.interval_steps > frequent.interval_steps >= 1
@@ -68,7 +68,7 @@ def test_more_failures_ask_for_more_frequent_saves() -> None:
     assert rare.failures < usual.failures < frequent.failures
 
 
-def test_saves_wait_for_the_one_before_and_come_at_steps() -> None:
+def test_the_save_interval_is_at_least_the_write_time_and_one_step() -> None:
     slow_disk = ahead(on(disk_speed="10MB/s"))
     assert slow_disk.interval_seconds == slow_disk.write_seconds > 1000
     of = on()
@@ -77,12 +77,12 @@ def test_saves_wait_for_the_one_before_and_come_at_steps() -> None:
     assert every_step.interval_seconds >= of.time.most and every_step.interval_steps >= 1
 
 
-def test_longer_restarts_cost() -> None:
+def test_longer_restarts_reduce_the_goodput() -> None:
     of = on()
     assert ahead(of, restart_seconds=0).goodput > ahead(of, restart_seconds=3600).goodput
 
 
-def test_a_hopeless_fleet_is_told_at_once() -> None:
+def test_a_fleet_that_fails_all_the_time_has_no_goodput() -> None:
     """Billions of failures are not simulated one by one."""
     outlook = ahead(on(), 10**15, gpu_hours_per_failure=1e-6)
     assert outlook.goodput == 0 and outlook.simulated.goodput == 0
@@ -90,7 +90,7 @@ def test_a_hopeless_fleet_is_told_at_once() -> None:
     assert outlook.simulated.failures == pytest.approx(MOST_FAILURES, rel=4 / (SIMULATED_RUNS * MOST_FAILURES) ** 0.5)
 
 
-def test_without_a_peak_there_is_none() -> None:
+def test_there_is_no_outlook_without_a_known_peak() -> None:
     assert look_ahead(estimate(RUN, make_fleet(Wishes(gpus=8, gpu_memory="80GB"))), 10**11, Risks()) is None
     in_fp32 = load_run_config("z2all_1b", ["deepspeed=zero0"])
     assert look_ahead(estimate(in_fp32, make_fleet(Wishes(gpus=8, gpu="h100"))), 10**11, Risks()) is None
@@ -105,7 +105,7 @@ def test_without_a_peak_there_is_none() -> None:
         ({"restart_seconds": float("inf")}, "--restart-seconds inf: must be 0 or more"),
     ],
 )
-def test_risks_that_cannot_be(risks: dict[str, float], start: str) -> None:
+def test_invalid_risks_are_refused(risks: dict[str, float], start: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Risks(**risks)
     assert str(raised.value).startswith(start)
@@ -124,24 +124,24 @@ some_interruptions = st.builds(
 )
 
 
-def test_the_fleet_of_llama_3() -> None:
-    """419 failures in 54 days of 16,384 GPUs."""
+def test_the_default_failure_rate_is_that_of_llama_3() -> None:
+    """Llama 3 had 419 failures in 54 days on 16,384 GPUs."""
     between = Risks().seconds_between(16_384)
     assert 54 * DAY / between == pytest.approx(419, rel=0.02)
     assert failure_probability(between, between) == pytest.approx(1 - 1 / math.e)
 
 
 @given(some_interruptions)
-def test_no_other_interval_is_better(of: Interruptions) -> None:
+def test_no_other_save_interval_is_better(of: Interruptions) -> None:
     interval = best_interval(of)
     best = goodput(of, interval)
     assert all(goodput(of, interval * factor) <= best * (1 + 1e-12) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
 
 
 @given(some_interruptions)
-def test_it_is_near_youngs_where_saves_are_short(of: Interruptions) -> None:
+def test_the_best_interval_is_close_to_youngs_formula(of: Interruptions) -> None:
     youngs = math.sqrt(2 * of.save * of.between)
-    # Daly's correction to it is a third of the save, of first order; what is left is of the second.
+    # Daly adds a third of the save time and subtracts the whole save time; the remaining terms are smaller.
     assert best_interval(of) == pytest.approx(youngs - of.save * 2 / 3, rel=0.05 * of.save / youngs + 1e-9)
 
 
@@ -154,7 +154,7 @@ def test_it_is_near_youngs_where_saves_are_short(of: Interruptions) -> None:
         Interruptions(between=500, restart=300, save=30, write=30),
     ],
 )
-def test_simulated_runs_come_out_as_the_closed_form(of: Interruptions) -> None:
+def test_simulated_goodput_agrees_with_the_closed_form(of: Interruptions) -> None:
     interval = best_interval(of)
     found = simulate(of, interval, Nodes(8), seconds=3000 * of.between, runs=20, seed=1)
     assert found.error < 0.01
@@ -162,8 +162,8 @@ def test_simulated_runs_come_out_as_the_closed_form(of: Interruptions) -> None:
     assert found.failures == pytest.approx(3000, rel=0.05)
 
 
-def test_ten_thousand_gpus() -> None:
-    """Failures every five hours: a restart of two minutes and a save that takes no time lose little."""
+def test_fast_restarts_and_saves_keep_the_goodput_of_ten_thousand_gpus_high() -> None:
+    """With a failure every five hours, restarts of two minutes and saves of half a second lose little time."""
     of = Interruptions(Risks().seconds_between(10_000), restart=120, save=0.5, write=60)
     found = simulate(of, best_interval(of), Nodes(1250), 90 * DAY)
     assert 0.95 < found.goodput < 1
@@ -171,7 +171,7 @@ def test_ten_thousand_gpus() -> None:
     assert simulate(slow, best_interval(slow), Nodes(1250), 90 * DAY).goodput < found.goodput - 0.1
 
 
-def test_without_spares_a_repair_is_waited_for_or_goes_on_slower() -> None:
+def test_without_spare_nodes_a_run_waits_for_repair_or_continues_more_slowly() -> None:
     of = Interruptions(between=10 * HOUR, restart=60, save=1)
     interval = best_interval(of)
 
@@ -181,8 +181,8 @@ def test_without_spares_a_repair_is_waited_for_or_goes_on_slower() -> None:
         return simulate(of, interval, nodes, 300 * DAY).goodput
 
     all_or_none, with_three, with_spare = share(), share(least=3), share(spare=4)
-    assert all_or_none == pytest.approx(2 / 3, abs=0.03)  # 5 of every 15 hours there is one too few
-    # A node that is back is taken in at the next restart, which is because another has gone: three of four, mostly.
+    assert all_or_none == pytest.approx(2 / 3, abs=0.03)  # in 5 of every 15 hours, one node is missing
+    # A repaired node joins at the next restart, which happens when another one fails: mostly, three of four train.
     assert all_or_none < with_three < 3 / 4
     assert with_spare == pytest.approx(goodput(of, interval), abs=0.005)
 
@@ -193,5 +193,5 @@ def test_the_same_seed_gives_the_same_runs() -> None:
     assert simulate(of, 600, Nodes(2), DAY, seed=3) != simulate(of, 600, Nodes(2), DAY, seed=4)
 
 
-def test_where_failures_come_faster_than_restarts_nothing_is_done() -> None:
+def test_goodput_is_zero_if_failures_come_faster_than_restarts() -> None:
     assert goodput(Interruptions(between=1, restart=5000, save=10), 600) == 0.0

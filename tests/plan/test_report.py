@@ -1,4 +1,4 @@
-"""The plan as people and programs read it: every figure there, nothing claimed that is not known."""
+"""The plan as text and as JSON, with every figure and without claims about unknown values, and as a run config."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ def test_every_part_of_memory_has_a_line() -> None:
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("z2all_1b", 1), ("z2all_7b", 64)])
-def test_a_column_for_each_json_with_its_figures(model: str, gpus: int) -> None:
+def test_each_json_has_a_column_with_its_figures(model: str, gpus: int) -> None:
     plan = plan_for(model, gpus=gpus, gpu="h100")
     text = printed(plan)
     assert cells(text, "total") == [f"{row.memory.total / 1e9:.1f}" for row in plan.rows]
@@ -54,14 +54,14 @@ def test_a_column_for_each_json_with_its_figures(model: str, gpus: int) -> None:
     [{}, {"gpus": 8, "gpu": "rtx4090"}, {"gpus": 64, "gpu": "h100"}, {"gpus": 64, "gpu": "v100-16"}],
     ids=str,
 )
-def test_nothing_is_cut_off(wishes: dict[str, Any]) -> None:
+def test_the_printed_plan_is_not_truncated(wishes: dict[str, Any]) -> None:
     text = printed(plan_for(**wishes))
     assert "…" not in text
     table = text[: text.index("tokens/s") if "tokens/s" in text else text.index("host memory")]
     assert max(map(len, table.splitlines())) <= 132
 
 
-def test_a_json_of_ones_own_goes_by_its_files_name(tmp_path: Path) -> None:
+def test_the_users_own_json_is_shown_by_its_file_name(tmp_path: Path) -> None:
     own = tmp_path / ("deep_" * 5 + "own.json")
     own.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
     plan = plan_for("z2all_1b", f"deepspeed={own}", gpus=64, gpu="h100")
@@ -80,7 +80,7 @@ def test_all_assumptions_are_printed() -> None:
         assert about in below, about
 
 
-def test_without_memory_nothing_is_claimed_to_fit() -> None:
+def test_without_gpu_memory_the_plan_does_not_state_what_fits() -> None:
     plan = plan_for(gpus=8)
     text = printed(plan)
     table, assumed = text.split("Assumed:")
@@ -90,7 +90,7 @@ def test_without_memory_nothing_is_claimed_to_fit() -> None:
     assert {row["fits"] for row in document["rows"]} == {None} == {row["bytes_left"] for row in document["rows"]}
 
 
-def test_without_a_gpu_nothing_is_said_about_time() -> None:
+def test_without_a_gpu_the_plan_does_not_state_times() -> None:
     plan = plan_for(gpus=8, gpu_memory="80GB")
     table, assumed = printed(plan).split("Assumed:")
     assert "step, s" not in table and "MFU" not in table and "days" not in table and "Failures" not in table
@@ -101,7 +101,7 @@ def test_without_a_gpu_nothing_is_said_about_time() -> None:
     assert plan.words[0].startswith("zero") and "to spare" in plan.words[0]
 
 
-def test_nothing_fits() -> None:
+def test_the_plan_reports_that_nothing_fits() -> None:
     plan = plan_for("z2all_7b", gpu="rtx4090", gpu_memory="4GB")
     assert plan.ranked == () and plan.outlook is None
     least = min(plan.rows, key=lambda row: row.memory.total)
@@ -131,7 +131,7 @@ def test_json_has_bytes_that_add_up() -> None:
     assert document["outlook"]["tokens"] == 10**12
 
 
-def test_bounds_of_time_and_utilisation_belong_together() -> None:
+def test_bounds_of_step_time_and_mfu_are_consistent() -> None:
     plan = plan_for(gpus=64, gpu="h100")
     for row in json.loads(to_json(content_of(plan)))["rows"]:
         seconds = row["step_seconds"]
@@ -149,13 +149,13 @@ def test_small_spans_keep_their_digits() -> None:
     assert spans == ["1,234.6 to 2,000.0", "2.0", "0.027 to 0.034", "0.5 to 1.5"]
 
 
-def test_a_json_that_cannot_be_is_told_with_its_reason() -> None:
+def test_jsons_that_are_left_out_are_listed_with_their_reasons() -> None:
     plan = plan_for(gpus=8, gpu="h100")
     assert "zero1_fp16 is left out: it is for GPUs without bf16." in plan.assumptions
     assert any(line.startswith("zero3_hpz is left out: with one machine") for line in plan.assumptions)
 
 
-# The choice as a run config
+# The choice written as a run config
 
 OVERRIDES = ["optimizer.lr=3e-4", "run_dir=runs/它's"]
 
@@ -164,7 +164,7 @@ def plan_7b(**wishes: Any) -> Plan:
     return plan_for("z2all_7b", *OVERRIDES, **wishes)
 
 
-def test_what_is_written_is_what_was_chosen(tmp_path: Path) -> None:
+def test_the_written_config_has_the_chosen_settings(tmp_path: Path) -> None:
     plan = plan_7b(gpus=64, gpu="h100")
     out = tmp_path / "new" / "run.yaml"
     write_choice(plan, out)
@@ -172,14 +172,14 @@ def test_what_is_written_is_what_was_chosen(tmp_path: Path) -> None:
     assert plan.outlook is not None
     assert (written.deepspeed, written.train.micro_batch) == (first.name, first.micro_batch)
     assert written.checkpoint.every_steps == plan.outlook.interval_steps
-    assert (own.deepspeed, own.train.micro_batch) != (first.name, first.micro_batch)  # so there was a choice
+    assert (own.deepspeed, own.train.micro_batch) != (first.name, first.micro_batch)  # the plan changed something
     chosen = {"deepspeed": own.deepspeed, "checkpoint": own.checkpoint, "train": own.train}
     assert written.model_copy(update=chosen) == own
     assert written.train.model_copy(update={"micro_batch": own.train.micro_batch}) == own.train
     assert [path.name for path in out.parent.iterdir()] == ["run.yaml"]
 
 
-def test_without_times_checkpoints_stay_as_they_were(tmp_path: Path) -> None:
+def test_without_times_the_checkpoint_settings_are_unchanged(tmp_path: Path) -> None:
     write_choice(plan_7b(gpus=64, gpu_memory="80GB"), tmp_path / "run.yml")
     written = load_run_config(str(tmp_path / "run.yml"))
     assert written.checkpoint == load_run_config("z2all_7b", OVERRIDES).checkpoint
@@ -193,7 +193,7 @@ def refusal(plan: Plan, path: Path) -> str:
     return message
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("mine")
     assert "is there already" in refusal(plan_7b(gpus=64, gpu="h100"), path)
@@ -201,18 +201,18 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.txt", "run", "run.json"])
-def test_other_names_are_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_yaml_is_refused(name: str, tmp_path: Path) -> None:
     assert "must end in .yaml" in refusal(plan_7b(gpus=64, gpu="h100"), tmp_path / "new" / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_fits_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_if_nothing_fits(tmp_path: Path) -> None:
     message = refusal(plan_7b(gpu="rtx4090", gpu_memory="4GB"), tmp_path / "new" / "run.yaml")
     assert "nothing fits" in message and "too large" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_are_those_of_the_tokens_asked_for(tmp_path: Path) -> None:
+def test_the_written_steps_follow_from_the_requested_tokens(tmp_path: Path) -> None:
     fleet = make_fleet(Wishes(gpus=64, gpu="h100"))
     plan = make_plan(load_run_config("z2all_1b"), fleet, 3_000_000_001, Risks())
     write_choice(plan, tmp_path / "planned.yaml")
@@ -228,5 +228,5 @@ def test_stages_that_the_tokens_do_not_reach_are_refused(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_takes_no_file_is_one_line() -> None:
+def test_an_unwritable_path_is_refused_in_one_line() -> None:
     assert "cannot be written" in refusal(plan_7b(gpus=64, gpu="h100"), Path("/proc/planned.yaml"))

@@ -1,4 +1,4 @@
-"""Scaling on paper: laws of the curve, its picture, and goodput in closed form against simulated failures."""
+"""Predicted scaling: rules for the curve, its plot, and goodput in closed form compared with simulated failures."""
 
 import json
 from functools import cache
@@ -32,7 +32,7 @@ from z2all_ds.plan.scaling import (
 RUN = load_run_config("z2all_1b")
 SIZES = (8, 64, 512, 4096)
 FIXED_WORK = (64, 512, 4096, 32_768)
-"""From 64 GPUs on each has one micro-batch of 8 of the 512 samples, and the batch grows."""
+"""From 64 GPUs on, each GPU has one micro-batch of 8 samples, and beyond 64 the batch grows from 512."""
 
 
 @cache
@@ -44,12 +44,12 @@ def swept(network: str = "ib400", sizes: tuple[int, ...] = SIZES, gpu: str = "h1
 @pytest.mark.parametrize(
     ("text", "sizes"), [("gpus=8", [8]), ("gpus=64,8, 512", [8, 64, 512]), (" gpus =1,1,1000000", [1, 1_000_000])]
 )
-def test_sweeps_as_they_are_written(text: str, sizes: list[int]) -> None:
+def test_valid_sweeps_are_parsed(text: str, sizes: list[int]) -> None:
     assert parse_sweep(text) == sizes
 
 
 @given(st.lists(st.integers(1, MOST_GPUS), min_size=1))
-def test_any_list_of_sizes_comes_sorted_and_once(sizes: list[int]) -> None:
+def test_sizes_of_a_sweep_are_sorted_and_unique(sizes: list[int]) -> None:
     assert parse_sweep(f"gpus={','.join(map(str, sizes))}") == sorted(set(sizes))
 
 
@@ -57,14 +57,14 @@ def test_any_list_of_sizes_comes_sorted_and_once(sizes: list[int]) -> None:
     "text",
     ["", "8,64", "gpus", "gpus=", "gpus=0", "gpus=-8", "gpus=8,,64", "gpus=1000001", "layers=3", "gpus=8.5", "gpus=²"],
 )
-def test_sweeps_that_cannot_be(text: str) -> None:
+def test_invalid_sweeps_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must read gpus=N,N") as raised:
         parse_sweep(text)
     assert str(raised.value).startswith(f"--sweep {text}") and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("network", ["eth10", "eth100", "ib400"])
-def test_efficiency_never_rises_where_each_gpu_does_as_much(network: str) -> None:
+def test_efficiency_never_rises_with_constant_work_per_gpu(network: str) -> None:
     found = swept(network, FIXED_WORK)
     for name in ("zero1", "zero2", "zero3", "zero3_hpz"):
         points = found.points[name]
@@ -76,27 +76,27 @@ def test_efficiency_never_rises_where_each_gpu_does_as_much(network: str) -> Non
 
 
 @pytest.mark.parametrize("network", ["eth1", "ib400"])
-def test_efficiency_is_a_share(network: str) -> None:
+def test_efficiency_is_between_zero_and_one(network: str) -> None:
     for points in swept(network).points.values():
         for point in points:
             low, high = point.efficiency
             assert 0 < low <= high <= 1
 
 
-def test_sending_takes_over_sooner_on_a_slow_network() -> None:
+def test_communication_dominates_sooner_on_a_slow_network() -> None:
     sizes = (8, 16, 32, 64)
     slow, fast = swept("eth1", sizes, adapters=1), swept("ib400", sizes, adapters=8)
     for name in ("zero1", "zero2", "zero3"):
-        assert slow.takes_over(name) == 16  # the smallest with a network at all
+        assert slow.takes_over(name) == 16  # the smallest size with a network between machines
         assert fast.takes_over(name) is None
     time = slow.points["zero1"][1].of.time
     assert time is not None and time.hidden + time.exposed > time.compute
 
 
-def test_the_batch_is_kept_while_it_can_be_dealt_out_and_grows_from_there_on() -> None:
+def test_the_batch_is_kept_while_it_can_be_split_and_grows_beyond_that() -> None:
     batches = {size: at_size(RUN, size).train.global_batch for size in (1, 2, 8, 64, 128, 512, 4096)}
     assert batches == {1: 512, 2: 512, 8: 512, 64: 512, 128: 1024, 512: 4096, 4096: 32_768}
-    assert at_size(RUN, 24).train.global_batch == 3 * 8 * 24  # the nearest that can be
+    assert at_size(RUN, 24).train.global_batch == 3 * 8 * 24  # the nearest possible batch
     for size, batch in batches.items():
         found = estimate(at_size(RUN, size), make_fleet(Wishes(gpus=size, gpu="h100")))
         assert found.micro_batch * found.resolved.accumulation * size == batch
@@ -115,7 +115,7 @@ def test_simulated_failures_of_ten_thousand_gpus_agree_with_the_closed_form(rest
     outlook = look_ahead(estimate(at_size(RUN, 10_000), fleet), 10**16, Risks(restart_seconds=restart))
     assert outlook is not None
     seen = outlook.simulated
-    assert seen.failures > 100  # or there would be nothing to compare
+    assert seen.failures > 100  # enough failures to compare
     assert abs(seen.goodput - outlook.goodput) < 4 * seen.error + 2e-3
     assert 0 < seen.error < 0.01
 
@@ -132,7 +132,7 @@ def test_a_gpu_without_bf16_is_swept_in_fp16() -> None:
     assert {point.of.resolved.dtype for points in found.points.values() for point in points} <= {"fp16"}
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_jsons_that_do_not_fit_are_reported() -> None:
     run = load_run_config("z2all_7b")
     fleet = make_fleet(Wishes(gpus=64, gpu="rtx4090"))
     found = sweep(run, fleet, (8, 64), 10**12, Risks())
@@ -142,17 +142,17 @@ def test_what_does_not_fit_is_told() -> None:
     assert any(line.startswith("zero3 is left out on 8 GPUs: it does not fit") for line in told)
 
 
-def test_sizes_must_be_whole_machines_and_times_known() -> None:
+def test_partial_machines_and_unknown_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--sweep gpus=12: must be whole machines of 8"):
         sweep(RUN, make_fleet(Wishes(gpus=64, gpu="h100")), (12, 64), 10**12, Risks())
     with pytest.raises(ConfigError, match=r"^--sweep: needs the speed of a GPU. Give --gpu"):
         sweep(RUN, make_fleet(Wishes(gpus=64)), (8, 64), 10**12, Risks())
 
 
-# As people and programs see it
+# Text, JSON and plot
 
 
-def test_the_table_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(describe(swept(), ("one thing",)))
     text = capsys.readouterr().out
     assert "…" not in text and "- one thing" in text
@@ -165,7 +165,7 @@ def test_the_table_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name}: sending takes longer than computing {told}." in text
 
 
-def test_long_spans_of_days_are_whole_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_spans_of_days_are_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = make_fleet(Wishes(gpus=4096, gpu="h100", network="eth1"))
     found = sweep(RUN, fleet, SIZES, 10**16, Risks())
     print_lines(describe(found, ()))
@@ -174,7 +174,7 @@ def test_long_spans_of_days_are_whole_too(capsys: pytest.CaptureFixture[str]) ->
     assert low > 10_000 and f"{low:,.1f} to {high:,.1f}" in text and "…" not in text
 
 
-def test_json_of_a_sweep() -> None:
+def test_the_json_of_a_sweep_has_consistent_figures() -> None:
     document = json.loads(to_json(content_of(swept("eth10"), ("one thing",))))
     assert document["assumptions"] == ["one thing"]
     assert document["sending_takes_over_at"]["zero2"] == 64
@@ -185,14 +185,14 @@ def test_json_of_a_sweep() -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), [("curve.png", b"\x89PNG\r\n\x1a\n"), ("new/curve.svg", b"<?xml")])
-def test_the_picture_is_drawn(name: str, start: bytes, tmp_path: Path) -> None:
+def test_the_plot_is_written(name: str, start: bytes, tmp_path: Path) -> None:
     out = draw(swept(sizes=(8, 64)), tmp_path / name)
     assert out.read_bytes().startswith(start)
     assert out.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["curve.pdf", "curve", "folder.png"])
-def test_other_pictures_are_refused_before_anything_is_printed(
+def test_invalid_plot_paths_are_refused_before_anything_is_printed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder.png").mkdir()

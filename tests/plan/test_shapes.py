@@ -1,4 +1,4 @@
-"""Advice on sizes: said where a size costs something, silent on good models."""
+"""Advice on model sizes, given only for sizes that cost time or memory."""
 
 from dataclasses import replace
 
@@ -18,45 +18,45 @@ def settings(shape: ModelShape, micro_batch: int = 8, length: int = 2048) -> dic
 
 
 @pytest.mark.parametrize("preset", ["z2all_1b", "z2all_7b"])
-def test_our_own_large_presets_need_none(preset: str) -> None:
+def test_the_large_presets_get_no_advice(preset: str) -> None:
     run = load_run_config(preset)
     assert advise(run.model.shape, run.train.micro_batch, run.train.sequence_length) == []
 
 
-def test_a_vocabulary_of_an_odd_size_is_the_worst() -> None:
+def test_unaligned_feed_forward_and_vocabulary_sizes_get_advice() -> None:
     found = advise(replace(GOOD, vocab_size=64_321, intermediate_size=5_461), 8, 2048)
     assert [advice.setting for advice in found] == ["model.intermediate_size", "model.vocab_size"]
     feed_forward, head = found
     assert (head.now, head.better) == (64_321, 64_384)
     assert (feed_forward.now, feed_forward.better) == (5_461, 5_504)
-    # Over half of the work is in the feed-forward, and 3.7 times as slow: most of the time is wasted.
+    # The feed-forward is over half of the work and 3.7 times as slow, so most of the time is wasted.
     assert 0.5 < (feed_forward.gain or 0) < 0.73
     assert 0.2 < (head.gain or 0) < 0.45
 
 
-def test_a_hidden_size_that_fills_no_tile() -> None:
+def test_an_unaligned_hidden_size_gets_advice() -> None:
     crooked = settings(replace(GOOD, hidden_size=2046, num_heads=33, num_kv_heads=11))["model.hidden_size"]
-    assert crooked.better == 2112 and crooked.better % 64 == crooked.better % 33 == 0  # heads of 64
+    assert crooked.better == 2112 and crooked.better % 64 == crooked.better % 33 == 0  # heads of size 64
     assert 0.6 < (crooked.gain or 0) < 0.73
     plain = settings(replace(GOOD, hidden_size=2080, num_heads=26, num_kv_heads=26, vocab_size=64_328))
     assert (plain["model.hidden_size"].better, plain["model.hidden_size"].gain) == (2496, None)
     assert plain["model.vocab_size"].better == 64_384
 
 
-def test_heads_that_kernels_fill_up() -> None:
+def test_a_head_size_that_kernels_pad_gets_advice() -> None:
     found = settings(replace(GOOD, hidden_size=2560, num_heads=32, num_kv_heads=8, intermediate_size=6912))
     advice = found["model.num_attention_heads"]
-    assert (advice.now, advice.better) == (32, 40)  # heads of 80 become heads of 64
+    assert (advice.now, advice.better) == (32, 40)  # the head size changes from 80 to 64
     assert 0 < (advice.gain or 0) < 0.05
 
 
-def test_a_table_larger_than_the_model() -> None:
+def test_tying_is_advised_for_a_large_embedding_table() -> None:
     small = replace(GOOD, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=8)
     assert "72%" in settings(small)["model.tie_word_embeddings"].reason
     assert "model.tie_word_embeddings" not in settings(replace(small, tie_embeddings=True))
 
 
-def test_a_narrow_feed_forward_and_a_small_micro_batch() -> None:
+def test_a_narrow_feed_forward_and_a_small_micro_batch_get_advice() -> None:
     found = settings(replace(GOOD, intermediate_size=2048), micro_batch=1, length=512)
     assert found["model.intermediate_size"].better == 5504
     assert found["train.micro_batch"].better == 8
@@ -70,7 +70,9 @@ def test_a_narrow_feed_forward_and_a_small_micro_batch() -> None:
     st.integers(1, 64),
 )
 @example(100, 368, 1601, 1)
-def test_whoever_follows_it_is_not_told_again(vocabulary: int, hidden: int, feed_forward: int, layers: int) -> None:
+def test_advice_that_is_followed_is_not_given_again(
+    vocabulary: int, hidden: int, feed_forward: int, layers: int
+) -> None:
     shape = ModelShape(vocabulary, hidden, feed_forward, layers, hidden // 16, hidden // 16)
     for advice in advise(shape, 8, 2048):
         if advice.setting == "model.vocab_size":

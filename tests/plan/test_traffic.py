@@ -1,4 +1,4 @@
-"""What the plan says is sent is what DeepSpeed sends: to the byte and the call, counted on real ranks."""
+"""Predicted communication, equal in bytes and calls to what DeepSpeed sends on real ranks."""
 
 import json
 from collections import Counter
@@ -32,12 +32,12 @@ UNEVEN = [
     "model.num_key_value_heads=1",
     "model.num_hidden_layers=3",
 ]
-"""No weight of it has a multiple of four elements."""
+"""A model with weights whose number of elements is not a multiple of four."""
 FP32, BF16 = "train.precision=fp32", "train.precision=bf16"
 TIED, RECOMPUTED = "model.tie_word_embeddings=true", "train.activation_checkpointing=full"
 BIASED = "model.attention_bias=true"
 STAGE_3 = {"stage": 3, "overlap_comm": True, "stage3_param_persistence_threshold": 1000}
-"""Matrices of the small model are let go of, as those of a real one are under the shipped JSONs."""
+"""Stage 3 that releases matrices of the small model, as the shipped JSONs do with a real model."""
 SOME = {**STAGE_3, "stage3_max_reuse_distance": 90_000, "stage3_prefetch_bucket_size": 20_000}
 NONE = {**STAGE_3, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
 OWNERS = {"use_multi_rank_bucket_allreduce": False}
@@ -79,7 +79,7 @@ TWO_RANKS = [
     ("textbook_2", 1, BF16),
     ("textbook_3", 1, BF16),
 ]
-"""JSON, micro-batches a step, and other settings."""
+"""JSON, micro-batches per step, and other settings."""
 FOUR_RANKS = [
     ("owners_2", 1, FP32, *UNEVEN),
     ("groups", 2, FP32, *UNEVEN),
@@ -91,7 +91,7 @@ Case = tuple[Any, ...]
 
 def overrides(case: Case, ranks: int, folder: Path) -> list[str]:
     name, accumulation, *settings = case
-    # Stage 3 records the order of modules in two micro-batches, and only then goes on as it will.
+    # Stage 3 records the order of modules in the first two micro-batches, which differ from later ones.
     steps = 3 if accumulation == 1 else 2
     json_file = folder / f"{name}.json" if name in OWN else name
     batch = f"train.global_batch={ranks * accumulation}"
@@ -109,7 +109,7 @@ def measure(folder: Path, cases: list[Case], ranks: int) -> dict[Case, dict[str,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With our own JSONs in it."""
+    """Return a folder with the JSONs of OWN."""
     folder = tmp_path_factory.mktemp("traffic")
     for name, content in OWN.items():
         (folder / f"{name}.json").write_text(json.dumps({**content, "bf16": {"enabled": True}}))
@@ -132,7 +132,7 @@ def resolved_for(case: Case, ranks: int, folder: Path) -> tuple[ResolvedDeepSpee
 
 
 def expected(said: list[Collective]) -> dict[tuple[str, int], tuple[int, int]]:
-    """(kind, among how many): (bytes, calls), of a step."""
+    """Return {(kind, number of ranks): (bytes, calls)} of a step."""
     sizes, calls = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for one in said:
         sizes[one.kind, one.among] += one.size * one.times
@@ -149,32 +149,36 @@ def found(sent: list[tuple[str, int, int, int]]) -> dict[tuple[str, int], tuple[
 
 
 @pytest.mark.parametrize("case", TWO_RANKS, ids=lambda case: " ".join(map(str, case)))
-def test_two_ranks_send_what_is_said(case: Case, on_two: dict[Case, dict[str, Any]], folder: Path) -> None:
+def test_two_ranks_send_the_predicted_bytes_and_calls(
+    case: Case, on_two: dict[Case, dict[str, Any]], folder: Path
+) -> None:
     said = collectives(*resolved_for(case, 2, folder), 2)
     assert found(on_two[case]["sent"]) == expected(said)
 
 
 @pytest.mark.parametrize("case", FOUR_RANKS, ids=lambda case: " ".join(map(str, case[:3])))
-def test_four_ranks_send_what_is_said(case: Case, on_four: dict[Case, dict[str, Any]], folder: Path) -> None:
+def test_four_ranks_send_the_predicted_bytes_and_calls(
+    case: Case, on_four: dict[Case, dict[str, Any]], folder: Path
+) -> None:
     said = collectives(*resolved_for(case, 4, folder), 4)
     assert found(on_four[case]["sent"]) == expected(said)
 
 
-def test_gradients_sent_to_their_owners_alone_train_the_same(on_two: dict[Case, dict[str, Any]]) -> None:
+def test_gradients_reduced_only_to_their_owners_give_the_same_losses(on_two: dict[Case, dict[str, Any]]) -> None:
     for to_owners, to_all in ((("owners_1", 3, FP32), ("zero1", 3, FP32)), (("owners_2", 3, FP32), ("zero2", 3, FP32))):
         assert on_two[to_owners]["losses"] == on_two[to_all]["losses"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
-def test_textbook_volumes(ranks: int, folder: Path) -> None:
-    """In bf16 throughout, with one micro-batch: 3Ψ at stages 1 and 2, 2Ψ if reduced to owners, 3Ψ at stage 3 without
-    what is kept; less where more of the model is kept."""
+def test_volumes_are_the_textbook_multiples_of_the_parameters(ranks: int, folder: Path) -> None:
+    """In bf16 with one micro-batch, a rank sends 3Ψ at stages 1 and 2, 2Ψ if gradients are reduced to their owners,
+    3Ψ at stage 3 if it releases all weights after the forward pass, and 2Ψ if it keeps them."""
     elements = {}
     for name in ("zero1", "zero2", "textbook_2", "textbook_3", "all_kept"):
         resolved, shape = resolved_for((name, 1, BF16), ranks, folder)
         sent = sum(one.sent() for one in collectives(resolved, shape, ranks))
         elements[name] = sent / 2 / ((ranks - 1) / ranks) / count_parameters(shape).total
-    # Norms, kept whole, are gathered once instead of twice; weights are padded to a multiple of the ranks.
+    # Norms are never released and gathered once instead of twice; weights are padded to a multiple of the ranks.
     near = pytest.approx
     assert elements["zero1"] == near(3, rel=1e-2) and elements["zero2"] == near(3, rel=1e-2)
     assert elements["textbook_2"] == near(2, rel=1e-2)
@@ -182,8 +186,8 @@ def test_textbook_volumes(ranks: int, folder: Path) -> None:
     assert elements["all_kept"] == near(2, rel=1e-2)
 
 
-def test_a_real_model_lets_go_of_what_is_far_from_the_backward_pass() -> None:
-    """Under the shipped JSON a 1 B model is gathered about once a micro-batch, a 7 B one almost twice."""
+def test_stage_3_gathers_only_a_large_model_again_in_the_backward_pass() -> None:
+    """With the shipped JSON, a 1 B model is gathered about once per micro-batch, a 7 B model almost twice."""
     times = {}
     for preset in ("z2all_1b", "z2all_7b"):
         run = load_run_config(preset, ["deepspeed=zero3", "train.global_batch=64"])
@@ -195,13 +199,13 @@ def test_a_real_model_lets_go_of_what_is_far_from_the_backward_pass() -> None:
     assert 1.7 < times["z2all_7b"] < 2
 
 
-def test_a_rank_alone_sends_nothing(folder: Path) -> None:
+def test_a_single_rank_sends_nothing(folder: Path) -> None:
     for name in ("zero0", "zero1", "zero2", "zero3"):
         assert collectives(*resolved_for((name, 1, FP32), 1, folder), 1) == []
 
 
 def offloaded(name: str, accumulation: int, precision: str, folder: Path, ranks: int = 2) -> tuple[HostTraffic, int]:
-    """And the parameters of a rank's share. The model's weights are multiples of two."""
+    """Return the traffic with the host and the number of parameters per rank. All weights are multiples of two."""
     resolved, shape = resolved_for((name, accumulation, precision), ranks, folder)
     return host_traffic(resolved, shape, ranks), count_parameters(shape).total // ranks
 
@@ -211,27 +215,27 @@ def test_without_an_offload_nothing_goes_to_the_host(folder: Path) -> None:
         assert offloaded(name, 3, FP32, folder)[0] == HostTraffic()
 
 
-def test_an_offload_moves_gradients_out_and_weights_in(folder: Path) -> None:
-    # bf16, one micro-batch: fp32 gradients, bf16 weights; 28 bytes a parameter by Adam, 8 by clipping, 6 by casting
+def test_an_offload_moves_gradients_to_the_host_and_weights_to_the_gpu(folder: Path) -> None:
+    # bf16, one micro-batch: fp32 gradients, bf16 weights; per parameter, Adam 28 bytes, clipping 8, casting 6
     moved, share = offloaded("zero2_offload", 1, BF16, folder)
     assert moved == HostTraffic(to_host=4 * share, to_gpu=2 * share, stepped=42 * share)
     # fp32 sums of bf16 gradients stay on the GPU
     assert offloaded("zero2_offload", 3, BF16, folder)[0] == moved
-    # sums in the weights' own dtype do not
+    # sums in the dtype of the weights do not
     moved, share = offloaded("zero2_offload", 3, FP32, folder)
     assert (moved.to_host, moved.to_gpu) == ((4 + 3 * 4) * share, (4 + 2 * 4) * share)
-    # nor do they at stage 3
+    # at stage 3, fp32 sums do not stay there either
     moved, share = offloaded("zero3_offload", 3, BF16, folder)
     assert (moved.to_host, moved.to_gpu) == ((4 + 3 * 4) * share, (2 + 3 * 4) * share)
 
 
-def test_offloaded_weights_come_with_every_gather(folder: Path) -> None:
-    # All of the small model is kept on the GPU, and comes once a step.
+def test_offloaded_weights_that_the_gpu_keeps_are_copied_once_per_step(folder: Path) -> None:
+    # The GPU keeps all weights of the small model, so they are copied once per step.
     moved, share = offloaded("zero3_offload_param", 3, BF16, folder)
     assert (moved.to_host, moved.to_gpu) == ((4 + 3 * 4) * share, (3 * 4 + 2) * share)
 
 
-def test_states_on_a_disk_are_read_and_written_once_a_step(folder: Path) -> None:
+def test_states_on_a_disk_are_read_and_written_once_per_step(folder: Path) -> None:
     moved, share = offloaded("zero3_nvme", 1, BF16, folder)
     assert (moved.disk_read, moved.disk_written) == (16 * share, 16 * share)
     in_memory, _ = offloaded("zero3_offload", 1, BF16, folder)
