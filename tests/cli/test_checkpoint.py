@@ -13,11 +13,17 @@ from z2all_ds.checkpoint import layout
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
     folder = tmp_path_factory.mktemp("looked_at") / "run"
     more = ("deepspeed=zero1", "train.steps=4", "checkpoint.every_steps=2")
     assert train(folder, small_corpus, small_tokenizer, *more, ranks=1).returncode == 0
     return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run, which the test may damage."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
 def test_list_and_show_describe_the_checkpoints_of_a_run(run: Path, tmp_path: Path) -> None:

@@ -31,10 +31,6 @@ END_PATIENCE_SECONDS = 60.0
 STEPS_OF_LAST_RUN = 5
 
 
-def load_everything() -> None:
-    """Load nothing: this script is forked from the warm process, which has loaded everything (`warm_python.py`)."""
-
-
 def start(arguments: list[str], rank: int, ranks: int, port: int) -> int:
     """Fork a new rank, and return its pid."""
     number = os.fork()
@@ -131,7 +127,6 @@ def main() -> None:
     folder, ranks = RunFolder(Path(plan["run_dir"])), plan["ranks"]
     os.environ.update(default_environment(ranks))
     os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not survive a fork
-    load_everything()
     found = []
     for kill in plan["kills"]:
         port = free_port()

@@ -68,7 +68,7 @@ def train_on_this_machine(
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
-        for line in flight_recorder.told(folder):
+        for line in flight_recorder.unfinished_lines(folder):
             say(line)
         # Exit codes of launchers are not reliable: 0 without a recorded outcome is a failure too.
         raise RanksFailed(

@@ -48,7 +48,7 @@ def test_a_rank_that_has_not_started_a_collective_is_named(tmp_path: Path) -> No
     for rank in (0, 2, 3):
         write(run, rank, waits)
     write(run, 1, recording(entry(5), entry(6)))
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by ranks 0, 2, 3, not by rank 1"]
+    assert flight_recorder.unfinished_lines(run) == ["all_reduce 7 of group 1: started by ranks 0, 2, 3, not by rank 1"]
 
 
 def test_collectives_that_all_ranks_have_started_are_listed_last(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_collectives_that_all_ranks_have_started_are_listed_last(tmp_path: Path)
     stuck = entry(3, "started", "0", "reduce_scatter")
     write(run, 0, recording(stuck, entry(9, "scheduled", "1", "all_gather")))
     write(run, 1, recording(stuck, entry(8, group="1")))
-    assert flight_recorder.told(run) == [
+    assert flight_recorder.unfinished_lines(run) == [
         "all_gather 9 of group 1: started by rank 0, not by rank 1",
         "reduce_scatter 3 of group 0: started by ranks 0, 1, not finished",
     ]
@@ -66,20 +66,20 @@ def test_members_of_other_groups_are_not_reported_as_missing(tmp_path: Path) -> 
     run = RunFolder(tmp_path)
     write(run, 0, recording(entry(7, "scheduled", "2")))
     write(run, 1, recording(entry(1, group="3")))
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 2: started by rank 0, not finished"]
+    assert flight_recorder.unfinished_lines(run) == ["all_reduce 7 of group 2: started by rank 0, not finished"]
 
 
 def test_ranks_that_wait_for_nothing_give_no_lines(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert flight_recorder.told(run) == []
+    assert flight_recorder.unfinished_lines(run) == []
     write(run, 0, recording(entry(7)))
-    assert flight_recorder.told(run) == []
+    assert flight_recorder.unfinished_lines(run) == []
 
 
 @pytest.mark.parametrize("content", [{"pg_status": [], "entries": [{"state": 1}]}, {"pg_status": {}, "entries": 3}, 7])
 def test_an_unknown_format_gives_no_lines(content: Any, tmp_path: Path) -> None:
     write(RunFolder(tmp_path), 0, content)
-    assert flight_recorder.told(RunFolder(tmp_path)) == []
+    assert flight_recorder.unfinished_lines(RunFolder(tmp_path)) == []
 
 
 def test_incomplete_files_and_files_with_code_are_not_read(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_rank_is_asked_through_its_pipe_and_waited_for(tmp_path: Path) -> None
     rank = threading.Thread(target=answer)
     rank.start()
     flight_recorder.ask_for(run, tmp_path, [0, 1])  # rank 0 has no pipe
-    assert flight_recorder.told(run) == ["all_reduce 7 of group 1: started by rank 1, not finished"]
+    assert flight_recorder.unfinished_lines(run) == ["all_reduce 7 of group 1: started by rank 1, not finished"]
     rank.join()
     os.close(reading)
 

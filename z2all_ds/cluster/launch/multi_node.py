@@ -254,7 +254,7 @@ def shared_files(run: RunConfig) -> list[str]:
 
 def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
     """Return the error of a failed launch, after printing the unfinished collectives."""
-    for line in flight_recorder.told(folder):
+    for line in flight_recorder.unfinished_lines(folder):
         say(line)
     rule = f"rank {fault.rank} on {fault.host} failed first: {fault.line}"
     fix = f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint."
@@ -271,6 +271,11 @@ def record_fault(folder: RunFolder, fault: Fault, step: int, fault_at: float) ->
     """Append the fault to events.jsonl."""
     folder.root.mkdir(parents=True, exist_ok=True)
     writer = RunWriter(folder)
-    details = {"rank": fault.rank, "host": fault.host, "line": fault.line, "collectives": flight_recorder.told(folder)}
+    details = {
+        "rank": fault.rank,
+        "host": fault.host,
+        "line": fault.line,
+        "collectives": flight_recorder.unfinished_lines(folder),
+    }
     writer.event("fault", step=step, fault=fault.kind, **details, seconds=round(time.time() - fault_at, 3))
     writer.close()

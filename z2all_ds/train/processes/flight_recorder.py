@@ -123,9 +123,11 @@ def unfinished(flights: dict[int, dict[str, Any]]) -> list[Collective]:
     return sorted(found.values(), key=lambda one: (not one.missing, one.group))
 
 
-def told(run: RunFolder) -> list[str]:
-    """Return a few lines that describe them; none if this torch uses another format. They accompany an error, and must
-    not hide it."""
+def unfinished_lines(run: RunFolder) -> list[str]:
+    """Return a few lines about unfinished collectives; none if this torch uses another format.
+
+    They accompany an error and must not hide it.
+    """
     with suppress(LookupError, TypeError, ValueError, AttributeError):
         return [collective.line for collective in unfinished(read_flights(run))[:MOST_LINES]]
     return []
